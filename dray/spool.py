@@ -1,0 +1,80 @@
+"""The spool: how a process leaves frames on its node for whoever delivers them.
+
+A spool is a directory of segment files named by the byte offset of their first frame. One
+process appends; a frame is one line of JSON, written by a single `write`, so that a reader that
+stops at the last newline never sees half a frame, whenever the writer is killed. The reader
+deletes segments that were delivered. A spool is bounded: beyond `limit_bytes` undelivered bytes
+frames are dropped, counted, and the count is left in the next frame that fits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SEGMENT_BYTES = 1 << 20
+SEGMENT_SUFFIX = ".seg"
+
+
+def segment_path(directory: Path, offset: int) -> Path:
+    return directory / f"{offset:020d}{SEGMENT_SUFFIX}"
+
+
+def segments(directory: Path) -> list[tuple[int, Path]]:
+    """(first offset, path) of each segment, oldest first; empty if there is no such spool."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    found = (name for name in names if name.endswith(SEGMENT_SUFFIX))
+    return sorted((int(name.removesuffix(SEGMENT_SUFFIX)), directory / name) for name in found)
+
+
+class SpoolWriter:
+    """Appends frames to one spool. Not for two processes, nor two threads, at once."""
+
+    def __init__(self, directory: Path, *, limit_bytes: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._limit_bytes = limit_bytes
+        self._fd = -1
+        self._offset = 0  # bytes ever appended
+        self._segment_start = 0
+        self._dropped = 0
+
+    def append(self, kind: str, body: Mapping[str, Any]) -> bool:
+        """Add one frame; False if the spool is full and the frame was dropped."""
+        frame: dict[str, Any] = {"kind": kind, "time": time.time(), "body": body}
+        if self._dropped:
+            frame["dropped"] = self._dropped
+        line = json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+        if (self._fd < 0 or self._offset - self._segment_start >= SEGMENT_BYTES) and not (
+            self._roll(len(line))
+        ):
+            self._dropped += 1
+            return False
+        os.write(self._fd, line)
+        self._offset += len(line)
+        self._dropped = 0
+        return True
+
+    def _roll(self, next_bytes: int) -> bool:
+        """Begin a segment, unless what is undelivered leaves no room for one."""
+        retained = segments(self._directory)
+        undelivered = self._offset - retained[0][0] if retained else 0
+        if undelivered + max(next_bytes, SEGMENT_BYTES) > self._limit_bytes + SEGMENT_BYTES:
+            return False
+        self.close()
+        path = segment_path(self._directory, self._offset)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._segment_start = self._offset
+        return True
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

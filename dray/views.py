@@ -1,0 +1,233 @@
+"""What the API answers, as the server writes it and the clients read it.
+
+Times are RFC 3339 in UTC. A metric value that JSON cannot hold (NaN, infinities) is served as
+the string `"NaN"`, `"Infinity"` or `"-Infinity"`. Clients ignore fields they do not know, so
+that a newer server stays readable.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class JobState(StrEnum):
+    """Where a job is. The last three absorb: nothing leads out of them."""
+
+    QUEUED = "QUEUED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
+    CANCELLING = "CANCELLING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+MetricValue = float | Literal["NaN", "Infinity", "-Infinity"]
+
+
+class View(BaseModel):
+    """Base of every answer."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Reason(View):
+    """Why something is as it is: a code for programs, a sentence for people."""
+
+    code: str
+    message: str
+
+
+class Progress(View):
+    step: int
+    total_steps: int | None = None
+    epoch: int | None = None
+    samples_per_s: float | None = None
+    eta_s: float | None = None
+
+
+class Links(View):
+    self: str
+    metrics: str
+    logs: str
+    events: str
+    artifacts: str
+    ray_dashboard: str | None = None
+
+
+class Job(View):
+    id: str
+    name: str
+    owner: str
+    project: str
+    labels: dict[str, str]
+    state: JobState
+    reason: Reason
+    queue: str
+    priority: int
+    spec: dict[str, Any]
+    attempt: int
+    """Number of the newest attempt; 0 before the first."""
+    world_size: int
+    progress: Progress | None = None
+    summary: dict[str, MetricValue]
+    """The last value of each metric of rank 0."""
+    created_at: datetime
+    started_at: datetime | None = None
+    """When the first attempt was launched."""
+    first_step_at: datetime | None = None
+    """When the first optimizer step of the job ended, by the worker's clock."""
+    finished_at: datetime | None = None
+    links: Links
+
+
+class JobPage(View):
+    items: list[Job]
+    next_cursor: str | None = None
+
+
+class Series(View):
+    steps: list[int]
+    values: list[MetricValue]
+
+
+class Metrics(View):
+    series: dict[str, Series]
+    next_step: int
+    """Ask again with `after_step=next_step` for what comes later."""
+
+
+class LogLine(View):
+    attempt: int
+    rank: int
+    time: datetime
+    text: str
+
+
+class LogPage(View):
+    items: list[LogLine]
+    next_cursor: str
+    """Ask again with it, also when `items` was empty: it never ends while the job runs."""
+    complete: bool
+    """True when the job is over and this page reaches the end of its log."""
+
+
+class Event(View):
+    seq: int
+    """1, 2, 3 ... within the job, without gaps."""
+    time: datetime
+    type: str
+    from_state: JobState | None = None
+    to_state: JobState | None = None
+    attempt: int
+    code: str
+    message: str
+    data: dict[str, Any] = {}
+
+
+class EventPage(View):
+    items: list[Event]
+    next_seq: int
+
+
+class Attempt(View):
+    attempt: int
+    state: str
+    world_size: int
+    resume_step: int
+    """Optimizer steps already done when it began; 0 for a fresh start."""
+    reason: Reason | None = None
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class AttemptPage(View):
+    items: list[Attempt]
+
+
+class Checkpoint(View):
+    attempt: int
+    step: int
+    size_bytes: int
+    sha256: str
+    """Hash of the manifest, which holds the hash of each file."""
+    created_at: datetime
+    is_latest: bool
+    is_best: bool
+    metric: MetricValue | None = None
+    url: str
+
+
+class CheckpointPage(View):
+    items: list[Checkpoint]
+
+
+class Artifact(View):
+    id: str
+    path: str
+    size_bytes: int
+    sha256: str
+    created_at: datetime
+
+
+class ArtifactPage(View):
+    items: list[Artifact]
+
+
+class Explanation(View):
+    """Why a job is where it is."""
+
+    state: JobState
+    reason: Reason
+    position: int | None = None
+    """Place in the queue, 1 being next; only while it waits."""
+    blocked_by: list[str] = []
+    """Ids of the jobs that hold what it waits for."""
+    expected_start_at: datetime | None = None
+    """When the jobs in its way reach their `max_runtime_s`, if they have one."""
+
+
+class NodeSlots(View):
+    node_id: str
+    hostname: str
+    alive: bool
+    resources: dict[str, float]
+    held: dict[str, float]
+    """What live attempts of dray hold there."""
+    accepted: bool
+    reason: str | None = None
+    """Why the node is refused, when it is."""
+    jobs: list[str]
+
+
+class Cluster(View):
+    connected: bool
+    reason: str | None = None
+    ray_address: str | None = None
+    ray_dashboard: str | None = None
+    nodes: list[NodeSlots]
+    updated_at: datetime | None = None
+
+
+class Problem(View):
+    """RFC 9457 problem+json, with a stable code and where to look."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    pointer: str | None = None
+    """JSON pointer to the field at fault, such as `/resources/num_workers`."""
+    hint: str | None = None
+    instance: str | None = None

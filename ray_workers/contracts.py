@@ -1,0 +1,210 @@
+"""What crosses the boundary between the service and the cluster: frozen, plain, picklable.
+
+The service writes an `AttemptSpec` and reads `PollReply`s; a rank actor hands its training
+process a `RankTask` as JSON. Nothing here needs ray or torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+NAMESPACE_PREFIX = "dray-"
+
+
+def namespace(deployment_id: str) -> str:
+    """Ray namespace that holds everything of one dray deployment."""
+    return f"{NAMESPACE_PREFIX}{deployment_id}"
+
+
+def supervisor_name(job_id: str, attempt: int) -> str:
+    return f"dray:{job_id}:{attempt}:supervisor"
+
+
+def rank_name(job_id: str, attempt: int, role: str, rank: int, incarnation: int) -> str:
+    return f"dray:{job_id}:{attempt}:{role}:{rank}:{incarnation}"
+
+
+def agent_name(node_id: str) -> str:
+    return f"dray:node:{node_id}:agent"
+
+
+def attempt_prefix(job_id: str, attempt: int) -> str:
+    """Where an attempt writes, relative to the storage URL; no other attempt writes there."""
+    return f"jobs/{job_id}/attempts/{attempt}"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of a gang that one node carries."""
+
+    node_id: str
+    num_workers: int
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A committed checkpoint: where it lies and how far it had come."""
+
+    url: str
+    step: int
+    manifest_sha256: str
+
+
+@dataclass(frozen=True)
+class AttemptSpec:
+    """All a supervisor needs to run one attempt of a job."""
+
+    deployment_id: str
+    job_id: str
+    attempt: int
+    spec: Mapping[str, Any]
+    """The JobSpec, as JSON data."""
+    slices: tuple[Slice, ...]
+    bundle: Mapping[str, float]
+    """Ray resources of one worker: `CPU`, and `GPU` or `memory` where asked for."""
+    storage_url: str
+    resume_from: tuple[CheckpointRef, ...] = ()
+    """Committed checkpoints to resume from, newest first: the first that loads is taken."""
+    start_timeout_s: float = 60.0
+    """How long Ray may take to give the slots."""
+    max_runtime_s: float | None = None
+    """Running time left to the job, in seconds."""
+    spool_limit_bytes: int = 64 << 20
+    """Most undelivered bytes that one rank keeps for its log, and as many for its metrics."""
+
+    @property
+    def world_size(self) -> int:
+        return sum(part.num_workers for part in self.slices)
+
+
+class Phase(StrEnum):
+    """How far an attempt has come."""
+
+    ACQUIRING = "acquiring"
+    """Waiting for Ray to give the slots."""
+    STARTING = "starting"
+    """Processes are starting; no optimizer step yet."""
+    RUNNING = "running"
+    """The first optimizer step (or, for a script, the process) was seen."""
+    STOPPING = "stopping"
+    ENDED = "ended"
+    """Every process and slot is seen gone."""
+
+
+class Cause(StrEnum):
+    """Why an attempt ended, which decides the job's next state and whose budget pays."""
+
+    SUCCEEDED = "succeeded"
+    STOPPED = "stopped"
+    """Asked to stop: the job is being cancelled."""
+    USER_ERROR = "user_error"
+    """The training code raised, exited non-zero or was killed by a signal of its own."""
+    BAD_DATA = "bad_data"
+    """The data set is missing or broken: trying again would not help."""
+    RUNTIME_EXCEEDED = "runtime_exceeded"
+    SLOTS_UNAVAILABLE = "slots_unavailable"
+    """Ray did not give the slots in time: others use the cluster. Nobody is charged."""
+    WORKER_LOST = "worker_lost"
+    """A rank actor, its node or its process vanished without an error of its own."""
+    INFRASTRUCTURE = "infrastructure"
+    """A fault of dray or Ray while starting or running the group."""
+    SUPERVISOR_LOST = "supervisor_lost"
+    NODE_LOST = "node_lost"
+    """The cluster or the node that carried the attempt is gone. Nobody is charged."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended."""
+
+    cause: Cause
+    message: str
+    rank: int | None = None
+    exit_code: int | None = None
+    """Of the rank at fault; negative is the signal that killed it."""
+
+
+class FrameKind(StrEnum):
+    METRICS = "metrics"
+    """body: {step: int, values: {key: number}, epoch?, total_steps?, samples_per_s?}"""
+    LOG = "log"
+    """body: {line: int, text: str}: line counts from 0 within one rank and incarnation"""
+    CHECKPOINT = "checkpoint"
+    """body: {step, url, size_bytes, manifest_sha256, metrics: {key: number}}"""
+    CHECKPOINT_DROPPED = "checkpoint_dropped"
+    """body: {step, url}: deleted by `checkpoint.keep`"""
+    ARTIFACT = "artifact"
+    """body: {path, url, size_bytes, sha256}"""
+    RESUMED = "resumed"
+    """body: {step, url}: optimizer steps done when training began, and from which checkpoint"""
+    ERROR = "error"
+    """body: {cause: Cause, type, message, traceback}"""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One thing a rank reported. (attempt, rank, incarnation, kind, position) never repeats."""
+
+    rank: int
+    incarnation: int
+    kind: FrameKind
+    time: float
+    """Unix seconds by the node's clock."""
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PollReply:
+    """What happened after `cursor`; store it and the new cursor in one transaction."""
+
+    cursor: Mapping[str, int]
+    """Bytes read of each spool; opaque to the service, stored as JSON."""
+    phase: Phase
+    phase_times: Mapping[str, float]
+    """Unix seconds at which each phase was entered."""
+    frames: tuple[Frame, ...] = ()
+    more: bool = False
+    """The byte cap was reached: ask again at once."""
+    outcome: Outcome | None = None
+    """Set once the attempt has ended and every frame was delivered; acknowledge it."""
+
+
+@dataclass(frozen=True)
+class RankTask:
+    """All a training process needs, handed to it as JSON when it is forked."""
+
+    job_id: str
+    attempt: int
+    rank: int
+    incarnation: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+    spec: Mapping[str, Any]
+    spool_dir: str
+    """Directory on this node into which frames are appended (`dray.train`)."""
+    checkpoint_url: str
+    """`{storage}/{attempt_prefix}/checkpoints`"""
+    artifact_url: str
+    """`{storage}/{attempt_prefix}/artifacts`"""
+    resume_from: tuple[CheckpointRef, ...] = ()
+    spool_limit_bytes: int = 64 << 20
+    device: str = "cpu"
+    """`cpu`, or `cuda` with CUDA_VISIBLE_DEVICES naming the one GPU."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankTask:
+        data = json.loads(text)
+        data["resume_from"] = tuple(CheckpointRef(**ref) for ref in data["resume_from"])
+        return cls(**data)
