@@ -3,6 +3,44 @@
 The package holds what a user's machine needs and nothing heavier: the job document
 (`dray.spec`), what the API answers (`dray.views`), the HTTP clients (`dray.Client`,
 `dray.AsyncClient`), the command line, and `dray.train`, which a training script imports.
+
+The names below are imported when they are first used (PEP 562): a training script that
+imports `dray.train` doesn't pay for the HTTP client.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dray import errors as errors
+    from dray.aio import AsyncClient as AsyncClient
+    from dray.client import Client as Client
+    from dray.documents import load_spec as load_spec
+    from dray.spec import JobSpec as JobSpec
+    from dray.views import JobState as JobState
+
 __version__ = "0.1.0"
+
+__all__ = ["AsyncClient", "Client", "JobSpec", "JobState", "__version__", "errors", "load_spec"]
+
+_HOMES = {
+    "AsyncClient": "dray.aio",
+    "Client": "dray.client",
+    "JobSpec": "dray.spec",
+    "JobState": "dray.views",
+    "load_spec": "dray.documents",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("dray.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dray' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

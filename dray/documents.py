@@ -1,0 +1,147 @@
+"""Job documents on disk: YAML or JSON, read safely and strictly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dray.errors import SpecError
+from dray.spec import JobSpec
+
+MAX_DOCUMENT_BYTES = 1 << 20
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data only, and every key once: YAML itself would let the last one win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is not a string", key_node.start_mark
+                )
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} appears twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.events.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(
+                None, None, "aliases (*name) are not allowed in a job document", mark
+            )
+        return super().compose_node(parent, index)
+
+
+def _core_scalars() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """YAML 1.2's core schema, which reads JSON's scalars as JSON does.
+
+    PyYAML's own is YAML 1.1: `1e-3` is a string there, `no` a boolean, `1:30` the number 90 and
+    `2024-01-01` a date.
+    """
+    core = (
+        ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+        ("int", r"[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
+        (
+            "float",
+            r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)"
+            r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+            "-+.0123456789",
+        ),
+        ("null", r"~|null|Null|NULL|", "~nN"),
+    )
+    resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for kind, pattern, first_characters in core:
+        rule = (f"tag:yaml.org,2002:{kind}", re.compile(rf"(?:{pattern})\Z"))
+        for character in (*first_characters, *([""] if kind == "null" else [])):
+            resolvers.setdefault(character, []).append(rule)
+    return resolvers
+
+
+_Loader.yaml_implicit_resolvers = _core_scalars()
+
+
+def parse_yaml(text: str, *, source: str) -> Any:
+    """Plain data of a YAML or JSON text; SpecError names `source`, line and column."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # a SafeLoader, see above
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise SpecError(f"{source}{where}: {error.problem}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise SpecError(f"{source} is not YAML or JSON: {error}") from None
+
+
+def load_document(path: str | PathLike[str]) -> dict[str, Any]:
+    """The raw job document in a YAML or JSON file, not yet checked against JobSpec.
+
+    Raises SpecError when it can't be read, isn't a mapping, or has a key twice.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_DOCUMENT_BYTES:
+            raise SpecError(f"{path} is larger than {MAX_DOCUMENT_BYTES} bytes: is it a job?")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"can't read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"{path} is not UTF-8 text") from None
+    document = parse_yaml(text, source=str(path))
+    if not isinstance(document, dict):
+        raise SpecError(f"{path} holds no job: a job document is a mapping, such as `name: digits`")
+    return document
+
+
+def load_spec(path: str | PathLike[str]) -> JobSpec:
+    """The job in a YAML or JSON file, checked.
+
+    Raises SpecError with the field at fault when the document is not a valid job.
+    """
+    return check(load_document(path), source=str(path))
+
+
+def check(document: Mapping[str, Any], *, source: str) -> JobSpec:
+    """`document` as a JobSpec; SpecError says which field of `source` is wrong and why."""
+    from pydantic import ValidationError
+
+    try:
+        return JobSpec.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise SpecError(f"{source}: {field}: {first['msg']}") from None
+
+
+def apply_settings(document: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
+    """A copy of `document` with each `a.b.c=value` put in; values are read as YAML.
+
+    Raises SpecError when a setting has no `=`, an empty name, or goes through a value that
+    holds no fields.
+    """
+    changed = dict(document)
+    for setting in settings:
+        dotted, equals, text = setting.partition("=")
+        names = dotted.split(".")
+        if not equals or not all(names):
+            raise SpecError(f"--set {setting}: write it as field=value, such as train.epochs=3")
+        value = parse_yaml(text, source=f"--set {dotted}")
+        parent = changed
+        for depth, name in enumerate(names[:-1], start=1):
+            below = parent.get(name)
+            if below is not None and not isinstance(below, Mapping):
+                raise SpecError(f"--set {setting}: {'.'.join(names[:depth])} holds no fields")
+            parent[name] = dict(below or {})
+            parent = parent[name]
+        parent[names[-1]] = value
+    return changed

@@ -1,0 +1,262 @@
+"""What can go wrong, as exceptions; the names mirror the API's problem codes.
+
+    DrayError
+      + SpecError               a document that can't be read from disk or written as JSON
+      + IntegrityError          a download whose hash is wrong, or whose path would leave `dest`
+      + WaitTimeout             `wait` ran out of time; the job goes on (also a TimeoutError)
+      + TransportError          no answer came (also a ConnectionError)
+      |   + ServerUnreachable   nothing listens there, or the name is unknown
+      |   + RequestTimeout      the server took too long (also a TimeoutError)
+      + ApiError                the server answered with a problem (RFC 9457)
+          + BadRequest          the request or the document is wrong; `pointer` says where
+          |   + Malformed            malformed_request
+          |   + Unprocessable        invalid_document
+          |   + InvalidParameter     invalid_parameter
+          |   + BadIdempotencyKey    bad_idempotency_key
+          |   + BadCursor            bad_cursor
+          |   + UnsupportedMediaType unsupported_media_type
+          |   + BodyTooLarge         body_too_large
+          |   + Unsatisfiable        unsatisfiable
+          |   + IdempotencyMismatch  idempotency_key_reused
+          |   + MethodNotAllowed     method_not_allowed
+          + Unauthorized        unauthorized
+          + NotFound
+          |   + JobNotFound          job_not_found
+          |   + ArtifactNotFound     artifact_not_found
+          |   + RouteNotFound        not_found
+          + Conflict
+          |   + JobLive              job_live
+          |   + JobFinished          job_finished
+          |   + IdempotencyInFlight  idempotency_in_flight
+          + ServerError         the fault is the server's
+              + InternalError        internal_error
+              + Unavailable          unavailable
+
+A code that this version does not know becomes the class of its HTTP status, so `except
+NotFound` also catches what a newer server calls by another name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from dray.views import Job, Problem
+
+if TYPE_CHECKING:
+    import httpx
+
+
+class DrayError(Exception):
+    """Base of everything that dray raises on purpose."""
+
+
+class SpecError(DrayError, ValueError):
+    """A job document can't be read, or holds what JSON can't carry."""
+
+
+class IntegrityError(DrayError):
+    """A download does not match its hash, or its path would leave the destination."""
+
+
+class WaitTimeout(DrayError, TimeoutError):
+    """The time to wait was up before the job got where it should be. The job goes on."""
+
+    def __init__(self, job: Job, timeout_s: float) -> None:
+        super().__init__(f"job {job.id} is still {job.state} after {timeout_s:g} s")
+        self.job = job
+
+
+class TransportError(DrayError, ConnectionError):
+    """No answer came from the server."""
+
+
+class ServerUnreachable(TransportError):
+    """Nothing answers at that address."""
+
+
+class RequestTimeout(TransportError, TimeoutError):
+    """The server took longer than the client's `timeout`."""
+
+
+class ApiError(DrayError):
+    """The server answered with a problem."""
+
+    code: ClassVar[str] = ""
+
+    def __init__(self, problem: Problem, *, retry_after_s: float | None = None) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+        self.retry_after_s = retry_after_s
+
+    @property
+    def status(self) -> int:
+        return self.problem.status
+
+    @property
+    def detail(self) -> str:
+        return self.problem.detail
+
+    @property
+    def pointer(self) -> str | None:
+        """JSON pointer to the field at fault."""
+        return self.problem.pointer
+
+    @property
+    def hint(self) -> str | None:
+        """What to do about it, where the server knows."""
+        return self.problem.hint
+
+    def __str__(self) -> str:
+        where = f"{self.pointer}: " if self.pointer else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{where}{self.detail}{hint}"
+
+
+class BadRequest(ApiError):
+    """The request, or the document in it, is wrong; sending it again won't help."""
+
+
+class Malformed(BadRequest):
+    code = "malformed_request"
+
+
+class Unprocessable(BadRequest):
+    code = "invalid_document"
+
+
+class InvalidParameter(BadRequest):
+    code = "invalid_parameter"
+
+
+class BadIdempotencyKey(BadRequest):
+    code = "bad_idempotency_key"
+
+
+class BadCursor(BadRequest):
+    code = "bad_cursor"
+
+
+class UnsupportedMediaType(BadRequest):
+    code = "unsupported_media_type"
+
+
+class BodyTooLarge(BadRequest):
+    code = "body_too_large"
+
+
+class Unsatisfiable(BadRequest):
+    """The job asks for more than the cluster could ever give."""
+
+    code = "unsatisfiable"
+
+
+class IdempotencyMismatch(BadRequest):
+    """The idempotency key belongs to another document."""
+
+    code = "idempotency_key_reused"
+
+
+class MethodNotAllowed(BadRequest):
+    code = "method_not_allowed"
+
+
+class Unauthorized(ApiError):
+    code = "unauthorized"
+
+
+class NotFound(ApiError):
+    """There is no such thing."""
+
+
+class JobNotFound(NotFound):
+    code = "job_not_found"
+
+
+class ArtifactNotFound(NotFound):
+    code = "artifact_not_found"
+
+
+class RouteNotFound(NotFound):
+    """The server has no such path: is it a dray server, and as new as the client?"""
+
+    code = "not_found"
+
+
+class Conflict(ApiError):
+    """The state of things does not allow it."""
+
+
+class JobLive(Conflict):
+    """Only a finished job can be deleted."""
+
+    code = "job_live"
+
+
+class JobFinished(Conflict):
+    """A job that succeeded or failed can't be cancelled."""
+
+    code = "job_finished"
+
+
+class IdempotencyInFlight(Conflict):
+    """The first request with this key is still being answered."""
+
+    code = "idempotency_in_flight"
+
+
+class ServerError(ApiError):
+    """The server failed to answer; its log says why."""
+
+
+class InternalError(ServerError):
+    code = "internal_error"
+
+
+class Unavailable(ServerError):
+    """The server can't answer now; try again."""
+
+    code = "unavailable"
+
+
+def _by_code(base: type[ApiError]) -> dict[str, type[ApiError]]:
+    found = {base.code: base} if base.code else {}
+    for subclass in base.__subclasses__():
+        found |= _by_code(subclass)
+    return found
+
+
+CODES: dict[str, type[ApiError]] = _by_code(ApiError)
+"""Problem code -> exception class."""
+
+_BY_STATUS: dict[int, type[ApiError]] = {401: Unauthorized, 404: NotFound, 409: Conflict}
+
+
+def _by_status(status: int) -> type[ApiError]:
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    if status >= 500:
+        return ServerError
+    return BadRequest if status >= 400 else ApiError
+
+
+def from_response(response: httpx.Response) -> ApiError:
+    """The exception for an answer that is no success; its body must have been read."""
+    problem = _problem(response)
+    kind = CODES.get(problem.code) or _by_status(response.status_code)
+    retry_after = response.headers.get("retry-after", "")
+    return kind(problem, retry_after_s=float(retry_after) if retry_after.isdigit() else None)
+
+
+def _problem(response: httpx.Response) -> Problem:
+    """The body as a problem; a proxy's answer, say, is none and is described instead."""
+    try:
+        return Problem.model_validate_json(response.content)
+    except ValueError:
+        answer = f"{response.status_code} {response.reason_phrase}".strip()
+        return Problem(
+            type="about:blank",
+            title=response.reason_phrase,
+            status=response.status_code,
+            detail=f"{response.request.url} answered {answer}, not as a dray server does",
+            code="",
+        )
