@@ -8,7 +8,7 @@ feature that this version does not have is refused by name instead of being igno
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-SPEC_VERSION = 1
+SPEC_VERSION: Final = 1
 
 MAX_WORKERS = 4096
 MAX_STEPS = 10**12
@@ -47,9 +47,7 @@ def _a_number(value: Any) -> Any:
 
 
 PlainText = Annotated[str, AfterValidator(_plain_text)]
-Name = Annotated[
-    str, StringConstraints(min_length=1, max_length=128), AfterValidator(_plain_text)
-]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(_plain_text)]
 LabelKey = Annotated[
     str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
 ]
