@@ -1,0 +1,258 @@
+"""What a training script imports to speak with dray.
+
+    from dray import train
+
+    train.report(step, {"train/loss": loss.item()}, total_steps=1000)
+    train.save_artifact("model.safetensors")
+
+The same script runs without dray: there `report` does nothing and `save_artifact` leaves the
+file where it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import operator
+import os
+import re
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, SupportsFloat, SupportsIndex
+from urllib.parse import unquote, urlsplit
+
+from dray.spool import SpoolWriter
+
+DEFAULT_SPOOL_LIMIT_BYTES = 64 << 20
+MAX_KEY_CHARS = 128
+MAX_KEYS = 1024
+
+_KEY = re.compile(r"[a-z0-9_]+(/[a-z0-9_.]+)*")
+_ARTIFACT_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Context:
+    """Which part of which job this process is; by hand, outside of dray, rank 0 of 1."""
+
+    job_id: str | None
+    """None outside of dray."""
+    attempt: int
+    rank: int
+    world_size: int
+    local_rank: int
+    """Number of this process among those of the job on its node. `LOCAL_RANK` is the index of
+    the GPU to use, which is 0 where each process sees only its own GPU."""
+    artifact_url: str | None
+    """Where `save_artifact` puts files."""
+    checkpoint_url: str | None
+    """A folder for this attempt's own checkpoints; no other attempt writes there."""
+    resume_url: str | None
+    """The newest checkpoint of an earlier attempt, if there is one."""
+
+
+@dataclass(frozen=True)
+class SavedArtifact:
+    path: str
+    """Name under the artifact URL, which is how the API lists it."""
+    url: str
+    size_bytes: int
+    sha256: str
+
+
+def context() -> Context:
+    """Read the process's place from the environment dray and torchrun set."""
+    env = os.environ
+    return Context(
+        job_id=env.get("DRAY_JOB_ID"),
+        attempt=int(env.get("DRAY_ATTEMPT", "0")),
+        rank=int(env.get("RANK", "0")),
+        world_size=int(env.get("WORLD_SIZE", "1")),
+        local_rank=int(env.get("DRAY_LOCAL_RANK") or env.get("LOCAL_RANK", "0")),
+        artifact_url=env.get("DRAY_ARTIFACT_URL"),
+        checkpoint_url=env.get("DRAY_CHECKPOINT_URL"),
+        resume_url=env.get("DRAY_RESUME_URL"),
+    )
+
+
+def report(
+    step: SupportsIndex,
+    values: Mapping[str, SupportsFloat],
+    *,
+    epoch: int | None = None,
+    total_steps: int | None = None,
+    samples_per_s: float | None = None,
+) -> None:
+    """Record metrics of one step of this rank; they are served as the job's metrics.
+
+    step: optimizer steps done, 1 for the first. Report a key once for a step.
+    values: real numbers by key; NaN and infinities are kept. A key is lower-case words joined
+        by `/`, such as `val/accuracy`.
+    epoch, total_steps, samples_per_s: rank 0's are shown as the job's progress.
+
+    It costs one small write to a file on this node and never waits for the network. Raises
+    ValueError for a key or value that cannot be stored. Does nothing outside of dray.
+    """
+    number = operator.index(step)
+    if number < 0:
+        raise ValueError(f"report() was given step {number}; steps count from 0 upwards")
+    if len(values) > MAX_KEYS:
+        raise ValueError(f"report() was given {len(values)} keys; at most {MAX_KEYS} fit a step")
+    body: dict[str, Any] = {
+        "step": number,
+        "values": {_checked_key(key): _checked_number(key, value) for key, value in values.items()},
+    }
+    if epoch is not None:
+        body["epoch"] = epoch
+    if total_steps is not None:
+        body["total_steps"] = total_steps
+    if samples_per_s is not None:
+        body["samples_per_s"] = samples_per_s
+    emit("metrics", body)
+
+
+def save_artifact(path: str | os.PathLike[str], name: str | None = None) -> SavedArtifact:
+    """Keep a file as a result of the job, under `name` (the file's own name if not given).
+
+    Saving a name again replaces it, whichever rank saved it first, so give ranks names of their
+    own. Raises FileNotFoundError if `path` is no file and ValueError for a name that is not a
+    relative path of letters, digits, `.`, `_` and `-`. Outside of dray the file stays where it
+    is, and the answer says so.
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise FileNotFoundError(f"save_artifact() found no file at {source.absolute()}")
+    target = source.name if name is None else name
+    if not all(_ARTIFACT_PART.fullmatch(part) for part in target.split("/")):
+        raise ValueError(
+            f"artifact name {target!r} must be a relative path whose parts begin with a letter, "
+            "digit or _ and go on with letters, digits, ., _ or -"
+        )
+    base = os.environ.get("DRAY_ARTIFACT_URL")
+    if base is None:
+        size, sha256 = _copy(source, _Sink())
+        return SavedArtifact(target, source.absolute().as_uri(), size, sha256)
+    url = f"{base.rstrip('/')}/{target}"
+    size, sha256 = _store(source, url)
+    emit("artifact", {"path": target, "url": url, "size_bytes": size, "sha256": sha256})
+    return SavedArtifact(target, url, size, sha256)
+
+
+def emit(kind: str, body: Mapping[str, Any]) -> bool:
+    """Leave one frame on this process's spool; False if it was dropped or there is no spool.
+
+    For dray's own loop: a script uses `report` and `save_artifact`.
+    """
+    directory = os.environ.get("DRAY_SPOOL_DIR")
+    if directory is None:
+        return False
+    with _lock:
+        return _writer(directory).append(kind, body)
+
+
+def local_path(url: str) -> Path | None:
+    """The path that a `file://` URL or a plain path names; None for any other scheme."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    return Path(url) if parts.scheme == "" else None
+
+
+class _Writable(Protocol):
+    def write(self, data: bytes, /) -> Any: ...
+
+
+class _Sink:
+    def write(self, data: bytes, /) -> None:
+        """Take and forget: only the hash is wanted."""
+
+
+_lock = threading.Lock()
+_open_writer: tuple[int, str, SpoolWriter] | None = None
+_known_keys: set[str] = set()
+
+
+def _writer(directory: str) -> SpoolWriter:
+    """The one writer of this process. A spool has one writer, so a forked or spawned helper,
+    which inherits the environment, is refused rather than left to tear the file."""
+    global _open_writer
+    pid = os.getpid()
+    if _open_writer is not None and _open_writer[:2] == (pid, directory):
+        return _open_writer[2]
+    owner = os.environ.get("DRAY_SPOOL_PID")
+    if owner is not None and owner != str(pid):
+        raise RuntimeError(
+            f"dray.train was called in process {pid}, a child of the training process {owner}; "
+            "hand the values back to the training process and report them there"
+        )
+    limit = int(os.environ.get("DRAY_SPOOL_LIMIT_BYTES", DEFAULT_SPOOL_LIMIT_BYTES))
+    writer = SpoolWriter(Path(directory), limit_bytes=limit)
+    _open_writer = (pid, directory, writer)
+    return writer
+
+
+def _checked_key(key: str) -> str:
+    if key in _known_keys:
+        return key
+    if not isinstance(key, str) or len(key) > MAX_KEY_CHARS or not _KEY.fullmatch(key):
+        raise ValueError(
+            f"metric key {key!r} must be at most {MAX_KEY_CHARS} characters: lower-case letters, "
+            "digits and _, in parts joined by /, such as train/loss"
+        )
+    if len(_known_keys) < MAX_KEYS:
+        _known_keys.add(key)
+    return key
+
+
+def _checked_number(key: str, value: SupportsFloat) -> float:
+    if isinstance(value, str | bytes):
+        raise ValueError(f"metric {key} is the text {value!r}; give it as a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"metric {key} is not one real number: {error}") from error
+
+
+def _store(source: Path, url: str) -> tuple[int, str]:
+    """Copy a file to a URL so that a reader sees all of it or none."""
+    path = local_path(url)
+    if path is None:
+        with _open_remote(url) as target:
+            return _copy(source, target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as target:
+            copied = _copy(source, target)
+            target.flush()
+            os.fsync(target.fileno())
+        shutil.copymode(source, partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return copied
+
+
+def _open_remote(url: str) -> Any:
+    """fsspec is the worker's, not the client's: it is looked for only when a URL needs it."""
+    try:
+        fsspec = importlib.import_module("fsspec")
+    except ImportError as error:
+        raise RuntimeError(f"writing to {url} needs the package fsspec, which is absent") from error
+    return fsspec.open(url, "wb")
+
+
+def _copy(source: Path, target: _Writable) -> tuple[int, str]:
+    """Copy in pieces; (bytes, sha256)."""
+    digest = hashlib.sha256()
+    size = 0
+    with open(source, "rb") as file:
+        while piece := file.read(_COPY_BYTES):
+            digest.update(piece)
+            target.write(piece)
+            size += len(piece)
+    return size, digest.hexdigest()
