@@ -1,0 +1,286 @@
+"""The seam under both clients: requests as data, what to do with answers as generators.
+
+A *flow* is a generator that yields effects (`Send`, `Sleep`, `Run`) and is sent their results;
+its return value is the method's. A flow that also yields `Item`s is an iterator's body. All
+logic (retries, paging, waiting, downloading) lives in flows and does no I/O; the two drivers at
+the end perform effects, one blocking, one awaiting, so that nothing is written twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+import httpx
+
+import dray
+from dray import errors
+
+DEFAULT_URL = "http://127.0.0.1:8420"
+DEFAULT_TIMEOUT_S = 30.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request, to be sent as often as `Retry` allows."""
+
+    method: str
+    path: str
+    params: tuple[tuple[str, str], ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+    wait_s: float = 0.0
+    """How long the server may hold the answer back; added to the read timeout."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """Effect: send the call; the result is the `httpx.Response`, read to its end."""
+
+    call: Call
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """Effect: let `seconds` pass."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """Effect: do blocking work on this machine (files); the result is what it returns."""
+
+    work: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Item(Generic[T]):
+    """Not an effect: one value for whoever iterates."""
+
+    value: T
+
+
+Effect = Send | Sleep | Run
+Flow = Generator[Effect, Any, T]
+Stream = Generator[Effect | Item[T], Any, None]
+
+
+@dataclass(frozen=True)
+class Retry:
+    """When a failed call is sent again: exponential backoff with full jitter.
+
+    Source: "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+    """
+
+    patience_s: float = 3.0
+    """Give up when the next try would begin later than this after the first."""
+    first_delay_s: float = 0.2
+    max_delay_s: float = 5.0
+    jitter: Callable[[], float] = random.random
+    """Draws from [0, 1)."""
+    clock: Callable[[], float] = time.monotonic
+
+    def delay_s(self, tries: int, retry_after_s: float | None) -> float:
+        """Seconds before the next try, `tries` having failed."""
+        ceiling = min(self.max_delay_s, self.first_delay_s * 2.0 ** min(tries - 1, 30))
+        # Never under half the ceiling: a server that is starting shouldn't be hammered.
+        return max(ceiling * (0.5 + 0.5 * self.jitter()), retry_after_s or 0.0)
+
+
+RETRIED_STATUSES = frozenset({408, 429, 502, 503, 504})
+
+
+def exchange(call: Call, retry: Retry, *, base_url: str) -> Flow[httpx.Response]:
+    """Send until it succeeds, fails for good, or patience ends.
+
+    Safe for every call of this API: GET, DELETE and cancel may be repeated, and a submit
+    carries an idempotency key. Raises the classes of `dray.errors`.
+    """
+    began = retry.clock()
+    tries = 0
+    while True:
+        tries += 1
+        retry_after_s = None
+        failure: errors.DrayError
+        try:
+            response: httpx.Response = yield Send(call)
+        except httpx.TransportError as error:
+            failure = _no_answer(error, base_url)
+        else:
+            if response.is_success:
+                return response
+            failure = errors.from_response(response)
+            if call.method == "DELETE" and tries > 1 and isinstance(failure, errors.JobNotFound):
+                return response  # an earlier try did it and its answer was lost
+            if response.status_code not in RETRIED_STATUSES:
+                raise failure
+            retry_after_s = failure.retry_after_s
+        delay_s = retry.delay_s(tries, retry_after_s)
+        if retry.clock() - began + delay_s > retry.patience_s:
+            raise failure
+        yield Sleep(delay_s)
+
+
+def _no_answer(error: httpx.TransportError, base_url: str) -> errors.TransportError:
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return errors.ServerUnreachable(
+            f"no dray server answers at {base_url} ({_cause(error)}): is it running? "
+            "Start it with `make run`, or point DRAY_URL at the right address."
+        )
+    if isinstance(error, httpx.TimeoutException):
+        return errors.RequestTimeout(f"{base_url} did not answer in time; try a larger timeout")
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return errors.ServerUnreachable(f"{base_url!r} is not an http:// or https:// address")
+    return errors.TransportError(f"the connection to {base_url} broke ({_cause(error)})")
+
+
+def _cause(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def segment(name: str) -> str:
+    """`name` as one segment of a path."""
+    if name in ("", ".", ".."):
+        raise ValueError(f"{name!r} is no id")
+    return quote(name, safe="")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the server is, who asks, and how patiently; the same for both clients."""
+
+    url: str
+    headers: Mapping[str, str]
+    timeout_s: float
+    retry: Retry
+
+    @classmethod
+    def open(cls, url: str | None, token: str | None, timeout_s: float, retry: Retry) -> Connection:
+        """Fill in what is not given from DRAY_URL and DRAY_TOKEN."""
+        url = (url or os.environ.get("DRAY_URL") or DEFAULT_URL).rstrip("/")
+        token = token or os.environ.get("DRAY_TOKEN")
+        headers = {"User-Agent": f"dray/{dray.__version__}", "Accept": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        return cls(url, headers, timeout_s, retry)
+
+    def arguments(self, call: Call) -> dict[str, Any]:
+        """What `httpx` takes as keyword arguments of `request`."""
+        read_s = self.timeout_s + call.wait_s
+        return {
+            "method": call.method,
+            "url": self.url + call.path,
+            "params": httpx.QueryParams(call.params),
+            "headers": {**self.headers, **call.headers},
+            "content": call.content,
+            "timeout": httpx.Timeout(self.timeout_s, read=read_s),
+        }
+
+
+class SyncDriver:
+    """Performs effects by blocking."""
+
+    def __init__(self, connection: Connection, http: httpx.Client) -> None:
+        self._connection = connection
+        self._http = http
+
+    def _perform(self, effect: Effect) -> Any:
+        if isinstance(effect, Send):
+            return self._http.request(**self._connection.arguments(effect.call))
+        if isinstance(effect, Sleep):
+            return time.sleep(effect.seconds)
+        return effect.work()
+
+    def run(self, flow: Flow[T]) -> T:
+        try:
+            effect = next(flow)
+            while True:
+                try:
+                    result = self._perform(effect)
+                except Exception as error:
+                    effect = flow.throw(error)
+                else:
+                    effect = flow.send(result)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        finally:
+            flow.close()
+
+    def iterate(self, stream: Stream[T]) -> Iterator[T]:
+        try:
+            step = next(stream)
+            while True:
+                if isinstance(step, Item):
+                    yield step.value
+                    step = stream.send(None)
+                    continue
+                try:
+                    result = self._perform(step)
+                except Exception as error:
+                    step = stream.throw(error)
+                else:
+                    step = stream.send(result)
+        except StopIteration:
+            return
+        finally:
+            stream.close()
+
+
+class AsyncDriver:
+    """Performs effects by awaiting."""
+
+    def __init__(self, connection: Connection, http: httpx.AsyncClient) -> None:
+        self._connection = connection
+        self._http = http
+
+    async def _perform(self, effect: Effect) -> Any:
+        if isinstance(effect, Send):
+            return await self._http.request(**self._connection.arguments(effect.call))
+        if isinstance(effect, Sleep):
+            return await asyncio.sleep(effect.seconds)
+        return await asyncio.to_thread(effect.work)
+
+    async def run(self, flow: Flow[T]) -> T:
+        try:
+            effect = next(flow)
+            while True:
+                try:
+                    result = await self._perform(effect)
+                except Exception as error:
+                    effect = flow.throw(error)
+                else:
+                    effect = flow.send(result)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        finally:
+            flow.close()
+
+    async def iterate(self, stream: Stream[T]) -> AsyncIterator[T]:
+        try:
+            step = next(stream)
+            while True:
+                if isinstance(step, Item):
+                    yield step.value
+                    step = stream.send(None)
+                    continue
+                try:
+                    result = await self._perform(step)
+                except Exception as error:
+                    step = stream.throw(error)
+                else:
+                    step = stream.send(result)
+        except StopIteration:
+            return
+        finally:
+            stream.close()

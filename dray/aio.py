@@ -1,0 +1,134 @@
+"""The asynchronous client: `dray.Client`'s methods, awaited; its iterators, with `async for`."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from dray import views
+from dray._flows import Flows, Spec
+from dray._transport import DEFAULT_TIMEOUT_S, AsyncDriver, Connection, Retry
+from dray.client import trusts_environment
+from dray.views import JobState
+
+
+class AsyncClient:
+    """See `dray.Client`, whose arguments, answers and errors these are."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        *,
+        retry: Retry | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        connection = Connection.open(url, token, timeout, retry or Retry())
+        self.url = connection.url
+        self._http = httpx.AsyncClient(
+            transport=transport, trust_env=trusts_environment(connection.url)
+        )
+        self._flows = Flows(connection)
+        self._driver = AsyncDriver(connection, self._http)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> views.Job:
+        return await self._driver.run(self._flows.submit(spec, idempotency_key))
+
+    async def get(
+        self, job_id: str, *, wait_s: float = 0.0, known_state: JobState | None = None
+    ) -> views.Job:
+        return await self._driver.run(self._flows.get(job_id, wait_s, known_state))
+
+    def list(
+        self,
+        *,
+        states: Iterable[JobState | str] | None = None,
+        queue: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        page_size: int = 100,
+    ) -> AsyncIterator[views.Job]:
+        return self._driver.iterate(self._flows.jobs(states, queue, labels, page_size))
+
+    async def wait(
+        self,
+        job_id: str,
+        timeout_s: float | None = None,
+        states: Iterable[JobState | str] | None = None,
+    ) -> views.Job:
+        return await self._driver.run(self._flows.wait(job_id, timeout_s, states))
+
+    def follow(self, job_id: str, *, after_seq: int = 0) -> AsyncIterator[views.Event]:
+        return self._driver.iterate(self._flows.follow(job_id, after_seq))
+
+    def events(self, job_id: str, *, after_seq: int = 0) -> AsyncIterator[views.Event]:
+        return self._driver.iterate(self._flows.events(job_id, after_seq))
+
+    async def metrics(
+        self,
+        job_id: str,
+        keys: Sequence[str] | None = None,
+        *,
+        rank: int | None = None,
+        after_step: int | None = None,
+        max_points: int | None = None,
+    ) -> views.Metrics:
+        return await self._driver.run(
+            self._flows.metrics(job_id, keys, rank, after_step, max_points)
+        )
+
+    def logs(
+        self,
+        job_id: str,
+        rank: int | None = None,
+        *,
+        attempt: int | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[views.LogLine]:
+        return self._driver.iterate(self._flows.logs(job_id, rank, attempt, follow))
+
+    async def attempts(self, job_id: str) -> builtins.list[views.Attempt]:
+        return await self._driver.run(self._flows.attempts(job_id))
+
+    async def checkpoints(self, job_id: str) -> builtins.list[views.Checkpoint]:
+        return await self._driver.run(self._flows.checkpoints(job_id))
+
+    async def artifacts(self, job_id: str) -> builtins.list[views.Artifact]:
+        return await self._driver.run(self._flows.artifacts(job_id))
+
+    async def download(
+        self, job_id: str, dest: str | PathLike[str], artifact: str | None = None
+    ) -> builtins.list[Path]:
+        return await self._driver.run(self._flows.download(job_id, dest, artifact))
+
+    async def cancel(self, job_id: str) -> views.Job:
+        return await self._driver.run(self._flows.cancel(job_id))
+
+    async def delete(self, job_id: str) -> None:
+        await self._driver.run(self._flows.delete(job_id))
+
+    async def explain(self, job_id: str) -> views.Explanation:
+        return await self._driver.run(self._flows.explain(job_id))
+
+    async def cluster(self) -> views.Cluster:
+        return await self._driver.run(self._flows.cluster())

@@ -1,0 +1,175 @@
+"""The blocking client: `with dray.Client() as client: job = client.submit("job.yaml")`."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from dray import views
+from dray._flows import Flows, Spec
+from dray._transport import DEFAULT_TIMEOUT_S, Connection, Retry, SyncDriver
+from dray.views import JobState
+
+
+def trusts_environment(url: str) -> bool:
+    """Whether proxy settings apply: never to a server on this very machine."""
+    return urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1")
+
+
+class Client:
+    """Talks to one dray server.
+
+    Every method raises the exceptions of `dray.errors`. Requests that got no answer, and
+    answers that say "later" (408, 429, 502, 503, 504), are repeated with growing pauses for
+    `retry.patience_s` seconds; `wait`, `follow`, `download` and following logs hold out for a
+    minute, so that they outlive a restart of the server. A submit that is repeated creates one
+    job, by its idempotency key. Not to be shared between threads while iterating.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        *,
+        retry: Retry | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """`url` and `token` default to DRAY_URL (else http://127.0.0.1:8420) and DRAY_TOKEN.
+
+        `timeout` is in seconds, for connecting and for each answer, on top of the time that
+        the server was asked to wait. `transport` replaces the network, for tests.
+        """
+        connection = Connection.open(url, token, timeout, retry or Retry())
+        self.url = connection.url
+        self._http = httpx.Client(transport=transport, trust_env=trusts_environment(connection.url))
+        self._flows = Flows(connection)
+        self._driver = SyncDriver(connection, self._http)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> views.Job:
+        """Queue a job: a JobSpec, a mapping, or the path of a YAML or JSON document.
+
+        With the same `idempotency_key` (1 to 255 printable ASCII characters) the same document
+        creates one job, however often it is submitted. Raises Unprocessable with the pointer to
+        the field at fault, Unsatisfiable if the cluster could never run it.
+        """
+        return self._driver.run(self._flows.submit(spec, idempotency_key))
+
+    def get(
+        self, job_id: str, *, wait_s: float = 0.0, known_state: JobState | None = None
+    ) -> views.Job:
+        """The job; with `wait_s` (up to 60 s) once its state is not `known_state`."""
+        return self._driver.run(self._flows.get(job_id, wait_s, known_state))
+
+    def list(
+        self,
+        *,
+        states: Iterable[JobState | str] | None = None,
+        queue: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        page_size: int = 100,
+    ) -> Iterator[views.Job]:
+        """Jobs, newest first, in any of `states` and with all of `labels`; pages as it goes."""
+        return self._driver.iterate(self._flows.jobs(states, queue, labels, page_size))
+
+    def wait(
+        self,
+        job_id: str,
+        timeout_s: float | None = None,
+        states: Iterable[JobState | str] | None = None,
+    ) -> views.Job:
+        """The job as soon as it is over, or in one of `states`. Look at its state.
+
+        Raises WaitTimeout after `timeout_s` seconds; the job goes on.
+        """
+        return self._driver.run(self._flows.wait(job_id, timeout_s, states))
+
+    def follow(self, job_id: str, *, after_seq: int = 0) -> Iterator[views.Event]:
+        """Each event after `after_seq` when it happens, up to the one that ends the job.
+
+        By long polls, and without a gap over lost connections.
+        """
+        return self._driver.iterate(self._flows.follow(job_id, after_seq))
+
+    def events(self, job_id: str, *, after_seq: int = 0) -> Iterator[views.Event]:
+        """The events so far after `after_seq`."""
+        return self._driver.iterate(self._flows.events(job_id, after_seq))
+
+    def metrics(
+        self,
+        job_id: str,
+        keys: Sequence[str] | None = None,
+        *,
+        rank: int | None = None,
+        after_step: int | None = None,
+        max_points: int | None = None,
+    ) -> views.Metrics:
+        """Series of rank 0 (or `rank`), all of them or `keys`; at most `max_points` each."""
+        return self._driver.run(self._flows.metrics(job_id, keys, rank, after_step, max_points))
+
+    def logs(
+        self,
+        job_id: str,
+        rank: int | None = None,
+        *,
+        attempt: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[views.LogLine]:
+        """Lines of every rank and attempt, or of one; with `follow` until the job is over."""
+        return self._driver.iterate(self._flows.logs(job_id, rank, attempt, follow))
+
+    def attempts(self, job_id: str) -> builtins.list[views.Attempt]:
+        return self._driver.run(self._flows.attempts(job_id))
+
+    def checkpoints(self, job_id: str) -> builtins.list[views.Checkpoint]:
+        return self._driver.run(self._flows.checkpoints(job_id))
+
+    def artifacts(self, job_id: str) -> builtins.list[views.Artifact]:
+        return self._driver.run(self._flows.artifacts(job_id))
+
+    def download(
+        self, job_id: str, dest: str | PathLike[str], artifact: str | None = None
+    ) -> builtins.list[Path]:
+        """Fetch all artifacts, or one by its id or path, into the folder `dest`.
+
+        A broken download goes on where it stopped; a file gets its name only once its sha256
+        is right. Returns the files' paths. Raises IntegrityError.
+        """
+        return self._driver.run(self._flows.download(job_id, dest, artifact))
+
+    def cancel(self, job_id: str) -> views.Job:
+        """Stop the job, in whatever state; JobFinished if it already succeeded or failed."""
+        return self._driver.run(self._flows.cancel(job_id))
+
+    def delete(self, job_id: str) -> None:
+        """Remove a finished job with its logs, checkpoints and artifacts; JobLive otherwise."""
+        self._driver.run(self._flows.delete(job_id))
+
+    def explain(self, job_id: str) -> views.Explanation:
+        """Why the job is where it is, and what it waits for."""
+        return self._driver.run(self._flows.explain(job_id))
+
+    def cluster(self) -> views.Cluster:
+        """The nodes, their slots, and which jobs hold them."""
+        return self._driver.run(self._flows.cluster())
