@@ -1,0 +1,84 @@
+"""The client of a node's forkserver: starts one process, watches it, sees it gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from typing import Any
+
+FORK_TIMEOUT_S = 120.0
+"""Longest wait for the forkserver to answer; its first answer comes after its preload."""
+
+
+class ForkFailed(RuntimeError):
+    """The forkserver is not there, or ended before it answered."""
+
+
+class ForkedProcess:
+    """A process that the forkserver started for us; it dies when this object's socket closes."""
+
+    def __init__(
+        self,
+        pid: int,
+        output: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.pid = pid
+        self.output = output
+        """Read end of the pipe that is the process's stdout and stderr."""
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(cls, socket_path: str, request: dict[str, Any]) -> ForkedProcess:
+        read_end, write_end = os.pipe()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(socket_path)
+            line = json.dumps(request).encode() + b"\n"
+            sent = socket.send_fds(connection, [line], [write_end])
+            connection.sendall(line[sent:])
+            connection.setblocking(False)
+            reader, writer = await asyncio.open_unix_connection(sock=connection)
+            answer = await asyncio.wait_for(reader.readline(), FORK_TIMEOUT_S)
+            if not answer:
+                raise ForkFailed("the forkserver closed the connection without an answer")
+            return cls(json.loads(answer)["pid"], read_end, reader, writer)
+        except (OSError, TimeoutError) as error:
+            os.close(read_end)
+            connection.close()
+            raise ForkFailed(f"no answer from the forkserver at {socket_path}: {error}") from error
+        finally:
+            os.close(write_end)
+
+    async def wait(self) -> int | None:
+        """Exit code once the process and its session are seen gone (negative: the signal).
+
+        None if the forkserver itself went away; its end takes the process along.
+        """
+        line = await self._reader.readline()
+        return json.loads(line)["exit"] if line else None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every process of the session."""
+        self._writer.write(json.dumps({"signal": number}).encode() + b"\n")
+
+    def abandon(self) -> None:
+        """Close our end: what still runs is killed."""
+        self._writer.close()
+
+
+async def list_tasks(socket_path: str) -> list[dict[str, Any]]:
+    """What the forkserver at `socket_path` runs: job_id, attempt, rank, pid."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(socket_path)
+    except OSError as error:
+        raise ForkFailed(f"no forkserver at {socket_path}: {error}") from error
+    writer.write(b'{"op": "list"}\n')
+    line = await asyncio.wait_for(reader.readline(), FORK_TIMEOUT_S)
+    writer.close()
+    tasks: list[dict[str, Any]] = json.loads(line)["tasks"]
+    return tasks

@@ -1,0 +1,100 @@
+"""Reading spools: the other end of `dray.spool`, used by the node agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from dray.spool import segments
+from ray_workers.contracts import Frame, FrameKind
+
+
+def spool_key(rank: int, incarnation: int, stream: str) -> str:
+    """Name of one spool within its attempt, and its key in a poll's cursor."""
+    return f"r{rank}.{incarnation}.{stream}"
+
+
+def parse_key(key: str) -> tuple[int, int]:
+    """(rank, incarnation) of a spool key."""
+    rank, incarnation, _ = key.removeprefix("r").split(".")
+    return int(rank), int(incarnation)
+
+
+def read(directory: Path, offset: int, max_bytes: int) -> bytes:
+    """Whole frames from `offset` on, `max_bytes` at most (but never less than one frame)."""
+    parts: list[bytes] = []
+    size = 0
+    for start, path in segments(directory):
+        try:
+            end = start + path.stat().st_size
+            if end <= offset:
+                continue
+            with path.open("rb") as file:
+                file.seek(max(0, offset - start))
+                chunk = file.read(max(max_bytes - size, 1))
+                cut = chunk.rfind(b"\n") + 1
+                if cut == 0 and not parts:  # one frame longer than the cap
+                    chunk += file.readline()
+                    cut = len(chunk) if chunk.endswith(b"\n") else 0
+        except FileNotFoundError:  # delivered and discarded meanwhile
+            continue
+        parts.append(chunk[:cut])
+        size += cut
+        offset += cut
+        if cut < end - max(start, offset - cut) or size >= max_bytes:
+            break
+    return b"".join(parts)
+
+
+def has_more(directory: Path, offset: int) -> bool:
+    """Whether anything was appended after `offset`."""
+    found = segments(directory)
+    if not found:
+        return False
+    start, path = found[-1]
+    try:
+        return start + path.stat().st_size > offset
+    except FileNotFoundError:
+        return False
+
+
+def tail(directory: Path) -> bytes:
+    """The whole frames of the newest segment."""
+    found = segments(directory)
+    data = found[-1][1].read_bytes() if found else b""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def discard(directory: Path, before: int) -> None:
+    """Delete the segments whose every byte lies before `before`; the newest stays."""
+    found = segments(directory)
+    for (_, path), (next_start, _) in zip(found, found[1:], strict=False):
+        if next_start <= before:
+            path.unlink(missing_ok=True)
+
+
+def remove(directory: Path) -> None:
+    """Delete a spool, or a whole attempt's."""
+    shutil.rmtree(directory, ignore_errors=True)
+    # The job's folder goes with its last attempt.
+    try:
+        os.rmdir(directory.parent)  # noqa: PTH106
+    except OSError:
+        return
+
+
+def decode(key: str, data: bytes) -> Iterator[Frame]:
+    """The frames in a run of whole lines."""
+    rank, incarnation = parse_key(key)
+    for line in data.splitlines():
+        raw = json.loads(line)
+        yield Frame(
+            rank=rank,
+            incarnation=incarnation,
+            kind=FrameKind(raw["kind"]),
+            time=raw["time"],
+            body=raw["body"],
+        )

@@ -1,0 +1,249 @@
+"""The supervisor: one detached actor per attempt, which owns everything below it.
+
+It holds no slot and runs on control nodes only, because its death takes the group along. It
+outlives the service: the training goes on while nobody polls, and what the ranks report waits
+in the spools. It ends when the service acknowledges its last reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+
+import ray
+from ray.exceptions import RayActorError
+
+from ray_workers import node_agent, spool
+from ray_workers.contracts import (
+    AttemptSpec,
+    Cause,
+    Frame,
+    FrameKind,
+    Outcome,
+    Phase,
+    PollReply,
+)
+from ray_workers.forking import ForkFailed
+from ray_workers.group import SlotsUnavailable, WorkerGroup
+from ray_workers.rank import RankExit
+
+READ_WAIT_S = 1.0
+"""Longest that one read of a node agent waits; a poll is made of several."""
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class Supervisor:
+    """Runs one attempt from slots to release, and answers polls meanwhile and after."""
+
+    def __init__(self, spec: AttemptSpec) -> None:
+        self._spec = spec
+        self._group = WorkerGroup(
+            spec, ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        )
+        self._phase = Phase.ACQUIRING
+        self._phase_times = {Phase.ACQUIRING.value: time.time()}
+        self._outcome: Outcome | None = None
+        self._changed = asyncio.Event()
+        self._stop_asked = asyncio.Event()
+        self._agents = {
+            part.node_id: ray.get_actor(node_agent.agent_name(part.node_id))
+            for part in spec.slices
+        }
+        self._task = asyncio.ensure_future(self._run())
+
+    def __repr__(self) -> str:
+        return f"dray:{self._spec.job_id}:{self._spec.attempt}:supervisor"
+
+    async def poll(self, cursor: Mapping[str, int], wait_s: float, max_bytes: int) -> PollReply:
+        """What happened after `cursor`; answers at once when there is something."""
+        deadline = time.monotonic() + wait_s
+        phase = self._phase
+        while True:
+            ended = self._phase is Phase.ENDED
+            data = await self._read(cursor, max_bytes, deadline - time.monotonic())
+            if data or ended or self._phase is not phase or time.monotonic() >= deadline:
+                return self._reply(cursor, data, max_bytes, ended)
+
+    async def _read(
+        self, cursor: Mapping[str, int], max_bytes: int, wait_s: float
+    ) -> dict[str, bytes]:
+        """New frames from every node; returns early when the phase changes."""
+        ended = self._phase is Phase.ENDED
+        wait_s = 0.0 if ended else min(max(wait_s, 0.0), READ_WAIT_S)
+        share = max_bytes // len(self._agents)
+        reads = asyncio.gather(
+            *(
+                agent.read.remote(
+                    self._spec.job_id, self._spec.attempt, dict(cursor), share, wait_s
+                )
+                for agent in self._agents.values()
+            ),
+            return_exceptions=True,
+        )
+        self._changed.clear()
+        changed = asyncio.ensure_future(self._changed.wait())
+        await asyncio.wait({reads, changed}, return_when=asyncio.FIRST_COMPLETED)
+        changed.cancel()
+        if not reads.done():
+            return {}  # a read changes nothing: the next poll asks again
+        found: dict[str, bytes] = {}
+        for answer in reads.result():
+            if isinstance(answer, dict):
+                found |= answer
+        return found
+
+    def _reply(
+        self, cursor: Mapping[str, int], data: Mapping[str, bytes], max_bytes: int, ended: bool
+    ) -> PollReply:
+        frames: list[Frame] = []
+        advanced = dict(cursor)
+        for key, chunk in data.items():
+            frames += spool.decode(key, chunk)
+            advanced[key] = advanced.get(key, 0) + len(chunk)
+        if self._phase is Phase.STARTING and any(f.kind is FrameKind.METRICS for f in frames):
+            self._enter(Phase.RUNNING)
+        return PollReply(
+            cursor=advanced,
+            phase=self._phase,
+            phase_times=dict(self._phase_times),
+            frames=tuple(frames),
+            more=sum(map(len, data.values())) * 2 >= max_bytes,
+            outcome=self._outcome if ended and not data else None,
+        )
+
+    async def stop(self) -> None:
+        """End the attempt: the job is being cancelled."""
+        self._stop_asked.set()
+
+    async def acknowledge(self) -> None:
+        """The last reply is stored: delete the spools. Whoever asked then ends this actor."""
+        drops = [
+            agent.drop.remote(self._spec.job_id, self._spec.attempt)
+            for agent in self._agents.values()
+        ]
+        await asyncio.gather(*drops, return_exceptions=True)
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._phase_times[phase.value] = time.time()
+        self._changed.set()
+
+    async def _run(self) -> None:
+        try:
+            outcome = await self._train()
+        except SlotsUnavailable as error:
+            outcome = Outcome(Cause.SLOTS_UNAVAILABLE, str(error))
+        except (ForkFailed, RayActorError) as error:
+            outcome = Outcome(Cause.WORKER_LOST, f"a worker could not be started: {error}")
+        except Exception as error:
+            traceback.print_exc()
+            outcome = Outcome(Cause.INFRASTRUCTURE, f"{type(error).__name__}: {error}")
+        try:
+            await self._group.release()
+        except Exception as error:
+            # The slots are Ray's and go back at the latest when this actor ends.
+            traceback.print_exc()
+            outcome = Outcome(Cause.INFRASTRUCTURE, f"could not release the group: {error}")
+        self._outcome = outcome
+        self._enter(Phase.ENDED)
+
+    async def _train(self) -> Outcome:
+        stop = asyncio.ensure_future(self._stop_asked.wait())
+        building = asyncio.ensure_future(self._build())
+        await asyncio.wait({stop, building}, return_when=asyncio.FIRST_COMPLETED)
+        if not building.done():
+            building.cancel()
+            await asyncio.wait({building})
+            return Outcome(Cause.STOPPED, "stopped before it started")
+        building.result()
+        exits = self._group.exits()
+        outcome = await self._watch(exits, stop)
+        self._enter(Phase.STOPPING)
+        await self._group.stop_processes(exits)
+        return outcome or judge([done.result() for done in exits], await self._errors())
+
+    async def _build(self) -> None:
+        await self._group.acquire()
+        self._enter(Phase.STARTING)
+        await self._group.start()
+        if self._spec.spec.get("script"):
+            self._enter(Phase.RUNNING)  # a script need not report steps
+
+    async def _watch(
+        self, exits: Sequence[asyncio.Future[RankExit]], stop: asyncio.Future[bool]
+    ) -> Outcome | None:
+        """Wait for the end; an Outcome if it was we who ended it."""
+        runtime_s = self._spec.max_runtime_s
+        deadline = None if runtime_s is None else time.monotonic() + runtime_s
+        running = set(exits)
+        while running:
+            timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            done, _ = await asyncio.wait(
+                {stop, *running}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+            if stop in done:
+                return Outcome(Cause.STOPPED, "stopped as asked")
+            if not done:
+                return Outcome(
+                    Cause.RUNTIME_EXCEEDED, f"ran for max_runtime_s, {runtime_s:g} s in this attempt"
+                )
+            running -= done  # type: ignore[arg-type]
+            if any(exits[i].result().exit_code != 0 for i, e in enumerate(exits) if e in done):
+                await self._let_echoes_end(running)
+                return None
+        return None
+
+    async def _let_echoes_end(self, running: set[asyncio.Future[RankExit]]) -> None:
+        """Give the others a moment to fail by themselves, so that their last words are kept."""
+        if running:
+            await asyncio.wait(running, timeout=1.0)
+
+    async def _errors(self) -> dict[int, Frame]:
+        """The last words of each rank that had any."""
+        answers = await asyncio.gather(
+            *(
+                agent.errors.remote(self._spec.job_id, self._spec.attempt)
+                for agent in self._agents.values()
+            ),
+            return_exceptions=True,
+        )
+        return {f.rank: f for answer in answers if isinstance(answer, list) for f in answer}
+
+
+def judge(ended: Sequence[RankExit], errors: Mapping[int, Frame]) -> Outcome:
+    """Which rank is to blame for the end of a group, and why it ended.
+
+    When a rank dies, its peers fail too, in the collective that it left. They report themselves
+    as `worker_lost`, so whoever failed for a reason of its own is the culprit.
+    """
+    failed = [rank for rank in ended if rank.exit_code != 0]
+    if not failed:
+        return Outcome(Cause.SUCCEEDED, "every rank ended with code 0")
+    vanished = [rank for rank in failed if rank.exit_code is None]
+    if vanished:
+        rank = vanished[0].rank
+        return Outcome(Cause.WORKER_LOST, f"the worker of rank {rank} vanished", rank)
+    causes = {rank: Cause(frame.body["cause"]) for rank, frame in errors.items()}
+    own = [rank for rank in failed if causes.get(rank.rank) is not Cause.WORKER_LOST]
+    culprit = min(own or failed, key=lambda rank: rank.rank not in errors)
+    if culprit.rank in errors:
+        cause, message = causes[culprit.rank], str(errors[culprit.rank].body["message"])
+    else:
+        cause, message = _unexplained(culprit)
+    return Outcome(cause, message, culprit.rank, culprit.exit_code)
+
+
+SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
+"""Signals that come from outside: an out-of-memory killer, a node shutting down, an operator."""
+
+
+def _unexplained(ended: RankExit) -> tuple[Cause, str]:
+    code = ended.exit_code
+    assert code is not None
+    if code >= 0:
+        return Cause.USER_ERROR, f"rank {ended.rank} exited with code {code}"
+    message = f"the process of rank {ended.rank} was killed by signal {-code}"
+    return (Cause.WORKER_LOST if -code in SENT_SIGNALS else Cause.USER_ERROR), message

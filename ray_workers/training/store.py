@@ -1,0 +1,17 @@
+"""The rendezvous store of one attempt, in a process of its own so that it outlives any rank."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+
+def serve() -> int:
+    """Serve a TCPStore on a free port, print the port, and stay until killed."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    sys.stdout.write(f"{store.port}\n")
+    sys.stdout.flush()
+    while True:
+        signal.pause()

@@ -1,0 +1,218 @@
+"""The embedded Ray: a one-node cluster of our own, as a daemon that outlives the service.
+
+The Ray that `ray.init()` starts dies with a SIGKILLed parent, and with it the training. So this
+one is started by `ray start --block` in a session of its own; a restarted service finds it by the
+record under the home directory and joins it again. Every process of it carries an instance mark
+in its environment, by which what a crash left behind is found and ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+CODE_ROOT = Path(__file__).resolve().parents[2]
+INSTANCE_VARIABLE = "DRAY_RAY_INSTANCE"
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+CHECK_S = 0.05
+LOOPBACK = "127.0.0.1"
+
+
+class EmbeddedRayError(RuntimeError):
+    """The embedded Ray could not be started; the message says where its log lies."""
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """What is written down of a running embedded Ray."""
+
+    pid: int
+    started_ticks: int
+    """Start time of the process in clock ticks since boot: a pid alone may be used again."""
+    instance: str
+    address: str
+    dashboard_url: str
+
+
+class EmbeddedRay:
+    """Starts, finds again and ends the Ray under one home directory. Blocking calls."""
+
+    def __init__(self, home: Path, num_slots: int) -> None:
+        self._directory = home / "ray"
+        self._num_slots = num_slots
+        self._record = self._directory / "daemon.json"
+        self.token_file = self._directory / "token"
+
+    def ensure(self) -> Daemon:
+        """The running daemon; starts one, after ending what a dead one left behind."""
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        known = self._read_record()
+        if known is not None:
+            if _is_alive(known) and _accepts(known.address):
+                return known
+            self._end(known)
+        self._write_token()
+        return self._start()
+
+    def stop(self) -> None:
+        """End the daemon and everything that carries its mark."""
+        known = self._read_record()
+        if known is not None:
+            self._end(known)
+
+    def environment(self) -> dict[str, str]:
+        """What a driver needs in its environment to join."""
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_file)}
+
+    def _start(self) -> Daemon:
+        instance = secrets.token_hex(8)
+        ports = _free_ports(6)
+        address, dashboard = f"{LOOPBACK}:{ports[0]}", f"http://{LOOPBACK}:{ports[1]}"
+        log_path = self._directory / "daemon.log"
+        # Ray's sockets lie under its temp-dir, and a socket's path has at most 107 bytes.
+        temp_dir = Path(tempfile.gettempdir(), f"dray-{os.getuid()}", f"ray-{instance}")
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+            f"--node-ip-address={LOOPBACK}",
+            f"--port={ports[0]}",
+            f"--dashboard-host={LOOPBACK}",
+            f"--dashboard-port={ports[1]}",
+            f"--dashboard-agent-listen-port={ports[2]}",
+            f"--dashboard-agent-grpc-port={ports[3]}",
+            f"--metrics-export-port={ports[4]}",
+            f"--ray-client-server-port={ports[5]}",
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+            "--include-dashboard=true",
+            f"--num-cpus={self._num_slots}",
+            f"--temp-dir={temp_dir}",
+            "--disable-usage-stats",
+        ]
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=self._daemon_environment(instance),
+            )
+        daemon = Daemon(process.pid, _start_ticks(process.pid) or 0, instance, address, dashboard)
+        self._record.write_text(json.dumps(asdict(daemon)))
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not _log_says_started(log_path):
+            if process.poll() is not None or time.monotonic() > deadline:
+                self._end(daemon)
+                raise EmbeddedRayError(f"the embedded Ray did not start; see {log_path}")
+            time.sleep(CHECK_S)
+        return daemon
+
+    def _daemon_environment(self, instance: str) -> dict[str, str]:
+        code_path = [str(CODE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {
+            **os.environ,
+            **self.environment(),
+            INSTANCE_VARIABLE: instance,
+            "PYTHONPATH": os.pathsep.join(code_path),
+            # One thread for each rank: several ranks share this machine's cores.
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            # The GCS of one machine does not come back: give up on it soon.
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+            "RAY_metrics_report_interval_ms": "2000",
+            "RAY_DISABLE_IMPORT_WARNING": "1",
+        }
+
+    def _end(self, daemon: Daemon) -> None:
+        """SIGTERM, then SIGKILL whatever still carries the mark; returns when all are gone."""
+        if _is_alive(daemon):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(daemon.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while pids := list(_marked(daemon.instance)):
+            _reap(daemon.pid)
+            if time.monotonic() > deadline or not _is_alive(daemon):
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            time.sleep(CHECK_S)
+        self._record.unlink(missing_ok=True)
+
+    def _read_record(self) -> Daemon | None:
+        try:
+            return Daemon(**json.loads(self._record.read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def _write_token(self) -> None:
+        if self.token_file.exists():
+            return
+        fd = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w") as file:
+            file.write(secrets.token_hex(32))
+
+
+def _log_says_started(log_path: Path) -> bool:
+    return b"--block" in log_path.read_bytes()
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat (proc(5)); None if there is no such process or it is dead."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _is_alive(daemon: Daemon) -> bool:
+    return _start_ticks(daemon.pid) == daemon.started_ticks
+
+
+def _reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _accepts(address: str) -> bool:
+    host, port = address.rsplit(":", 1)
+    try:
+        with socket.create_connection((host, int(port)), timeout=2.0):
+            return True
+    except OSError:
+        return False
+
+
+def _marked(instance: str) -> Iterator[int]:
+    """Pids of the live processes that carry the instance's mark in their environment."""
+    mark = f"{INSTANCE_VARIABLE}={instance}".encode()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = Path(entry.path, "environ").read_bytes()
+        except OSError:
+            continue
+        if mark in environment.split(b"\0") and _start_ticks(int(entry.name)) is not None:
+            yield int(entry.name)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that were free just now, each a different one."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((LOOPBACK, 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -1,0 +1,90 @@
+"""The port to the cluster: what the service asks of it, in the service's own words.
+
+Two implementations pass the same conformance suite: `gateway.GatewayCluster`, which talks to Ray
+through a child process, and `fake.FakeCluster`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ray_workers.contracts import AttemptSpec, PollReply
+
+
+class ClusterUnavailable(Exception):
+    """The cluster can't be reached now; ask again later. Nothing is known of what was asked."""
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """One node as the cluster knows it."""
+
+    node_id: str
+    hostname: str
+    alive: bool
+    resources: Mapping[str, float]
+    """What the node has in all: `CPU`, `GPU`, `memory`, `accelerator_type:...`."""
+    available: Mapping[str, float]
+    """What nobody holds, ours and others'."""
+    accepted: bool
+    problem: str | None = None
+    """Why the node may not carry ranks."""
+
+
+@dataclass(frozen=True)
+class ClusterSnapshot:
+    """The cluster at one moment."""
+
+    session: str
+    """Changes when the cluster is started anew: nothing of an older session is alive."""
+    address: str
+    dashboard_url: str | None
+    shared: bool
+    """Whether others may use the cluster, so that free slots may vanish."""
+    nodes: tuple[ClusterNode, ...]
+
+
+@dataclass(frozen=True)
+class AttemptRef:
+    """Which attempt, and where it was put."""
+
+    job_id: str
+    attempt: int
+    session: str
+    node_ids: tuple[str, ...]
+
+
+class Cluster(Protocol):
+    """What the scheduler and the reconciler need. Every method may raise ClusterUnavailable."""
+
+    async def start(self) -> None:
+        """Begin to connect; does not wait for it."""
+
+    async def stop(self) -> None:
+        """Let go of the cluster. What trains there goes on, unless the cluster is our own."""
+
+    async def snapshot(self) -> ClusterSnapshot:
+        """Nodes and resources. Makes new nodes ready to carry ranks."""
+
+    async def launch(self, spec: AttemptSpec) -> None:
+        """Start an attempt. If the answer is lost, the attempt is ended, never launched again."""
+
+    async def poll(
+        self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
+    ) -> PollReply:
+        """What happened after `cursor`.
+
+        Of an attempt whose supervisor is gone: what its spools still hold, and an outcome once
+        everything of it is seen dead.
+        """
+
+    async def stop_attempt(self, ref: AttemptRef) -> None:
+        """Ask an attempt to end; its outcome comes by `poll`."""
+
+    async def acknowledge(self, ref: AttemptRef) -> None:
+        """The outcome is stored: forget the attempt. Harmless to repeat."""
+
+    async def attempts(self) -> list[AttemptRef]:
+        """Every attempt that the cluster still knows, ours by name."""

@@ -1,0 +1,74 @@
+"""Keeps idle Ray worker processes at hand, so that an actor starts in 50 ms instead of 500.
+
+A new actor waits for a Python process that has to import ray first, unless the raylet has one
+idle. The raylet starts such processes when it is asked to (its RPC PrestartWorkers, the one that
+Ray's own startup uses). They hold no resources. This is only a matter of speed: where the RPC
+is not there or refuses, actors start as Ray starts them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+IDLE_WORKERS = 4
+"""Processes kept idle per node: a supervisor, and ranks of one small job."""
+KEEP_ALIVE_S = 3600
+CALM_S = 3.0
+"""Time after a launch before more processes are started: importing ray takes a core's half
+second, which belongs to the job that is starting."""
+
+
+class Prestarter:
+    """Asks each node for idle workers when it joins, and again after they were used."""
+
+    def __init__(self) -> None:
+        self._warmed: dict[str, float] = {}
+        self._used_at = 0.0
+        self._refused = False
+
+    def used(self) -> None:
+        """A launch took workers."""
+        self._used_at = time.monotonic()
+
+    def keep_warm(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        """Top up the nodes that need it; returns at once."""
+        now = time.monotonic()
+        if self._refused or now - self._used_at < CALM_S:
+            return
+        for node in nodes:
+            last = self._warmed.get(node["NodeID"])
+            if last is None or last < self._used_at or now - last > KEEP_ALIVE_S / 2:
+                self._warmed[node["NodeID"]] = now
+                address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+                threading.Thread(target=self._prestart, args=(address,), daemon=True).start()
+
+    def _prestart(self, address: str) -> None:
+        try:
+            import grpc
+            from ray.core.generated import node_manager_pb2 as messages
+            from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
+
+            request = messages.PrestartWorkersRequest(
+                language=0,  # Python, in Ray's common.proto
+                num_workers=IDLE_WORKERS,
+                keep_alive_duration_secs=KEEP_ALIVE_S,
+            )
+            with grpc.insecure_channel(address) as channel:
+                stub = NodeManagerServiceStub(channel)
+                stub.PrestartWorkers(request, metadata=_token_metadata(), timeout=10.0)
+        except Exception as error:
+            self._refused = True
+            logger.info("Ray does not prestart workers for us, jobs start slower: %s", error)
+
+
+def _token_metadata() -> list[tuple[str, str]]:
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return [("authorization", f"Bearer {Path(path).read_text().strip()}")] if path else []

@@ -1,0 +1,306 @@
+"""The Ray side of the cluster seam: the port's methods, by a Ray driver in this process.
+
+Runs in the gateway, a child of the service, because a Ray driver exits when Ray's GCS is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import ray
+from ray.exceptions import ActorDiedError, RayActorError, RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import dray
+from ray_workers import spool
+from ray_workers.contracts import (
+    AttemptSpec,
+    Cause,
+    Frame,
+    Outcome,
+    Phase,
+    PollReply,
+    agent_name,
+    namespace,
+    supervisor_name,
+)
+from ray_workers.node_agent import NodeAgent, NodeReport
+from ray_workers.supervisor import Supervisor
+from service.cluster import prestart
+from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
+
+NONCE_FILE = ".dray-nonce"
+REDESCRIBE_S = 5.0
+CONTROL_RESOURCE = "dray_control"
+HEAD_RESOURCE = "node:__internal_head__"
+SLIVER = 0.001
+"""Amount of a marker resource that ties an actor to the nodes that have it."""
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """What the gateway needs to know, sent to it when it starts."""
+
+    deployment_id: str
+    address: str
+    dashboard_url: str | None
+    shared: bool
+    storage_url: str
+    storage_nonce: str
+
+
+@dataclass
+class JoinedNode:
+    """The agent of a node and what it last said."""
+
+    agent: Any
+    asked: asyncio.Future[NodeReport]
+    asked_at: float
+    problem: str | None = "its node agent is starting"
+
+    def settle(self, check: Any) -> None:
+        """Take over the agent's answer, if it came."""
+        if not self.asked.done():
+            return
+        try:
+            self.problem = check(self.asked.result())
+        except Exception as error:
+            self.problem = f"its node agent failed: {_brief(error)}"
+
+
+class RayCluster:
+    """The port `Cluster` on a Ray that this process is connected to."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._supervisors: dict[tuple[str, int], Any] = {}
+        self._nodes: dict[str, JoinedNode] = {}
+        self._prestarter = prestart.Prestarter()
+
+    async def start(self) -> None:
+        await asyncio.to_thread(
+            ray.init,
+            address=self._config.address,
+            namespace=namespace(self._config.deployment_id),
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        context = ray.get_runtime_context()
+        self._session: str = context.get_session_name()
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(ray.shutdown)
+
+    async def snapshot(self) -> ClusterSnapshot:
+        nodes = await asyncio.to_thread(ray.nodes)
+        available = await asyncio.to_thread(_available_by_node)
+        alive = [node for node in nodes if node["Alive"]]
+        self._nodes = {n["NodeID"]: self._joined(n["NodeID"]) for n in alive}
+        self._prestarter.keep_warm(alive)
+        return ClusterSnapshot(
+            session=self._session,
+            address=self._config.address,
+            dashboard_url=self._config.dashboard_url,
+            shared=self._config.shared,
+            nodes=tuple(self._describe(node, available) for node in alive),
+        )
+
+    def _describe(
+        self, node: Mapping[str, Any], available: Mapping[str, Mapping[str, float]]
+    ) -> ClusterNode:
+        problem = self._nodes[node["NodeID"]].problem
+        return ClusterNode(
+            node_id=node["NodeID"],
+            hostname=node["NodeManagerHostname"],
+            alive=True,
+            resources=_schedulable(node["Resources"]),
+            available=_schedulable(available.get(node["NodeID"], {})),
+            accepted=problem is None,
+            problem=problem,
+        )
+
+    def _joined(self, node_id: str) -> JoinedNode:
+        """The node's agent, created or asked again where it is time."""
+        known = self._nodes.get(node_id)
+        if known is None:
+            agent = NodeAgent.options(  # type: ignore[attr-defined]
+                name=agent_name(node_id),
+                lifetime="detached",
+                get_if_exists=True,
+                max_concurrency=1000,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            ).remote(self._config.deployment_id)
+            known = JoinedNode(agent, self._ask(agent), time.monotonic())
+        known.settle(self._check)
+        if known.asked.done() and time.monotonic() - known.asked_at > REDESCRIBE_S:
+            known.asked, known.asked_at = self._ask(known.agent), time.monotonic()
+        return known
+
+    def _ask(self, agent: Any) -> asyncio.Future[NodeReport]:
+        return asyncio.ensure_future(_result(agent.describe.remote(self._nonce_path())))
+
+    def _nonce_path(self) -> str | None:
+        url = urlsplit(self._config.storage_url)
+        return str(Path(url.path, NONCE_FILE)) if url.scheme == "file" else None
+
+    def _check(self, report: NodeReport) -> str | None:
+        """Why a node may not carry ranks, or None."""
+        if report.problem:
+            return report.problem
+        if report.version != dray.__version__:
+            return (
+                f"it runs dray {report.version}, the service {dray.__version__}: "
+                "start its Ray from the same checkout or image"
+            )
+        if self._nonce_path() and report.storage_nonce != self._config.storage_nonce:
+            return (
+                f"it does not see the service's files at {self._config.storage_url}: mount the "
+                "same directory there, or set DRAY_STORAGE_URL to storage that all nodes share"
+            )
+        return None
+
+    async def launch(self, spec: AttemptSpec) -> None:
+        resources = await asyncio.to_thread(ray.cluster_resources)
+        control = CONTROL_RESOURCE if CONTROL_RESOURCE in resources else HEAD_RESOURCE
+        self._supervisors[spec.job_id, spec.attempt] = await asyncio.to_thread(
+            Supervisor.options(  # type: ignore[attr-defined]
+                name=supervisor_name(spec.job_id, spec.attempt),
+                lifetime="detached",
+                max_concurrency=64,
+                resources={control: SLIVER},
+            ).remote,
+            spec,
+        )
+        self._prestarter.used()
+
+    async def poll(
+        self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
+    ) -> PollReply:
+        if ref.session != self._session:
+            return _ended(cursor, Cause.NODE_LOST, "the Ray cluster that ran it is gone")
+        try:
+            supervisor = await self._supervisor(ref)
+            reply: PollReply = await supervisor.poll.remote(dict(cursor), wait_s, max_bytes)
+        except (ValueError, ActorDiedError):
+            self._supervisors.pop((ref.job_id, ref.attempt), None)
+            return await self._poll_orphan(ref, cursor, max_bytes)
+        return reply
+
+    async def _supervisor(self, ref: AttemptRef) -> Any:
+        """Its handle; ValueError if there is no such actor."""
+        key = (ref.job_id, ref.attempt)
+        if key not in self._supervisors:
+            self._supervisors[key] = await asyncio.to_thread(
+                ray.get_actor, supervisor_name(ref.job_id, ref.attempt)
+            )
+        return self._supervisors[key]
+
+    async def _poll_orphan(
+        self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int
+    ) -> PollReply:
+        """Of an attempt without a supervisor: what is left, and its end when all is seen gone."""
+        agents = [self._nodes[node].agent for node in ref.node_ids if node in self._nodes]
+        running = [agent.running.remote(ref.job_id, ref.attempt) for agent in agents]
+        if any(await asyncio.gather(*map(_result, running))) or await self._holds_slots(ref):
+            return PollReply(dict(cursor), Phase.STOPPING, {})
+        reads = [
+            agent.read.remote(ref.job_id, ref.attempt, dict(cursor), max_bytes, 0.0)
+            for agent in agents
+        ]
+        frames: list[Frame] = []
+        advanced = dict(cursor)
+        for found in await asyncio.gather(*map(_result, reads)):
+            for key, chunk in found.items():
+                frames += spool.decode(key, chunk)
+                advanced[key] = advanced.get(key, 0) + len(chunk)
+        if frames:
+            return PollReply(advanced, Phase.STOPPING, {}, tuple(frames), more=True)
+        if len(agents) < len(ref.node_ids):
+            return _ended(cursor, Cause.NODE_LOST, "a node that carried it is gone")
+        return _ended(cursor, Cause.SUPERVISOR_LOST, "its supervisor is gone")
+
+    async def _holds_slots(self, ref: AttemptRef) -> bool:
+        """Whether Ray still has placement groups of it; they are removed if so."""
+        prefix = f"dray:{ref.job_id}:{ref.attempt}:slots:"
+        held = False
+        for group_id, group in (await asyncio.to_thread(placement_group_table)).items():
+            if group["name"].startswith(prefix) and group["state"] != "REMOVED":
+                held = True
+                identity = ray.PlacementGroupID(bytes.fromhex(group_id))
+                await asyncio.to_thread(remove_placement_group, PlacementGroup(identity))
+        return held
+
+    async def stop_attempt(self, ref: AttemptRef) -> None:
+        with contextlib.suppress(ValueError, ActorDiedError):
+            supervisor = await self._supervisor(ref)
+            await supervisor.stop.remote()
+
+    async def acknowledge(self, ref: AttemptRef) -> None:
+        try:
+            supervisor = await self._supervisor(ref)
+            await supervisor.acknowledge.remote()
+            await asyncio.to_thread(ray.kill, supervisor)
+        except (ValueError, RayActorError):
+            agents = [self._nodes[node].agent for node in ref.node_ids if node in self._nodes]
+            drops = [_result(agent.drop.remote(ref.job_id, ref.attempt)) for agent in agents]
+            await asyncio.gather(*drops, return_exceptions=True)
+        self._supervisors.pop((ref.job_id, ref.attempt), None)
+
+    async def attempts(self) -> list[AttemptRef]:
+        names = await asyncio.to_thread(ray.util.list_named_actors)
+        nodes = tuple(self._nodes)
+        found = []
+        for name in names:
+            match name.split(":"):
+                case ["dray", job_id, attempt, "supervisor"]:
+                    found.append(AttemptRef(job_id, int(attempt), self._session, nodes))
+        return found
+
+
+def _ended(cursor: Mapping[str, int], cause: Cause, message: str) -> PollReply:
+    return PollReply(dict(cursor), Phase.ENDED, {}, outcome=Outcome(cause, message))
+
+
+async def _result(ref: Any) -> Any:
+    """Await an object ref as a coroutine, which is what asyncio's functions take."""
+    return await ref
+
+
+def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
+    """Without Ray's own bookkeeping: object store, node markers, placement group shadows."""
+    return {
+        name: amount
+        for name, amount in resources.items()
+        if name in ("CPU", "GPU", "memory") or name.startswith("accelerator_type:")
+    }
+
+
+def _available_by_node() -> dict[str, dict[str, float]]:
+    from ray._private.state import available_resources_per_node
+
+    found: dict[str, dict[str, float]] = available_resources_per_node()
+    return found
+
+
+def _brief(error: BaseException) -> str:
+    """The last line of an error: Ray's messages hold whole remote tracebacks."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__
+
+
+def as_unavailable(error: Exception) -> ClusterUnavailable:
+    """Any failure of Ray, as the port's one error."""
+    kind = "Ray" if isinstance(error, RayError) else type(error).__name__
+    return ClusterUnavailable(f"{kind}: {_brief(error)}")
