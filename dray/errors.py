@@ -24,13 +24,14 @@
           |   + JobNotFound          job_not_found
           |   + ArtifactNotFound     artifact_not_found
           |   + RouteNotFound        not_found
-          + Conflict
+          + Conflict            conflict
           |   + JobLive              job_live
           |   + JobFinished          job_finished
-          |   + IdempotencyInFlight  idempotency_in_flight
           + ServerError         the fault is the server's
               + InternalError        internal_error
               + Unavailable          unavailable
+                  + DatabaseUnavailable  database_unavailable
+                  + StorageUnavailable   storage_unavailable
 
 A code that this version does not know becomes the class of its HTTP status, so `except
 NotFound` also catches what a newer server calls by another name.
@@ -185,6 +186,8 @@ class RouteNotFound(NotFound):
 class Conflict(ApiError):
     """The state of things does not allow it."""
 
+    code = "conflict"
+
 
 class JobLive(Conflict):
     """Only a finished job can be deleted."""
@@ -196,12 +199,6 @@ class JobFinished(Conflict):
     """A job that succeeded or failed can't be cancelled."""
 
     code = "job_finished"
-
-
-class IdempotencyInFlight(Conflict):
-    """The first request with this key is still being answered."""
-
-    code = "idempotency_in_flight"
 
 
 class ServerError(ApiError):
@@ -216,6 +213,14 @@ class Unavailable(ServerError):
     """The server can't answer now; try again."""
 
     code = "unavailable"
+
+
+class DatabaseUnavailable(Unavailable):
+    code = "database_unavailable"
+
+
+class StorageUnavailable(Unavailable):
+    code = "storage_unavailable"
 
 
 def _by_code(base: type[ApiError]) -> dict[str, type[ApiError]]:

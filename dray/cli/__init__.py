@@ -1,0 +1,13 @@
+"""The `dray` command. What a command needs is imported when it runs, so that help is quick."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; see `dray --help` for the exit codes."""
+    from dray.cli.app import run
+
+    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))

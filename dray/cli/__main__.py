@@ -1,0 +1,3 @@
+from dray.cli import main
+
+main()

@@ -1,0 +1,46 @@
+"""Exit codes, and how an error reads on a terminal: one sentence, never a traceback."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from dray import errors
+
+
+class Exit(IntEnum):
+    OK = 0
+    JOB_ENDED_BADLY = 1
+    """Watched, and it failed or was cancelled."""
+    USAGE = 2
+    """Wrong command line or job document."""
+    REFUSED = 3
+    """Not found, in conflict with the state of things, or not allowed."""
+    NO_SERVER = 4
+    """Unreachable, or it could not answer."""
+    INTERRUPTED = 130
+
+
+HELP = (
+    "Exit codes: 0 done; 1 the watched job failed or was cancelled; 2 wrong usage or job "
+    "document; 3 not found, conflict or not allowed; 4 the server can't be reached or failed; "
+    "130 interrupted."
+)
+
+
+def exit_code(error: errors.DrayError) -> Exit:
+    if isinstance(error, errors.TransportError | errors.ServerError):
+        return Exit.NO_SERVER
+    if isinstance(error, errors.NotFound | errors.Conflict | errors.Unauthorized):
+        return Exit.REFUSED
+    if isinstance(error, errors.IntegrityError | errors.WaitTimeout):
+        return Exit.REFUSED
+    return Exit.USAGE
+
+
+def sentence(error: errors.DrayError) -> str:
+    """What was wrong, where, and what to do."""
+    if not isinstance(error, errors.ApiError):
+        return f"error: {error}"
+    where = f" (at {error.pointer})" if error.pointer else ""
+    hint = f"\nhint: {error.hint}" if error.hint else ""
+    return f"error: {error.detail}{where}{hint}"
