@@ -1,0 +1,44 @@
+"""Bring a database to the schema of this program, with Alembic and without an ini file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+from service.db.session import Database
+
+MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
+ADVISORY_LOCK = 0x64726179
+"""Any number: processes that start together migrate one after the other."""
+
+
+class SchemaTooNew(Exception):
+    """A newer dray has migrated this database."""
+
+
+def alembic_config(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    return config
+
+
+def migrate(database: Database) -> None:
+    """Upgrade to the newest revision, in one transaction. SchemaTooNew if that is behind."""
+    with database.engine.begin() as connection:
+        if not database.is_sqlite:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
+        config = alembic_config(connection)
+        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        current = MigrationContext.configure(connection).get_current_revision()
+        if current is not None and current not in known:
+            raise SchemaTooNew(
+                f"the database is at revision {current}, which this dray does not know: "
+                "run the newer dray that migrated it"
+            )
+        command.upgrade(config, "head")

@@ -1,0 +1,276 @@
+"""The tables. Rows only: what is done with them is in `repositories`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from dray.views import JobState
+from service.db.types import BigId, UtcDateTime
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {  # noqa: RUF012
+        datetime: UtcDateTime(),
+        dict[str, Any]: JSON(none_as_null=True),
+        list[Any]: JSON(none_as_null=True),
+        int: BigInteger(),
+        float: Float(53),
+        str: Text(),
+        bytes: LargeBinary(),
+    }
+
+
+def _job_key() -> Mapped[str]:
+    return mapped_column(
+        String(64), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True, sort_order=-1
+    )
+
+
+class DeploymentRow(Base):
+    """The one row that says which dray this is."""
+
+    __tablename__ = "deployment"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[datetime]
+
+
+class JobRow(Base):
+    __tablename__ = "jobs"
+    __table_args__ = (
+        Index("ix_jobs_state_priority_number", "state", "priority", "number"),
+        {"sqlite_autoincrement": True},
+    )
+
+    number: Mapped[int] = mapped_column(BigId, primary_key=True)
+    """Order of submission; never used twice."""
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    name: Mapped[str]
+    owner: Mapped[str] = mapped_column(String(255), index=True)
+    project: Mapped[str] = mapped_column(String(255), index=True)
+    queue: Mapped[str] = mapped_column(String(64), index=True)
+    priority: Mapped[int]
+    spec: Mapped[dict[str, Any]]
+    spec_version: Mapped[int]
+    num_workers: Mapped[int]
+    bundle: Mapped[dict[str, Any]]
+    """Ray resources of one worker, derived from the document."""
+
+    state: Mapped[JobState] = mapped_column(String(16))
+    reason_code: Mapped[str] = mapped_column(String(64))
+    reason_message: Mapped[str]
+    position: Mapped[int | None]
+    blocked_by: Mapped[list[Any]]
+    attempt: Mapped[int]
+    world_size: Mapped[int]
+    not_before: Mapped[datetime | None]
+    event_seq: Mapped[int]
+    """Number of the newest event."""
+
+    user_failures: Mapped[int]
+    infra_failures: Mapped[int]
+    free_requeues: Mapped[int]
+    preemptions: Mapped[int]
+    max_user_retries: Mapped[int]
+    max_runtime_s: Mapped[int | None]
+    runtime_used_s: Mapped[float]
+
+    progress: Mapped[dict[str, Any] | None]
+    summary: Mapped[dict[str, Any]]
+    num_metric_keys: Mapped[int]
+    log_bytes: Mapped[int]
+    log_lines_dropped: Mapped[int]
+
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    first_step_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
+    """Set while a deletion is under way: the job is no longer shown."""
+
+
+class JobLabelRow(Base):
+    __tablename__ = "job_labels"
+    __table_args__ = (Index("ix_job_labels_key_value", "key", "value"),)
+    job_id: Mapped[str] = _job_key()
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[str] = mapped_column(String(255))
+
+
+class IdempotencyRow(Base):
+    __tablename__ = "idempotency_keys"
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    fingerprint: Mapped[str]
+    job_id: Mapped[str] = mapped_column(
+        String(64), ForeignKey("jobs.id", ondelete="CASCADE"), index=True
+    )
+    created_at: Mapped[datetime]
+
+
+class AttemptRow(Base):
+    __tablename__ = "attempts"
+    __table_args__ = (
+        Index(
+            "uq_attempts_one_live",
+            "job_id",
+            unique=True,
+            sqlite_where=text("finished_at IS NULL"),
+            postgresql_where=text("finished_at IS NULL"),
+        ),
+    )
+    job_id: Mapped[str] = _job_key()
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    phase: Mapped[str] = mapped_column(String(16))
+    slices: Mapped[list[Any]]
+    bundle: Mapped[dict[str, Any]]
+    world_size: Mapped[int]
+    cluster_session: Mapped[str]
+    cursor: Mapped[dict[str, Any]]
+    resume_step: Mapped[int | None]
+    """Steps already done when training began; unset until a rank said so."""
+    first_metric_step: Mapped[int | None]
+    first_metric_at: Mapped[datetime | None]
+    num_errors: Mapped[int]
+    reason_code: Mapped[str | None] = mapped_column(String(64))
+    reason_message: Mapped[str | None]
+    failed_rank: Mapped[int | None]
+    exit_code: Mapped[int | None]
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    """When the slots were given, by the supervisor's clock."""
+    finished_at: Mapped[datetime | None]
+
+
+class EventRow(Base):
+    __tablename__ = "events"
+    job_id: Mapped[str] = _job_key()
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    time: Mapped[datetime]
+    type: Mapped[str] = mapped_column(String(64))
+    from_state: Mapped[JobState | None] = mapped_column(String(16))
+    to_state: Mapped[JobState | None] = mapped_column(String(16))
+    attempt: Mapped[int]
+    code: Mapped[str] = mapped_column(String(64))
+    message: Mapped[str]
+    data: Mapped[dict[str, Any]]
+
+
+class MetricChunkRow(Base):
+    """Up to `series.CHUNK_POINTS` points of one series of one attempt, steps rising."""
+
+    __tablename__ = "metric_chunks"
+    __table_args__ = (
+        ForeignKeyConstraint(["job_id"], ["jobs.id"], ondelete="CASCADE"),
+        Index(
+            "uq_metric_chunks_series", "job_id", "rank", "key", "attempt", "first_step", unique=True
+        ),
+        Index("ix_metric_chunks_open", "job_id", "attempt", "is_open"),
+        {"sqlite_autoincrement": True},
+    )
+    id: Mapped[int] = mapped_column(BigId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(64))
+    key: Mapped[str]
+    attempt: Mapped[int]
+    rank: Mapped[int]
+    is_open: Mapped[bool]
+    """True of the newest chunk of a series: its last step bounds what may follow."""
+    count: Mapped[int]
+    first_step: Mapped[int]
+    first_value: Mapped[float | None]
+    """Unset means NaN, here and in `last_value`: SQLite has no NaN."""
+    last_step: Mapped[int]
+    last_value: Mapped[float | None]
+    min_step: Mapped[int | None]
+    min_value: Mapped[float | None]
+    max_step: Mapped[int | None]
+    max_value: Mapped[float | None]
+    nan_step: Mapped[int | None]
+    points: Mapped[bytes]
+
+
+class LogChunkRow(Base):
+    """Consecutive lines of one rank: in `text` while the chunk is open, then in storage."""
+
+    __tablename__ = "log_chunks"
+    job_id: Mapped[str] = _job_key()
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    rank: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    first_line: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    num_lines: Mapped[int]
+    size_bytes: Mapped[int]
+    text: Mapped[str | None]
+    """One JSON array `[time, line]` in each line."""
+    storage_key: Mapped[str | None]
+
+
+class CheckpointRow(Base):
+    __tablename__ = "checkpoints"
+    job_id: Mapped[str] = _job_key()
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    url: Mapped[str]
+    size_bytes: Mapped[int]
+    manifest_sha256: Mapped[str] = mapped_column(String(64))
+    metrics: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+
+
+class ArtifactRow(Base):
+    __tablename__ = "artifacts"
+    job_id: Mapped[str] = _job_key()
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    attempt: Mapped[int]
+    path: Mapped[str]
+    url: Mapped[str]
+    size_bytes: Mapped[int]
+    sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+
+
+class ClusterRow(Base):
+    """What was last seen of the cluster as a whole; one row."""
+
+    __tablename__ = "cluster"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    connected: Mapped[bool]
+    reason: Mapped[str | None]
+    ray_address: Mapped[str | None]
+    ray_dashboard: Mapped[str | None]
+    session: Mapped[str | None]
+    updated_at: Mapped[datetime]
+
+
+class NodeRow(Base):
+    __tablename__ = "nodes"
+    node_id: Mapped[str] = mapped_column(String(128), primary_key=True)
+    hostname: Mapped[str]
+    alive: Mapped[bool]
+    accepted: Mapped[bool]
+    reason: Mapped[str | None]
+    total: Mapped[dict[str, Any]]
+    available: Mapped[dict[str, Any]]
+    updated_at: Mapped[datetime]

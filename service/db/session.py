@@ -1,0 +1,204 @@
+"""One transaction at a time, on SQLite and on PostgreSQL.
+
+`write` and `read` run a function of a Session as exactly one transaction, in a thread. The
+function may run again after a lost connection or a deadlock, also when nobody can tell whether
+the first commit arrived: it must find out for itself (every write here is a compare-and-set).
+
+SQLite has one writing connection behind a lock, and only that one checkpoints the write-ahead
+log; readers are other connections that can't write. Each commit is synced to disk
+(`synchronous=FULL`), because a job that was acknowledged must outlive a power cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.orm import Session
+
+from service.domain.errors import DatabaseUnavailable
+from service.signals import CHANNEL, PostgresListener, Signals
+
+T = TypeVar("T")
+Work = Callable[[Session], T]
+
+logger = logging.getLogger(__name__)
+
+THREADS = 8
+MAX_TRIES = 5
+FIRST_PAUSE_S = 0.05
+BUSY_TIMEOUT_MS = 10_000
+RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P03"})
+"""Serialization failure, deadlock, server shutting down or starting, lock not available."""
+
+_TOPICS = "topics"
+
+
+def notify(session: Session, *topics: str) -> None:
+    """Publish these topics when, and only when, this transaction is committed."""
+    session.info.setdefault(_TOPICS, {}).update(dict.fromkeys(topics))
+
+
+def normalise_url(url: str) -> URL:
+    """`postgresql://` and `postgres://` mean psycopg 3. ValueError for other databases."""
+    parsed = make_url(url)
+    backend = parsed.drivername.split("+")[0]
+    if backend in ("postgresql", "postgres"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend == "sqlite" and parsed.database and parsed.database != ":memory:":
+        return parsed
+    raise ValueError(
+        f"DRAY_DATABASE_URL names {parsed.drivername!r}: use sqlite:////path/to/file or "
+        "postgresql://user@host/database"
+    )
+
+
+class Database:
+    """Owns the connections and the threads that use them."""
+
+    def __init__(self, url: str, signals: Signals | None = None) -> None:
+        self.url = normalise_url(url)
+        self.signals = signals or Signals()
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._listener: PostgresListener | None = None
+        self._write_lock = threading.Lock()
+        if self.is_sqlite:
+            self.engine = _sqlite_engine(self.url, writes=True)
+            self._read_engine = _sqlite_engine(self.url, writes=False)
+        else:
+            self.engine = create_engine(
+                self.url, pool_size=THREADS, max_overflow=THREADS, pool_pre_ping=True
+            )
+            self._read_engine = self.engine
+        self._readers = ThreadPoolExecutor(THREADS, thread_name_prefix="dray-db-read")
+        self._writers = ThreadPoolExecutor(
+            1 if self.is_sqlite else THREADS, thread_name_prefix="dray-db-write"
+        )
+
+    async def read(self, work: Work[T]) -> T:
+        """What `work` returns, from one consistent view of the database."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, self.read_sync, work)
+
+    async def write(self, work: Work[T]) -> T:
+        """What `work` returns, once it is committed; on any exception nothing is kept."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writers, self.write_sync, work)
+
+    def read_sync(self, work: Work[T]) -> T:
+        return self._retrying(lambda: self._read_once(work))
+
+    def write_sync(self, work: Work[T]) -> T:
+        if not self.is_sqlite:
+            return self._retrying(lambda: self._write_once(work))
+        with self._write_lock:
+            return self._retrying(lambda: self._write_once(work))
+
+    def listen(self) -> None:
+        """On PostgreSQL, pass on what other processes publish. Ends with `close`."""
+        if self.is_sqlite or self._listener is not None:
+            return
+        conninfo = self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        self._listener = PostgresListener(conninfo, self.signals)
+        self._listener.start()
+
+    @property
+    def listener(self) -> PostgresListener | None:
+        return self._listener
+
+    def close(self) -> None:
+        """Wait for what runs, then let go of every connection, the writer's last."""
+        if self._listener is not None:
+            self._listener.stop()
+        self._readers.shutdown()
+        self._writers.shutdown()
+        self._read_engine.dispose()
+        self.engine.dispose()
+
+    def _read_once(self, work: Work[T]) -> T:
+        with Session(self._read_engine, expire_on_commit=False) as session:
+            if not self.is_sqlite:
+                session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+            result = work(session)
+            session.rollback()
+            return result
+
+    def _write_once(self, work: Work[T]) -> T:
+        with Session(self.engine, expire_on_commit=False) as session:
+            result = work(session)
+            session.flush()
+            topics = list(session.info.get(_TOPICS, ()))
+            if not self.is_sqlite:
+                for topic in topics:
+                    session.execute(
+                        text("SELECT pg_notify(:channel, :topic)"),
+                        {"channel": CHANNEL, "topic": topic},
+                    )
+            session.commit()
+        for topic in topics:
+            self.signals.publish(topic)
+        return result
+
+    def _retrying(self, once: Callable[[], T]) -> T:
+        tried = 0
+        while True:
+            try:
+                return once()
+            except DBAPIError as error:
+                tried += 1
+                if not _may_pass(error):
+                    raise
+                if self.is_sqlite or tried >= MAX_TRIES:
+                    raise DatabaseUnavailable(
+                        "the database does not answer", hint="try again in a moment"
+                    ) from error
+                logger.warning("a transaction is tried again (%d): %s", tried, error.orig)
+                time.sleep(FIRST_PAUSE_S * 2**tried * random.uniform(0.5, 1.0))
+
+
+def _may_pass(error: DBAPIError) -> bool:
+    """True of what has to do with the connection or with others, not with the statement."""
+    sqlstate = getattr(error.orig, "sqlstate", None)
+    if error.connection_invalidated or sqlstate in RETRIED_SQLSTATES:
+        return True
+    return isinstance(error, OperationalError | InterfaceError) and (
+        sqlstate is None or sqlstate.startswith("08")
+    )
+
+
+def _sqlite_engine(url: URL, *, writes: bool) -> Engine:
+    assert url.database is not None
+    if writes:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(
+        url,
+        pool_size=1 if writes else THREADS,
+        max_overflow=0,
+        connect_args={"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves, below
+        pragmas = ["foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"]
+        if writes:
+            pragmas += ["journal_mode=WAL", "synchronous=FULL"]
+        else:
+            pragmas += ["query_only=ON", "wal_autocheckpoint=0"]
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine

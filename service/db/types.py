@@ -1,0 +1,36 @@
+"""Column types that mean the same on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, DateTime, Dialect, Integer
+from sqlalchemy.types import TypeDecorator
+
+BigId = BigInteger().with_variant(Integer(), "sqlite")
+"""A 64-bit key that counts up by itself; SQLite does that for INTEGER alone."""
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware datetime, stored in UTC: `timestamptz`, or on SQLite text of fixed width.
+
+    Both sort and compare as times. A naive datetime is refused with ValueError.
+    """
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value!r} has no time zone")
+        in_utc = value.astimezone(UTC)
+        return in_utc.replace(tzinfo=None) if dialect.name == "sqlite" else in_utc
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        assert isinstance(value, datetime)
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)

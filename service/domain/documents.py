@@ -1,0 +1,40 @@
+"""Stored job documents keep the version they were written in and are brought up when read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dray.spec import SPEC_VERSION
+
+Document = dict[str, Any]
+
+UPCASTS: Mapping[int, Callable[[Document], Document]] = {}
+"""`UPCASTS[n]` turns a document of version n into one of version n + 1."""
+
+
+def upcast(
+    spec: Mapping[str, Any],
+    *,
+    upcasts: Mapping[int, Callable[[Document], Document]] = UPCASTS,
+    target: int = SPEC_VERSION,
+) -> Document:
+    """The same document in the version of this program.
+
+    Raises ValueError for one that a newer program wrote, or that has no way up.
+    """
+    document = dict(spec)
+    version = int(document.get("version", 1))
+    if version > target:
+        raise ValueError(
+            f"the job document has version {version}, but this dray reads up to version "
+            f"{target}: run the newer dray that wrote it"
+        )
+    while version < target:
+        step = upcasts.get(version)
+        if step is None:
+            raise ValueError(f"there is no way from version {version} of the job document")
+        document = step(document)
+        version += 1
+        document["version"] = version
+    return document

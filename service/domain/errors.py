@@ -1,0 +1,96 @@
+"""What can go wrong for a caller, without a word of HTTP.
+
+Each class has a stable `code` that programs match on; `message` says what was wrong, `hint` what
+to do, and `pointer` (a JSON pointer) which field of the document is at fault.
+
+    DomainError
+      NotFound              job_not_found
+        ArtifactNotFound    artifact_not_found
+      Conflict
+        JobFinished         job_finished
+        JobLive             job_live
+      Unsatisfiable         unsatisfiable
+      IdempotencyMismatch   idempotency_key_reused
+      BadCursor             bad_cursor
+      Unavailable
+        DatabaseUnavailable database_unavailable
+        StorageUnavailable  storage_unavailable
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DomainError(Exception):
+    """Base of all errors that a caller of a use case may see."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, *, pointer: str | None = None, hint: str | None = None):
+        super().__init__(message)
+        self.message = message
+        self.pointer = pointer
+        self.hint = hint
+
+
+class NotFound(DomainError):
+    """There is no such job."""
+
+    code = "job_not_found"
+
+
+class ArtifactNotFound(NotFound):
+    """The job exists, the artifact does not."""
+
+    code = "artifact_not_found"
+
+
+class Conflict(DomainError):
+    """The job's state does not allow what was asked."""
+
+    code = "conflict"
+
+
+class JobFinished(Conflict):
+    """The job succeeded or failed, so it can't be cancelled."""
+
+    code = "job_finished"
+
+
+class JobLive(Conflict):
+    """The job has not ended, so it can't be deleted."""
+
+    code = "job_live"
+
+
+class Unsatisfiable(DomainError):
+    """The cluster could not run the job even if it were empty."""
+
+    code = "unsatisfiable"
+
+
+class IdempotencyMismatch(DomainError):
+    """The idempotency key was used before, for another request."""
+
+    code = "idempotency_key_reused"
+
+
+class BadCursor(DomainError):
+    """The cursor is not one that this call gave out."""
+
+    code = "bad_cursor"
+
+
+class Unavailable(DomainError):
+    """Something the service stands on does not answer; asking again later may work."""
+
+    code = "unavailable"
+
+
+class DatabaseUnavailable(Unavailable):
+    code = "database_unavailable"
+
+
+class StorageUnavailable(Unavailable):
+    code = "storage_unavailable"

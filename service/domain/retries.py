@@ -1,0 +1,95 @@
+"""Whether an attempt that ended is followed by another, and who pays for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+USER_BACKOFF_S = 1.0
+INFRA_BACKOFF_S = 1.0
+FREE_BACKOFF_S = 2.0
+MAX_BACKOFF_S = 60.0
+MAX_FREE_BACKOFF_S = 15.0
+
+
+class Fault(StrEnum):
+    """Why an attempt ended other than well."""
+
+    USER_ERROR = "user_error"
+    BAD_DATA = "bad_data"
+    RUNTIME_EXCEEDED = "runtime_exceeded"
+    SLOTS_UNAVAILABLE = "slots_unavailable"
+    WORKER_LOST = "worker_lost"
+    INFRASTRUCTURE = "infrastructure"
+    SUPERVISOR_LOST = "supervisor_lost"
+    NODE_LOST = "node_lost"
+    PREEMPTED = "preempted"
+
+
+class Budget(StrEnum):
+    """What a retry is charged to."""
+
+    USER = "user"
+    INFRA = "infra"
+    FREE = "free"
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """What the job may spend and what it has spent before the attempt that just ended."""
+
+    max_user_retries: int
+    max_infra_retries: int
+    user_failures: int = 0
+    infra_failures: int = 0
+    free_requeues: int = 0
+    """In a row, since an attempt last took a step; only the delay depends on it."""
+    runtime_left_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Retry:
+    delay_s: float
+    budget: Budget
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    code: str
+    budget: Budget
+    because: str
+    """The end of a sentence that says why there is no other attempt."""
+
+
+def _backoff(first_s: float, before: int, cap_s: float) -> float:
+    """Double from `first_s` with each failure before this one, up to `cap_s`."""
+    return min(cap_s, first_s * 2.0 ** min(before, 30))
+
+
+def decide(fault: Fault, budgets: Budgets) -> Retry | GiveUp:
+    """The user's own errors, the infrastructure's and preemptions are counted apart."""
+    if fault is Fault.BAD_DATA:
+        return GiveUp(fault, Budget.USER, "trying again would not mend the data")
+    if fault is Fault.RUNTIME_EXCEEDED:
+        return GiveUp(fault, Budget.USER, "max_runtime_s is used up")
+    if budgets.runtime_left_s is not None and budgets.runtime_left_s <= 0:
+        return GiveUp(Fault.RUNTIME_EXCEEDED, Budget.USER, "max_runtime_s is used up")
+    match fault:
+        case Fault.USER_ERROR:
+            if budgets.user_failures >= budgets.max_user_retries:
+                because = f"max_retries is {budgets.max_user_retries}"
+                return GiveUp(fault, Budget.USER, because)
+            delay_s = _backoff(USER_BACKOFF_S, budgets.user_failures, MAX_BACKOFF_S)
+            return Retry(delay_s, Budget.USER)
+        case Fault.WORKER_LOST | Fault.INFRASTRUCTURE | Fault.SUPERVISOR_LOST:
+            if budgets.infra_failures >= budgets.max_infra_retries:
+                because = f"{budgets.max_infra_retries} retries for faults of the cluster are spent"
+                return GiveUp(fault, Budget.INFRA, because)
+            delay_s = _backoff(INFRA_BACKOFF_S, budgets.infra_failures, MAX_BACKOFF_S)
+            return Retry(delay_s, Budget.INFRA)
+        case Fault.SLOTS_UNAVAILABLE | Fault.NODE_LOST | Fault.PREEMPTED:
+            delay_s = _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_FREE_BACKOFF_S)
+            return Retry(delay_s, Budget.FREE)
+        case _:
+            assert_never(fault)

@@ -1,0 +1,160 @@
+"""The life of a job as one table.
+
+Every (state, trigger) pair that is not in `TRANSITIONS` is refused, and the terminal states have
+no row, so they absorb. Each row names the reason codes that may accompany the move: they are what
+`Job.reason.code` and the job's events show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from dray.views import JobState
+
+
+class Trigger(StrEnum):
+    """What makes a job move."""
+
+    CLAIM = "claim"
+    """The scheduler chose slots and a launch follows."""
+    STEP = "step"
+    """The first optimizer step was seen; for a script, its process."""
+    REFORM = "reform"
+    """The running group lost a part and is mended in place."""
+    SUCCEED = "succeed"
+    """Every rank ended well."""
+    FAIL = "fail"
+    """The attempt ended badly and another one would not help or is not paid for."""
+    RETRY = "retry"
+    """The attempt ended and the job is to be tried again."""
+    CANCEL = "cancel"
+    """The user asked for it."""
+    STOPPED = "stopped"
+    """The attempt was seen gone after it was told to stop."""
+    IMPOSSIBLE = "impossible"
+    """The cluster could not run the job even if it were empty."""
+
+
+GIVE_UP_CODES = frozenset(
+    {
+        "user_error",
+        "bad_data",
+        "runtime_exceeded",
+        "worker_lost",
+        "infrastructure",
+        "supervisor_lost",
+    }
+)
+"""Why a job fails: its own fault, or one of the cluster's after that budget was spent."""
+
+RETRY_CODES = frozenset(
+    {
+        "user_error",
+        "worker_lost",
+        "infrastructure",
+        "supervisor_lost",
+        "slots_unavailable",
+        "node_lost",
+        "preempted",
+    }
+)
+"""Why a job goes back to the queue, with `not_before` set."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    to: JobState
+    codes: frozenset[str]
+
+
+def _table() -> Mapping[tuple[JobState, Trigger], Transition]:
+    s, t = JobState, Trigger
+    table = {
+        (s.QUEUED, t.CLAIM): Transition(s.STARTING, frozenset({"claimed"})),
+        (s.QUEUED, t.CANCEL): Transition(s.CANCELLED, frozenset({"cancelled_by_user"})),
+        (s.QUEUED, t.IMPOSSIBLE): Transition(s.FAILED, frozenset({"unsatisfiable"})),
+        (s.QUEUED, t.FAIL): Transition(s.FAILED, frozenset({"runtime_exceeded"})),
+        (s.STARTING, t.STEP): Transition(s.RUNNING, frozenset({"running"})),
+        (s.RECOVERING, t.STEP): Transition(s.RUNNING, frozenset({"recovered"})),
+        (s.RUNNING, t.REFORM): Transition(s.RECOVERING, frozenset({"group_lost"})),
+        (s.CANCELLING, t.SUCCEED): Transition(s.SUCCEEDED, frozenset({"succeeded"})),
+        (s.CANCELLING, t.STOPPED): Transition(s.CANCELLED, frozenset({"cancelled_by_user"})),
+    }
+    for live in (s.STARTING, s.RUNNING, s.RECOVERING):
+        table[live, t.SUCCEED] = Transition(s.SUCCEEDED, frozenset({"succeeded"}))
+        table[live, t.FAIL] = Transition(s.FAILED, GIVE_UP_CODES)
+        table[live, t.RETRY] = Transition(s.QUEUED, RETRY_CODES)
+        table[live, t.CANCEL] = Transition(s.CANCELLING, frozenset({"cancelled_by_user"}))
+    return MappingProxyType(table)
+
+
+TRANSITIONS = _table()
+
+
+class IllegalTransition(Exception):
+    """A move that the table does not have: a fault in the caller, or a race that it lost."""
+
+    def __init__(self, state: JobState, trigger: Trigger, code: str | None = None):
+        with_code = "" if code is None else f" with the reason {code!r}"
+        super().__init__(f"a job that is {state} can't move by {trigger}{with_code}")
+        self.state = state
+        self.trigger = trigger
+
+
+def transition(state: JobState, trigger: Trigger, code: str | None = None) -> JobState:
+    """The state that `trigger` leads to; with `code`, also check that it fits the move.
+
+    Raises IllegalTransition for every pair (or code) that the table does not have.
+    """
+    rule = TRANSITIONS.get((state, trigger))
+    if rule is None:
+        raise IllegalTransition(state, trigger)
+    if code is not None and code not in rule.codes:
+        raise IllegalTransition(state, trigger, code)
+    return rule.to
+
+
+def render_mermaid() -> str:
+    """The table as a Mermaid state diagram, for the docs."""
+    lines = ["stateDiagram-v2", "    [*] --> QUEUED: submit"]
+    order = list(JobState)
+    edges = sorted(
+        TRANSITIONS.items(),
+        key=lambda item: (order.index(item[0][0]), order.index(item[1].to), item[0][1]),
+    )
+    lines += [f"    {state} --> {rule.to}: {trigger}" for (state, trigger), rule in edges]
+    lines += [f"    {state} --> [*]" for state in order if state.is_terminal]
+    return "\n".join(lines) + "\n"
+
+
+def render_page() -> str:
+    """docs/states.md: the diagram and the reason codes of every move."""
+    rows = [
+        f"| {state} | {trigger} | {rule.to} | {', '.join(sorted(rule.codes))} |"
+        for (state, trigger), rule in sorted(
+            TRANSITIONS.items(), key=lambda item: (list(JobState).index(item[0][0]), item[0][1])
+        )
+    ]
+    return "\n".join(
+        [
+            "# The states of a job",
+            "",
+            "Rendered from `service/domain/states.py`; a test keeps the two equal.",
+            "",
+            "```mermaid",
+            render_mermaid().rstrip("\n"),
+            "```",
+            "",
+            "A job that is cancelling ends as SUCCEEDED if its training ended well before the stop",
+            "reached it; any other end is what the user asked for, so it is CANCELLED, and the",
+            "attempt keeps its own reason. SUCCEEDED, FAILED and CANCELLED absorb.",
+            "",
+            "| from | trigger | to | reason codes |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )

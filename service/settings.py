@@ -1,0 +1,61 @@
+"""Every setting of the service, read once where the program is put together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Read from `DRAY_*` in the environment, then from `.env`; the defaults run everything here."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="DRAY_",
+        env_file=".env",
+        env_ignore_empty=True,
+        extra="ignore",
+        use_attribute_docstrings=True,
+    )
+
+    home: Path = Path(".dray")
+    """Where the state of the embedded mode lies."""
+    host: str = "127.0.0.1"
+    port: int = Field(8420, ge=0, le=65535)
+    database_url: str = Field("", repr=False)
+    """`sqlite:///path` or `postgresql://...`; by default a SQLite file under the home. May hold a
+    password, so it is never printed."""
+    storage_url: str = ""
+    """Where logs, checkpoints and artifacts lie; by default a folder under the home."""
+    ray_address: str = "local"
+    """`local` runs the embedded Ray; an address joins a cluster."""
+    ray_token_file: Path | None = None
+    local_slots: int | None = Field(None, ge=1)
+    """One-CPU workers that the embedded Ray offers where there is no GPU; default: the CPUs."""
+    tokens_file: Path | None = None
+    """Who may call: lines of `name:sha256-of-the-token`."""
+
+    max_body_bytes: int = Field(1 << 20, ge=1024)
+    log_limit_bytes: int = Field(256 << 20, ge=1024)
+    """Most log text that is kept of one job; further lines are counted."""
+    spool_limit_bytes: int = Field(64 << 20, ge=1 << 20)
+    """Most undelivered bytes that one rank keeps on its node, for logs and for metrics each."""
+    infra_retries: int = Field(10, ge=0)
+    """How often a job is tried again after faults of the cluster."""
+    start_timeout_s: float = Field(60.0, gt=0)
+    """How long Ray may take to give the slots before the job goes back to the queue."""
+    scheduler_tick_s: float = Field(1.0, gt=0)
+    """Longest time between two looks at the queue; a change of it wakes the scheduler at once."""
+    poll_wait_s: float = Field(5.0, gt=0)
+    """How long a poll of an attempt waits for something to happen."""
+
+    @model_validator(mode="after")
+    def _fill_in_what_follows_from_the_home(self) -> Self:
+        self.home = self.home.expanduser().absolute()
+        if not self.database_url:
+            self.database_url = f"sqlite:///{self.home / 'dray.db'}"
+        if not self.storage_url:
+            self.storage_url = (self.home / "storage").as_uri()
+        return self

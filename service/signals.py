@@ -1,0 +1,149 @@
+"""Waking who waits: in this process at once, and between processes through PostgreSQL.
+
+A signal says only that something about a topic may have changed; who is woken looks it up in SQL.
+So one that is lost costs a little time (everyone looks again after their own wait) and never the
+truth. Signals are sent after the transaction that they speak of is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import psycopg
+
+logger = logging.getLogger(__name__)
+
+QUEUE = "queue"
+"""The topic of the scheduler: a job was submitted, requeued, cancelled or ended."""
+
+CHANNEL = "dray"
+LISTEN_WAIT_S = 1.0
+RECONNECT_S = 1.0
+
+
+class Subscription:
+    """Set from the moment it is opened: nothing published after that is missed."""
+
+    def __init__(self, signals: Signals, topics: tuple[str, ...]) -> None:
+        self._signals = signals
+        self.topics = topics
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """True as soon as a topic was published since the last wait; False when the time is up."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True
+
+    def wake(self) -> None:
+        """From any thread."""
+        with contextlib.suppress(RuntimeError):  # its loop was closed: nobody waits there
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    def __enter__(self) -> Self:
+        self._signals.attach(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._signals.detach(self)
+
+
+class Signals:
+    """Topics of one process. Publishing is allowed from any thread, waiting in event loops."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._subscribers: dict[str, set[Subscription]] = {}
+
+    def subscribe(self, *topics: str) -> Subscription:
+        """`with signals.subscribe(a, b) as woken: ...; await woken.wait(timeout_s)`.
+
+        Look at the state after subscribing and before waiting.
+        """
+        return Subscription(self, topics)
+
+    def publish(self, topic: str) -> None:
+        with self._lock:
+            woken = list(self._subscribers.get(topic, ()))
+        for subscription in woken:
+            subscription.wake()
+
+    def publish_all(self) -> None:
+        """Wake everyone: something may have been missed."""
+        with self._lock:
+            topics = list(self._subscribers)
+        for topic in topics:
+            self.publish(topic)
+
+    def attach(self, subscription: Subscription) -> None:
+        with self._lock:
+            for topic in subscription.topics:
+                self._subscribers.setdefault(topic, set()).add(subscription)
+
+    def detach(self, subscription: Subscription) -> None:
+        with self._lock:
+            for topic in subscription.topics:
+                remaining = self._subscribers.get(topic, set())
+                remaining.discard(subscription)
+                if not remaining:
+                    self._subscribers.pop(topic, None)
+
+
+class PostgresListener:
+    """A thread that passes on what other processes NOTIFY.
+
+    A lost connection is opened again, and then everyone is woken, for what was missed meanwhile.
+    """
+
+    def __init__(self, conninfo: str, signals: Signals) -> None:
+        self._conninfo = conninfo
+        self._signals = signals
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dray-listen", daemon=True)
+        self.listening = threading.Event()
+        """Set while LISTEN is in force."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with psycopg.connect(self._conninfo, autocommit=True) as connection:
+                    connection.execute(f"LISTEN {CHANNEL}")
+                    self.listening.set()
+                    self._signals.publish_all()
+                    for topic in self._topics(connection):
+                        self._signals.publish(topic)
+            except psycopg.Error as error:
+                logger.warning("lost the database's notifications, will listen again: %s", error)
+                self._stop.wait(RECONNECT_S)
+            finally:
+                self.listening.clear()
+
+    def _topics(self, connection: psycopg.Connection) -> Iterator[str]:
+        while not self._stop.is_set():
+            for notice in connection.notifies(timeout=LISTEN_WAIT_S):
+                yield notice.payload
+                if self._stop.is_set():
+                    return
