@@ -1,0 +1,81 @@
+"""Which samples a rank sees at a step: pure functions of seed, step, rank and world size.
+
+An epoch goes over every sample once, in an order drawn from (seed, epoch). The order is cut into
+global batches; the last one of an epoch is as short as it comes out. Each global batch is cut
+into one contiguous share per rank. So the world size changes who computes, not what is computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed in [0, 2**63) from the parts, independent of Python's hash randomisation."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
+    return -(-num_samples // global_batch_size)
+
+
+def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
+    """Every index in [0, num_samples) once: int64 of shape (num_samples,). Epochs count from 0."""
+    generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
+    return torch.randperm(num_samples, generator=generator)
+
+
+def share(num_items: int, rank: int, world_size: int) -> tuple[int, int]:
+    """[start, stop) of a rank's contiguous share; shares differ by one item at most."""
+    return num_items * rank // world_size, num_items * (rank + 1) // world_size
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's part of one global batch."""
+
+    indices: Tensor
+    """int64; what to compute, never empty: a rank without a share repeats a neighbour's sample,
+    because a collective waits for everybody."""
+    num_global: int
+    """Samples of the global batch."""
+    is_empty: bool
+    """The samples are a neighbour's, and count for nothing."""
+
+
+class Batches:
+    """A rank's batches of a data set, by the number of the optimizer step (1 is the first)."""
+
+    def __init__(
+        self, num_samples: int, *, global_batch_size: int, seed: int, rank: int, world_size: int
+    ) -> None:
+        self._num_samples = num_samples
+        self._global_batch_size = global_batch_size
+        self._seed = seed
+        self._rank = rank
+        self._world_size = world_size
+        self._epoch = -1
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return steps_per_epoch(self._num_samples, self._global_batch_size)
+
+    def at(self, step: int) -> Batch:
+        epoch, number = divmod(step - 1, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._order = epoch_order(self._num_samples, self._seed, epoch)
+            self._epoch = epoch
+        first = number * self._global_batch_size
+        num_global = min(self._global_batch_size, self._num_samples - first)
+        start, stop = share(num_global, self._rank, self._world_size)
+        is_empty = start == stop
+        if is_empty:
+            start = min(start, num_global - 1)
+            stop = start + 1
+        return Batch(self._order[first + start : first + stop], num_global, is_empty)

@@ -1,0 +1,46 @@
+"""The optimizers a job document can name."""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from dray import spec
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups: matrices and filters, which decay, and the rest, which doesn't.
+
+    Biases and the scales of norms are 1-D; pulling them to zero regularises nothing.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimizer(model: nn.Module, options: spec.Optimizer) -> Optimizer:
+    """Fused: one kernel for all parameters, which is what a small step spends its time on."""
+    groups = parameter_groups(model, options.weight_decay)
+    match options.name:
+        case "adamw":
+            return AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
+        case "sgd":
+            return SGD(
+                groups,
+                lr=options.lr,
+                momentum=options.momentum,
+                nesterov=options.nesterov,
+                fused=True,
+            )
+        case unknown:
+            assert_never(unknown)
+
+
+def set_lr(optimizer: Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr

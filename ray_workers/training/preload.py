@@ -1,0 +1,43 @@
+"""Imports all that a training process needs, in the parent that such processes are forked from.
+
+A fork copies one thread only and no CUDA context, so nothing here may start a thread, touch a
+GPU or open a connection; and what is missing here is paid for by every single start.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+_MODULES = (
+    "torch",
+    "torch._dynamo",  # the first optimizer imports it
+    "torch.distributed",
+    "torch.nn.functional",
+    "torch.nn.parallel",
+    "numpy",
+    "fsspec",
+    "fsspec.implementations.local",
+    "safetensors.torch",
+    "sklearn.datasets",
+    "runpy",
+    "ray_workers.recipes",
+    "ray_workers.training.entry",
+    "ray_workers.training.loop",
+)
+
+
+def preload() -> None:
+    """Import everything, and read the data set that comes with a library. Starts no thread.
+
+    Raises ImportError if something is missing. Call it before numpy is imported: its BLAS would
+    start a pool of threads.
+    """
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    for module in _MODULES:
+        importlib.import_module(module)
+    from ray_workers.recipes import RECIPES
+
+    for recipe in RECIPES.values():
+        recipe.preload()

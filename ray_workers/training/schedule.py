@@ -1,0 +1,64 @@
+"""The learning rate and the calendar of a run, as pure functions of the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dray.spec import Checkpoint, Schedule, Train
+
+
+def lr_at(step: int, *, total_steps: int, lr: float, schedule: Schedule) -> float:
+    """Learning rate of optimizer step `step` (1 is the first).
+
+    Linear warm-up reaches `lr` at step `warmup_steps`. The cosine (Loshchilov & Hutter 2017,
+    arXiv:1608.03983, one cycle) then falls from `lr` and would meet `lr * final_ratio` one step
+    after the last, so that no step is spent at a rate of zero.
+    """
+    warmup = schedule.warmup_steps
+    if step <= warmup:
+        return lr * step / warmup
+    if schedule.name == "constant":
+        return lr
+    progress = (step - 1 - warmup) / (total_steps - warmup)
+    falling = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return lr * (schedule.final_ratio + (1.0 - schedule.final_ratio) * falling)
+
+
+@dataclass(frozen=True)
+class Calendar:
+    """What is due after which step; a resumed run therefore does it at the same steps."""
+
+    steps_per_epoch: int
+    total_steps: int
+    eval_every_epochs: int
+    save_every_steps: int
+    eval_with_save: bool
+    """A checkpoint that may be the best one needs its own figure."""
+
+    @classmethod
+    def of(cls, train: Train, checkpoint: Checkpoint, steps_per_epoch: int) -> Calendar:
+        total = train.epochs * steps_per_epoch
+        if train.max_steps is not None:
+            total = min(total, train.max_steps)
+        return cls(
+            steps_per_epoch=steps_per_epoch,
+            total_steps=total,
+            eval_every_epochs=train.eval_every_epochs,
+            save_every_steps=checkpoint.every_steps or steps_per_epoch,
+            eval_with_save=checkpoint.best is not None,
+        )
+
+    def epoch_of(self, step: int) -> int:
+        """Epochs count from 0; the last step of an epoch belongs to it."""
+        return (step - 1) // self.steps_per_epoch
+
+    def saves_after(self, step: int) -> bool:
+        return step == self.total_steps or step % self.save_every_steps == 0
+
+    def evaluates_after(self, step: int) -> bool:
+        return (
+            step == self.total_steps
+            or step % (self.eval_every_epochs * self.steps_per_epoch) == 0
+            or (self.eval_with_save and self.saves_after(step))
+        )
