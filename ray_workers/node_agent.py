@@ -106,7 +106,7 @@ class NodeAgent:
             if code is not None:
                 tail = self._log_path.read_text(errors="replace")[-2000:]
                 self._forkserver = self._start_forkserver()
-                return f"the forkserver ended with code {code}: {tail}"
+                return f"its forkserver ended with code {code}: {tail.strip().splitlines()[-1:]}"
             try:
                 await list_tasks(self._socket_path)
             except ForkFailed:

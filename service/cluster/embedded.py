@@ -25,7 +25,7 @@ from pathlib import Path
 CODE_ROOT = Path(__file__).resolve().parents[2]
 INSTANCE_VARIABLE = "DRAY_RAY_INSTANCE"
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 6.0
 CHECK_S = 0.05
 LOOPBACK = "127.0.0.1"
 
@@ -131,6 +131,8 @@ class EmbeddedRay:
             # The GCS of one machine does not come back: give up on it soon.
             "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
             "RAY_metrics_report_interval_ms": "2000",
+            # Draining is for nodes that others may move to; ours is the only one.
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             "RAY_DISABLE_IMPORT_WARNING": "1",
         }
 

@@ -1,0 +1,62 @@
+# Everything a contributor does. `make help` lists it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Which build of torch `make setup` installs: auto (what pip finds first), cpu, or cuda.
+# For cpu and cuda give the index that pytorch.org/get-started names, as TORCH_INDEX_URL.
+TORCH ?= auto
+TORCH_INDEX_URL ?=
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+torch_pin_auto := torch==$(TORCH_VERSION)
+torch_pin_cpu := torch==$(TORCH_VERSION)+cpu
+torch_pin_cuda := torch==$(TORCH_VERSION)
+torch_index := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo run test check lint types imports format bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: $(VENV)/.ready ## make .venv with everything in it
+
+$(VENV)/.ready: constraints.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dray needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(torch_index) '$(torch_pin_$(TORCH))'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[server,dev]'
+	@touch $@
+
+demo: setup ## train a real model on an embedded Ray and show it
+	@$(BIN)/python -m examples.demo
+
+run: setup ## run the service here, until Ctrl-C
+	$(BIN)/python -m api
+
+test: setup ## run the whole test suite
+	$(BIN)/python -m pytest
+
+check: lint types imports test ## everything that CI runs
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+format: setup ## put the code into its format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## measure against peers (see benchmarks/README.md)
+	$(BIN)/python -m benchmarks
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -1,0 +1,1 @@
+"""Job documents and scripts, each submitted by a test."""

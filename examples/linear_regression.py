@@ -1,0 +1,44 @@
+"""A training script as one would write it for torchrun; dray adds two lines to it.
+
+Fits y = 3x + 2 with DistributedDataParallel. Runs under `torchrun` as it is.
+"""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import dray.train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=50)
+    arguments = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    x = torch.randn(256, 1)
+    y = 3 * x + 2
+
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(1, arguments.steps + 1):
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        dray.train.report(step, {"train/loss": loss.item()}, total_steps=arguments.steps)
+
+    if rank == 0:
+        weight, bias = (p.item() for p in model.parameters())
+        print(f"y = {weight:.3f} x + {bias:.3f}")
+        torch.save(model.module.state_dict(), "linear.pt")
+        dray.train.save_artifact("linear.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The reconciler: a loop that finds out what became of each live attempt, and stores it.
+
+Each live attempt has a follower, a task that long-polls it and stores every reply together with
+the cursor in one transaction. So a reply that was not stored is simply asked for again, by this
+process or by the next one. What is live is what SQL says, not what this process remembers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+
+from ray_workers.contracts import PollReply
+from service import jobs, recording
+from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
+from service.db.session import Database
+from service.domain.states import JobState
+from service.scheduler import Scheduler
+from service.settings import Settings
+from service.signals import QUEUE, Signals
+from service.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+MAX_REPLY_BYTES = 1 << 20
+MIN_PERIOD_S = 0.2
+"""Between two replies with data, so that a fast job's steps are stored in batches."""
+UNAVAILABLE_PAUSE_S = 0.5
+ORPHANS_PERIOD_S = 30.0
+
+
+class Reconciler:
+    """Owns one follower task for each live attempt."""
+
+    def __init__(
+        self,
+        database: Database,
+        cluster: Cluster,
+        storage: Storage,
+        scheduler: Scheduler,
+        signals: Signals,
+        settings: Settings,
+    ) -> None:
+        self._database = database
+        self._cluster = cluster
+        self._storage = storage
+        self._scheduler = scheduler
+        self._signals = signals
+        self._settings = settings
+        self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._stopped: set[tuple[str, int]] = set()
+        """Attempts that were asked to stop."""
+        self._orphans_at = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled; the followers end with it."""
+        try:
+            with self._signals.subscribe(QUEUE) as woken:
+                while True:
+                    try:
+                        await self.run_once(datetime.now(UTC))
+                    except Exception:
+                        logger.exception("the reconciler failed a round; it goes on")
+                    await woken.wait(self._settings.scheduler_tick_s)
+        finally:
+            followers = list(self._followers.values())
+            for follower in followers:
+                follower.cancel()
+            await asyncio.gather(*followers, return_exceptions=True)
+
+    async def run_once(self, now: datetime) -> None:
+        """Start the followers that are missing, pass on cancellations, end what nobody owns."""
+        _, live = await self._database.read(lambda s: jobs.queue_snapshot(s, now))
+        for attempt in live:
+            key = (attempt.job_id, attempt.attempt)
+            if key in self._scheduler.launching:
+                continue
+            if key not in self._followers:
+                task = asyncio.create_task(self._follow(attempt), name=f"follow {key}")
+                self._followers[key] = task
+                task.add_done_callback(lambda _, key=key: self._followers.pop(key, None))
+            if attempt.job_state is JobState.CANCELLING:
+                await self._stop(attempt)
+        await self._end_orphans({(a.job_id, a.attempt) for a in live})
+
+    async def _stop(self, attempt: jobs.LiveAttempt) -> None:
+        key = (attempt.job_id, attempt.attempt)
+        if key in self._stopped:
+            return
+        try:
+            await self._cluster.stop_attempt(_ref(attempt))
+        except ClusterUnavailable as error:
+            logger.info("can't stop %s attempt %d yet: %s", *key, error)
+        else:
+            self._stopped.add(key)
+
+    async def _follow(self, attempt: jobs.LiveAttempt) -> None:
+        """Poll one attempt and store what it says, until its outcome is stored."""
+        ref, cursor = _ref(attempt), dict(attempt.cursor)
+        loop = asyncio.get_running_loop()
+        while True:
+            asked_at = loop.time()
+            try:
+                reply = await self._cluster.poll(
+                    ref, cursor, self._settings.poll_wait_s, MAX_REPLY_BYTES
+                )
+            except ClusterUnavailable as error:
+                logger.info("no answer from %s attempt %d: %s", ref.job_id, ref.attempt, error)
+                await asyncio.sleep(UNAVAILABLE_PAUSE_S)
+                continue
+            try:
+                stored = await self._store(ref, reply)
+            except Exception:
+                logger.exception("could not store a reply of %s; asking again", ref.job_id)
+                await asyncio.sleep(UNAVAILABLE_PAUSE_S)
+                continue
+            if reply.outcome is not None or not stored:
+                return await self._close(ref)
+            cursor = dict(reply.cursor)
+            if not reply.more:
+                await asyncio.sleep(max(0.0, MIN_PERIOD_S - (loop.time() - asked_at)))
+
+    async def _store(self, ref: AttemptRef, reply: PollReply) -> bool:
+        """False if the attempt is closed already: someone else stored its end."""
+        recorded = await self._database.write(
+            lambda session: recording.record(
+                session, self._storage, ref.job_id, ref.attempt, reply, datetime.now(UTC)
+            )
+        )
+        return recorded.live
+
+    async def _close(self, ref: AttemptRef) -> None:
+        """Let the cluster forget an attempt whose end is stored; repeated as an orphan's."""
+        self._stopped.discard((ref.job_id, ref.attempt))
+        try:
+            await self._cluster.acknowledge(ref)
+        except ClusterUnavailable as error:
+            logger.info("%s attempt %d is not yet acknowledged: %s", ref.job_id, ref.attempt, error)
+            self._orphans_at = 0.0
+        self._signals.publish(QUEUE)
+
+    async def _end_orphans(self, live: set[tuple[str, int]]) -> None:
+        """End attempts that the cluster still has and SQL has closed."""
+        now = asyncio.get_running_loop().time()
+        if now < self._orphans_at:
+            return
+        self._orphans_at = now + ORPHANS_PERIOD_S
+        try:
+            for ref in await self._cluster.attempts():
+                key = (ref.job_id, ref.attempt)
+                if key not in live | self._scheduler.launching | set(self._followers):
+                    logger.warning("ending %s attempt %d, which nobody owns", *key)
+                    await self._cluster.stop_attempt(ref)
+                    await self._cluster.acknowledge(ref)
+        except ClusterUnavailable:
+            self._orphans_at = 0.0
+
+
+def _ref(attempt: jobs.LiveAttempt) -> AttemptRef:
+    return AttemptRef(
+        job_id=attempt.job_id,
+        attempt=attempt.attempt,
+        session=attempt.cluster_session,
+        node_ids=tuple(dict.fromkeys(part.node_id for part in attempt.slices)),
+    )

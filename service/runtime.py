@@ -1,0 +1,168 @@
+"""The composition root: builds the service from its settings, starts it and stops it.
+
+Settings are read, connections opened and loops started here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from service.cluster.embedded import EmbeddedRay
+from service.cluster.gateway import GatewayCluster, RayTarget
+from service.cluster.port import Cluster
+from service.db.migrate import migrate
+from service.db.repositories import cluster as repository
+from service.db.session import Database
+from service.home import HomeLock
+from service.jobs import Jobs
+from service.reading import Reading
+from service.reconciler import Reconciler
+from service.scheduler import Scheduler
+from service.settings import Settings
+from service.signals import Signals
+from service.storage import Storage
+from service.watch import ClusterWatch
+
+logger = logging.getLogger(__name__)
+
+EMBEDDED = "local"
+NONCE_FILE = ".dray-nonce"
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """Whether the service can do its work, and what each part says."""
+
+    ok: bool
+    checks: dict[str, str]
+
+
+class Runtime:
+    """A running service. `loops=False` leaves scheduling to another process."""
+
+    def __init__(
+        self, settings: Settings, database: Database, storage: Storage, home: HomeLock | None
+    ) -> None:
+        self.settings = settings
+        self.database = database
+        self.signals: Signals = database.signals
+        self.storage = storage
+        self.jobs = Jobs(database, storage, self.signals, settings)
+        self.reading = Reading(database, storage, self.signals, settings)
+        self.watch: ClusterWatch | None = None
+        self.cluster: Cluster | None = None
+        self._home = home
+        self._loops: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def open(
+        cls, settings: Settings, *, loops: bool = True, cluster: Cluster | None = None
+    ) -> Runtime:
+        """Take the home, bring the schema up to date, and start the loops.
+
+        `cluster` stands in for Ray in tests. HomeInUse if another process has the home.
+        """
+        database = Database(settings.database_url)
+        holds_home = database.is_sqlite or settings.ray_address == EMBEDDED
+        home = HomeLock.acquire(settings.home) if holds_home and loops else None
+        try:
+            await asyncio.to_thread(migrate, database)
+            database.listen()
+            runtime = cls(settings, database, Storage(settings.storage_url), home)
+            if loops:
+                await runtime._start_loops(cluster)
+        except BaseException:
+            await asyncio.to_thread(database.close)
+            if home is not None:
+                home.release()
+            raise
+        return runtime
+
+    async def _start_loops(self, cluster: Cluster | None) -> None:
+        now = datetime.now(UTC)
+        deployment_id = await self.database.write(lambda s: repository.ensure_deployment(s, now))
+        self.cluster = cluster or GatewayCluster(
+            ray_target(self.settings, deployment_id, self.storage)
+        )
+        self.watch = ClusterWatch(self.database, self.cluster, self.signals)
+        scheduler = Scheduler(
+            self.database, self.cluster, self.watch, self.signals, self.settings, deployment_id
+        )
+        reconciler = Reconciler(
+            self.database, self.cluster, self.storage, scheduler, self.signals, self.settings
+        )
+        await self.cluster.start()
+        self._loops = [
+            asyncio.create_task(self.watch.run(), name="cluster watch"),
+            asyncio.create_task(scheduler.run(), name="scheduler"),
+            asyncio.create_task(reconciler.run(), name="reconciler"),
+        ]
+
+    async def stop(self) -> None:
+        """Stop the loops, then what they use. The embedded Ray ends too, and its jobs with it."""
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        if self.cluster is not None:
+            await self.cluster.stop()
+        await asyncio.to_thread(self.database.close)
+        if self._home is not None:
+            self._home.release()
+
+    async def ready(self) -> Readiness:
+        """Asks the database, and looks at the cluster and the loops."""
+        checks = {"database": "ok"}
+        try:
+            await self.database.read(lambda s: repository.get(s))
+        except Exception as error:
+            checks["database"] = f"does not answer: {error}"
+        if self.watch is not None:
+            checks["cluster"] = self.watch.problem or "ok"
+            ended = [loop.get_name() for loop in self._loops if loop.done()]
+            checks["loops"] = f"ended: {', '.join(ended)}" if ended else "ok"
+        return Readiness(all(value == "ok" for value in checks.values()), checks)
+
+
+def ray_target(settings: Settings, deployment_id: str, storage: Storage) -> RayTarget:
+    """Which Ray, by the settings."""
+    embedded = None
+    if settings.ray_address == EMBEDDED:
+        slots = settings.local_slots or os.cpu_count() or 1
+        embedded = EmbeddedRay(settings.home, slots)
+    return RayTarget(
+        deployment_id=deployment_id,
+        storage_url=settings.storage_url,
+        storage_nonce=_storage_nonce(settings.storage_url),
+        embedded=embedded,
+        address=settings.ray_address,
+        token_file=settings.ray_token_file,
+    )
+
+
+def _storage_nonce(storage_url: str) -> str:
+    """A random text in shared storage, which every node that joins must be able to read."""
+    url = urlsplit(storage_url)
+    if url.scheme != "file":
+        return ""
+    path = Path(url.path, NONCE_FILE)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError), path.open("x") as file:
+        file.write(secrets.token_hex(16))
+    return path.read_text()
+
+
+async def serve_loops(settings: Settings, stop: asyncio.Event) -> None:
+    """Run the loops alone until `stop` is set: `python -m service`."""
+    runtime = await Runtime.open(settings)
+    try:
+        await stop.wait()
+    finally:
+        await runtime.stop()

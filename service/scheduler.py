@@ -1,0 +1,164 @@
+"""The scheduler: a loop that decides which waiting job starts where, and starts it.
+
+Snapshot, plan, claim, launch. The deciding is `domain.policy.plan`, a pure function; what is here
+reads, applies, and forgets. A claim that finds the job changed is no error: someone else won.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from ray_workers.contracts import AttemptSpec, Slice
+from service import jobs, transitions
+from service.cluster.port import Cluster, ClusterUnavailable
+from service.db.session import Database
+from service.domain import policy
+from service.settings import Settings
+from service.signals import QUEUE, Signals
+from service.watch import ClusterWatch
+
+logger = logging.getLogger(__name__)
+
+IMPOSSIBLE_GRACE = timedelta(seconds=60)
+"""How long a job that nothing could ever run is kept waiting before it fails: a node of the
+cluster may just be starting again."""
+
+
+class Scheduler:
+    """Wakes when the queue or the cluster changes, and at the latest each tick."""
+
+    def __init__(
+        self,
+        database: Database,
+        cluster: Cluster,
+        watch: ClusterWatch,
+        signals: Signals,
+        settings: Settings,
+        deployment_id: str,
+    ) -> None:
+        self._database = database
+        self._cluster = cluster
+        self._watch = watch
+        self._signals = signals
+        self._settings = settings
+        self._deployment_id = deployment_id
+        self._impossible_since: dict[str, datetime] = {}
+        self.launching: set[tuple[str, int]] = set()
+        """Attempts that were claimed and whose launch has not answered: not yet to be polled."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        with self._signals.subscribe(QUEUE) as woken:
+            while True:
+                try:
+                    await self.run_once(datetime.now(UTC))
+                except Exception:
+                    logger.exception("the scheduler failed a round; it goes on")
+                await woken.wait(self._settings.scheduler_tick_s)
+
+    async def run_once(self, now: datetime) -> int:
+        """One round; answers how many attempts were launched."""
+        cluster = self._watch.latest
+        waiting, live = await self._database.read(lambda s: jobs.queue_snapshot(s, now))
+        if not waiting:
+            self._impossible_since.clear()
+            return 0
+        decisions = policy.plan(_snapshot(self._watch, waiting, live), now)
+        decisions = [
+            self._patient(decision, place, now) for place, decision in enumerate(decisions)
+        ]
+        await self._database.write(lambda s: self._note(s, decisions, now))
+        starts = [d for d in decisions if isinstance(d, policy.Start)]
+        by_id = {job.job_id: job for job in waiting}
+        launched = 0
+        for start in starts:
+            assert cluster is not None, "the plan starts nothing without a cluster"
+            launched += await self._start(by_id[start.job_id], start, cluster.session, now)
+        return launched
+
+    def _patient(self, decision: policy.Decision, place: int, now: datetime) -> policy.Decision:
+        """A job found impossible waits a while for the cluster to become whole again."""
+        if not isinstance(decision, policy.Impossible):
+            self._impossible_since.pop(decision.job_id, None)
+            return decision
+        since = self._impossible_since.setdefault(decision.job_id, now)
+        if now - since >= IMPOSSIBLE_GRACE:
+            return decision
+        return policy.Wait(decision.job_id, decision.reason, place + 1)
+
+    def _note(self, session: Session, decisions: list[policy.Decision], now: datetime) -> None:
+        waits = [d for d in decisions if isinstance(d, policy.Wait)]
+        transitions.note_waiting(session, waits, now)
+        for decision in decisions:
+            if isinstance(decision, policy.Impossible):
+                transitions.fail_impossible(session, decision.job_id, decision.reason, now)
+
+    async def _start(
+        self, job: policy.WaitingJob, start: policy.Start, cluster_session: str, now: datetime
+    ) -> bool:
+        """Claim the job for a new attempt and launch it; False if the claim was lost."""
+        claimed = await self._database.write(
+            lambda s: transitions.claim(
+                s,
+                job.job_id,
+                attempt_seen=job.attempt,
+                slices=start.slices,
+                bundle=job.request.bundle,
+                cluster_session=cluster_session,
+                now=now,
+            )
+        )
+        if claimed is None:
+            return False
+        spec = AttemptSpec(
+            deployment_id=self._deployment_id,
+            job_id=job.job_id,
+            attempt=claimed.attempt,
+            spec=claimed.spec,
+            slices=tuple(Slice(part.node_id, part.num_workers) for part in start.slices),
+            bundle=dict(job.request.bundle),
+            storage_url=self._settings.storage_url,
+            resume_from=claimed.resume_from,
+            start_timeout_s=self._settings.start_timeout_s,
+            max_runtime_s=claimed.max_runtime_s,
+            spool_limit_bytes=self._settings.spool_limit_bytes,
+        )
+        key = (spec.job_id, spec.attempt)
+        self.launching.add(key)
+        try:
+            await self._cluster.launch(spec)
+        except ClusterUnavailable as error:
+            # Nobody knows whether it started. The reconciler sees it dead, and ends the attempt.
+            logger.warning("the launch of %s attempt %d is in doubt: %s", *key, error)
+        finally:
+            self.launching.discard(key)
+            self._signals.publish(QUEUE)
+        return True
+
+
+def _snapshot(
+    watch: ClusterWatch,
+    waiting: tuple[policy.WaitingJob, ...],
+    live: tuple[jobs.LiveAttempt, ...],
+) -> policy.Snapshot:
+    """The queue and the cluster as plain data for the plan."""
+    holders = tuple(
+        policy.Holder(attempt.job_id, attempt.slices, attempt.bundle) for attempt in live
+    )
+    cluster = watch.latest
+    if cluster is None:
+        return policy.Snapshot(waiting, (), connected=False, holders=holders)
+    nodes = []
+    for node in cluster.nodes:
+        # Where nobody else takes slots our own books are exact, and Ray's lag behind.
+        available = node.available if cluster.shared else node.resources
+        held = policy.held_on(node.node_id, holders)
+        free = policy.offered(node.resources, available, held)
+        nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
+    return policy.Snapshot(waiting, tuple(nodes), connected=True, holders=holders)
+
+
