@@ -60,12 +60,14 @@ def upgrade() -> None:
         sa.Column("free_requeues", sa.BigInteger(), nullable=False),
         sa.Column("preemptions", sa.BigInteger(), nullable=False),
         sa.Column("max_user_retries", sa.BigInteger(), nullable=False),
+        sa.Column("max_infra_retries", sa.BigInteger(), nullable=False),
         sa.Column("max_runtime_s", sa.BigInteger(), nullable=True),
         sa.Column("runtime_used_s", sa.Float(precision=53), nullable=False),
         sa.Column("progress", JSON, nullable=True),
         sa.Column("summary", JSON, nullable=False),
         sa.Column("num_metric_keys", sa.BigInteger(), nullable=False),
         sa.Column("log_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("log_limit_bytes", sa.BigInteger(), nullable=False),
         sa.Column("log_lines_dropped", sa.BigInteger(), nullable=False),
         sa.Column("created_at", UtcDateTime(), nullable=False),
         sa.Column("started_at", UtcDateTime(), nullable=True),
@@ -183,7 +185,12 @@ def upgrade() -> None:
         sa.Column("job_id", sa.String(length=64), nullable=False),
         sa.Column("created_at", UtcDateTime(), nullable=False),
         sa.ForeignKeyConstraint(
-            ["job_id"], ["jobs.id"], name="fk_idempotency_keys_job_id", ondelete="CASCADE"
+            ["job_id"],
+            ["jobs.id"],
+            name="fk_idempotency_keys_job_id",
+            deferrable=True,
+            initially="DEFERRED",
+            ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("owner", "key", name="pk_idempotency_keys"),
     )

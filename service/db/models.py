@@ -95,6 +95,8 @@ class JobRow(Base):
     free_requeues: Mapped[int]
     preemptions: Mapped[int]
     max_user_retries: Mapped[int]
+    max_infra_retries: Mapped[int]
+    """The service's setting when the job was submitted, as is `log_limit_bytes`."""
     max_runtime_s: Mapped[int | None]
     runtime_used_s: Mapped[float]
 
@@ -102,6 +104,7 @@ class JobRow(Base):
     summary: Mapped[dict[str, Any]]
     num_metric_keys: Mapped[int]
     log_bytes: Mapped[int]
+    log_limit_bytes: Mapped[int]
     log_lines_dropped: Mapped[int]
 
     created_at: Mapped[datetime]
@@ -126,8 +129,11 @@ class IdempotencyRow(Base):
     key: Mapped[str] = mapped_column(String(255), primary_key=True)
     fingerprint: Mapped[str]
     job_id: Mapped[str] = mapped_column(
-        String(64), ForeignKey("jobs.id", ondelete="CASCADE"), index=True
+        String(64),
+        ForeignKey("jobs.id", ondelete="CASCADE", deferrable=True, initially="DEFERRED"),
+        index=True,
     )
+    """Checked at the commit: the key is reserved before its job is written."""
     created_at: Mapped[datetime]
 
 

@@ -104,7 +104,7 @@ class Database:
             return self._retrying(lambda: self._write_once(work))
 
     def listen(self) -> None:
-        """On PostgreSQL, pass on what other processes publish. Ends with `close`."""
+        """On PostgreSQL, begin to pass on what other processes publish. Ends with `close`."""
         if self.is_sqlite or self._listener is not None:
             return
         conninfo = self.url.set(drivername="postgresql").render_as_string(hide_password=False)

@@ -243,8 +243,7 @@ class _Round:
         if impossible is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
-            wait_s = (job.not_before - self._now).total_seconds()
-            message = f"is tried again in {math.ceil(wait_s)} s, after its last attempt ended"
+            message = f"is tried again at {job.not_before:%H:%M:%S} UTC, its last attempt failed"
             return Wait(job.job_id, Reason("backing_off", message), position)
         slices = _pack(job.request, self._open)
         if slices is None:

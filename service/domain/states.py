@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from dray.views import JobState
+from dray.views import JobState as JobState
 
 
 class Trigger(StrEnum):

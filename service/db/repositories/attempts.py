@@ -1,0 +1,66 @@
+"""SQL on attempts and on what they leave: checkpoints and artifacts."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from service.db.models import ArtifactRow, AttemptRow, CheckpointRow
+
+
+def get(session: Session, job_id: str, attempt: int) -> AttemptRow | None:
+    return session.get(AttemptRow, (job_id, attempt))
+
+
+def insert(session: Session, row: AttemptRow) -> None:
+    session.add(row)
+    session.flush()
+
+
+def of_job(session: Session, job_id: str) -> list[AttemptRow]:
+    query = select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.attempt)
+    return list(session.scalars(query))
+
+
+def live(session: Session) -> list[AttemptRow]:
+    """Attempts that have not been seen gone, oldest first."""
+    query = select(AttemptRow).where(AttemptRow.finished_at.is_(None))
+    return list(session.scalars(query.order_by(AttemptRow.created_at, AttemptRow.job_id)))
+
+
+def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
+    """Newest first: by attempt, then by step."""
+    query = (
+        select(CheckpointRow)
+        .where(CheckpointRow.job_id == job_id)
+        .order_by(CheckpointRow.attempt.desc(), CheckpointRow.step.desc())
+    )
+    return list(session.scalars(query))
+
+
+def put_checkpoint(session: Session, row: CheckpointRow) -> None:
+    """Add it, or replace what the same attempt said of the same step."""
+    session.merge(row)
+
+
+def drop_checkpoint(session: Session, job_id: str, url: str) -> None:
+    session.flush()
+    session.execute(
+        delete(CheckpointRow)
+        .where(CheckpointRow.job_id == job_id, CheckpointRow.url == url)
+        .execution_options(synchronize_session="fetch")
+    )
+
+
+def artifacts(session: Session, job_id: str) -> list[ArtifactRow]:
+    query = select(ArtifactRow).where(ArtifactRow.job_id == job_id).order_by(ArtifactRow.path)
+    return list(session.scalars(query))
+
+
+def artifact(session: Session, job_id: str, artifact_id: str) -> ArtifactRow | None:
+    return session.get(ArtifactRow, (job_id, artifact_id))
+
+
+def put_artifact(session: Session, row: ArtifactRow) -> None:
+    """Add it, or replace the one that the job left under the same path before."""
+    session.merge(row)

@@ -1,0 +1,150 @@
+"""SQL on chunks of metrics and of logs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import func, select, tuple_
+from sqlalchemy.orm import Session, defer
+
+from service.db.models import LogChunkRow, MetricChunkRow
+
+BATCH = 400
+"""Values in one IN list: SQLite's limit on parameters was 999 for long."""
+
+
+def _batches(values: Collection[int]) -> Iterator[list[int]]:
+    ordered = list(values)
+    for start in range(0, len(ordered), BATCH):
+        yield ordered[start : start + BATCH]
+
+
+def open_metric_chunks(
+    session: Session, job_id: str, attempt: int, ranks: Collection[int]
+) -> dict[tuple[str, int], MetricChunkRow]:
+    """The newest chunk of each series, by (key, rank)."""
+    found: dict[tuple[str, int], MetricChunkRow] = {}
+    for batch in _batches(ranks):
+        rows = session.scalars(
+            select(MetricChunkRow).where(
+                MetricChunkRow.job_id == job_id,
+                MetricChunkRow.attempt == attempt,
+                MetricChunkRow.is_open,
+                MetricChunkRow.rank.in_(batch),
+            )
+        )
+        found.update({(row.key, row.rank): row for row in rows})
+    return found
+
+
+def metric_keys(session: Session, job_id: str) -> set[str]:
+    """Every key that the job has a point of."""
+    query = select(MetricChunkRow.key).where(MetricChunkRow.job_id == job_id).distinct()
+    return set(session.scalars(query))
+
+
+def add_metric_chunk(session: Session, row: MetricChunkRow) -> None:
+    session.add(row)
+
+
+@dataclass(frozen=True)
+class MetricChunk:
+    """A chunk without its points."""
+
+    id: int
+    key: str
+    attempt: int
+    count: int
+    first_step: int
+    first_value: float | None
+    last_step: int
+    last_value: float | None
+    min_step: int | None
+    min_value: float | None
+    max_step: int | None
+    max_value: float | None
+    nan_step: int | None
+
+
+def metric_chunks(
+    session: Session, job_id: str, rank: int, keys: Sequence[str] | None
+) -> list[MetricChunk]:
+    """By key, attempt and step."""
+    m = MetricChunkRow
+    query = select(
+        m.id,
+        m.key,
+        m.attempt,
+        m.count,
+        m.first_step,
+        m.first_value,
+        m.last_step,
+        m.last_value,
+        m.min_step,
+        m.min_value,
+        m.max_step,
+        m.max_value,
+        m.nan_step,
+    ).where(m.job_id == job_id, m.rank == rank)
+    if keys is not None:
+        query = query.where(m.key.in_(keys))
+    query = query.order_by(m.key, m.attempt, m.first_step)
+    return [MetricChunk(**row) for row in session.execute(query).mappings()]
+
+
+def metric_points(session: Session, chunk_ids: Collection[int]) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for batch in _batches(chunk_ids):
+        query = select(MetricChunkRow.id, MetricChunkRow.points).where(MetricChunkRow.id.in_(batch))
+        found.update({row.id: row.points for row in session.execute(query)})
+    return found
+
+
+def last_log_chunks(
+    session: Session, job_id: str, attempt: int, ranks: Collection[int]
+) -> dict[int, LogChunkRow]:
+    """The newest chunk of each of the ranks' logs, by rank."""
+    row = LogChunkRow
+    found: dict[int, LogChunkRow] = {}
+    for batch in _batches(ranks):
+        newest = (
+            select(row.rank, func.max(row.first_line))
+            .where(row.job_id == job_id, row.attempt == attempt, row.rank.in_(batch))
+            .group_by(row.rank)
+        )
+        query = select(row).where(
+            row.job_id == job_id,
+            row.attempt == attempt,
+            tuple_(row.rank, row.first_line).in_(newest),
+        )
+        found.update({chunk.rank: chunk for chunk in session.scalars(query)})
+    return found
+
+
+def add_log_chunk(session: Session, row: LogChunkRow) -> None:
+    session.add(row)
+
+
+def log_chunks(
+    session: Session, job_id: str, *, attempt: int | None, rank: int | None
+) -> list[LogChunkRow]:
+    """In order, without their text."""
+    query = select(LogChunkRow).where(LogChunkRow.job_id == job_id)
+    if attempt is not None:
+        query = query.where(LogChunkRow.attempt == attempt)
+    if rank is not None:
+        query = query.where(LogChunkRow.rank == rank)
+    query = query.order_by(LogChunkRow.attempt, LogChunkRow.rank, LogChunkRow.first_line)
+    return list(session.scalars(query.options(defer(LogChunkRow.text, raiseload=True))))
+
+
+def log_text(session: Session, chunk: LogChunkRow) -> str:
+    """The text of an open chunk."""
+    query = select(LogChunkRow.text).where(
+        LogChunkRow.job_id == chunk.job_id,
+        LogChunkRow.attempt == chunk.attempt,
+        LogChunkRow.rank == chunk.rank,
+        LogChunkRow.first_line == chunk.first_line,
+    )
+    return session.scalar(query) or ""

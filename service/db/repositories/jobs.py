@@ -1,0 +1,200 @@
+"""SQL on jobs, their labels, their events and the idempotency keys of their submission."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service.db.models import EventRow, IdempotencyRow, JobLabelRow, JobRow
+
+
+def get(session: Session, job_id: str) -> JobRow | None:
+    return session.scalar(select(JobRow).where(JobRow.id == job_id))
+
+
+def lock(session: Session, job_id: str) -> JobRow | None:
+    """The row as it is now; nobody else changes it before this transaction ends."""
+    return session.scalar(
+        select(JobRow)
+        .where(JobRow.id == job_id)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+
+
+def labels(session: Session, job_ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {job_id: {} for job_id in job_ids}
+    rows = session.scalars(select(JobLabelRow).where(JobLabelRow.job_id.in_(job_ids)))
+    for row in rows:
+        found[row.job_id][row.key] = row.value
+    return found
+
+
+def insert(session: Session, row: JobRow, job_labels: Mapping[str, str]) -> None:
+    session.add(row)
+    session.flush()
+    session.add_all(
+        JobLabelRow(job_id=row.id, key=key, value=value) for key, value in job_labels.items()
+    )
+
+
+def compare_and_set(
+    session: Session, row: JobRow, *, state: JobState, values: Mapping[str, Any]
+) -> bool:
+    """Change the job if it is still in the state and attempt that `row` shows.
+
+    Counts an event, whose number `row.event_seq` shows afterwards.
+    """
+    result = session.execute(
+        update(JobRow)
+        .where(JobRow.id == row.id, JobRow.state == row.state, JobRow.attempt == row.attempt)
+        .values(state=state, event_seq=JobRow.event_seq + 1, **values)
+        .returning(JobRow.number)
+        .execution_options(synchronize_session=False)
+    )
+    changed = result.scalar_one_or_none() is not None
+    session.refresh(row)
+    return changed
+
+
+def count_event(session: Session, row: JobRow) -> int:
+    """Number of the job's next event. The row stays locked, so that none is skipped."""
+    seq = session.execute(
+        update(JobRow)
+        .where(JobRow.id == row.id)
+        .values(event_seq=JobRow.event_seq + 1)
+        .returning(JobRow.event_seq)
+        .execution_options(synchronize_session=False)
+    ).scalar_one()
+    session.refresh(row, ["event_seq"])
+    return seq
+
+
+def has_event(session: Session, job_id: str, type_: str) -> bool:
+    query = select(EventRow.seq).where(EventRow.job_id == job_id, EventRow.type == type_).limit(1)
+    return session.scalar(query) is not None
+
+
+def add_event(session: Session, event: EventRow) -> None:
+    session.add(event)
+
+
+def events_after(session: Session, job_id: str, after_seq: int, limit: int) -> list[EventRow]:
+    query = (
+        select(EventRow)
+        .where(EventRow.job_id == job_id, EventRow.seq > after_seq)
+        .order_by(EventRow.seq)
+        .limit(limit)
+    )
+    return list(session.scalars(query))
+
+
+def in_state(session: Session, states: Sequence[JobState]) -> list[JobRow]:
+    """Jobs in the order in which they are looked at: priority, then submission."""
+    query = (
+        select(JobRow)
+        .where(JobRow.state.in_(states), JobRow.deleted_at.is_(None))
+        .order_by(JobRow.priority.desc(), JobRow.number)
+    )
+    return list(session.scalars(query))
+
+
+def page(
+    session: Session,
+    *,
+    states: Sequence[JobState],
+    queue: str | None,
+    owner: str | None,
+    project: str | None,
+    job_labels: Mapping[str, str],
+    before: int | None,
+    limit: int,
+) -> list[JobRow]:
+    """Newest first; `before` is the number of the last job of the page before."""
+    query = select(JobRow).where(JobRow.deleted_at.is_(None))
+    if states:
+        query = query.where(JobRow.state.in_(states))
+    for column, wanted in (
+        (JobRow.queue, queue),
+        (JobRow.owner, owner),
+        (JobRow.project, project),
+    ):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    for key, value in job_labels.items():
+        labelled = select(JobLabelRow.job_id).where(
+            JobLabelRow.key == key, JobLabelRow.value == value
+        )
+        query = query.where(JobRow.id.in_(labelled))
+    if before is not None:
+        query = query.where(JobRow.number < before)
+    return list(session.scalars(query.order_by(JobRow.number.desc()).limit(limit)))
+
+
+def note_waiting(
+    session: Session,
+    job_id: str,
+    *,
+    reason_code: str,
+    reason_message: str,
+    position: int,
+    blocked_by: list[str],
+) -> None:
+    session.execute(
+        update(JobRow)
+        .where(JobRow.id == job_id, JobRow.state == JobState.QUEUED)
+        .values(
+            reason_code=reason_code,
+            reason_message=reason_message,
+            position=position,
+            blocked_by=blocked_by,
+        )
+        .execution_options(synchronize_session=False)
+    )
+
+
+def reserve_key(
+    session: Session, *, owner: str, key: str, fingerprint: str, job_id: str, now: datetime
+) -> IdempotencyRow | None:
+    """Bind the key to the job; or, if it is bound already, the row that says to which.
+
+    A second submit with the same key waits here until the first one's transaction has ended.
+    """
+    values = {
+        "owner": owner,
+        "key": key,
+        "fingerprint": fingerprint,
+        "job_id": job_id,
+        "created_at": now,
+    }
+    insert_ = (
+        postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    )
+    bound = session.execute(
+        insert_(IdempotencyRow)
+        .values(**values)
+        .on_conflict_do_nothing(index_elements=["owner", "key"])
+        .returning(IdempotencyRow.key)
+    ).scalar_one_or_none()
+    if bound is not None:
+        return None
+    return session.scalar(
+        select(IdempotencyRow).where(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
+    )
+
+
+def marked_deleted(session: Session) -> list[str]:
+    return list(session.scalars(select(JobRow.id).where(JobRow.deleted_at.is_not(None))))
+
+
+def erase(session: Session, job_id: str) -> None:
+    """The row, and by its foreign keys everything that belongs to it."""
+    session.execute(
+        delete(JobRow).where(JobRow.id == job_id).execution_options(synchronize_session=False)
+    )

@@ -1,0 +1,393 @@
+"""What a caller can do with jobs: submit, get, wait, list, cancel, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.spec import JobSpec
+from dray.views import JobState
+from service import nodes, presenting
+from service.db.models import EventRow, JobRow
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import jobs as repository
+from service.db.session import Database, notify
+from service.domain import policy
+from service.domain.cursors import decode_cursor, encode_cursor
+from service.domain.errors import (
+    BadCursor,
+    IdempotencyMismatch,
+    JobFinished,
+    JobLive,
+    NotFound,
+    Unsatisfiable,
+)
+from service.domain.ids import new_job_id
+from service.domain.states import Trigger
+from service.settings import Settings
+from service.signals import QUEUE, Signals
+from service.storage import Storage
+from service.transitions import move
+
+LIVE_STATES = (
+    JobState.STARTING,
+    JobState.RUNNING,
+    JobState.RECOVERING,
+    JobState.CANCELLING,
+)
+MAX_PAGE = 500
+_LISTING = "jobs"
+
+
+@dataclass(frozen=True)
+class IdempotencyKey:
+    """What the caller named the request, and a hash of its canonical body."""
+
+    key: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """All that is given must hold; several states mean any of them."""
+
+    states: tuple[JobState, ...] = ()
+    queue: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    owner: str | None = None
+    project: str | None = None
+
+
+@dataclass(frozen=True)
+class LiveAttempt:
+    """An attempt that has not been seen gone."""
+
+    job_id: str
+    attempt: int
+    job_state: JobState
+    slices: tuple[policy.Slice, ...]
+    bundle: Mapping[str, float]
+    cluster_session: str
+    created_at: datetime
+    started_at: datetime | None
+    max_runtime_s: int | None
+    runtime_used_s: float
+    """By attempts before this one."""
+    cursor: Mapping[str, int]
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Jobs:
+    """The use cases. Each is one transaction, unless it says otherwise."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: Storage,
+        signals: Signals,
+        settings: Settings,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._signals = signals
+        self._settings = settings
+        self._clock = clock
+
+    async def submit(
+        self,
+        spec: JobSpec,
+        *,
+        owner: str = "default",
+        project: str = "default",
+        idempotency: IdempotencyKey | None = None,
+    ) -> tuple[views.Job, bool]:
+        """The job and True; or, if the key was used for the same request, the first one and False.
+
+        Unsatisfiable if the cluster as it is known now could never run it; IdempotencyMismatch if
+        the key was used for another request.
+        """
+        now = self._clock()
+        job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
+
+        def work(session: Session) -> tuple[views.Job, bool]:
+            existing = repository.get(session, job_id)
+            if existing is not None:
+                return presenting.job(session, existing), True
+            if idempotency is not None:
+                earlier = _reserve(session, owner, idempotency, job_id, now)
+                if earlier is not None:
+                    return presenting.job(session, earlier), False
+            request = policy.request_of(spec.resources)
+            _refuse_impossible(session, request)
+            row = _new_row(job_id, spec, request, owner, project, self._settings, now)
+            repository.insert(session, row, spec.labels)
+            repository.add_event(session, _submitted(row, now))
+            notify(session, job_id, QUEUE)
+            session.flush()
+            return presenting.job(session, row), True
+
+        return await self._database.write(work)
+
+    async def get(self, job_id: str) -> views.Job:
+        """NotFound if there is no such job."""
+        return await self._database.read(
+            lambda session: presenting.job(session, found(session, job_id))
+        )
+
+    async def wait(
+        self, job_id: str, *, wait_s: float, known_state: JobState | None = None
+    ) -> views.Job:
+        """The job as soon as its state is not `known_state`, or when the time is up.
+
+        Without a known state the one it has now counts as known. A finished job is answered at
+        once. Not one transaction: it looks again whenever something may have changed.
+        """
+        deadline = asyncio.get_running_loop().time() + wait_s
+        with self._signals.subscribe(job_id) as woken:
+            while True:
+                job = await self.get(job_id)
+                known_state = known_state or job.state
+                left_s = deadline - asyncio.get_running_loop().time()
+                if job.state != known_state or job.state.is_terminal or left_s <= 0:
+                    return job
+                await woken.wait(left_s)
+
+    async def list(
+        self, job_filter: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> views.JobPage:
+        """Newest first, at most `limit` (1 to 500). BadCursor for a cursor of something else."""
+        wanted = job_filter or JobFilter()
+        limit = max(1, min(limit, MAX_PAGE))
+        before = _place(cursor)
+
+        def work(session: Session) -> views.JobPage:
+            rows = repository.page(
+                session,
+                states=wanted.states,
+                queue=wanted.queue,
+                owner=wanted.owner,
+                project=wanted.project,
+                job_labels=wanted.labels,
+                before=before,
+                limit=limit + 1,
+            )
+            shown = rows[:limit]
+            more = encode_cursor(_LISTING, shown[-1].number) if len(rows) > limit else None
+            return views.JobPage(items=presenting.jobs(session, shown), next_cursor=more)
+
+        return await self._database.read(work)
+
+    async def cancel(self, job_id: str) -> views.Job:
+        """Ask the job to end. Harmless to repeat; JobFinished if it succeeded or failed."""
+        now = self._clock()
+
+        def work(session: Session) -> views.Job:
+            row = found(session, job_id, lock=True)
+            if row.state in (JobState.SUCCEEDED, JobState.FAILED):
+                raise JobFinished(f"the job {job_id} has already {row.state.lower()}")
+            if row.state not in (JobState.CANCELLING, JobState.CANCELLED):
+                message = (
+                    "cancelled by the user before it started"
+                    if row.state == JobState.QUEUED
+                    else "the user asked for it; its processes are being stopped"
+                )
+                code = "cancelled_by_user"
+                move(session, row, Trigger.CANCEL, code=code, message=message, now=now)
+            return presenting.job(session, row)
+
+        return await self._database.write(work)
+
+    async def delete(self, job_id: str) -> None:
+        """Delete a finished job and all it left. JobLive if it has not ended.
+
+        Three steps, each harmless to repeat: hide the job, delete its files, delete its rows. If
+        the service dies between them, `finish_deletions` takes up what is left.
+        """
+        now = self._clock()
+
+        def hide(session: Session) -> None:
+            row = found(session, job_id, lock=True)
+            if not row.state.is_terminal:
+                raise JobLive(
+                    f"the job {job_id} is {row.state}, and only a finished job can be deleted",
+                    hint="cancel it first, and wait until it has ended",
+                )
+            row.deleted_at = now
+
+        await self._database.write(hide)
+        await self._erase(job_id)
+
+    async def finish_deletions(self) -> int:
+        """Complete deletions that were cut off; answers how many. For the service's start."""
+        hidden = await self._database.read(repository.marked_deleted)
+        for job_id in hidden:
+            await self._erase(job_id)
+        return len(hidden)
+
+    async def _erase(self, job_id: str) -> None:
+        await asyncio.to_thread(self._storage.delete_tree, f"jobs/{job_id}")
+        await self._database.write(lambda session: repository.erase(session, job_id))
+
+
+def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
+    """The job's row; NotFound if there is none, or if it is being deleted."""
+    row = (repository.lock if lock else repository.get)(session, job_id)
+    if row is None or row.deleted_at is not None:
+        raise NotFound(f"there is no job {job_id}", hint="`dray ls` shows the jobs there are")
+    return row
+
+
+def queue_snapshot(
+    session: Session, now: datetime
+) -> tuple[tuple[policy.WaitingJob, ...], tuple[LiveAttempt, ...]]:
+    """Who waits, in the order of the queue, and every attempt that may still hold slots."""
+    waiting = tuple(
+        policy.WaitingJob(
+            job_id=row.id,
+            attempt=row.attempt,
+            priority=row.priority,
+            seq=row.number,
+            request=policy.Request(row.num_workers, row.bundle),
+            not_before=row.not_before if row.not_before and row.not_before > now else None,
+        )
+        for row in repository.in_state(session, [JobState.QUEUED])
+    )
+    owners = {row.id: row for row in repository.in_state(session, LIVE_STATES)}
+    live = tuple(
+        LiveAttempt(
+            job_id=row.job_id,
+            attempt=row.attempt,
+            job_state=owners[row.job_id].state,
+            slices=tuple(policy.Slice(p["node_id"], p["num_workers"]) for p in row.slices),
+            bundle=row.bundle,
+            cluster_session=row.cluster_session,
+            created_at=row.created_at,
+            started_at=row.started_at,
+            max_runtime_s=owners[row.job_id].max_runtime_s,
+            runtime_used_s=owners[row.job_id].runtime_used_s,
+            cursor=row.cursor,
+        )
+        for row in attempts_repository.live(session)
+    )
+    return waiting, live
+
+
+def _reserve(
+    session: Session, owner: str, idempotency: IdempotencyKey, job_id: str, now: datetime
+) -> JobRow | None:
+    """Bind the key to the job that is about to be written, or find the one it is bound to."""
+    bound = repository.reserve_key(
+        session,
+        owner=owner,
+        key=idempotency.key,
+        fingerprint=idempotency.fingerprint,
+        job_id=job_id,
+        now=now,
+    )
+    if bound is None:
+        return None
+    if bound.fingerprint != idempotency.fingerprint:
+        raise IdempotencyMismatch(
+            "this Idempotency-Key was used before, for another request",
+            hint="take a key of its own for each job, and the same key only to send one again",
+        )
+    return found(session, bound.job_id)
+
+
+def _refuse_impossible(session: Session, request: policy.Request) -> None:
+    """Unsatisfiable if the cluster is known and could not run it were it empty."""
+    usable = nodes.usable(session)
+    reason = None if usable is None else policy.can_ever_fit(request, usable)
+    if usable is None or reason is None:
+        return
+    lacking = policy.lacking_resource(request, usable)
+    pointers = {
+        None: "/resources/num_workers",
+        "CPU": "/resources/cpus_per_worker",
+        "GPU": "/resources/gpus_per_worker",
+        "memory": "/resources/memory_bytes",
+    }
+    raise Unsatisfiable(
+        f"this job could never start: {reason.message}",
+        pointer=pointers.get(lacking, "/resources/accelerator"),
+        hint="ask for less, or add nodes to the cluster first; `dray cluster` shows what it has",
+    )
+
+
+def _new_row(
+    job_id: str,
+    spec: JobSpec,
+    request: policy.Request,
+    owner: str,
+    project: str,
+    settings: Settings,
+    now: datetime,
+) -> JobRow:
+    document: dict[str, Any] = spec.model_dump(mode="json")
+    return JobRow(
+        id=job_id,
+        name=spec.name,
+        owner=owner,
+        project=project,
+        queue=spec.queue,
+        priority=spec.priority,
+        spec=document,
+        spec_version=spec.version,
+        num_workers=request.num_workers,
+        bundle=dict(request.bundle),
+        state=JobState.QUEUED,
+        reason_code="submitted",
+        reason_message="waits for the scheduler's first look",
+        blocked_by=[],
+        attempt=0,
+        world_size=request.num_workers,
+        event_seq=1,
+        user_failures=0,
+        infra_failures=0,
+        free_requeues=0,
+        preemptions=0,
+        max_user_retries=spec.max_retries,
+        max_infra_retries=settings.infra_retries,
+        max_runtime_s=spec.max_runtime_s,
+        runtime_used_s=0.0,
+        summary={},
+        num_metric_keys=0,
+        log_bytes=0,
+        log_limit_bytes=settings.log_limit_bytes,
+        log_lines_dropped=0,
+        created_at=now,
+    )
+
+
+def _submitted(row: JobRow, now: datetime) -> EventRow:
+    return EventRow(
+        job_id=row.id,
+        seq=row.event_seq,
+        time=now,
+        type="state",
+        to_state=JobState.QUEUED,
+        attempt=0,
+        code="submitted",
+        message=f"submitted to the queue {row.queue!r}",
+        data={},
+    )
+
+
+def _place(cursor: str | None) -> int | None:
+    if cursor is None:
+        return None
+    place = decode_cursor(_LISTING, cursor)
+    if not isinstance(place, int) or isinstance(place, bool) or abs(place) >= 2**63:
+        raise BadCursor("the cursor is not one that this listing gave out")
+    return place

@@ -1,0 +1,154 @@
+"""Metrics on their way into chunks.
+
+The steps of one series rise. A step that an attempt reports again is not stored: the first value
+stays, which after a repair in place equals the second one anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from service.db.models import AttemptRow, JobRow, MetricChunkRow
+from service.db.repositories import chunks as repository
+from service.db.repositories import jobs as jobs_repository
+from service.domain.series import CHUNK_POINTS, Points, pack, summarise, unpack
+from service.transitions import remark
+
+MAX_KEYS = 1000
+"""Different metric names of one job; more are refused, and an event says so."""
+
+
+class MetricStore:
+    """Collects the points of one reply, then appends them to the open chunks."""
+
+    def __init__(self, session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> None:
+        self._session = session
+        self._job = job
+        self._attempt = attempt
+        self._now = now
+        self._points: dict[tuple[str, int], Points] = {}
+        self._may_repeat: set[tuple[str, int]] = set()
+
+    def add(self, *, rank: int, step: int, values: Mapping[str, float], repeats: bool) -> None:
+        """`repeats`: the rank was started again within the attempt and may go back some steps."""
+        for key, value in values.items():
+            steps, so_far = self._points.setdefault((key, rank), ([], []))
+            steps.append(step)
+            so_far.append(value)
+            if repeats:
+                self._may_repeat.add((key, rank))
+
+    def store(self) -> None:
+        if not self._points:
+            return
+        ranks = {rank for _, rank in self._points}
+        open_ = repository.open_metric_chunks(
+            self._session, self._job.id, self._attempt.attempt, ranks
+        )
+        allowed = self._allowed_keys({key for key, _ in self._points}, {key for key, _ in open_})
+        summary = dict(self._job.summary)
+        for (key, rank), points in self._points.items():
+            if key not in allowed:
+                continue
+            chunk = open_.get((key, rank))
+            steps, values = self._rising(key, rank, points, chunk)
+            if not steps:
+                continue
+            self._append(key, rank, chunk, steps, values)
+            if rank == 0:
+                summary[key] = by_name(values[-1])
+        self._job.summary = summary
+        self._points = {}
+
+    def _allowed_keys(self, reported: set[str], known: set[str]) -> set[str]:
+        if reported <= known:
+            return reported
+        known = repository.metric_keys(self._session, self._job.id)
+        unknown = sorted(reported - known)
+        room = max(0, MAX_KEYS - len(known))
+        admitted = set(unknown[:room])
+        self._job.num_metric_keys = len(known) + len(admitted)
+        if len(unknown) > room:
+            self._remark_once(
+                "metric_keys_limit",
+                f"the job reports more than {MAX_KEYS} different metrics; "
+                f"{unknown[room]!r} and further ones are not stored",
+            )
+        return (reported & known) | admitted
+
+    def _rising(self, key: str, rank: int, points: Points, chunk: MetricChunkRow | None) -> Points:
+        """The points whose step is above all before it."""
+        last = -1 if chunk is None else chunk.last_step
+        steps: list[int] = []
+        values: list[float] = []
+        for step, value in zip(*points, strict=True):
+            if step > last:
+                steps.append(step)
+                values.append(value)
+                last = step
+        if len(steps) < len(points[0]) and (key, rank) not in self._may_repeat:
+            self._remark_once(
+                "metric_steps_repeated",
+                f"{key!r} was reported again for a step that it already had, or for one before; "
+                "the first value stays (steps must rise within an attempt)",
+            )
+        return steps, values
+
+    def _append(
+        self,
+        key: str,
+        rank: int,
+        chunk: MetricChunkRow | None,
+        steps: list[int],
+        values: list[float],
+    ) -> None:
+        if chunk is not None and chunk.count < CHUNK_POINTS:
+            have_steps, have_values = unpack(chunk.points)
+            take = CHUNK_POINTS - len(have_steps)
+            _fill(chunk, have_steps + steps[:take], have_values + values[:take])
+            steps, values = steps[take:], values[take:]
+        while steps:
+            if chunk is not None:
+                chunk.is_open = False
+            chunk = MetricChunkRow(
+                job_id=self._job.id,
+                key=key,
+                attempt=self._attempt.attempt,
+                rank=rank,
+                is_open=True,
+            )
+            _fill(chunk, steps[:CHUNK_POINTS], values[:CHUNK_POINTS])
+            repository.add_metric_chunk(self._session, chunk)
+            steps, values = steps[CHUNK_POINTS:], values[CHUNK_POINTS:]
+
+    def _remark_once(self, type_: str, message: str) -> None:
+        if not jobs_repository.has_event(self._session, self._job.id, type_):
+            remark(
+                self._session, self._job, type_=type_, code=type_, message=message, now=self._now
+            )
+
+
+def _fill(chunk: MetricChunkRow, steps: list[int], values: list[float]) -> None:
+    summary = summarise(steps, values)
+    chunk.count = summary.count
+    chunk.first_step, chunk.first_value = summary.first[0], _unless_nan(summary.first[1])
+    chunk.last_step, chunk.last_value = summary.last[0], _unless_nan(summary.last[1])
+    chunk.min_step, chunk.min_value = summary.low or (None, None)
+    chunk.max_step, chunk.max_value = summary.high or (None, None)
+    chunk.nan_step = summary.nan_step
+    chunk.points = pack(steps, values)
+
+
+def _unless_nan(value: float) -> float | None:
+    return None if value != value else value
+
+
+def by_name(value: float) -> float | str:
+    """A number as JSON holds it: NaN and the infinities by name."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")

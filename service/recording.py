@@ -1,0 +1,259 @@
+"""Storing what became of an attempt: one reply of its supervisor, one transaction.
+
+A reply is fenced twice. Its attempt must be the job's live one, so that a supervisor that was
+given up can't speak any more; and its cursor must lie beyond the stored one, so that a reply that
+comes twice is stored once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from ray_workers.contracts import Cause, FrameKind, Outcome, Phase, PollReply
+from service.db.models import AttemptRow, JobRow
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import jobs as repository
+from service.db.session import notify
+from service.domain.retries import Budget, Budgets, Fault, GiveUp, Retry, decide
+from service.domain.states import Trigger
+from service.intake import Intake, clean
+from service.storage import Storage
+from service.transitions import move, remark, runtime_left_s
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a reply did."""
+
+    changed: bool
+    """Something was stored."""
+    live: bool
+    """The attempt is still the job's live one: poll on. False also if it was so before."""
+
+
+def record(
+    session: Session,
+    storage: Storage,
+    job_id: str,
+    attempt: int,
+    reply: PollReply,
+    now: datetime,
+    *,
+    asked: Mapping[str, int] | None = None,
+) -> Recorded:
+    """Store a reply: its frames, phase, cursor and outcome, once, or nothing.
+
+    `asked` is the cursor that the poll was made with. Give it where two processes may poll the
+    same attempt at once: a reply from an older cursor than the stored one is then ignored whole.
+    """
+    rows = _live(session, job_id, attempt)
+    if rows is None:
+        return Recorded(changed=False, live=False)
+    job, row = rows
+    if _is_stale(row.cursor, reply, asked):
+        return Recorded(changed=False, live=True)
+    before = (row.cursor, row.phase)
+    if dict(reply.cursor) != row.cursor:
+        Intake(session, storage, job, row, now).take(reply.frames)
+        row.cursor = dict(reply.cursor)
+    _follow_phase(session, job, row, reply, now)
+    if reply.outcome is not None:
+        ended_at = _at(reply.phase_times.get(Phase.ENDED), now)
+        _end(session, job, row, reply.outcome, ended_at, now)
+        return Recorded(changed=True, live=False)
+    changed = before != (row.cursor, row.phase)
+    if changed:
+        notify(session, job_id)
+    return Recorded(changed=changed, live=True)
+
+
+def end_attempt(
+    session: Session, job_id: str, attempt: int, outcome: Outcome, now: datetime
+) -> Recorded:
+    """Close an attempt that can't speak for itself: its supervisor is dead or was never born."""
+    rows = _live(session, job_id, attempt)
+    if rows is None:
+        return Recorded(changed=False, live=False)
+    _end(session, *rows, outcome, now, now)
+    return Recorded(changed=True, live=False)
+
+
+def _live(session: Session, job_id: str, attempt: int) -> tuple[JobRow, AttemptRow] | None:
+    job = repository.lock(session, job_id)
+    row = attempts_repository.get(session, job_id, attempt)
+    if job is None or row is None or job.attempt != attempt or row.finished_at is not None:
+        return None
+    return job, row
+
+
+def _is_stale(stored: Mapping[str, int], reply: PollReply, asked: Mapping[str, int] | None) -> bool:
+    if asked is not None and dict(asked) != dict(stored):
+        return True
+    return any(reply.cursor.get(spool, at) < at for spool, at in stored.items())
+
+
+def _follow_phase(
+    session: Session, job: JobRow, row: AttemptRow, reply: PollReply, now: datetime
+) -> None:
+    """Move a job that starts, runs or is mended as its attempt says."""
+    row.phase = reply.phase
+    if row.started_at is None and Phase.STARTING in reply.phase_times:
+        row.started_at = _at(reply.phase_times[Phase.STARTING], now)
+    stepped = any(frame.kind == FrameKind.METRICS for frame in reply.frames)
+    runs = stepped or Phase.RUNNING in reply.phase_times or reply.phase == Phase.RUNNING
+    if job.first_step_at is None and runs:
+        job.first_step_at = _at(reply.phase_times.get(Phase.RUNNING), now)
+    if job.state == JobState.RUNNING and reply.phase == Phase.STARTING:
+        message = "lost a part of its group, which is mended in place"
+        move(session, job, Trigger.REFORM, code="group_lost", message=message, now=now)
+    elif job.state == JobState.STARTING and runs:
+        job.free_requeues = 0
+        message = f"trains on {_workers(job.world_size)}"
+        move(session, job, Trigger.STEP, code="running", message=message, now=now)
+    elif job.state == JobState.RECOVERING and reply.phase == Phase.RUNNING:
+        message = f"trains again on {_workers(job.world_size)}"
+        move(session, job, Trigger.STEP, code="recovered", message=message, now=now)
+
+
+def _end(
+    session: Session,
+    job: JobRow,
+    row: AttemptRow,
+    outcome: Outcome,
+    ended_at: datetime,
+    now: datetime,
+) -> None:
+    """Close the attempt and move the job: to its end, or back to the queue."""
+    message = clean(outcome.message) or str(outcome.cause)
+    row.phase = Phase.ENDED
+    row.finished_at = ended_at
+    row.reason_code, row.reason_message = str(outcome.cause), message
+    row.failed_rank, row.exit_code = outcome.rank, outcome.exit_code
+    if row.started_at is not None:
+        job.runtime_used_s += max(0.0, (ended_at - row.started_at).total_seconds())
+    data = _blame(outcome)
+    if outcome.cause is Cause.SUCCEEDED:
+        move(session, job, Trigger.SUCCEED, code="succeeded", message=message, now=now, data=data)
+    elif job.state == JobState.CANCELLING:
+        _cancelled(session, job, outcome, now)
+    else:
+        _retry_or_fail(session, job, outcome, message, now)
+    if job.state.is_terminal and job.log_lines_dropped:
+        _tell_of_dropped_lines(session, job, now)
+
+
+def _cancelled(session: Session, job: JobRow, outcome: Outcome, now: datetime) -> None:
+    """Any end but a success is what the user asked for; the attempt keeps its own reason."""
+    message = "cancelled by the user"
+    if outcome.cause is not Cause.STOPPED:
+        message += f"; meanwhile: {clean(outcome.message)}"
+    move(
+        session,
+        job,
+        Trigger.STOPPED,
+        code="cancelled_by_user",
+        message=message,
+        now=now,
+        data=_blame(outcome),
+    )
+
+
+def _retry_or_fail(
+    session: Session, job: JobRow, outcome: Outcome, message: str, now: datetime
+) -> None:
+    fault = Fault.PREEMPTED if outcome.cause is Cause.STOPPED else Fault(outcome.cause)
+    decision = decide(
+        fault,
+        Budgets(
+            max_user_retries=job.max_user_retries,
+            max_infra_retries=job.max_infra_retries,
+            user_failures=job.user_failures,
+            infra_failures=job.infra_failures,
+            free_requeues=job.free_requeues,
+            runtime_left_s=runtime_left_s(job),
+        ),
+    )
+    _charge(job, fault, decision.budget)
+    data = _blame(outcome)
+    if isinstance(decision, GiveUp):
+        move(
+            session,
+            job,
+            Trigger.FAIL,
+            code=decision.code,
+            message=f"{message} ({decision.because})",
+            now=now,
+            data=data,
+        )
+        return
+    move(
+        session,
+        job,
+        Trigger.RETRY,
+        code=fault,
+        message=f"{message} ({_retry_sentence(decision)})",
+        now=now,
+        values={"not_before": now + timedelta(seconds=decision.delay_s)},
+        data=data | {"delay_s": decision.delay_s, "charged_to": str(decision.budget)},
+    )
+
+
+def _charge(job: JobRow, fault: Fault, budget: Budget) -> None:
+    if budget is Budget.USER:
+        job.user_failures += 1
+    elif budget is Budget.INFRA:
+        job.infra_failures += 1
+    else:
+        job.free_requeues += 1
+    if fault is Fault.PREEMPTED:
+        job.preemptions += 1
+
+
+def _retry_sentence(retry: Retry) -> str:
+    charged = {
+        Budget.USER: "counted against max_retries",
+        Budget.INFRA: "counted as a fault of the cluster",
+        Budget.FREE: "not counted",
+    }[retry.budget]
+    return f"tried again in {retry.delay_s:g} s, {charged}"
+
+
+def _tell_of_dropped_lines(session: Session, job: JobRow, now: datetime) -> None:
+    remark(
+        session,
+        job,
+        type_="log_lines_dropped",
+        code="log_limit",
+        message=f"{job.log_lines_dropped} lines of the log were over the limit and are not kept",
+        now=now,
+        data={"lines": job.log_lines_dropped},
+    )
+
+
+def _blame(outcome: Outcome) -> dict[str, Any]:
+    data: dict[str, Any] = {"cause": str(outcome.cause)}
+    if outcome.rank is not None:
+        data["rank"] = outcome.rank
+    if outcome.exit_code is not None:
+        data["exit_code"] = outcome.exit_code
+    return data
+
+
+def _at(seconds: float | None, now: datetime) -> datetime:
+    """A time that a worker gave, never later than now."""
+    if seconds is None:
+        return now
+    try:
+        return min(now, datetime.fromtimestamp(seconds, UTC))
+    except (ValueError, OverflowError, OSError):
+        return now
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"

@@ -1,0 +1,137 @@
+"""Bytes by URL: logs, checkpoints and artifacts, on a folder or on what fsspec reaches.
+
+A *key* is a relative path with `/` between its parts. Keys, and URLs that ranks report, can't
+lead out of the storage: parts like `..` are refused, and on a folder links are followed first.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from service.domain.errors import StorageUnavailable
+
+
+class BadKey(ValueError):
+    """The key, or the link it names, leads out of the storage."""
+
+
+def check_key(key: str) -> str:
+    """The key itself if it is a plain relative path; BadKey otherwise."""
+    parts = key.split("/")
+    if any(part in ("", ".", "..") for part in parts) or "\\" in key or "\0" in key:
+        raise BadKey(f"{key!r} is not a plain relative path")
+    return key
+
+
+class Storage:
+    """One storage URL. Blocking: call it in a thread. All methods may be called from any."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        filesystem, root = fsspec.core.url_to_fs(self.url)
+        self._fs: Any = filesystem
+        self._root = str(root).rstrip("/")
+        self._folder = Path(self._root) if "file" in _protocols(filesystem) else None
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._folder = self._folder.resolve()
+
+    @property
+    def is_local(self) -> bool:
+        return self._folder is not None
+
+    def url_of(self, key: str) -> str:
+        return f"{self.url}/{check_key(key)}"
+
+    def key_of(self, url: str) -> str:
+        """The key that a URL of this storage names; BadKey if it is of another place."""
+        prefix = f"{self.url}/"
+        if not url.startswith(prefix):
+            raise BadKey(f"{url!r} is not in this storage")
+        return check_key(url.removeprefix(prefix).rstrip("/"))
+
+    def local_path(self, key: str) -> Path | None:
+        """Where the file lies if this is a folder, links followed; None for other storages."""
+        if self._folder is None:
+            return None
+        path = (self._folder / check_key(key)).resolve()
+        if not path.is_relative_to(self._folder):
+            raise BadKey(f"{key!r} leads out of the storage")
+        return path
+
+    def write_bytes(self, key: str, data: bytes) -> None:
+        """Write all of it or nothing, over what was there; on a folder it outlives a power cut."""
+        path = self.local_path(key)
+        try:
+            if path is None:
+                self._fs.pipe_file(self._remote(key), data)
+            else:
+                _write_atomically(path, data)
+        except OSError as error:
+            raise StorageUnavailable(f"{key} can't be written to the storage: {error}") from error
+
+    def read_bytes(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """Bytes `start` up to `end`. FileNotFoundError if there is no such object."""
+        path = self.local_path(key)
+        try:
+            if path is None:
+                data: bytes = self._fs.cat_file(self._remote(key), start=start, end=end)
+                return data
+            with path.open("rb") as file:
+                file.seek(start)
+                return file.read() if end is None else file.read(max(0, end - start))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageUnavailable(f"{key} can't be read from the storage: {error}") from error
+
+    def size_bytes(self, key: str) -> int:
+        """Size of the object. FileNotFoundError if there is none."""
+        path = self.local_path(key)
+        return path.stat().st_size if path is not None else int(self._fs.size(self._remote(key)))
+
+    def delete_tree(self, key: str) -> None:
+        """Delete everything under the key; what is not there is no error."""
+        if self._folder is not None:
+            path = self._folder / check_key(key)
+            if path.is_symlink():
+                path.unlink()
+            elif path.exists():
+                shutil.rmtree(path)
+            return
+        remote = self._remote(key)
+        if self._fs.exists(remote):
+            self._fs.rm(remote, recursive=True)
+
+    def _remote(self, key: str) -> str:
+        return f"{self._root}/{check_key(key)}"
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:
+    protocol = filesystem.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
