@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -135,6 +135,13 @@ def page(
     if before is not None:
         query = query.where(JobRow.number < before)
     return list(session.scalars(query.order_by(JobRow.number.desc()).limit(limit)))
+
+
+def count_by_state(session: Session) -> dict[JobState, int]:
+    query = (
+        select(JobRow.state, func.count()).where(JobRow.deleted_at.is_(None)).group_by(JobRow.state)
+    )
+    return {state: count for state, count in session.execute(query)}
 
 
 def note_waiting(
