@@ -68,9 +68,7 @@ def start_service(home: Path, url: str, log_path: Path) -> subprocess.Popen[byte
         )
 
 
-def wait_until_ready(
-    client: Client, service: subprocess.Popen[bytes], log_path: Path
-) -> None:
+def wait_until_ready(client: Client, service: subprocess.Popen[bytes], log_path: Path) -> None:
     """Until a node takes jobs; SystemExit with the service's log if it never does."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and service.poll() is None:

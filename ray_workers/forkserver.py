@@ -104,7 +104,7 @@ class ForkServer:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         while True:
             sweeping = any(c.exit_code is not None for c in self._clients + self._abandoned)
-            watched = [self._listener, self._lifeline, self._wake_read]
+            watched: list[Any] = [self._listener, self._lifeline, self._wake_read]
             connections = [client.connection for client in self._clients]
             ready, _, _ = select.select(
                 [*watched, *connections], [], [], SWEEP_S if sweeping else None
@@ -141,7 +141,9 @@ class ForkServer:
             if client.pid and client.exit_code is None:
                 _signal_session(client.pid, message["signal"])
         elif message["op"] == "list":
-            client.send({"tasks": [_described(c) for c in self._clients + self._abandoned if c.pid]})
+            client.send(
+                {"tasks": [_described(c) for c in self._clients + self._abandoned if c.pid]}
+            )
         else:
             client.request = message
             self._fork(client)

@@ -24,7 +24,14 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_workers import node_agent, spool
-from ray_workers.contracts import AttemptSpec, RankTask, Slice, attempt_prefix, rank_name
+from ray_workers.contracts import (
+    AttemptSpec,
+    RankTask,
+    Slice,
+    agent_name,
+    attempt_prefix,
+    rank_name,
+)
 from ray_workers.forking import ForkedProcess
 from ray_workers.rank import RankActor, RankExit
 
@@ -175,9 +182,7 @@ class WorkerGroup:
 
     async def stop_processes(self, exits: Sequence[asyncio.Future[RankExit]]) -> None:
         """End every training process; returns when all are seen gone."""
-        running = [
-            m for m, done in zip(self._members, exits, strict=False) if not done.done()
-        ]
+        running = [m for m, done in zip(self._members, exits, strict=False) if not done.done()]
         stops = [member.actor.stop.remote(STOP_GRACE_S) for member in running]
         await asyncio.gather(*exits)
         del stops  # they end with their actors
@@ -202,7 +207,7 @@ class WorkerGroup:
         """A slot goes back only when its processes are seen gone, on every node of the group."""
         nodes = {part.node_id for part in self._spec.slices} | {self._own_node_id}
         for node_id in nodes:
-            agent = await asyncio.to_thread(ray.get_actor, node_agent.agent_name(node_id))
+            agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
             while await agent.running.remote(self._spec.job_id, self._spec.attempt):
                 await asyncio.sleep(CHECK_S)
 

@@ -44,6 +44,12 @@ class NodeReport:
     """Why ranks can't be started here, such as a failed import of torch."""
 
 
+def own_address() -> str:
+    """This node's address, as other nodes reach it."""
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
+
+
 def runtime_dir(deployment_id: str, node_id: str) -> Path:
     """Directory of this node's socket and spools: short, because socket paths are."""
     return Path(tempfile.gettempdir(), f"dray-{os.getuid()}", deployment_id, node_id[:16])
@@ -93,7 +99,7 @@ class NodeAgent:
         return NodeReport(
             node_id=self._node_id,
             hostname=socket.gethostname(),
-            address=ray.util.get_node_ip_address(),
+            address=own_address(),
             version=dray.__version__,
             python=platform.python_version(),
             storage_nonce=_read_text(nonce_path) if nonce_path else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -71,7 +72,7 @@ def tail(directory: Path) -> bytes:
 def discard(directory: Path, before: int) -> None:
     """Delete the segments whose every byte lies before `before`; the newest stays."""
     found = segments(directory)
-    for (_, path), (next_start, _) in zip(found, found[1:], strict=False):
+    for (_, path), (next_start, _) in itertools.pairwise(found):
         if next_start <= before:
             path.unlink(missing_ok=True)
 

@@ -12,6 +12,7 @@ import signal
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
@@ -25,6 +26,7 @@ from ray_workers.contracts import (
     Outcome,
     Phase,
     PollReply,
+    agent_name,
 )
 from ray_workers.forking import ForkFailed
 from ray_workers.group import SlotsUnavailable, WorkerGroup
@@ -41,7 +43,7 @@ class Supervisor:
     def __init__(self, spec: AttemptSpec) -> None:
         self._spec = spec
         self._group = WorkerGroup(
-            spec, ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+            spec, ray.get_runtime_context().get_node_id(), node_agent.own_address()
         )
         self._phase = Phase.ACQUIRING
         self._phase_times = {Phase.ACQUIRING.value: time.time()}
@@ -49,8 +51,7 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._agents = {
-            part.node_id: ray.get_actor(node_agent.agent_name(part.node_id))
-            for part in spec.slices
+            part.node_id: ray.get_actor(agent_name(part.node_id)) for part in spec.slices
         }
         self._task = asyncio.ensure_future(self._run())
 
@@ -85,7 +86,8 @@ class Supervisor:
         )
         self._changed.clear()
         changed = asyncio.ensure_future(self._changed.wait())
-        await asyncio.wait({reads, changed}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {reads, changed}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
         if not reads.done():
             return {}  # a read changes nothing: the next poll asks again
@@ -173,7 +175,7 @@ class Supervisor:
             self._enter(Phase.RUNNING)  # a script need not report steps
 
     async def _watch(
-        self, exits: Sequence[asyncio.Future[RankExit]], stop: asyncio.Future[bool]
+        self, exits: Sequence[asyncio.Future[RankExit]], stop: asyncio.Future[Any]
     ) -> Outcome | None:
         """Wait for the end; an Outcome if it was we who ended it."""
         runtime_s = self._spec.max_runtime_s
@@ -181,17 +183,20 @@ class Supervisor:
         running = set(exits)
         while running:
             timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            either: set[asyncio.Future[Any]] = {stop, *running}
             done, _ = await asyncio.wait(
-                {stop, *running}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
             )
             if stop in done:
                 return Outcome(Cause.STOPPED, "stopped as asked")
             if not done:
                 return Outcome(
-                    Cause.RUNTIME_EXCEEDED, f"ran for max_runtime_s, {runtime_s:g} s in this attempt"
+                    Cause.RUNTIME_EXCEEDED,
+                    f"ran for max_runtime_s, {runtime_s:g} s in this attempt",
                 )
-            running -= done  # type: ignore[arg-type]
-            if any(exits[i].result().exit_code != 0 for i, e in enumerate(exits) if e in done):
+            ended = running & done
+            running -= ended
+            if any(rank.result().exit_code != 0 for rank in ended):
                 await self._let_echoes_end(running)
                 return None
         return None
@@ -203,7 +208,7 @@ class Supervisor:
 
     async def _errors(self) -> dict[int, Frame]:
         """The last words of each rank that had any."""
-        answers = await asyncio.gather(
+        answers: list[Any] = await asyncio.gather(
             *(
                 agent.errors.remote(self._spec.job_id, self._spec.attempt)
                 for agent in self._agents.values()

@@ -8,7 +8,7 @@ import sys
 
 def serve() -> int:
     """Serve a TCPStore on a free port, print the port, and stay until killed."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     sys.stdout.write(f"{store.port}\n")

@@ -8,6 +8,7 @@ is not there or refuses, actors start as Ray starts them.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import threading
@@ -52,17 +53,16 @@ class Prestarter:
 
     def _prestart(self, address: str) -> None:
         try:
-            import grpc
-            from ray.core.generated import node_manager_pb2 as messages
-            from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
-
+            grpc: Any = importlib.import_module("grpc")
+            messages: Any = importlib.import_module("ray.core.generated.node_manager_pb2")
+            stubs: Any = importlib.import_module("ray.core.generated.node_manager_pb2_grpc")
             request = messages.PrestartWorkersRequest(
                 language=0,  # Python, in Ray's common.proto
                 num_workers=IDLE_WORKERS,
                 keep_alive_duration_secs=KEEP_ALIVE_S,
             )
             with grpc.insecure_channel(address) as channel:
-                stub = NodeManagerServiceStub(channel)
+                stub = stubs.NodeManagerServiceStub(channel)
                 stub.PrestartWorkers(request, metadata=_token_metadata(), timeout=10.0)
         except Exception as error:
             self._refused = True

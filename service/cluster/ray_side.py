@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class RayCluster:
             address=self._config.address,
             namespace=namespace(self._config.deployment_id),
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
         )
         context = ray.get_runtime_context()
         self._session: str = context.get_session_name()
@@ -193,9 +194,9 @@ class RayCluster:
         try:
             supervisor = await self._supervisor(ref)
             reply: PollReply = await supervisor.poll.remote(dict(cursor), wait_s, max_bytes)
-        except (ValueError, ActorDiedError):
+        except (ValueError, ActorDiedError) as error:
             self._supervisors.pop((ref.job_id, ref.attempt), None)
-            return await self._poll_orphan(ref, cursor, max_bytes)
+            return await self._poll_orphan(ref, cursor, max_bytes, error)
         return reply
 
     async def _supervisor(self, ref: AttemptRef) -> Any:
@@ -208,7 +209,7 @@ class RayCluster:
         return self._supervisors[key]
 
     async def _poll_orphan(
-        self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int
+        self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, error: Exception
     ) -> PollReply:
         """Of an attempt without a supervisor: what is left, and its end when all is seen gone."""
         agents = [self._nodes[node].agent for node in ref.node_ids if node in self._nodes]
@@ -229,7 +230,7 @@ class RayCluster:
             return PollReply(advanced, Phase.STOPPING, {}, tuple(frames), more=True)
         if len(agents) < len(ref.node_ids):
             return _ended(cursor, Cause.NODE_LOST, "a node that carried it is gone")
-        return _ended(cursor, Cause.SUPERVISOR_LOST, "its supervisor is gone")
+        return _ended(cursor, Cause.SUPERVISOR_LOST, f"its supervisor is gone: {_brief(error)}")
 
     async def _holds_slots(self, ref: AttemptRef) -> bool:
         """Whether Ray still has placement groups of it; they are removed if so."""
@@ -290,7 +291,7 @@ def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
 def _available_by_node() -> dict[str, dict[str, float]]:
     from ray._private.state import available_resources_per_node
 
-    found: dict[str, dict[str, float]] = available_resources_per_node()
+    found: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
     return found
 
 
