@@ -188,10 +188,6 @@ class Jobs:
 
         return await self._database.read(work)
 
-    async def count(self) -> dict[JobState, int]:
-        """How many jobs there are in each state; a state that has none may be missing."""
-        return await self._database.read(repository.count_by_state)
-
     async def cancel(self, job_id: str) -> views.Job:
         """Ask the job to end. Harmless to repeat; JobFinished if it succeeded or failed."""
         now = self._clock()
