@@ -1,0 +1,185 @@
+"""`python -m api`: the server, and in the embedded mode the service's loops with it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import ValidationError
+
+from api.app import create_app
+from api.auth import BadTokensFile, is_loopback
+from service.cluster.port import ClusterUnavailable
+from service.db.migrate import SchemaTooNew
+from service.domain.errors import DomainError
+from service.home import HomeInUse
+from service.runtime import Runtime
+from service.settings import Settings
+from service.signals import QUEUE
+
+STOP_WITHIN_S = 5
+"""Downloads under way get this long to end; whoever waits for a change is answered at once."""
+
+
+class CannotStart(Exception):
+    """The server must not or can't start; the message says what to do."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: `serve` has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def check_exposure(settings: Settings) -> None:
+    """Whoever may submit a job may run code here, so others on the network need a token."""
+    if settings.tokens_file is None and not is_loopback(settings.host):
+        raise CannotStart(
+            f"DRAY_HOST is {settings.host}, which others can reach, and there are no tokens: set "
+            "DRAY_TOKENS_FILE to a file with a line name:sha256-of-the-token for each caller "
+            "(printf %s TOKEN | sha256sum), or leave DRAY_HOST at 127.0.0.1"
+        )
+
+
+def bind(settings: Settings) -> socket.socket:
+    """The port, taken before anything is started; nobody is let in before the server listens."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise CannotStart(
+            f"can't listen on {settings.host} port {settings.port} ({error.strerror}): is another "
+            "server running there? Stop it, or set DRAY_PORT"
+        ) from None
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(settings: Settings, *, loops: bool) -> None:
+    """Run until SIGTERM or SIGINT, then stop in order; a second signal doesn't wait."""
+    check_exposure(settings)
+    with contextlib.closing(bind(settings)) as bound:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        opening = asyncio.create_task(Runtime.open(settings, loops=loops))
+        runtime = await _unless_stopped(opening, stop)
+        if runtime is None:
+            return
+        try:
+            app = create_app(settings, runtime)
+            await _answer(app, runtime, bound, stop)
+        finally:
+            await runtime.stop()
+
+
+async def _unless_stopped(opening: asyncio.Task[Runtime], stop: asyncio.Event) -> Runtime | None:
+    """The runtime, or None once it has cleaned up after being stopped while it opened."""
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait([opening, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not opening.done():
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await opening).stop()  # it may have been too late to cancel it
+        return None
+    return opening.result()
+
+
+async def _answer(
+    app: FastAPI, runtime: Runtime, bound: socket.socket, stop: asyncio.Event
+) -> None:
+    """Serve HTTP until `stop` is set."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_WITHIN_S,
+    )
+    server = Server(config)
+    helpers = [
+        asyncio.create_task(_stop_server(app, server, stop)),
+        asyncio.create_task(_announce(runtime, address_of(bound), server)),
+    ]
+    try:
+        await server.serve(sockets=[bound])
+    finally:
+        for helper in helpers:
+            helper.cancel()
+        await asyncio.gather(*helpers, return_exceptions=True)
+
+
+async def _stop_server(app: FastAPI, server: Server, stop: asyncio.Event) -> None:
+    await stop.wait()
+    stop.clear()
+    app.state.context.stopping.set()
+    server.should_exit = True
+    await stop.wait()
+    server.force_exit = True
+
+
+async def _announce(runtime: Runtime, address: str, server: Server) -> None:
+    """Say where the API is, and where the Ray dashboard is once Ray answers."""
+    with runtime.signals.subscribe(QUEUE) as woken:
+        while not server.started:
+            await asyncio.sleep(0.02)
+        print(f"dray answers at {address}", flush=True)
+        while True:
+            cluster = await runtime.reading.cluster()
+            if cluster.connected and cluster.ray_dashboard:
+                print(f"Ray dashboard at {cluster.ray_dashboard}", flush=True)
+                return
+            await woken.wait(1.0)
+
+
+def main() -> int:
+    """The exit code: 0 after a stop that was asked for, 1 if the server can't start."""
+    parser = argparse.ArgumentParser(prog="python -m api", description="The dray server.")
+    parser.add_argument(
+        "--no-loops", action="store_true", help="answer only; `python -m service` runs the loops"
+    )
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(serve(Settings(), loops=not arguments.no_loops))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "_".join(str(part) for part in first["loc"]).upper()
+        print(f"the setting DRAY_{name} is wrong: {first['msg']}", file=sys.stderr)
+    except (
+        CannotStart,
+        BadTokensFile,
+        HomeInUse,
+        SchemaTooNew,
+        ClusterUnavailable,
+        DomainError,
+        ValueError,
+    ) as error:
+        print(error, file=sys.stderr)
+    else:
+        return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

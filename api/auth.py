@@ -1,0 +1,118 @@
+"""Who calls: bearer tokens from a file, or, without one, anybody on this machine.
+
+The file has a line `name:sha256-of-the-token` for each caller; `#` begins a comment. Only hashes
+lie there, and they are compared in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fastapi import Request
+
+from api.problems import Refused
+
+LOCAL_OWNER = "default"
+"""The owner of jobs on a server without tokens."""
+
+
+class BadTokensFile(Exception):
+    """DRAY_TOKENS_FILE can't be read or has a line that is no token."""
+
+
+def load_tokens(path: Path) -> dict[str, bytes]:
+    """Name -> SHA-256 of the token."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadTokensFile(f"DRAY_TOKENS_FILE {path} can't be read: {error}") from None
+    tokens: dict[str, bytes] = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        match = re.fullmatch(r"([A-Za-z0-9._@-]{1,128}):([0-9a-fA-F]{64})", text)
+        if match is None or match[1] in tokens:
+            raise BadTokensFile(
+                f"{path}, line {number}: write name:sha256-of-the-token with each name once "
+                "(printf %s TOKEN | sha256sum)"
+            )
+        tokens[match[1]] = bytes.fromhex(match[2])
+    if not tokens:
+        raise BadTokensFile(f"DRAY_TOKENS_FILE {path} names nobody: add a line for each caller")
+    return tokens
+
+
+class Authority:
+    """Decides whose request it is."""
+
+    def __init__(self, tokens: dict[str, bytes] | None) -> None:
+        self._tokens = tokens
+
+    def caller(self, request: Request) -> str:
+        """Name of who calls; Refused if that is nobody we know."""
+        if self._tokens is None:
+            _refuse_other_sites(request)
+            return LOCAL_OWNER
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise _unauthorized("this server asks for a token", 'Bearer realm="dray"')
+        digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
+        name = None
+        for known, expected in self._tokens.items():
+            if hmac.compare_digest(digest, expected):
+                name = known
+        if name is None:
+            challenge = 'Bearer realm="dray", error="invalid_token"'
+            raise _unauthorized("the token is not one of this server's", challenge)
+        return name
+
+
+def _unauthorized(detail: str, challenge: str) -> Refused:
+    hint = "send `Authorization: Bearer TOKEN`; the SDK and CLI take it from DRAY_TOKEN"
+    return Refused("unauthorized", detail, None, hint, {"WWW-Authenticate": challenge})
+
+
+def _refuse_other_sites(request: Request) -> None:
+    """Keep web pages out of a server that trusts its machine.
+
+    A page's name can be pointed at 127.0.0.1 (DNS rebinding), and a page may POST without asking.
+    Neither works for an IP address or a name without a dot, and from the page's own origin.
+    """
+    host = request.headers.get("host", "")
+    origin = request.headers.get("origin")
+    if not _is_local_name(urlsplit(f"//{host}").hostname or ""):
+        raise Refused(
+            "forbidden",
+            f"a server without tokens does not answer under the name {host!r}",
+            hint="call it as localhost or by its IP address, or set DRAY_TOKENS_FILE",
+        )
+    if origin is not None and urlsplit(origin).netloc != host:
+        raise Refused(
+            "forbidden",
+            f"a server without tokens does not answer pages of {origin!r}",
+            hint="set DRAY_TOKENS_FILE",
+        )
+
+
+def _is_local_name(name: str) -> bool:
+    if "." not in name or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to bind to is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,79 @@
+"""What a route works with: the running service, and who calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request, Response
+from pydantic import BaseModel, ConfigDict
+
+from api.auth import Authority
+from api.problems import Refused
+from api.telemetry import Telemetry
+from dray.views import View
+from service.jobs import Jobs
+from service.reading import Reading
+from service.runtime import Runtime
+
+
+@dataclass
+class Context:
+    """Of one application; in `app.state.context` while it runs."""
+
+    runtime: Runtime
+    authority: Authority
+    telemetry: Telemetry
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the server was asked to stop: who waits for a change should answer now."""
+
+
+def context(request: Request) -> Context:
+    found: Context = request.app.state.context
+    return found
+
+
+def caller(request: Request) -> str:
+    """Name of who calls."""
+    if "\0" in request.url.path or "%00" in str(request.url.query):
+        raise Refused("malformed_request", "the address holds a NUL character")
+    return context(request).authority.caller(request)
+
+
+def no_parameters(request: Request) -> None:
+    """For routes that take none: a parameter that is ignored would mislead."""
+    for name in request.query_params:
+        raise Refused("invalid_parameter", f"there is no parameter {name!r}")
+
+
+def _jobs(request: Request) -> Jobs:
+    return context(request).runtime.jobs
+
+
+def _reading(request: Request) -> Reading:
+    return context(request).runtime.reading
+
+
+TheContext = Annotated[Context, Depends(context)]
+TheJobs = Annotated[Jobs, Depends(_jobs)]
+TheReading = Annotated[Reading, Depends(_reading)]
+Caller = Annotated[str, Depends(caller)]
+NoParameters = Depends(no_parameters)
+
+
+class Query(BaseModel):
+    """Base of a route's query parameters: unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def answer(view: View, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """The view as JSON, written once: it was checked when it was made."""
+    return Response(
+        view.model_dump_json(),
+        status_code=status,
+        media_type="application/json",
+        headers=dict(headers or {}),
+    )

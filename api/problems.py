@@ -1,0 +1,180 @@
+"""The one table from what went wrong to an answer: RFC 9457 problem+json.
+
+A code means one status, always. Codes of the domain come with `service.domain.errors`; those
+that only HTTP knows are raised as `Refused`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from dray.views import Problem
+from service.domain.errors import DomainError
+
+MEDIA_TYPE = "application/problem+json"
+
+STATUS: Mapping[str, int] = {
+    "malformed_request": 400,
+    "bad_idempotency_key": 400,
+    "bad_cursor": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "job_not_found": 404,
+    "artifact_not_found": 404,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "conflict": 409,
+    "job_finished": 409,
+    "job_live": 409,
+    "body_too_large": 413,
+    "unsupported_media_type": 415,
+    "range_not_satisfiable": 416,
+    "invalid_document": 422,
+    "invalid_parameter": 422,
+    "unsatisfiable": 422,
+    "idempotency_key_reused": 422,
+    "internal_error": 500,
+    "unavailable": 503,
+    "database_unavailable": 503,
+    "storage_unavailable": 503,
+}
+
+RETRY_AFTER_S = 1
+"""Sent with 503: what is unavailable is usually restarting."""
+
+
+@dataclass
+class Refused(Exception):
+    """The edge refuses a request before any use case is asked."""
+
+    code: str
+    detail: str
+    pointer: str | None = None
+    hint: str | None = None
+    headers: Mapping[str, str] | None = None
+
+
+def problem(
+    request: Request,
+    code: str,
+    detail: str,
+    *,
+    pointer: str | None = None,
+    hint: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """The answer for `code`."""
+    status = STATUS[code]
+    body = Problem(
+        type=f"urn:dray:problem:{code}",
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        code=code,
+        pointer=pointer,
+        hint=hint,
+        instance=request.url.path,
+    )
+    extra = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+    return Response(
+        body.model_dump_json(exclude_none=True),
+        status_code=status,
+        media_type=MEDIA_TYPE,
+        headers={**extra, **(headers or {})},
+    )
+
+
+async def _domain_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, DomainError)
+    return problem(request, error.code, error.message, pointer=error.pointer, hint=error.hint)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return problem(
+        request,
+        error.code,
+        error.detail,
+        pointer=error.pointer,
+        hint=error.hint,
+        headers=error.headers,
+    )
+
+
+async def _bad_parameter(request: Request, error: Exception) -> Response:
+    """Bodies are read by `api.body`, so what FastAPI finds wrong is a parameter."""
+    assert isinstance(error, RequestValidationError)
+    first: Mapping[str, Any] = error.errors()[0]
+    name = str(first["loc"][-1])
+    if first["type"] == "extra_forbidden":
+        known = _query_names(request)
+        hint = f"it takes {', '.join(known)}" if known else None
+        return problem(request, "invalid_parameter", f"there is no parameter {name!r}", hint=hint)
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return problem(request, "invalid_parameter", f"the parameter {name!r}: {message}")
+
+
+def _query_names(request: Request) -> Sequence[str]:
+    """The query parameters of the route that was matched."""
+    dependant = getattr(request.scope.get("route"), "dependant", None)
+    names: list[str] = []
+    for field in getattr(dependant, "query_params", ()):
+        model = field.field_info.annotation
+        names += getattr(model, "model_fields", {field.alias: None})
+    return names
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router refuses by itself: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow")
+        hint = f"it takes {allowed}" if allowed else None
+        detail = f"{request.method} is not allowed on {path}"
+        return problem(request, "method_not_allowed", detail, hint=hint, headers=error.headers)
+    if error.status_code == 404:
+        return problem(request, "not_found", f"there is nothing at {path}")
+    return problem(request, "malformed_request", str(error.detail))
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """A fault of dray: its log has the traceback, the caller gets none of it."""
+    detail = "dray failed to answer this request; the server's log says why"
+    return problem(request, "internal_error", detail)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of `app` as a problem."""
+    app.add_exception_handler(DomainError, _domain_error)
+    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(RequestValidationError, _bad_parameter)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def declare(*codes: str) -> dict[int | str, dict[str, Any]]:
+    """The problems a route may answer, for OpenAPI; those of every route come by themselves."""
+    schema = {"$ref": "#/components/schemas/Problem"}
+    by_status: dict[int | str, list[str]] = {}
+    for code in codes:
+        by_status.setdefault(STATUS[code], []).append(code)
+    return {
+        status: {
+            "description": ", ".join(f"`{code}`" for code in named),
+            "content": {MEDIA_TYPE: {"schema": schema}},
+        }
+        for status, named in by_status.items()
+    }
+
+
+EVERYWHERE = ("unauthorized", "forbidden", "internal_error", "database_unavailable")
+"""What any call under /v1 may answer."""

@@ -1,0 +1,23 @@
+"""/v1/jobs/{id}/attempts."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from api.context import Caller, NoParameters, TheReading, answer
+from api.problems import declare
+from dray import views
+
+router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["attempts"])
+
+
+@router.get(
+    "/attempts",
+    operation_id="get_attempts",
+    response_model=views.AttemptPage,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "job_not_found"),
+)
+async def attempts(reading: TheReading, _: Caller, job_id: str) -> Response:
+    """Every launch of the job: world size, where it resumed, why it ended."""
+    return answer(await reading.attempts(job_id))

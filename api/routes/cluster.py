@@ -1,0 +1,23 @@
+"""/v1/cluster: nodes, slots, and what runs where."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from api.context import Caller, NoParameters, TheReading, answer
+from api.problems import declare
+from dray import views
+
+router = APIRouter(prefix="/v1", tags=["cluster"])
+
+
+@router.get(
+    "/cluster",
+    operation_id="get_cluster",
+    response_model=views.Cluster,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter"),
+)
+async def cluster(reading: TheReading, _: Caller) -> Response:
+    """The cluster as it was last seen."""
+    return answer(await reading.cluster())

@@ -1,0 +1,126 @@
+"""/v1/jobs/{id}/events: what happened to a job, as pages or as a live stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi import Query as QueryParameters
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+
+from api.context import Caller, Context, Query, TheContext, TheReading, answer
+from api.problems import Refused, declare
+from api.waiting import MAX_WAIT_S, long_poll, unless_over
+from dray import views
+
+router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["events"])
+
+EVENT_STREAM = "text/event-stream"
+KEEP_ALIVE_S = 5.0
+"""Between comments while nothing happens; as often the events are looked at without a signal."""
+PAGE = 500
+MAX_SEQ = 2**31 - 1
+
+logger = logging.getLogger(__name__)
+
+
+class EventsQuery(Query):
+    after_seq: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
+    """Only later events; `next_seq` of the answer before."""
+    limit: Annotated[int, Field(ge=1, le=1000)] = PAGE
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
+    """Answer when there are events, or after so many seconds."""
+
+
+@router.get(
+    "/events",
+    operation_id="get_events",
+    response_model=views.EventPage,
+    responses={
+        200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}},
+        204: {"description": "A stream was asked for, and no event will ever come."},
+        **declare("malformed_request", "invalid_parameter", "job_not_found"),
+    },
+)
+async def events(
+    request: Request,
+    context: TheContext,
+    reading: TheReading,
+    _: Caller,
+    job_id: str,
+    query: Annotated[EventsQuery, QueryParameters()],
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Events in order, without gaps.
+
+    With `Accept: text/event-stream` they come as they happen, each with its `seq` as id, up to
+    the one that ends the job. `Last-Event-ID` resumes such a stream.
+    """
+    if EVENT_STREAM in request.headers.get("accept", ""):
+        after_seq = max(query.after_seq, _last_seq(last_event_id))
+        return await _stream(context, job_id, after_seq)
+
+    async def look() -> views.EventPage:
+        return await reading.events(job_id, after_seq=query.after_seq, limit=query.limit)
+
+    page = await long_poll(
+        context, request, job_id, query.wait_s, look, lambda page: bool(page.items)
+    )
+    return answer(page)
+
+
+def _last_seq(last_event_id: str | None) -> int:
+    if not last_event_id:
+        return 0
+    if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= 10):
+        raise Refused("malformed_request", "Last-Event-ID is not an id of this stream")
+    return min(int(last_event_id), MAX_SEQ)
+
+
+async def _stream(context: Context, job_id: str, after_seq: int) -> Response:
+    """Look once before answering, so that what is wrong is a problem and not a broken stream."""
+    runtime = context.runtime
+    first = await runtime.reading.events(job_id, after_seq=after_seq, limit=PAGE)
+    if not first.items and (await runtime.jobs.get(job_id)).state.is_terminal:
+        return Response(status_code=204)  # tells an EventSource not to come back
+    return StreamingResponse(
+        _follow(context, job_id, after_seq),
+        media_type=EVENT_STREAM,
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _follow(context: Context, job_id: str, after_seq: int) -> AsyncIterator[bytes]:
+    """Frames up to the one that ends the job; starlette closes it when the reader has gone."""
+    reading = context.runtime.reading
+    with context.runtime.signals.subscribe(job_id) as woken:
+        while not context.stopping.is_set():
+            try:
+                page = await reading.events(job_id, after_seq=after_seq, limit=PAGE)
+            except Exception as error:
+                logger.warning("the event stream of %s ends early: %s", job_id, error)
+                return  # the reader comes back with Last-Event-ID
+            for event in page.items:
+                yield _frame(event)
+                after_seq = event.seq
+            if page.items:
+                if _is_last(page.items[-1]):
+                    return
+                continue
+            woke = await unless_over(context, None, woken.wait(KEEP_ALIVE_S))
+            if woke is None:
+                return
+            if not woke:
+                yield b": keep-alive\n\n"
+
+
+def _is_last(event: views.Event) -> bool:
+    return event.to_state is not None and event.to_state.is_terminal
+
+
+def _frame(event: views.Event) -> bytes:
+    """One event of the stream; its JSON has no line break."""
+    return f"id: {event.seq}\ndata: {event.model_dump_json()}\n\n".encode()

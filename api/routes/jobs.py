@@ -1,0 +1,182 @@
+"""/v1/jobs: submit, list, get, cancel, delete, explain."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi import Query as QueryParameters
+from pydantic import Field
+
+from api import body
+from api.context import (
+    Caller,
+    NoParameters,
+    Query,
+    TheContext,
+    TheJobs,
+    TheReading,
+    answer,
+)
+from api.openapi import JOB_SPEC_BODY
+from api.problems import Refused, declare
+from api.waiting import MAX_WAIT_S, unless_over
+from dray import views
+from dray.views import JobState
+from service.jobs import IdempotencyKey, JobFilter
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+DEFAULT_PROJECT = "default"
+
+
+class ListQuery(Query):
+    state: tuple[JobState, ...] = ()
+    """Jobs in any of these states."""
+    queue: Annotated[str, Field(max_length=63)] | None = None
+    label: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    """`key=value`; jobs that have all of them."""
+    limit: Annotated[int, Field(ge=1, le=500)] = 100
+    cursor: str | None = None
+    """`next_cursor` of the page before."""
+
+
+class GetQuery(Query):
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
+    """Answer when the state changes, or after so many seconds."""
+    state: JobState | None = None
+    """The state that the caller knows; by default the one at the time of the call."""
+
+
+@router.post(
+    "",
+    operation_id="submit_job",
+    status_code=201,
+    response_model=views.Job,
+    openapi_extra=JOB_SPEC_BODY,
+    dependencies=[NoParameters],
+    responses=declare(
+        "malformed_request",
+        "bad_idempotency_key",
+        "body_too_large",
+        "unsupported_media_type",
+        "invalid_document",
+        "unsatisfiable",
+        "idempotency_key_reused",
+        "invalid_parameter",
+        "job_not_found",
+    ),
+)
+async def submit(
+    request: Request,
+    context: TheContext,
+    jobs: TheJobs,
+    owner: Caller,
+    idempotency_key: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Queue a job.
+
+    With an `Idempotency-Key` (1 to 255 printable ASCII characters), sending the same document
+    again answers with the job of the first time.
+    """
+    key = _check_key(idempotency_key)
+    document = await body.read_json(request, context.runtime.settings.max_body_bytes)
+    spec = body.check(document)
+    idempotency = IdempotencyKey(key, body.fingerprint(document)) if key is not None else None
+    job, _created = await jobs.submit(
+        spec, owner=owner, project=DEFAULT_PROJECT, idempotency=idempotency
+    )
+    return answer(job, 201, {"Location": f"/v1/jobs/{job.id}"})
+
+
+def _check_key(key: str | None) -> str | None:
+    if key is None or re.fullmatch(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?", key):
+        return key
+    raise Refused(
+        "bad_idempotency_key",
+        f"the Idempotency-Key has {len(key)} characters; it may have 1 to 255, printable ASCII",
+        hint="a random UUID does well",
+    )
+
+
+@router.get(
+    "",
+    operation_id="list_jobs",
+    response_model=views.JobPage,
+    responses=declare("invalid_parameter", "bad_cursor"),
+)
+async def list_jobs(
+    jobs: TheJobs, _: Caller, query: Annotated[ListQuery, QueryParameters()]
+) -> Response:
+    """Jobs, newest first."""
+    chosen = JobFilter(states=query.state, queue=query.queue, labels=dict(map(_label, query.label)))
+    return answer(await jobs.list(chosen, limit=query.limit, cursor=query.cursor))
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise Refused("invalid_parameter", f"the label {text!r} is not of the form key=value")
+    return key, value
+
+
+@router.get(
+    "/{job_id}",
+    operation_id="get_job",
+    response_model=views.Job,
+    responses=declare("invalid_parameter", "job_not_found"),
+)
+async def get(
+    request: Request,
+    context: TheContext,
+    jobs: TheJobs,
+    _: Caller,
+    job_id: str,
+    query: Annotated[GetQuery, QueryParameters()],
+) -> Response:
+    """One job, at once or when its state changes."""
+    job = None
+    if query.wait_s > 0:
+        waiting = jobs.wait(job_id, wait_s=query.wait_s, known_state=query.state)
+        job = await unless_over(context, request, waiting)
+    return answer(job or await jobs.get(job_id))
+
+
+@router.delete(
+    "/{job_id}",
+    operation_id="delete_job",
+    status_code=204,
+    response_class=Response,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "job_not_found", "job_live", "storage_unavailable"),
+)
+async def delete(jobs: TheJobs, _: Caller, job_id: str) -> Response:
+    """Remove a finished job with its logs, checkpoints and artifacts."""
+    await jobs.delete(job_id)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/{job_id}/cancel",
+    operation_id="cancel_job",
+    status_code=202,
+    response_model=views.Job,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "job_not_found", "job_finished"),
+)
+async def cancel(jobs: TheJobs, _: Caller, job_id: str) -> Response:
+    """Stop a job in whatever state; again 202 while it is cancelling, and after."""
+    return answer(await jobs.cancel(job_id), 202)
+
+
+@router.get(
+    "/{job_id}/explain",
+    operation_id="explain_job",
+    response_model=views.Explanation,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "job_not_found"),
+)
+async def explain(reading: TheReading, _: Caller, job_id: str) -> Response:
+    """Why the job is where it is, and what it waits for."""
+    return answer(await reading.explain(job_id))

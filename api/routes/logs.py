@@ -1,0 +1,54 @@
+"""/v1/jobs/{id}/logs: what the ranks wrote, also long after the job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Query as QueryParameters
+from pydantic import Field
+
+from api.context import Caller, Query, TheContext, TheReading, answer
+from api.problems import declare
+from api.waiting import MAX_WAIT_S, long_poll
+from dray import views
+
+router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["logs"])
+
+
+class LogsQuery(Query):
+    rank: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """By default all ranks, merged by time; the order within a rank is exact."""
+    attempt: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 1000
+    cursor: str | None = None
+    """`next_cursor` of the page before."""
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
+    """Answer when there are lines, or after so many seconds."""
+
+
+@router.get(
+    "/logs",
+    operation_id="get_logs",
+    response_model=views.LogPage,
+    responses=declare("invalid_parameter", "bad_cursor", "job_not_found", "storage_unavailable"),
+)
+async def logs(
+    request: Request,
+    context: TheContext,
+    reading: TheReading,
+    _: Caller,
+    job_id: str,
+    query: Annotated[LogsQuery, QueryParameters()],
+) -> Response:
+    """A page of lines."""
+
+    async def look() -> views.LogPage:
+        return await reading.logs(
+            job_id, rank=query.rank, attempt=query.attempt, cursor=query.cursor, limit=query.limit
+        )
+
+    page = await long_poll(
+        context, request, job_id, query.wait_s, look, lambda page: bool(page.items) or page.complete
+    )
+    return answer(page)

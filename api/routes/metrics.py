@@ -1,0 +1,49 @@
+"""/v1/jobs/{id}/metrics: the series, thinned out on the server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from fastapi import Query as QueryParameters
+from pydantic import Field
+
+from api.context import Caller, Query, TheReading, answer
+from api.problems import declare
+from dray import views
+
+router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["metrics"])
+
+
+class MetricsQuery(Query):
+    keys: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
+    """Series to answer, repeated or separated by commas; by default all."""
+    rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    after_step: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
+    """Only later steps; `next_step` of the answer before."""
+    max_points: Annotated[int, Field(ge=2, le=100_000)] = 2000
+    """Of each series; extremes are kept, and the first and last point."""
+
+
+@router.get(
+    "/metrics",
+    operation_id="get_metrics",
+    response_model=views.Metrics,
+    responses=declare("invalid_parameter", "job_not_found"),
+)
+async def metrics(
+    reading: TheReading,
+    _: Caller,
+    job_id: str,
+    query: Annotated[MetricsQuery, QueryParameters()],
+) -> Response:
+    """Each (key, rank, step) once, over all attempts."""
+    keys = [key for text in query.keys for key in text.split(",") if key]
+    found = await reading.metrics(
+        job_id,
+        keys=keys or None,
+        rank=query.rank,
+        after_step=query.after_step,
+        max_points=query.max_points,
+    )
+    return answer(found)

@@ -1,0 +1,101 @@
+"""What Prometheus sees: requests as they are answered, jobs and slots when it asks."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dray.views import JobState
+from service.runtime import Runtime
+
+WORKER_KINDS = ("CPU", "GPU")
+
+
+class Telemetry:
+    """The metrics of one application; each has a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "dray_http_requests",
+            "Requests answered.",
+            ("method", "route", "status"),
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "dray_http_request_seconds",
+            "Time to answer; long polls and streams wait on purpose.",
+            ("method", "route"),
+            registry=self.registry,
+        )
+        self._jobs = Gauge("dray_jobs", "Jobs by state.", ("state",), registry=self.registry)
+        self._connected = Gauge(
+            "dray_cluster_connected", "1 while Ray answers.", registry=self.registry
+        )
+        self._nodes = Gauge(
+            "dray_nodes", "Nodes alive, accepted or refused.", ("accepted",), registry=self.registry
+        )
+        self._slots = Gauge(
+            "dray_resources",
+            "Ray resources of accepted nodes, and what attempts hold.",
+            ("kind", "what"),
+            registry=self.registry,
+        )
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(method, route).observe(seconds)
+
+    async def render(self, runtime: Runtime) -> bytes:
+        """Everything in Prometheus' text format."""
+        counts = await runtime.reading.count_jobs()
+        for state in JobState:
+            self._jobs.labels(state.value).set(counts.get(state, 0))
+        cluster = await runtime.reading.cluster()
+        alive = [node for node in cluster.nodes if node.alive]
+        self._connected.set(cluster.connected)
+        for accepted in (True, False):
+            count = sum(node.accepted is accepted for node in alive)
+            self._nodes.labels(str(accepted).lower()).set(count)
+        usable = [node for node in alive if node.accepted]
+        for kind in WORKER_KINDS:
+            total = sum(node.resources.get(kind, 0.0) for node in usable)
+            held = sum(node.held.get(kind, 0.0) for node in usable)
+            self._slots.labels(kind, "total").set(total)
+            self._slots.labels(kind, "held").set(held)
+        return generate_latest(self.registry)
+
+
+class Observed:
+    """ASGI middleware that counts and times answers by the route's template."""
+
+    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
+        self._app = app
+        self._telemetry = telemetry
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        status = 500
+
+        async def noticing(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noticing)
+        finally:
+            # A path that no route has must not become a label: anyone can make those up.
+            route = getattr(scope.get("route"), "path", "unknown")
+            seconds = time.monotonic() - began
+            self._telemetry.answered(_method(scope["method"]), route, status, seconds)
+
+
+def _method(method: str) -> str:
+    return method if method in ("GET", "POST", "DELETE", "HEAD", "PUT", "PATCH") else "other"
