@@ -12,6 +12,7 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
+from dray.views import MetricValue
 from service.db.models import AttemptRow, JobRow, MetricChunkRow
 from service.db.repositories import chunks as repository
 from service.db.repositories import jobs as jobs_repository
@@ -147,7 +148,7 @@ def _unless_nan(value: float) -> float | None:
     return None if value != value else value
 
 
-def by_name(value: float) -> float | str:
+def by_name(value: float) -> MetricValue:
     """A number as JSON holds it: NaN and the infinities by name."""
     if math.isfinite(value):
         return value

@@ -24,7 +24,7 @@ from service.domain.retries import Budget, Budgets, Fault, GiveUp, Retry, decide
 from service.domain.states import Trigger
 from service.intake import Intake, clean
 from service.storage import Storage
-from service.transitions import move, remark, runtime_left_s
+from service.transitions import move, runtime_left_s
 
 
 @dataclass(frozen=True)
@@ -137,15 +137,13 @@ def _end(
     row.failed_rank, row.exit_code = outcome.rank, outcome.exit_code
     if row.started_at is not None:
         job.runtime_used_s += max(0.0, (ended_at - row.started_at).total_seconds())
-    data = _blame(outcome)
+    data = _details(job, outcome)
     if outcome.cause is Cause.SUCCEEDED:
         move(session, job, Trigger.SUCCEED, code="succeeded", message=message, now=now, data=data)
     elif job.state == JobState.CANCELLING:
         _cancelled(session, job, outcome, now)
     else:
         _retry_or_fail(session, job, outcome, message, now)
-    if job.state.is_terminal and job.log_lines_dropped:
-        _tell_of_dropped_lines(session, job, now)
 
 
 def _cancelled(session: Session, job: JobRow, outcome: Outcome, now: datetime) -> None:
@@ -160,7 +158,7 @@ def _cancelled(session: Session, job: JobRow, outcome: Outcome, now: datetime) -
         code="cancelled_by_user",
         message=message,
         now=now,
-        data=_blame(outcome),
+        data=_details(job, outcome),
     )
 
 
@@ -180,7 +178,7 @@ def _retry_or_fail(
         ),
     )
     _charge(job, fault, decision.budget)
-    data = _blame(outcome)
+    data = _details(job, outcome)
     if isinstance(decision, GiveUp):
         move(
             session,
@@ -224,20 +222,11 @@ def _retry_sentence(retry: Retry) -> str:
     return f"tried again in {retry.delay_s:g} s, {charged}"
 
 
-def _tell_of_dropped_lines(session: Session, job: JobRow, now: datetime) -> None:
-    remark(
-        session,
-        job,
-        type_="log_lines_dropped",
-        code="log_limit",
-        message=f"{job.log_lines_dropped} lines of the log were over the limit and are not kept",
-        now=now,
-        data={"lines": job.log_lines_dropped},
-    )
-
-
-def _blame(outcome: Outcome) -> dict[str, Any]:
+def _details(job: JobRow, outcome: Outcome) -> dict[str, Any]:
+    """Data of the event that tells of an attempt's end."""
     data: dict[str, Any] = {"cause": str(outcome.cause)}
+    if job.log_lines_dropped:
+        data["log_lines_dropped"] = job.log_lines_dropped
     if outcome.rank is not None:
         data["rank"] = outcome.rank
     if outcome.exit_code is not None:

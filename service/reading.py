@@ -1,0 +1,259 @@
+"""What a caller can read of a job and of the cluster; all of it from SQL and storage alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.views import JobState
+from service import log_reading, metric_reading, presenting
+from service.db.models import AttemptRow, CheckpointRow, JobRow
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import cluster as cluster_repository
+from service.db.repositories import jobs as repository
+from service.db.session import Database
+from service.domain import policy
+from service.domain.errors import ArtifactNotFound
+from service.jobs import found
+from service.settings import Settings
+from service.signals import Signals
+from service.storage import Storage
+from service.transitions import counting_checkpoints
+
+MAX_POINTS = 100_000
+MAX_LINES = 10_000
+MAX_EVENTS = 1000
+
+
+class Reading:
+    """The queries. Every one of them is NotFound for a job that does not exist."""
+
+    def __init__(
+        self, database: Database, storage: Storage, signals: Signals, settings: Settings
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._signals = signals
+        self._settings = settings
+
+    async def metrics(
+        self,
+        job_id: str,
+        *,
+        keys: Sequence[str] | None = None,
+        rank: int = 0,
+        after_step: int | None = None,
+        max_points: int = 2000,
+    ) -> views.Metrics:
+        """Every step of a series once, over all attempts; only steps above `after_step`.
+
+        At most `max_points` points of each series, with its first, its last and its extremes.
+        """
+        after = -1 if after_step is None else after_step
+        points = max(1, min(max_points, MAX_POINTS))
+
+        def work(session: Session) -> views.Metrics:
+            live = not found(session, job_id).state.is_terminal
+            series = metric_reading.read(
+                session, job_id, keys=keys, rank=rank, after_step=after, max_points=points
+            )
+            return metric_reading.as_view(series, after_step=max(after, 0), live=live)
+
+        return await self._database.read(work)
+
+    async def logs(
+        self,
+        job_id: str,
+        *,
+        rank: int | None = None,
+        attempt: int | None = None,
+        cursor: str | None = None,
+        limit: int = 1000,
+    ) -> views.LogPage:
+        """Lines in order within each rank, ranks merged by time, attempts one after the other.
+
+        BadCursor for a cursor of another job's logs.
+        """
+        begin = log_reading.decode_places(job_id, cursor)
+        limit = max(1, min(limit, MAX_LINES))
+
+        def work(
+            session: Session,
+        ) -> tuple[bool, dict[log_reading.Stream, list[log_reading.Chunk]]]:
+            over = found(session, job_id).state.is_terminal
+            return over, log_reading.find(
+                session, job_id, rank=rank, attempt=attempt, begin=begin, limit=limit
+            )
+
+        over, chunks = await self._database.read(work)
+        lines, places, more = await asyncio.to_thread(
+            log_reading.page, self._storage, chunks, begin, limit
+        )
+        return views.LogPage(
+            items=lines,
+            next_cursor=log_reading.encode_places(job_id, places),
+            complete=over and not more,
+        )
+
+    async def events(
+        self, job_id: str, *, after_seq: int = 0, limit: int = MAX_EVENTS
+    ) -> views.EventPage:
+        """Events after number `after_seq`; ask again with `after_seq=next_seq`."""
+
+        def work(session: Session) -> views.EventPage:
+            found(session, job_id)
+            count = max(1, min(limit, MAX_EVENTS))
+            rows = repository.events_after(session, job_id, after_seq, count)
+            return views.EventPage(
+                items=[presenting.event(row) for row in rows],
+                next_seq=rows[-1].seq if rows else after_seq,
+            )
+
+        return await self._database.read(work)
+
+    async def attempts(self, job_id: str) -> views.AttemptPage:
+        def work(session: Session) -> views.AttemptPage:
+            found(session, job_id)
+            rows = attempts_repository.of_job(session, job_id)
+            return views.AttemptPage(items=[presenting.attempt(row) for row in rows])
+
+        return await self._database.read(work)
+
+    async def checkpoints(self, job_id: str) -> views.CheckpointPage:
+        """The checkpoints that are kept and still count, newest first."""
+
+        def work(session: Session) -> views.CheckpointPage:
+            row = found(session, job_id)
+            metric = (row.spec.get("checkpoint") or {}).get("best")
+            rows = counting_checkpoints(session, job_id)
+            best = _best(rows, metric)
+            return views.CheckpointPage(
+                items=[
+                    presenting.checkpoint(
+                        c, is_latest=c is rows[0], is_best=c is best, metric=metric
+                    )
+                    for c in rows
+                ]
+            )
+
+        return await self._database.read(work)
+
+    async def artifacts(self, job_id: str) -> views.ArtifactPage:
+        def work(session: Session) -> views.ArtifactPage:
+            found(session, job_id)
+            rows = attempts_repository.artifacts(session, job_id)
+            return views.ArtifactPage(items=[presenting.artifact(row) for row in rows])
+
+        return await self._database.read(work)
+
+    async def artifact(self, job_id: str, artifact_id: str) -> tuple[views.Artifact, str]:
+        """The artifact, and its URL in the storage. ArtifactNotFound if the job has none such."""
+
+        def work(session: Session) -> tuple[views.Artifact, str]:
+            found(session, job_id)
+            row = attempts_repository.artifact(session, job_id, artifact_id)
+            if row is None:
+                raise ArtifactNotFound(
+                    f"the job {job_id} has no artifact {artifact_id}",
+                    hint="the job's list of artifacts has their ids",
+                )
+            return presenting.artifact(row), row.url
+
+        return await self._database.read(work)
+
+    async def explain(self, job_id: str) -> views.Explanation:
+        """Why the job is where it is; while it waits also its place and who is in its way."""
+
+        def work(session: Session) -> views.Explanation:
+            row = found(session, job_id)
+            blocked_by = list(row.blocked_by) if row.state == JobState.QUEUED else []
+            return views.Explanation(
+                state=row.state,
+                reason=views.Reason(code=row.reason_code, message=row.reason_message),
+                position=row.position,
+                blocked_by=blocked_by,
+                expected_start_at=_expected_start(session, blocked_by),
+            )
+
+        return await self._database.read(work)
+
+    async def cluster(self) -> views.Cluster:
+        """The cluster as it was last seen, and what runs where by our own books."""
+
+        def work(session: Session) -> views.Cluster:
+            row = cluster_repository.get(session)
+            if row is None:
+                return views.Cluster(connected=False, reason="not seen yet", nodes=[])
+            return views.Cluster(
+                connected=row.connected,
+                reason=row.reason,
+                ray_address=row.ray_address,
+                ray_dashboard=row.ray_dashboard,
+                nodes=_nodes(session),
+                updated_at=row.updated_at,
+            )
+
+        return await self._database.read(work)
+
+
+def _best(rows: Sequence[CheckpointRow], metric: str | None) -> CheckpointRow | None:
+    """The one with the lowest loss, or with the most of another metric; the oldest of equals."""
+    measured = [
+        (row, value)
+        for row in rows
+        if metric and isinstance(value := row.metrics.get(metric), int | float)
+    ]
+    if not measured:
+        return None
+    sign = 1 if metric == "val/loss" else -1
+    return min(measured, key=lambda pair: (sign * pair[1], pair[0].attempt, pair[0].step))[0]
+
+
+def _expected_start(session: Session, blocked_by: Sequence[str]) -> datetime | None:
+    """When the last of the jobs in the way must be over, if each of them must be some time."""
+    ends: list[datetime] = []
+    for job_id in blocked_by:
+        job = repository.get(session, job_id)
+        if job is None or job.state.is_terminal:
+            continue
+        end = _must_end_by(job, attempts_repository.get(session, job_id, job.attempt))
+        if end is None:
+            return None
+        ends.append(end)
+    return max(ends, default=None)
+
+
+def _must_end_by(job: JobRow, attempt: AttemptRow | None) -> datetime | None:
+    if job.max_runtime_s is None or attempt is None or attempt.finished_at is not None:
+        return None
+    since = attempt.started_at or attempt.created_at
+    return since + timedelta(seconds=max(0.0, job.max_runtime_s - job.runtime_used_s))
+
+
+def _nodes(session: Session) -> list[views.NodeSlots]:
+    live = attempts_repository.live(session)
+    holders = [
+        policy.Holder(
+            row.job_id,
+            tuple(policy.Slice(part["node_id"], part["num_workers"]) for part in row.slices),
+            row.bundle,
+        )
+        for row in live
+    ]
+    return [
+        views.NodeSlots(
+            node_id=node.node_id,
+            hostname=node.hostname,
+            alive=node.alive,
+            resources=node.total,
+            held=policy.held_on(node.node_id, holders),
+            accepted=node.accepted,
+            reason=node.reason,
+            jobs=[h.job_id for h in holders if any(s.node_id == node.node_id for s in h.slices)],
+        )
+        for node in cluster_repository.nodes(session)
+    ]
