@@ -199,6 +199,11 @@ class Reading:
 
         return await self._database.read(work)
 
+    async def count_jobs(self) -> dict[JobState, int]:
+        """How many jobs there are in each state, also where there are none."""
+        counts = await self._database.read(repository.count_by_state)
+        return {state: counts.get(state, 0) for state in JobState}
+
 
 def _best(rows: Sequence[CheckpointRow], metric: str | None) -> CheckpointRow | None:
     """The one with the lowest loss, or with the most of another metric; the oldest of equals."""

@@ -198,3 +198,11 @@ def erase(session: Session, job_id: str) -> None:
     session.execute(
         delete(JobRow).where(JobRow.id == job_id).execution_options(synchronize_session=False)
     )
+
+
+def count_by_state(session: Session) -> dict[JobState, int]:
+    """Only of states that some job is in."""
+    query = (
+        select(JobRow.state, func.count()).where(JobRow.deleted_at.is_(None)).group_by(JobRow.state)
+    )
+    return {JobState(state): number for state, number in session.execute(query)}
