@@ -9,8 +9,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
 from dray import train
 from dray.spec import JobSpec
@@ -19,7 +18,8 @@ from ray_workers.training import checkpoints, process_group
 from ray_workers.training.checkpoints import Keeper
 from ray_workers.training.data import Batch, Batches, derive_seed, share
 from ray_workers.training.optimizers import build_optimizer, set_lr
-from ray_workers.training.reporting import StepReporter
+from ray_workers.training.replica import Replica
+from ray_workers.training.reporting import StepFigures, StepReporter
 from ray_workers.training.schedule import Calendar, lr_at
 from ray_workers.training.workload import Samples, Workload
 
@@ -57,8 +57,7 @@ class Loop:
         self.calendar = Calendar.of(self.options, spec.checkpoint, self.batches.steps_per_epoch)
 
         self.model = workload.model.to(self.device)
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.replica = process_group.replicate(self.model, self.world_size)
+        self.replica = Replica(self.model, workload.loss_sum, self._autocast, self.world_size)
         self.optimizer = build_optimizer(self.model, self.options.optimizer)
 
         self.reporter = StepReporter(self.rank, self.calendar.total_steps)
@@ -82,10 +81,7 @@ class Loop:
             return 0
         if loaded is None:
             loaded = checkpoints.load(refs[chosen])
-        batch = self.batches.at(1)
-        process_group.settle_buckets(
-            self.replica, lambda: self._backward(batch, self._micro_batches(batch))
-        )
+        self.replica.settle_buckets(self._micro_batches(self.batches.at(1)))
         self.model.load_state_dict(loaded.state["model"])
         self.optimizer.load_state_dict(loaded.state["optimizer"])
         self.metrics = dict(loaded.saved.metrics)
@@ -138,19 +134,25 @@ class Loop:
         set_lr(self.optimizer, lr)
         # Dropout is a function of (seed, step, rank): nothing to save, nothing to restore.
         _seed(self.device, derive_seed("step", options.seed, step, self.rank))
-        loss = self._backward(batch, micro_batches)
+        if batch.is_empty:
+            self.replica.backward_nothing(micro_batches[0])
+        else:
+            self.replica.backward(micro_batches, batch.num_global)
+        loss = self.replica.take_loss(batch.num_global)
         grad_norm = self._clip()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
         self.reporter.step_done(
-            step,
-            self.calendar.epoch_of(step),
-            batch.num_global,
-            lr=lr,
-            data_wait_s=data_wait_s,
-            loss=loss,
-            grad_norm=grad_norm,
+            StepFigures(
+                step=step,
+                epoch=self.calendar.epoch_of(step),
+                num_samples=batch.num_global,
+                lr=lr,
+                data_wait_s=data_wait_s,
+                loss=loss,
+                grad_norm=grad_norm,
+            )
         )
 
     def _micro_batches(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
@@ -160,39 +162,14 @@ class Loop:
             for indices in torch.split(batch.indices.to(self.device), self.micro_batch_size)
         ]
 
-    def _backward(self, batch: Batch, micro_batches: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Leave in `.grad` the exact mean gradient over the global batch; its mean loss.
-
-        The ranks' shares differ in size, so each rank sums up and divides by the size of the
-        global batch; times world size, because DDP divides by that. Gradients are exchanged with
-        the last micro-batch only. The loss is added up over the ranks while that pass runs.
-        """
-        weight = 0.0 if batch.is_empty else 1.0 / batch.num_global
-        total = torch.zeros((), device=self.device)
-        for inputs, targets in micro_batches[:-1]:
-            with self._no_sync(), self._autocast():
-                loss = self.workload.loss_sum(self.replica(inputs), targets) * weight
-            total += loss.detach()
-            with self._no_sync():
-                torch.autograd.backward(loss * self.world_size)
-        inputs, targets = micro_batches[-1]
-        with self._autocast():
-            loss = self.workload.loss_sum(self.replica(inputs), targets) * weight
-        total += loss.detach()
-        summing = process_group.begin_sum(total, self.world_size)
-        torch.autograd.backward(loss * self.world_size)
-        if summing is not None:
-            summing.wait()
-        return total
-
     def _clip(self) -> Tensor | None:
         """The gradient's norm before it is clipped; None on a rank that has no use for it."""
         most = self.options.max_grad_norm
         if most is None and self.rank != 0:
             return None
-        norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        norm = self.replica.grad_norm()
         if most is not None:
-            clip_grads_with_norm_(self.parameters, most, norm)
+            clip_grads_with_norm_(self.model.parameters(), most, norm)
         return norm
 
     def _evaluate(self, step: int) -> None:
@@ -211,9 +188,7 @@ class Loop:
                     [measure(outputs, targets).double() for measure in measures.values()]
                 )
         self.model.train()
-        summing = process_group.begin_sum(sums, self.world_size)
-        if summing is not None:
-            summing.wait()
+        process_group.add_up(sums, self.world_size)
         means = (sums / num_samples).tolist()
         self.metrics = {f"val/{name}": mean for name, mean in zip(measures, means, strict=True)}
         if self.rank == 0:
@@ -245,11 +220,6 @@ class Loop:
         if self.options.precision == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-    def _no_sync(self) -> AbstractContextManager[object]:
-        if isinstance(self.replica, DistributedDataParallel):
-            return self.replica.no_sync()
-        return nullcontext()
 
 
 def _to(device: torch.device, samples: Samples) -> Samples:

@@ -6,6 +6,7 @@ GPU or open a connection; and what is missing here is paid for by every single s
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 
@@ -15,6 +16,7 @@ _MODULES = (
     "torch.distributed",
     "torch.nn.functional",
     "torch.nn.parallel",
+    "torch.utils.serialization.config",  # the first torch.save and torch.load
     "numpy",
     "fsspec",
     "fsspec.implementations.local",
@@ -24,7 +26,9 @@ _MODULES = (
     "ray_workers.recipes",
     "ray_workers.training.entry",
     "ray_workers.training.loop",
+    "ray_workers.training.store",
 )
+_MODULES_OF_SOME_VERSIONS = ("torch.profiler._cupti_monitor",)
 
 
 def preload() -> None:
@@ -37,6 +41,9 @@ def preload() -> None:
         os.environ.setdefault(name, "1")
     for module in _MODULES:
         importlib.import_module(module)
+    for module in _MODULES_OF_SOME_VERSIONS:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
     from ray_workers.recipes import RECIPES
 
     for recipe in RECIPES.values():

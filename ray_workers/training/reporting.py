@@ -10,104 +10,114 @@ from torch import Tensor
 
 from dray import train
 
+FLUSH_S = 0.05
+"""Most seconds that a step's figures wait to be written while steps go on. A frame written in
+the midst of a step finds its code and data out of the CPU's caches and costs three times what it
+costs in a row of others."""
 
-@dataclass
-class _Figures:
-    """What is known of a step when it was launched, and what the device still computes."""
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What is known of a step once it was launched."""
 
     step: int
     epoch: int
     num_samples: int
+    """Of the global batch."""
     lr: float
-    step_time_s: float
     data_wait_s: float
-    loss_and_norm: Tensor | None
-    copied: torch.cuda.Event | None
+    loss: Tensor
+    """Mean over the global batch: a scalar, on the device."""
+    grad_norm: Tensor | None
+    """Before clipping; None where it was not computed."""
 
 
 class StepReporter:
-    """Reports a step; rank 0 the global figures, the others only their own times.
+    """Reports every step: rank 0 the global figures, the others only their own times.
 
-    On a GPU, asking for a number waits for all that was launched before it. So the numbers are
-    copied to pinned memory in the stream, and read when the next step was launched; the first
-    step's are read at once, because people wait for it.
+    On a GPU, asking for a number waits for all that was launched before it. There the numbers are
+    copied to pinned memory in the stream, and read when the next step was launched.
     """
 
     def __init__(self, rank: int, total_steps: int) -> None:
         self._rank = rank
         self._total_steps = total_steps
-        self._pending: _Figures | None = None
-        self._began = time.perf_counter()
+        self._waiting: list[tuple[StepFigures, float, float, float]] = []
+        self._on_device: tuple[StepFigures, float, Tensor, torch.cuda.Event] | None = None
+        self._began = self._flushed = time.perf_counter()
         self._is_first = True
         self.last_loss = float("nan")
-
-    @property
-    def wants_figures(self) -> bool:
-        """Whether loss and gradient norm are worth computing on this rank."""
-        return self._rank == 0
 
     def restart_clock(self) -> None:
         """What happened since the last step (evaluation, a checkpoint) is not the next one's."""
         self._began = time.perf_counter()
 
-    def step_done(
-        self,
-        step: int,
-        epoch: int,
-        num_samples: int,
-        lr: float,
-        data_wait_s: float,
-        loss: Tensor | None,
-        grad_norm: Tensor | None,
-    ) -> None:
-        """`num_samples` is the size of the global batch."""
-        tensor = (
-            torch.stack((loss, grad_norm)) if loss is not None and grad_norm is not None else None
-        )
-        copied = None
-        if tensor is not None and tensor.is_cuda:
-            host = torch.empty(2, pin_memory=True)
-            host.copy_(tensor, non_blocking=True)
-            tensor, copied = host, torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record()
+    def step_done(self, figures: StepFigures) -> None:
+        """Take the figures of the step that ends now. The first is written at once, because
+        people wait for it."""
         now = time.perf_counter()
-        figures = _Figures(
-            step, epoch, num_samples, lr, now - self._began, data_wait_s, tensor, copied
-        )
-        self._began = now
-        self.flush()
-        self._pending = figures
-        if copied is None or self._is_first:
-            self.flush()
-        self._is_first = False
+        step_time_s, self._began = now - self._began, now
+        if self._rank != 0:
+            self._waiting.append((figures, step_time_s, 0.0, 0.0))
+        elif figures.loss.is_cuda:
+            self._read_device()
+            self._on_device = (figures, step_time_s, *_start_copy(figures))
+        else:
+            loss, norm = figures.loss.item(), _norm(figures).item()
+            self._waiting.append((figures, step_time_s, loss, norm))
+        if self._is_first or now - self._flushed > FLUSH_S:
+            self.flush(wait_for_device=self._is_first)
+            self._is_first = False
 
-    def flush(self) -> None:
-        """Report the step that is still pending, if one is."""
-        figures, self._pending = self._pending, None
-        if figures is None:
-            return
-        values = {
-            "perf/step_time_s": figures.step_time_s,
-            "perf/data_wait_s": figures.data_wait_s,
-        }
-        if figures.loss_and_norm is None:
+    def flush(self, *, wait_for_device: bool = True) -> None:
+        """Write what was taken so far; on a GPU, with or without the step that may still run."""
+        if wait_for_device:
+            self._read_device()
+        for waiting in self._waiting:
+            self._report(*waiting)
+        self._waiting.clear()
+        self._flushed = time.perf_counter()
+
+    def _read_device(self) -> None:
+        if self._on_device is not None:
+            figures, step_time_s, host, copied = self._on_device
+            copied.synchronize()
+            self._waiting.append((figures, step_time_s, *host.tolist()))
+            self._on_device = None
+
+    def _report(
+        self, figures: StepFigures, step_time_s: float, loss: float, grad_norm: float
+    ) -> None:
+        values = {"perf/step_time_s": step_time_s, "perf/data_wait_s": figures.data_wait_s}
+        if self._rank != 0:
             train.report(figures.step, values)
             return
-        if figures.copied is not None:
-            figures.copied.synchronize()
-        loss, norm = figures.loss_and_norm.tolist()
         self.last_loss = loss
-        samples_per_s = figures.num_samples / figures.step_time_s
-        values |= {
-            "train/loss": loss,
-            "train/lr": figures.lr,
-            "train/grad_norm": norm,
-            "perf/samples_per_s": samples_per_s,
-        }
+        samples_per_s = figures.num_samples / step_time_s
         train.report(
             figures.step,
-            values,
+            values
+            | {
+                "train/loss": loss,
+                "train/lr": figures.lr,
+                "train/grad_norm": grad_norm,
+                "perf/samples_per_s": samples_per_s,
+            },
             epoch=figures.epoch,
             total_steps=self._total_steps,
             samples_per_s=samples_per_s,
         )
+
+
+def _norm(figures: StepFigures) -> Tensor:
+    assert figures.grad_norm is not None, "rank 0 reports the gradient's norm"
+    return figures.grad_norm
+
+
+def _start_copy(figures: StepFigures) -> tuple[Tensor, torch.cuda.Event]:
+    """(loss, norm) on their way to the host, and what tells that they have arrived."""
+    host = torch.empty(2, pin_memory=True)
+    host.copy_(torch.stack((figures.loss, _norm(figures))), non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+    return host, copied
