@@ -23,7 +23,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ray_workers import node_agent, spool
+from ray_workers import paths, spool
 from ray_workers.contracts import (
     AttemptSpec,
     RankTask,
@@ -103,7 +103,7 @@ class WorkerGroup:
         finally:
             port = await store
         socket_paths = {
-            part.node_id: node_agent.socket_path(self._spec.deployment_id, part.node_id)
+            part.node_id: paths.socket_path(self._spec.deployment_id, part.node_id)
             for part in self._spec.slices
         }
         await asyncio.gather(
@@ -116,7 +116,7 @@ class WorkerGroup:
         )
 
     async def _start_store(self) -> int:
-        path = node_agent.socket_path(self._spec.deployment_id, self._own_node_id)
+        path = paths.socket_path(self._spec.deployment_id, self._own_node_id)
         task = {"job_id": self._spec.job_id, "attempt": self._spec.attempt, "rank": -1}
         self._store = await ForkedProcess.start(path, {"op": "store", "task": task})
         with open(self._store.output, closefd=False) as output:
@@ -144,9 +144,7 @@ class WorkerGroup:
 
     def _task(self, member: Member, master_port: int) -> RankTask:
         spec = self._spec
-        spools = node_agent.spool_dir(
-            spec.deployment_id, member.part.node_id, spec.job_id, spec.attempt
-        )
+        spools = paths.spool_dir(spec.deployment_id, member.part.node_id, spec.job_id, spec.attempt)
         base = f"{spec.storage_url.rstrip('/')}/{attempt_prefix(spec.job_id, spec.attempt)}"
         return RankTask(
             job_id=spec.job_id,

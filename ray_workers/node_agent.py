@@ -12,7 +12,6 @@ import platform
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import dray
 from ray_workers import spool
 from ray_workers.contracts import Frame, FrameKind
 from ray_workers.forking import ForkFailed, list_tasks
+from ray_workers.paths import runtime_dir, socket_path, spool_dir
 
 CODE_ROOT = Path(__file__).resolve().parent.parent
 POLL_S = 0.05
@@ -48,19 +48,6 @@ def own_address() -> str:
     """This node's address, as other nodes reach it."""
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     return address
-
-
-def runtime_dir(deployment_id: str, node_id: str) -> Path:
-    """Directory of this node's socket and spools: short, because socket paths are."""
-    return Path(tempfile.gettempdir(), f"dray-{os.getuid()}", deployment_id, node_id[:16])
-
-
-def socket_path(deployment_id: str, node_id: str) -> str:
-    return str(runtime_dir(deployment_id, node_id) / "fork.sock")
-
-
-def spool_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
-    return runtime_dir(deployment_id, node_id) / "spool" / job_id / str(attempt)
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)

@@ -136,7 +136,7 @@ def ray_target(settings: Settings, deployment_id: str, storage: Storage) -> RayT
     embedded = None
     if settings.ray_address == EMBEDDED:
         slots = settings.local_slots or os.cpu_count() or 1
-        embedded = EmbeddedRay(settings.home, slots)
+        embedded = EmbeddedRay(settings.home, slots, deployment_id)
     return RayTarget(
         deployment_id=deployment_id,
         storage_url=settings.storage_url,

@@ -6,7 +6,6 @@ reads, applies, and forgets. A claim that finds the job changed is no error: som
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from datetime import UTC, datetime, timedelta
 
@@ -160,5 +159,3 @@ def _snapshot(
         free = policy.offered(node.resources, available, held)
         nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
     return policy.Snapshot(waiting, tuple(nodes), connected=True, holders=holders)
-
-

@@ -12,15 +12,17 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from ray_workers import paths
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
 INSTANCE_VARIABLE = "DRAY_RAY_INSTANCE"
@@ -49,9 +51,10 @@ class Daemon:
 class EmbeddedRay:
     """Starts, finds again and ends the Ray under one home directory. Blocking calls."""
 
-    def __init__(self, home: Path, num_slots: int) -> None:
+    def __init__(self, home: Path, num_slots: int, deployment_id: str) -> None:
         self._directory = home / "ray"
         self._num_slots = num_slots
+        self._deployment_id = deployment_id
         self._record = self._directory / "daemon.json"
         self.token_file = self._directory / "token"
 
@@ -82,7 +85,7 @@ class EmbeddedRay:
         address, dashboard = f"{LOOPBACK}:{ports[0]}", f"http://{LOOPBACK}:{ports[1]}"
         log_path = self._directory / "daemon.log"
         # Ray's sockets lie under its temp-dir, and a socket's path has at most 107 bytes.
-        temp_dir = Path(tempfile.gettempdir(), f"dray-{os.getuid()}", f"ray-{instance}")
+        temp_dir = _temp_dir(instance)
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
             f"--node-ip-address={LOOPBACK}",
@@ -149,6 +152,8 @@ class EmbeddedRay:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
             time.sleep(CHECK_S)
+        shutil.rmtree(_temp_dir(daemon.instance), ignore_errors=True)
+        shutil.rmtree(paths.deployment_root(self._deployment_id), ignore_errors=True)
         self._record.unlink(missing_ok=True)
 
     def _read_record(self) -> Daemon | None:
@@ -163,6 +168,10 @@ class EmbeddedRay:
         fd = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(fd, "w") as file:
             file.write(secrets.token_hex(32))
+
+
+def _temp_dir(instance: str) -> Path:
+    return paths.machine_root() / f"ray-{instance}"
 
 
 def _log_says_started(log_path: Path) -> bool:

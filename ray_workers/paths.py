@@ -1,0 +1,34 @@
+"""Where a node keeps what belongs to one deployment: its forkserver's socket and its spools.
+
+Under the system's temporary folder, because the path of a socket has at most 107 bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def machine_root() -> Path:
+    """Everything of this user's dray on this machine that does not outlive a boot."""
+    return Path(tempfile.gettempdir(), f"dray-{os.getuid()}")
+
+
+def deployment_root(deployment_id: str) -> Path:
+    """Everything of one deployment on this machine."""
+    return machine_root() / deployment_id
+
+
+def runtime_dir(deployment_id: str, node_id: str) -> Path:
+    """Everything of one node. Several nodes may share a machine."""
+    return deployment_root(deployment_id) / node_id[:16]
+
+
+def socket_path(deployment_id: str, node_id: str) -> str:
+    return str(runtime_dir(deployment_id, node_id) / "fork.sock")
+
+
+def spool_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
+    """The spools of one attempt on one node."""
+    return runtime_dir(deployment_id, node_id) / "spool" / job_id / str(attempt)
