@@ -20,7 +20,7 @@ from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
 from service.domain.ids import artifact_id
-from service.log_store import LogStore
+from service.log_store import LogLine, LogStore
 from service.metric_store import MetricStore, by_name
 from service.storage import Storage, check_key
 from service.transitions import remark
@@ -113,7 +113,8 @@ class Intake:
         if not isinstance(text, str):
             raise Refused("text is not a string")
         seconds = frame.time if math.isfinite(frame.time) else self._now.timestamp()
-        self._logs.add(frame.rank, seconds, clean(text))
+        number = count(frame.body, "line", 2**62)
+        self._logs.add(LogLine(frame.rank, frame.incarnation, number, seconds, clean(text)))
 
     def _take_checkpoint(self, frame: Frame) -> None:
         body = frame.body

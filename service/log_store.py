@@ -7,6 +7,7 @@ says so, so that a transaction that is tried again writes the same object again.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy.orm import Session
@@ -21,6 +22,18 @@ CHUNK_BYTES = 64 * 1024
 
 Line = tuple[float, str]
 """Unix seconds by the node's clock, and the text."""
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line as a rank reported it."""
+
+    rank: int
+    incarnation: int
+    number: int
+    """Counts from 0 within the incarnation, lines that were lost on the way included."""
+    seconds: float
+    text: str
 
 
 def encode_line(seconds: float, text: str) -> str:
@@ -48,33 +61,10 @@ class LogStore:
         self._job = job
         self._attempt = attempt
         self._now = now
-        self._lines: dict[int, list[Line]] = {}
+        self._lines: dict[int, list[LogLine]] = {}
 
-    def add(self, rank: int, seconds: float, text: str) -> None:
-        job = self._job
-        size = len(text.encode()) + 1
-        if job.log_lines_dropped or job.log_bytes + size > job.log_limit_bytes:
-            if not job.log_lines_dropped:
-                self._tell_of_limit(rank, seconds)
-            job.log_lines_dropped += 1
-            return
-        job.log_bytes += size
-        self._lines.setdefault(rank, []).append((seconds, text))
-
-    def _tell_of_limit(self, rank: int, seconds: float) -> None:
-        message = (
-            f"the job's log has reached its limit of {self._job.log_limit_bytes} bytes; "
-            "further lines are counted, not kept"
-        )
-        self._lines.setdefault(rank, []).append((seconds, f"[dray] {message}"))
-        remark(
-            self._session,
-            self._job,
-            type_="log_limit",
-            code="log_limit",
-            message=message,
-            now=self._now,
-        )
+    def add(self, line: LogLine) -> None:
+        self._lines.setdefault(line.rank, []).append(line)
 
     def store(self) -> None:
         if not self._lines:
@@ -86,20 +76,55 @@ class LogStore:
             self._append(rank, last.get(rank), lines)
         self._lines = {}
 
-    def _append(self, rank: int, chunk: LogChunkRow | None, lines: list[Line]) -> None:
+    def _append(self, rank: int, chunk: LogChunkRow | None, lines: list[LogLine]) -> None:
         text: list[str] = [] if chunk is None or chunk.text is None else [chunk.text]
-        for seconds, line in lines:
+        for line in lines:
             if chunk is None or chunk.storage_key is not None:
                 chunk = self._begin(rank, chunk)
                 text = []
-            encoded = encode_line(seconds, line)
-            text.append(encoded)
-            chunk.num_lines += 1
-            chunk.size_bytes += len(encoded.encode())
+            for seconds, kept in self._kept(chunk, line):
+                encoded = encode_line(seconds, kept)
+                text.append(encoded)
+                chunk.num_lines += 1
+                chunk.size_bytes += len(encoded.encode())
             if chunk.size_bytes >= CHUNK_BYTES:
                 self._close(chunk, "".join(text))
         if chunk is not None and chunk.storage_key is None:
             chunk.text = "".join(text)
+
+    def _kept(self, chunk: LogChunkRow, line: LogLine) -> list[Line]:
+        """What goes into the log for this line: a note of a gap before it, itself, or a limit."""
+        job = self._job
+        lost = line.number - (chunk.next_number if line.incarnation == chunk.incarnation else 0)
+        chunk.incarnation, chunk.next_number = line.incarnation, line.number + 1
+        if job.log_lines_dropped:
+            job.log_lines_dropped += 1 + max(0, lost)
+            return []
+        size = len(line.text.encode()) + 1
+        if job.log_bytes + size > job.log_limit_bytes:
+            job.log_lines_dropped = 1
+            return [(line.seconds, self._tell_of_limit())]
+        job.log_bytes += size
+        kept = [(line.seconds, line.text)]
+        if lost > 0:
+            note = f"[dray] {lost} lines were lost here: they came faster than they were fetched"
+            kept.insert(0, (line.seconds, note))
+        return kept
+
+    def _tell_of_limit(self) -> str:
+        message = (
+            f"the job's log has reached its limit of {self._job.log_limit_bytes} bytes; "
+            "further lines are counted, not kept"
+        )
+        remark(
+            self._session,
+            self._job,
+            type_="log_limit",
+            code="log_limit",
+            message=message,
+            now=self._now,
+        )
+        return f"[dray] {message}"
 
     def _begin(self, rank: int, before: LogChunkRow | None) -> LogChunkRow:
         chunk = LogChunkRow(
@@ -109,6 +134,8 @@ class LogStore:
             first_line=0 if before is None else before.first_line + before.num_lines,
             num_lines=0,
             size_bytes=0,
+            incarnation=0 if before is None else before.incarnation,
+            next_number=0 if before is None else before.next_number,
             text="",
         )
         repository.add_log_chunk(self._session, chunk)

@@ -214,6 +214,8 @@ def upgrade() -> None:
         sa.Column("first_line", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("num_lines", sa.BigInteger(), nullable=False),
         sa.Column("size_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("incarnation", sa.BigInteger(), nullable=False),
+        sa.Column("next_number", sa.BigInteger(), nullable=False),
         sa.Column("text", sa.Text(), nullable=True),
         sa.Column("storage_key", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(

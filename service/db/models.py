@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from dray.views import JobState
-from service.db.types import BigId, UtcDateTime
+from service.db.types import BigId, StateType, UtcDateTime
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -35,6 +35,7 @@ class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMING)
     type_annotation_map = {  # noqa: RUF012
         datetime: UtcDateTime(),
+        JobState: StateType(),
         dict[str, Any]: JSON(none_as_null=True),
         list[Any]: JSON(none_as_null=True),
         int: BigInteger(),
@@ -79,7 +80,7 @@ class JobRow(Base):
     bundle: Mapped[dict[str, Any]]
     """Ray resources of one worker, derived from the document."""
 
-    state: Mapped[JobState] = mapped_column(String(16))
+    state: Mapped[JobState]
     reason_code: Mapped[str] = mapped_column(String(64))
     reason_message: Mapped[str]
     position: Mapped[int | None]
@@ -177,8 +178,8 @@ class EventRow(Base):
     seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     time: Mapped[datetime]
     type: Mapped[str] = mapped_column(String(64))
-    from_state: Mapped[JobState | None] = mapped_column(String(16))
-    to_state: Mapped[JobState | None] = mapped_column(String(16))
+    from_state: Mapped[JobState | None]
+    to_state: Mapped[JobState | None]
     attempt: Mapped[int]
     code: Mapped[str] = mapped_column(String(64))
     message: Mapped[str]
@@ -228,6 +229,10 @@ class LogChunkRow(Base):
     first_line: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     num_lines: Mapped[int]
     size_bytes: Mapped[int]
+    incarnation: Mapped[int]
+    """Of the process that wrote the last line."""
+    next_number: Mapped[int]
+    """The number that process gives its next line; a higher one tells of lines that were lost."""
     text: Mapped[str | None]
     """One JSON array `[time, line]` in each line."""
     storage_key: Mapped[str | None]

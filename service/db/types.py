@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, DateTime, Dialect, Integer
+from sqlalchemy import BigInteger, DateTime, Dialect, Integer, String
 from sqlalchemy.types import TypeDecorator
+
+from dray.views import JobState
 
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 """A 64-bit key that counts up by itself; SQLite does that for INTEGER alone."""
@@ -34,3 +36,16 @@ class UtcDateTime(TypeDecorator[datetime]):
             return None
         assert isinstance(value, datetime)
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class StateType(TypeDecorator[JobState]):
+    """A job's state by its name; a name that is no state is refused with ValueError."""
+
+    impl = String(16)
+    cache_ok = True
+
+    def process_bind_param(self, value: JobState | None, dialect: Dialect) -> str | None:
+        return None if value is None else JobState(value).value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> JobState | None:
+        return None if value is None else JobState(value)

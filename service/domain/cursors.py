@@ -20,10 +20,14 @@ def _check(scope: str, packed: bytes) -> bytes:
     return hashlib.sha256(scope.encode() + b"\0" + packed).digest()[:_CHECK_BYTES]
 
 
+def _as_text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
 def encode_cursor(scope: str, place: Any) -> str:
     """`place` (JSON data) as text; `scope` names the listing it belongs to."""
     packed = zlib.compress(json.dumps(place, separators=(",", ":")).encode(), 6)
-    return base64.urlsafe_b64encode(_check(scope, packed) + packed).decode().rstrip("=")
+    return _as_text(_check(scope, packed) + packed)
 
 
 def decode_cursor(scope: str, cursor: str) -> Any:
@@ -37,7 +41,7 @@ def decode_cursor(scope: str, cursor: str) -> Any:
             raise ValueError("too long")
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         check, packed = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
-        if check != _check(scope, packed):
+        if check != _check(scope, packed) or _as_text(raw) != cursor:
             raise ValueError("not for this listing")
         unpacker = zlib.decompressobj()
         plain = unpacker.decompress(packed, _MAX_PLAIN_BYTES)

@@ -1,0 +1,21 @@
+"""A service without loops over a database of each kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.db.session import Database
+from service.storage import Storage
+from tests.unit.service.helpers import Service
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage((tmp_path / "storage").as_uri())
+
+
+@pytest.fixture
+def service(database: Database, storage: Storage, tmp_path: Path) -> Service:
+    return Service(database, storage, tmp_path)
