@@ -74,6 +74,6 @@ def create_app(
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(Observed, telemetry=telemetry)
-    problems.install(app)
+    problems.install(app, [route for router in ROUTERS for route in router.routes])
     openapi.install(app)
     return app

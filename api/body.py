@@ -12,7 +12,7 @@ from typing import Any, get_args
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
-from api.problems import Refused
+from api.problems import Refused, plainly
 from dray.spec import JobSpec
 
 MAX_DEPTH = 32
@@ -163,8 +163,7 @@ def _message(error: Mapping[str, Any]) -> str:
         case "missing":
             return f"the field {error['loc'][-1]!r} is missing"
         case _:
-            message = str(error["msg"]).removeprefix("Value error, ")
-            return message.replace("Input should be", "must be").replace("String should", "must")
+            return plainly(str(error["msg"]))
 
 
 def _hint(error: Mapping[str, Any]) -> str | None:

@@ -6,20 +6,18 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic.json_schema import models_json_schema
 
 from api.problems import EVERYWHERE, declare
 from dray.spec import JobSpec
 from dray.views import Problem
 
-REF_TEMPLATE = "#/components/schemas/{model}"
+SPEC_REF = "#/components/schemas/JobSpec.{model}"
+"""The parts of a job document have names of their own: a view may be called alike."""
 
 JOB_SPEC_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {
-            "application/json": {"schema": {"$ref": REF_TEMPLATE.format(model=JobSpec.__name__)}}
-        },
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}}},
     }
 }
 """Submit reads its body itself (see `api.body`), so it says here what that is."""
@@ -45,11 +43,10 @@ def describe(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    _, definitions = models_json_schema(
-        [(JobSpec, "validation"), (Problem, "serialization")], ref_template=REF_TEMPLATE
-    )
-    for name, schema in definitions["$defs"].items():
-        schemas.setdefault(name, schema)
+    spec = JobSpec.model_json_schema(ref_template=SPEC_REF)
+    parts = spec.pop("$defs")
+    schemas |= {f"JobSpec.{name}": schema for name, schema in parts.items()}
+    schemas |= {"JobSpec": spec, "Problem": Problem.model_json_schema(mode="serialization")}
     everywhere = {str(status): said for status, said in declare(*EVERYWHERE).items()}
     for path, operations in document["paths"].items():
         for operation in operations.values():

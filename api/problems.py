@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route
 
 from dray.views import Problem
 from service.domain.errors import DomainError
@@ -113,13 +114,28 @@ async def _bad_parameter(request: Request, error: Exception) -> Response:
     """Bodies are read by `api.body`, so what FastAPI finds wrong is a parameter."""
     assert isinstance(error, RequestValidationError)
     first: Mapping[str, Any] = error.errors()[0]
-    name = str(first["loc"][-1])
+    name = str((*first["loc"], "?")[1])  # before it "query" or "path", after it an index
     if first["type"] == "extra_forbidden":
         known = _query_names(request)
         hint = f"it takes {', '.join(known)}" if known else None
         return problem(request, "invalid_parameter", f"there is no parameter {name!r}", hint=hint)
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return problem(request, "invalid_parameter", f"the parameter {name!r}: {message}")
+    detail = f"the parameter {name!r} {plainly(str(first['msg']))}"
+    return problem(request, "invalid_parameter", detail)
+
+
+def plainly(message: str) -> str:
+    """pydantic's message as what follows the name of a field."""
+    for theirs, ours in (
+        ("Value error, ", ""),
+        ("Input should", "must"),
+        ("String should", "must"),
+        ("List should", "must"),
+        ("Tuple should", "must"),
+        ("Dictionary should", "must"),
+    ):
+        if message.startswith(theirs):
+            return ours + message.removeprefix(theirs)
+    return message
 
 
 def _query_names(request: Request) -> Sequence[str]:
@@ -137,13 +153,24 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow")
-        hint = f"it takes {allowed}" if allowed else None
+        allowed = ", ".join(sorted(_methods(request)))
         detail = f"{request.method} is not allowed on {path}"
-        return problem(request, "method_not_allowed", detail, hint=hint, headers=error.headers)
+        headers = {"Allow": allowed}
+        return problem(
+            request, "method_not_allowed", detail, hint=f"it takes {allowed}", headers=headers
+        )
     if error.status_code == 404:
         return problem(request, "not_found", f"there is nothing at {path}")
     return problem(request, "malformed_request", str(error.detail))
+
+
+def _methods(request: Request) -> set[str]:
+    """All that this path takes; the router names only those of the first route it found."""
+    found: set[str] = set()
+    for route in request.app.state.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods
+    return found
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
@@ -152,8 +179,9 @@ async def _unexpected(request: Request, error: Exception) -> Response:
     return problem(request, "internal_error", detail)
 
 
-def install(app: FastAPI) -> None:
-    """Answer every error of `app` as a problem."""
+def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """Answer every error of `app`, which has these `routes`, as a problem."""
+    app.state.routes = [route for route in routes if isinstance(route, Route)]
     app.add_exception_handler(DomainError, _domain_error)
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(RequestValidationError, _bad_parameter)
