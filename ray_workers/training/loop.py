@@ -92,19 +92,14 @@ class Loop:
 
     def fit(self, steps_done: int) -> None:
         """Train from after `steps_done` to the end of the calendar."""
-        calendar = self.calendar
         self.reporter.restart_clock()
-        for step in range(steps_done + 1, calendar.total_steps + 1):
-            self._step(step)
-            evaluates, saves = calendar.evaluates_after(step), calendar.saves_after(step)
-            if not (evaluates or saves):
-                continue
-            self.reporter.flush()
-            if evaluates:
-                self._evaluate(step)
-            if saves and self.rank == 0:
-                self._save(step)
-            self.reporter.restart_clock()
+        try:
+            for step in range(steps_done + 1, self.calendar.total_steps + 1):
+                self._step(step)
+                self._between_steps(step)
+        finally:
+            # After an error the device may not answer any more; what was read is told.
+            self.reporter.flush(wait_for_device=False)
 
     def finish(self) -> None:
         """Leave the result: rank 0's, the model being the same everywhere."""
@@ -154,6 +149,19 @@ class Loop:
                 grad_norm=grad_norm,
             )
         )
+
+    def _between_steps(self, step: int) -> None:
+        """What is due: first the metrics, so that no checkpoint is ahead of what was told."""
+        evaluates = self.calendar.evaluates_after(step)
+        saves = self.calendar.saves_after(step)
+        if not (evaluates or saves):
+            return
+        self.reporter.flush()
+        if evaluates:
+            self._evaluate(step)
+        if saves and self.rank == 0:
+            self._save(step)
+        self.reporter.restart_clock()
 
     def _micro_batches(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         """The rank's share in pieces of at most `micro_batch_size` samples."""

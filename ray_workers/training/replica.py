@@ -73,13 +73,13 @@ class Replica:
         carried = self._objective.slot.grad
         assert carried is not None
         self._objective.slot.grad = None
-        mean: Tensor = carried * (self._world_size / num_global)
-        return mean
+        return torch.mul(carried, self._world_size / num_global)
 
     def grad_norm(self) -> Tensor:
         """2-norm of the gradient as a whole (what `clip_grad_norm_` measures)."""
         grads = [p.grad for p in self._parameters if p.grad is not None]
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        return norm
 
     def settle_buckets(self, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Bring a model that was just wrapped to where DDP is from its second step on.

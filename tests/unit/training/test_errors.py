@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from ray_workers.contracts import Cause
+from ray_workers.training.errors import DataError, cause_of
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] "
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(GLOO + "Connection closed by peer [127.0.0.1]:41234"),
+        RuntimeError(GLOO + "Read error [127.0.0.1]:3521: Connection reset by peer"),
+        RuntimeError("[unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation"),
+        dist.DistBackendError("NCCL communicator was aborted on rank 1."),
+        dist.DistNetworkError("The client socket has timed out after 60000ms"),
+        dist.DistStoreError("Timed out after 301 seconds waiting for clients. 1/2 clients joined."),
+    ],
+)
+def test_the_echo_of_a_dead_peer_is_not_the_users_error(error: Exception) -> None:
+    assert cause_of(error) is Cause.WORKER_LOST
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("loss is NaN"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ConnectionResetError("Connection reset by peer"),
+        dist.DistBackendError("NCCL error: invalid usage"),
+        KeyboardInterrupt(),
+    ],
+)
+def test_what_the_training_code_raised_is_its_own(error: BaseException) -> None:
+    assert cause_of(error) is Cause.USER_ERROR
+
+
+def test_broken_data_is_told_apart_also_when_wrapped() -> None:
+    wrapped = RuntimeError("could not begin")
+    wrapped.__cause__ = DataError("the archive ends early")
+    assert cause_of(DataError("no such data set")) is Cause.BAD_DATA
+    assert cause_of(wrapped) is Cause.BAD_DATA

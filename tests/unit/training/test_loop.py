@@ -1,0 +1,230 @@
+"""The loop on real ranks: processes, gloo, files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ray_workers.contracts import RankTask
+from ray_workers.recipes import image_classification
+from ray_workers.training import checkpoints
+from ray_workers.training.loop import Loop
+from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
+
+
+def document(num_workers: int, **train: Any) -> dict[str, Any]:
+    """A small job with everything on that could tell two runs apart."""
+    return {
+        "recipe": "image_classification",
+        "model": {"name": "mlp", "width": 24},
+        "train": {
+            "global_batch_size": 200,
+            "epochs": 3,
+            "schedule": {"name": "cosine", "warmup_steps": 4},
+            "optimizer": {"lr": 0.003, "weight_decay": 0.01},
+            **train,
+        },
+        "resources": {"num_workers": num_workers},
+    }
+
+
+def weights(home: Path, attempt: int = 1) -> dict[str, torch.Tensor]:
+    return load_file(home / f"attempt-{attempt}" / "artifacts" / "model.safetensors")
+
+
+def series(home: Path, key: str, *, rank: int = 0, attempt: int = 1) -> dict[int, float]:
+    told = frames(home, rank=rank, attempt=attempt, kind="metrics")
+    found = [(m["step"], m["values"][key]) for m in told if key in m["values"]]
+    assert len({step for step, _ in found}) == len(found), f"{key} was told twice for a step"
+    return dict(found)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("alone")
+    assert run_ranks(home, document(1), world_size=1) == [0]
+    return home
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_more_ranks_and_smaller_micro_batches_learn_the_same(
+    alone: Path, tmp_path: Path, world_size: int
+) -> None:
+    """200 over 3 ranks are shares of 66 and 67, the last batch of an epoch is of 37 samples."""
+    spec = document(world_size, micro_batch_size=32)
+    assert run_ranks(tmp_path, spec, world_size=world_size) == [0] * world_size
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(tmp_path)[name], tensor, rtol=0, atol=1e-6)
+    for key in ("train/loss", "train/grad_norm", "val/loss"):
+        assert series(tmp_path, key) == pytest.approx(series(alone, key), rel=1e-5)
+    assert series(tmp_path, "val/accuracy") == series(alone, "val/accuracy")
+
+
+def test_a_rank_without_a_share_takes_part_and_counts_for_nothing(
+    alone: Path, tmp_path: Path
+) -> None:
+    """1,437 samples in batches of 4 leave one over for the last batch: one rank has none."""
+    options = {"global_batch_size": 4, "max_steps": 362, "epochs": 2, "optimizer": {"lr": 1e-4}}
+    homes = [tmp_path / "1", tmp_path / "2"]
+    for world_size, home in enumerate(homes, start=1):
+        codes = run_ranks(home, document(world_size, **options), world_size=world_size)
+        assert codes == [0] * world_size
+    losses = [series(home, "train/loss") for home in homes]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    for name, tensor in weights(homes[0]).items():
+        torch.testing.assert_close(weights(homes[1])[name], tensor, rtol=0, atol=1e-5)
+
+
+def test_each_step_is_told_once_by_every_rank_with_what_the_design_promises(
+    tmp_path: Path,
+) -> None:
+    assert run_ranks(tmp_path, document(2), world_size=2) == [0, 0]
+    steps = list(range(1, 25))
+    for key in ("train/loss", "train/lr", "train/grad_norm", "perf/samples_per_s"):
+        assert list(series(tmp_path, key)) == steps
+    for rank in (0, 1):
+        for key in ("perf/step_time_s", "perf/data_wait_s"):
+            assert list(series(tmp_path, key, rank=rank)) == steps
+    assert series(tmp_path, "train/loss", rank=1) == {}
+    assert list(series(tmp_path, "val/accuracy")) == [8, 16, 24]
+    assert series(tmp_path, "train/loss")[24] < series(tmp_path, "train/loss")[1]
+    told = frames(tmp_path, kind="metrics")
+    assert {m.get("total_steps") for m in told if "train/loss" in m["values"]} == {24}
+    kinds = [f["kind"] for f in frames(tmp_path)]
+    assert kinds[0] == "resumed"
+    assert frames(tmp_path, kind="resumed") == [{"step": 0, "url": ""}]
+    assert kinds[-4:] == ["artifact"] * 4
+
+
+def test_the_result_is_a_model_that_can_be_used(alone: Path) -> None:
+    artifacts = alone / "attempt-1" / "artifacts"
+    classifier = image_classification.load(artifacts)
+    images, labels = image_classification.load_digits()
+    _, validation = image_classification.split(labels, 0.2, seed=0)
+    predicted = classifier.predict(torch.from_numpy(images[validation]))
+    accuracy = sum(
+        guess == str(label) for guess, label in zip(predicted, labels[validation], strict=True)
+    ) / len(validation)
+    metrics = json.loads((artifacts / "metrics.json").read_text())
+    assert accuracy == pytest.approx(metrics["val/accuracy"])
+    assert metrics["step"] == 24
+    assert metrics["train/loss"] == series(alone, "train/loss")[24]
+
+
+def die_at_step_18(task: RankTask) -> None:
+    step_of = Loop._step
+
+    def step(loop: Loop, number: int) -> None:
+        step_of(loop, number)
+        if number == 18:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Loop._step = step  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_run_that_was_killed_and_resumed_ends_equal_to_the_bit(
+    tmp_path: Path, world_size: int
+) -> None:
+    spec = document(world_size, max_grad_norm=1.0, micro_batch_size=40)
+    spec |= {
+        "model": {"name": "cnn", "width": 8, "dropout": 0.2},
+        "checkpoint": {"every_steps": 5, "keep": 2},
+    }
+    left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
+    assert run_ranks(left_alone, spec, world_size=world_size) == [0] * world_size
+
+    codes = run_ranks(killed, spec, world_size=world_size, before=die_at_step_18)
+    assert codes == [-signal.SIGKILL] * world_size
+    refs = checkpoint_refs(killed)
+    assert [ref.step for ref in refs] == [15, 10, 5]
+    codes = run_ranks(killed, spec, world_size=world_size, attempt=2, resume_from=refs[:2])
+    assert codes == [0] * world_size
+
+    assert frames(killed, attempt=2, kind="resumed") == [{"step": 15, "url": refs[0].url}]
+    for key in ("train/loss", "train/lr", "train/grad_norm", "val/loss", "val/accuracy"):
+        whole = series(left_alone, key)
+        again = series(killed, key, attempt=2)
+        assert again == {step: value for step, value in whole.items() if step > 15}
+    one = checkpoints.load(checkpoint_refs(left_alone)[0])
+    other = checkpoints.load(checkpoint_refs(killed, attempt=2)[0])
+    assert one.saved.step == other.saved.step == 24
+    assert_same(one.state, other.state)
+    assert weights(left_alone).keys() == weights(killed, attempt=2).keys()
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Equal all the way down, tensors to the bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    else:
+        assert one == other
+
+
+def test_a_torn_checkpoint_is_skipped_by_all_ranks_together(tmp_path: Path) -> None:
+    spec = document(2) | {"checkpoint": {"every_steps": 10}}
+    assert run_ranks(tmp_path, spec, world_size=2) == [0, 0]
+    refs = checkpoint_refs(tmp_path)
+    assert [ref.step for ref in refs] == [24, 20, 10]
+    torn = Path(refs[0].url.removeprefix("file://")) / "state.pt"
+    torn.write_bytes(torn.read_bytes()[:100])
+    assert run_ranks(tmp_path, spec, world_size=2, attempt=2, resume_from=refs) == [0, 0]
+    assert frames(tmp_path, attempt=2, kind="resumed") == [{"step": 20, "url": refs[1].url}]
+    assert list(series(tmp_path, "train/loss", attempt=2)) == [21, 22, 23, 24]
+    for name, tensor in weights(tmp_path).items():
+        assert torch.equal(weights(tmp_path, attempt=2)[name], tensor)
+
+
+def test_a_run_that_was_complete_only_leaves_its_result_again(tmp_path: Path) -> None:
+    assert run_ranks(tmp_path, document(1), world_size=1) == [0]
+    refs = checkpoint_refs(tmp_path)
+    codes = run_ranks(tmp_path, document(1), world_size=1, attempt=2, resume_from=refs)
+    assert codes == [0]
+    assert frames(tmp_path, attempt=2, kind="metrics") == []
+    artifacts = [tmp_path / f"attempt-{n}" / "artifacts" / "metrics.json" for n in (1, 2)]
+    assert artifacts[0].read_text() == artifacts[1].read_text()
+
+
+def test_the_best_checkpoint_is_measured_and_outlives_newer_ones(tmp_path: Path) -> None:
+    # The rate explodes after the warm-up, so the best is an early one.
+    spec = document(1, optimizer={"name": "sgd", "lr": 50.0}, schedule={"warmup_steps": 200})
+    spec |= {"checkpoint": {"every_steps": 4, "keep": 1, "best": "val/accuracy"}}
+    assert run_ranks(tmp_path, spec, world_size=1) == [0]
+    told = frames(tmp_path, kind="checkpoint")
+    assert [c["step"] for c in told] == [4, 8, 12, 16, 20, 24]
+    accuracy = {c["step"]: c["metrics"]["val/accuracy"] for c in told}
+    best = max(accuracy, key=lambda step: (accuracy[step], -step))
+    assert best != 24
+    gone = {c["step"] for c in frames(tmp_path, kind="checkpoint_dropped")}
+    assert gone == set(accuracy) - {best, 24}
+    left = {path.name for path in (tmp_path / "attempt-1" / "checkpoints").iterdir()}
+    assert left == {f"step-{step:012d}" for step in (best, 24)}
+
+
+def test_bf16_computes_otherwise_and_learns_nearly_the_same(alone: Path, tmp_path: Path) -> None:
+    assert run_ranks(tmp_path, document(1, precision="bf16"), world_size=1) == [0]
+    losses, exact = series(tmp_path, "train/loss"), series(alone, "train/loss")
+    assert losses != exact
+    assert losses == pytest.approx(exact, rel=0.02)
+
+
+def test_digits_are_learned(tmp_path: Path) -> None:
+    spec = document(2, epochs=10, global_batch_size=256, optimizer={"lr": 0.003})
+    spec |= {"model": {"name": "cnn", "width": 16}}
+    assert run_ranks(tmp_path, spec, world_size=2) == [0, 0]
+    assert list(series(tmp_path, "val/accuracy").values())[-1] >= 0.97

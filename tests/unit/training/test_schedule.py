@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from dray.spec import Checkpoint, Schedule, Train
+from ray_workers.training.schedule import Calendar, lr_at
+
+
+def rates(schedule: Schedule, total_steps: int, lr: float = 1.0) -> list[float]:
+    return [
+        lr_at(step, total_steps=total_steps, lr=lr, schedule=schedule)
+        for step in range(1, total_steps + 1)
+    ]
+
+
+def test_constant_stays_after_a_linear_warm_up() -> None:
+    assert rates(Schedule(warmup_steps=4), 6) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_cosine_falls_from_the_peak_halves_in_the_middle_and_never_wastes_a_step() -> None:
+    values = rates(Schedule(name="cosine", warmup_steps=2), 12)
+    assert values[:3] == [0.5, 1.0, 1.0]
+    assert values[7] == pytest.approx(0.5)
+    assert values[2:] == sorted(values[2:], reverse=True)
+    assert values[-1] > 0.0
+
+
+def test_cosine_approaches_the_final_ratio() -> None:
+    values = rates(Schedule(name="cosine", final_ratio=0.1), 10_000, lr=2.0)
+    assert values[-1] == pytest.approx(0.2, abs=1e-6)
+    assert min(values) >= 0.2
+
+
+def test_a_single_step_is_taken_at_the_full_rate() -> None:
+    assert rates(Schedule(name="cosine"), 1) == [1.0]
+
+
+def test_a_warm_up_longer_than_the_run_ends_below_the_peak() -> None:
+    assert rates(Schedule(name="cosine", warmup_steps=10), 3) == [0.1, 0.2, 0.3]
+
+
+def test_max_steps_shortens_the_run_and_never_lengthens_it() -> None:
+    def total(max_steps: int | None) -> int:
+        options = Train(epochs=3, max_steps=max_steps)
+        return Calendar.of(options, Checkpoint(), steps_per_epoch=6).total_steps
+
+    assert [total(None), total(10), total(100)] == [18, 10, 18]
+
+
+def test_epochs_are_evaluated_and_saved_at_their_ends_and_at_the_end_of_training() -> None:
+    options = Train(epochs=4, max_steps=20, eval_every_epochs=2)
+    calendar = Calendar.of(options, Checkpoint(), steps_per_epoch=6)
+    steps = range(1, 21)
+    assert [s for s in steps if calendar.saves_after(s)] == [6, 12, 18, 20]
+    assert [s for s in steps if calendar.evaluates_after(s)] == [12, 20]
+
+
+def test_a_checkpoint_that_could_be_the_best_is_measured_first() -> None:
+    checkpoint = Checkpoint(every_steps=5, best="val/accuracy")
+    calendar = Calendar.of(Train(epochs=2), checkpoint, steps_per_epoch=6)
+    steps = range(1, 13)
+    assert [s for s in steps if calendar.saves_after(s)] == [5, 10, 12]
+    assert [s for s in steps if calendar.evaluates_after(s)] == [5, 6, 10, 12]
+
+
+def test_the_last_step_of_an_epoch_belongs_to_it() -> None:
+    calendar = Calendar.of(Train(epochs=2), Checkpoint(), steps_per_epoch=6)
+    assert [calendar.epoch_of(step) for step in (1, 6, 7, 12)] == [0, 0, 1, 1]

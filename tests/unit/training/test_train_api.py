@@ -1,0 +1,167 @@
+"""`dray.train`, as a script uses it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray import train
+from dray.spool import segments
+
+
+@pytest.fixture
+def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAY_SPOOL_DIR", str(tmp_path / "spool"))
+    monkeypatch.setenv("DRAY_ARTIFACT_URL", (tmp_path / "artifacts").as_uri())
+    return tmp_path / "spool"
+
+
+def written(spool: Path) -> list[dict[str, Any]]:
+    return [
+        json.loads(line) for _, path in segments(spool) for line in path.read_text().splitlines()
+    ]
+
+
+def test_a_report_is_one_metrics_frame(spool: Path) -> None:
+    train.report(3, {"train/loss": 0.5, "lr": 1}, epoch=1, total_steps=9, samples_per_s=7.5)
+    train.report(4, {"train/loss": 0.25})
+    first, second = written(spool)
+    assert first["kind"] == "metrics"
+    assert first["body"] == {
+        "step": 3,
+        "values": {"train/loss": 0.5, "lr": 1.0},
+        "epoch": 1,
+        "total_steps": 9,
+        "samples_per_s": 7.5,
+    }
+    assert second["body"] == {"step": 4, "values": {"train/loss": 0.25}}
+
+
+def test_nan_and_infinity_survive(spool: Path) -> None:
+    train.report(1, {"a": math.nan, "b": -math.inf})
+    values = written(spool)[0]["body"]["values"]
+    assert math.isnan(values["a"])
+    assert values["b"] == -math.inf
+
+
+@pytest.mark.parametrize("key", ["", "Loss", "a b", "/a", "a/", "a//b", "x" * 129, "a\n", 3])
+def test_a_key_that_cannot_be_served_is_refused(spool: Path, key: Any) -> None:
+    with pytest.raises(ValueError, match="metric key"):
+        train.report(1, {key: 1.0})
+    assert written(spool) == []
+
+
+@pytest.mark.parametrize("value", ["0.5", None, [1.0], 1j])
+def test_a_value_that_is_no_number_is_refused_by_its_key(spool: Path, value: Any) -> None:
+    with pytest.raises(ValueError, match="train/loss"):
+        train.report(1, {"train/loss": value})
+    assert written(spool) == []
+
+
+def test_a_negative_step_is_refused(spool: Path) -> None:
+    with pytest.raises(ValueError, match="-1"):
+        train.report(-1, {"a": 1.0})
+
+
+def test_an_artifact_is_copied_hashed_and_told(spool: Path, tmp_path: Path) -> None:
+    source = tmp_path / "weights.bin"
+    source.write_bytes(b"abc" * 1000)
+    saved = train.save_artifact(source, "final/weights.bin")
+    copy = tmp_path / "artifacts" / "final" / "weights.bin"
+    assert copy.read_bytes() == source.read_bytes()
+    assert list(copy.parent.iterdir()) == [copy]
+    frame = written(spool)[0]
+    assert frame["kind"] == "artifact"
+    assert frame["body"] == {
+        "path": "final/weights.bin",
+        "url": copy.as_uri(),
+        "size_bytes": 3000,
+        "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+    }
+    assert saved.url == copy.as_uri()
+
+
+def test_an_artifact_goes_to_any_url_that_fsspec_knows(
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+
+    monkeypatch.setenv("DRAY_ARTIFACT_URL", "memory://results")
+    source = tmp_path / "a.txt"
+    source.write_text("hello")
+    saved = train.save_artifact(source)
+    with fsspec.open(saved.url, "rb") as file:
+        assert file.read() == b"hello"
+    assert written(spool)[0]["body"]["url"] == "memory://results/a.txt"
+
+
+@pytest.mark.parametrize("name", ["../up", "/etc/x", "a//b", "a/../b", ".hidden", "", "a b"])
+def test_an_artifact_cannot_leave_its_folder(spool: Path, tmp_path: Path, name: str) -> None:
+    source = tmp_path / "a.txt"
+    source.write_text("hello")
+    with pytest.raises(ValueError, match="artifact name"):
+        train.save_artifact(source, name)
+
+
+def test_a_missing_artifact_is_named(spool: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nothing\.bin"):
+        train.save_artifact(tmp_path / "nothing.bin")
+
+
+def test_outside_of_dray_the_same_script_runs_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("DRAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "a.txt"
+    source.write_text("hello")
+    train.report(1, {"loss": 1.0})
+    assert train.save_artifact(source).url == source.as_uri()
+    assert list(tmp_path.iterdir()) == [source]
+    assert train.context().job_id is None
+
+
+def test_the_context_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "DRAY_JOB_ID": "j1",
+        "DRAY_ATTEMPT": "2",
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "0",
+        "DRAY_LOCAL_RANK": "1",
+        "DRAY_RESUME_URL": "file:///c",
+    }.items():
+        monkeypatch.setenv(name, value)
+    place = train.context()
+    assert (place.job_id, place.attempt, place.rank, place.world_size) == ("j1", 2, 3, 4)
+    assert place.local_rank == 1
+    assert place.resume_url == "file:///c"
+
+
+def test_a_helper_process_is_refused_because_a_spool_has_one_writer(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAY_SPOOL_PID", str(os.getpid()))
+    code = "from dray import train; train.report(1, {'a': 1.0})"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "child of the training process" in ended.stderr
+    assert written(spool) == []
+
+
+def test_a_script_that_only_reports_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from dray import train; train.report(1, {'a': 1.0});"
+        "print([m for m in ('torch', 'numpy', 'pydantic', 'httpx', 'fsspec') if m in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stdout.strip() == "[]", ended.stderr
