@@ -93,20 +93,18 @@ class Intake:
         values = body["values"]
         if not isinstance(values, Mapping):
             raise Refused("values is not a mapping")
+        numbers = {metric_key(key): number(value) for key, value in values.items()}
         at = time_of(frame, self._now)
-        self._metrics.add(
-            rank=frame.rank,
-            step=step,
-            values={metric_key(key): number(value) for key, value in values.items()},
-            repeats=frame.incarnation > 0,
-        )
         attempt = self._attempt
         if attempt.first_metric_step is None or step < attempt.first_metric_step:
             attempt.first_metric_step, attempt.first_metric_at = step, at
+        if frame.rank == 0:
+            known = self._job.progress or {}
+            self._job.progress = progress(attempt, known, frame.body, step, at)
         if self._job.first_step_at is None:
             self._job.first_step_at = at
-        if frame.rank == 0:
-            self._job.progress = progress(self._attempt, body, step, at)
+        repeats = frame.incarnation > 0
+        self._metrics.add(rank=frame.rank, step=step, values=numbers, repeats=repeats)
 
     def _take_log(self, frame: Frame) -> None:
         text = frame.body["text"]
@@ -232,13 +230,19 @@ def time_of(frame: Frame, now: datetime) -> datetime:
 
 
 def progress(
-    attempt: AttemptRow, body: Mapping[str, Any], step: int, at: datetime
+    attempt: AttemptRow,
+    known: Mapping[str, Any],
+    body: Mapping[str, Any],
+    step: int,
+    at: datetime,
 ) -> dict[str, Any]:
-    """How far rank 0 is, and how long the rest takes at the attempt's own mean speed."""
-    total_steps = body.get("total_steps")
-    total = count(body, "total_steps", MAX_STEP) if total_steps is not None else None
-    speed = body.get("samples_per_s")
-    speed = number(speed) if speed is not None else None
+    """How far rank 0 is, and how long the rest takes at the attempt's own mean speed.
+
+    known: the progress so far; what a frame does not say, such as one of an evaluation, stays.
+    """
+    said = {**known, **{key: value for key, value in body.items() if value is not None}}
+    total = count(said, "total_steps", MAX_STEP) if said.get("total_steps") is not None else None
+    speed = number(said["samples_per_s"]) if said.get("samples_per_s") is not None else None
     eta_s = None
     if total is not None and attempt.first_metric_at is not None:
         steps = step - (attempt.first_metric_step or 0)
@@ -248,7 +252,7 @@ def progress(
     return {
         "step": step,
         "total_steps": total,
-        "epoch": count(body, "epoch", MAX_STEP) if body.get("epoch") is not None else None,
+        "epoch": count(said, "epoch", MAX_STEP) if said.get("epoch") is not None else None,
         "samples_per_s": speed if speed is not None and math.isfinite(speed) else None,
         "eta_s": eta_s,
     }

@@ -37,6 +37,9 @@ def postgres_admin_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     try:
         admin_url = server.get_uri()
         with psycopg.connect(admin_url, autocommit=True) as connection:
+            for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+                connection.execute(f"ALTER SYSTEM SET {setting} = off")  # nothing here outlives us
+            connection.execute("SELECT pg_reload_conf()")
             connection.execute(f"CREATE DATABASE {TEMPLATE}")
         _migrated(server.get_uri(database=TEMPLATE))
         yield admin_url
