@@ -16,10 +16,12 @@
           |   + BadCursor            bad_cursor
           |   + UnsupportedMediaType unsupported_media_type
           |   + BodyTooLarge         body_too_large
+          |   + RangeNotSatisfiable  range_not_satisfiable
           |   + Unsatisfiable        unsatisfiable
           |   + IdempotencyMismatch  idempotency_key_reused
           |   + MethodNotAllowed     method_not_allowed
           + Unauthorized        unauthorized
+          + Forbidden           forbidden
           + NotFound
           |   + JobNotFound          job_not_found
           |   + ArtifactNotFound     artifact_not_found
@@ -145,6 +147,12 @@ class BodyTooLarge(BadRequest):
     code = "body_too_large"
 
 
+class RangeNotSatisfiable(BadRequest):
+    """The file has no byte in the range that was asked for."""
+
+    code = "range_not_satisfiable"
+
+
 class Unsatisfiable(BadRequest):
     """The job asks for more than the cluster could ever give."""
 
@@ -163,6 +171,12 @@ class MethodNotAllowed(BadRequest):
 
 class Unauthorized(ApiError):
     code = "unauthorized"
+
+
+class Forbidden(ApiError):
+    """A server without tokens answers this machine's own programs only."""
+
+    code = "forbidden"
 
 
 class NotFound(ApiError):
@@ -233,7 +247,12 @@ def _by_code(base: type[ApiError]) -> dict[str, type[ApiError]]:
 CODES: dict[str, type[ApiError]] = _by_code(ApiError)
 """Problem code -> exception class."""
 
-_BY_STATUS: dict[int, type[ApiError]] = {401: Unauthorized, 404: NotFound, 409: Conflict}
+_BY_STATUS: dict[int, type[ApiError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+}
 
 
 def _by_status(status: int) -> type[ApiError]:

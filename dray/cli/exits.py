@@ -27,12 +27,20 @@ HELP = (
 )
 
 
+_REFUSED = (
+    errors.NotFound,
+    errors.Conflict,
+    errors.Unauthorized,
+    errors.Forbidden,
+    errors.IntegrityError,
+    errors.WaitTimeout,
+)
+
+
 def exit_code(error: errors.DrayError) -> Exit:
     if isinstance(error, errors.TransportError | errors.ServerError):
         return Exit.NO_SERVER
-    if isinstance(error, errors.NotFound | errors.Conflict | errors.Unauthorized):
-        return Exit.REFUSED
-    if isinstance(error, errors.IntegrityError | errors.WaitTimeout):
+    if isinstance(error, _REFUSED):
         return Exit.REFUSED
     return Exit.USAGE
 

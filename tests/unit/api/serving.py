@@ -1,0 +1,101 @@
+"""A real server on a port of its own, in a thread, with the loops' part done by the test."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from api.app import create_app
+from api.context import Context
+from ray_workers.contracts import Cause, Frame, FrameKind, attempt_prefix
+from service.settings import Settings
+from tests.unit.service.helpers import Service
+
+DEADLINE_S = 10.0
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> None:
+    """Return once `condition` holds; fail the test, naming `what`, if it takes too long."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
+        time.sleep(0.01)
+
+
+class LiveServer:
+    """Its address, and hands to do what the scheduler and the reconciler would."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.app = create_app(settings, loops=False)
+        config = uvicorn.Config(
+            self.app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=5
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, name="server", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        wait_until(lambda: self._server.started or not self._thread.is_alive(), "the server")
+        assert self._server.started, "the server did not start"
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        runtime = self.context.runtime
+        self.hands = Service(runtime.database, runtime.storage, self.settings.home)
+        self.hands.now = datetime.now(UTC)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive(), "the server did not stop"
+
+    @property
+    def context(self) -> Context:
+        found: Context = self.app.state.context
+        return found
+
+    def submit(self, **fields: Any) -> str:
+        body = {"recipe": "image_classification", **fields}
+        response = httpx.post(f"{self.url}/v1/jobs", json=body)
+        assert response.status_code == 201, response.text
+        job_id: str = response.json()["id"]
+        return job_id
+
+    def train(self, job_id: str, *frames: Frame) -> None:
+        """Claim the job for its first attempt and report that it trains."""
+        assert self.hands.claim(job_id) is not None
+        self.hands.report(job_id, 1, frames)
+
+    def succeed(self, job_id: str, *frames: Frame) -> None:
+        self.hands.end(job_id, 1, Cause.SUCCEEDED, "trained to its end", frames)
+
+    def artifact(self, job_id: str, path: str, content: bytes) -> Frame:
+        """Lay a file where a rank would, and the frame that tells of it."""
+        key = f"{attempt_prefix(job_id, 1)}/artifacts/{path}"
+        self.hands.storage.write_bytes(key, content)
+        body = {
+            "path": path,
+            "url": self.hands.storage.url_of(key),
+            "size_bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        return Frame(0, 0, FrameKind.ARTIFACT, self.hands.now.timestamp(), body)
+
+
+@contextmanager
+def serving(home: Path, **settings: Any) -> Iterator[LiveServer]:
+    server = LiveServer(Settings(home=home, **settings))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

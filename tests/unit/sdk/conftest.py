@@ -1,0 +1,15 @@
+"""One server for all tests of this folder; each test makes jobs of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.api.serving import LiveServer, serving
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with serving(tmp_path_factory.mktemp("home")) as server:
+        yield server
