@@ -4,6 +4,8 @@ Fits y = 3x + 2 with DistributedDataParallel. Runs under `torchrun` as it is.
 """
 
 import argparse
+import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -35,8 +37,10 @@ def main() -> None:
     if rank == 0:
         weight, bias = (p.item() for p in model.parameters())
         print(f"y = {weight:.3f} x + {bias:.3f}")
-        torch.save(model.module.state_dict(), "linear.pt")
-        dray.train.save_artifact("linear.pt")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "linear.pt")
+            torch.save(model.module.state_dict(), path)
+            dray.train.save_artifact(path)
     dist.destroy_process_group()
 
 

@@ -111,8 +111,8 @@ class Intake:
         if not isinstance(text, str):
             raise Refused("text is not a string")
         seconds = frame.time if math.isfinite(frame.time) else self._now.timestamp()
-        number = count(frame.body, "line", 2**62)
-        self._logs.add(LogLine(frame.rank, frame.incarnation, number, seconds, clean(text)))
+        line = count(frame.body, "line", 2**62)
+        self._logs.add(LogLine(frame.rank, frame.incarnation, line, seconds, clean(text)))
 
     def _take_checkpoint(self, frame: Frame) -> None:
         body = frame.body

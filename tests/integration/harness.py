@@ -1,0 +1,275 @@
+"""A whole dray as its users run it: the server as a process, a real Ray, and what to break in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dray import Client, views
+from ray_workers import paths
+from ray_workers.forking import list_tasks
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 90.0
+T = TypeVar("T")
+
+
+def eventually(
+    probe: Callable[[], T], *, within_s: float = PATIENCE_S, why: str = "it never came true"
+) -> T:
+    """What `probe` answers once that is truthy; an AssertionError when the time is up."""
+    deadline = time.monotonic() + within_s
+    while True:
+        answer = probe()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"{why} (last answer: {answer!r})"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Service:
+    """`python -m api` with a home of its own."""
+
+    home: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def client(self) -> Client:
+        return Client(self.url)
+
+    def start(self) -> None:
+        """Returns when the cluster takes jobs."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        with open(self.home / "service.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "api"],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "DRAY_HOME": str(self.home),
+                    "DRAY_PORT": str(self.port),
+                    **self.environment,
+                },
+            )
+        eventually(self.takes_jobs, why=f"the service never took jobs: {self.log()[-3000:]}")
+
+    def takes_jobs(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"the service ended: {self.log()[-3000:]}"
+        try:
+            with self.client as client:
+                cluster = client.cluster()
+                return cluster.connected and any(node.accepted for node in cluster.nodes)
+        except Exception:
+            return False
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=30)
+
+    def log(self) -> str:
+        return (self.home / "service.log").read_text(errors="replace")
+
+    # What to break, and what to look at.
+
+    def gateway_pid(self) -> int:
+        assert self.process is not None
+        return one(
+            pid
+            for pid in children_of(self.process.pid)
+            if "service.cluster.gateway" in command_line(pid)
+        )
+
+    def ray_daemon(self) -> dict[str, Any]:
+        daemon: dict[str, Any] = json.loads((self.home / "ray" / "daemon.json").read_text())
+        return daemon
+
+    def gcs_pid(self) -> int:
+        return one(
+            pid for pid in children_of(self.ray_daemon()["pid"]) if "gcs_server" in command_line(pid)
+        )
+
+    def dashboard(self, path: str) -> Any:
+        """The JSON answer of the Ray dashboard's own HTTP API."""
+        token = (self.home / "ray" / "token").read_text().strip()
+        request = urllib.request.Request(
+            self.ray_daemon()["dashboard_url"] + path,
+            headers={"Authorization": f"Bearer {token}"},
+        )
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.loads(answer.read())
+
+    def actors(self, job_id: str, *, alive: bool = True) -> list[dict[str, Any]]:
+        """The job's actors, as the Ray dashboard lists them."""
+        listed = self.dashboard("/api/v0/actors?detail=true&limit=10000")
+        found = listed["data"]["result"]["result"]
+        return [
+            actor
+            for actor in found
+            if (actor["name"] or "").startswith(f"dray:{job_id}:")
+            and (actor["state"] != "DEAD" or not alive)
+        ]
+
+    def exported_metrics(self, job_id: str) -> set[str]:
+        """Names of the Ray metrics that the node exports for the job, without Ray's prefix."""
+        nodes = self.dashboard("/api/prometheus/sd")
+        text = ""
+        for target in {target for group in nodes for target in group["targets"]}:
+            with urllib.request.urlopen(f"http://{target}/metrics", timeout=20) as answer:
+                text += answer.read().decode()
+        lines = [line for line in text.splitlines() if f'job="{job_id}"' in line]
+        return {line.split("{")[0].removeprefix("ray_") for line in lines}
+
+    def actor_pid(self, job_id: str, role: str) -> int:
+        """Pid of the living actor whose name has this part, such as `supervisor` or `worker:0`."""
+        actors = [a for a in self.actors(job_id) if f":{role}" in a["name"] and a["pid"]]
+        return int(actors[-1]["pid"])
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def children_of(parent: int) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_bytes()
+        except OSError:
+            continue
+        if int(stat[stat.rindex(b")") + 2 :].split()[1]) == parent:
+            yield int(entry.name)
+
+
+def one(found: Iterator[int]) -> int:
+    (only,) = found
+    return only
+
+
+def training_pids(job_id: str) -> dict[int, int]:
+    """Rank to pid of the job's training processes on this machine; rank -1 is its store."""
+    found = {}
+    for path in paths.machine_root().glob("*/*/fork.sock"):
+        try:
+            tasks = asyncio.run(list_tasks(str(path)))
+        except Exception:
+            continue  # a forkserver that is going or gone
+        found |= {task["rank"]: task["pid"] for task in tasks if task["job_id"] == job_id}
+    return found
+
+
+def spools(job_id: str) -> list[Path]:
+    return list(paths.machine_root().glob(f"*/*/spool/{job_id}"))
+
+
+DIGITS: dict[str, Any] = {
+    "name": "digits",
+    "recipe": "image_classification",
+    "train": {
+        "epochs": 4,
+        "global_batch_size": 64,
+        "optimizer": {"name": "adamw", "lr": 3e-3},
+        "schedule": {"name": "cosine", "warmup_steps": 10},
+        "seed": 1,
+    },
+    "resources": {"num_workers": 2},
+    "checkpoint": {"every_steps": 10, "keep": 3},
+}
+
+
+def digits(**changes: Any) -> dict[str, Any]:
+    """The digits job with other values; `train` and `checkpoint` are merged."""
+    spec = json.loads(json.dumps(DIGITS))
+    for key, value in changes.items():
+        if isinstance(value, dict) and key in spec:
+            spec[key] |= value
+        else:
+            spec[key] = value
+    return dict(spec)
+
+
+def script(path: Path, *args: str, **changes: Any) -> dict[str, Any]:
+    """A job that runs a script."""
+    return {
+        "name": path.stem,
+        "script": {"entrypoint": str(path), "args": list(args)},
+        "resources": {"num_workers": 1},
+        "max_retries": 0,
+    } | changes
+
+
+def step_of(client: Client, job_id: str) -> int:
+    progress = client.get(job_id).progress
+    return progress.step if progress else 0
+
+
+def wait_for_step(client: Client, job_id: str, step: int) -> None:
+    def reached() -> bool:
+        job = client.get(job_id)
+        assert not job.state.is_terminal, f"ended before step {step}: {job.reason}"
+        return job.progress is not None and job.progress.step >= step
+
+    eventually(reached, why=f"{job_id} never reached step {step}")
+
+
+def all_metrics(client: Client, job_id: str) -> dict[str, views.Series]:
+    return client.metrics(job_id, max_points=100_000).series
+
+
+def assert_nothing_left(service: Service, job_id: str, *, within_s: float = 10.0) -> None:
+    """No process, actor or spool of the job (I7)."""
+    eventually(lambda: not training_pids(job_id), within_s=within_s, why="processes are left")
+    eventually(lambda: not service.actors(job_id), within_s=within_s, why="actors are left")
+    eventually(lambda: not spools(job_id), within_s=within_s, why="spools are left")
+
+
+def assert_promises(service: Service, client: Client, job_id: str) -> None:
+    """I1, I4, I5, I7, I8 of a job that has ended."""
+    job = client.get(job_id)
+    assert job.state.is_terminal
+    events = list(client.events(job_id))
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    endings = [e for e in events if e.to_state is not None and e.to_state.is_terminal]
+    assert len(endings) == 1
+    for series in all_metrics(client, job_id).values():
+        assert series.steps == sorted(set(series.steps))
+    assert_nothing_left(service, job_id)

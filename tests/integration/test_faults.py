@@ -1,0 +1,157 @@
+"""Each process of the design is killed; each ends as the design says, and nothing is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray import Client
+from dray.views import Job, JobState
+from tests.integration.harness import (
+    Service,
+    all_metrics,
+    assert_promises,
+    digits,
+    eventually,
+    training_pids,
+    wait_for_step,
+)
+
+pytestmark = pytest.mark.ray
+
+KILL_AT_STEP = 25
+TIMINGS = "perf/"
+
+
+def result_of(client: Client, job: Job, folder: Path) -> dict[str, Any]:
+    """What a job has to show: metrics without timings, and the hash of its weights."""
+    files = {path.name: path for path in client.download(job.id, folder)}
+    metrics = {
+        key: (series.steps, series.values)
+        for key, series in all_metrics(client, job.id).items()
+        if not key.startswith(TIMINGS)
+    }
+    weights = hashlib.sha256(files["model.safetensors"].read_bytes()).hexdigest()
+    return {"metrics": metrics, "weights": weights}
+
+
+def log_of(client: Client, job_id: str) -> list[tuple[int, int, str]]:
+    return sorted((line.attempt, line.rank, line.text) for line in client.logs(job_id))
+
+
+def long_digits() -> dict[str, Any]:
+    """Long enough to be killed in its middle."""
+    return digits(train={"epochs": 12})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(embedded: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The result of the job when it is left alone."""
+    with embedded.client as client:
+        job = client.wait(client.submit(long_digits()).id, timeout_s=120)
+        assert job.state is JobState.SUCCEEDED, job.reason
+        result = result_of(client, job, tmp_path_factory.mktemp("undisturbed"))
+        return result | {"log": log_of(client, job.id)}
+
+
+def test_a_killed_service_loses_nothing_and_the_training_goes_on(
+    embedded: Service, client: Client, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    job = client.submit(long_digits())
+    wait_for_step(client, job.id, KILL_AT_STEP)
+    before = training_pids(job.id)
+    embedded.kill()
+    assert training_pids(job.id) == before, "the training died with the service"
+    embedded.start()
+    job = client.wait(job.id, timeout_s=120)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]
+    assert result_of(client, job, tmp_path) == {
+        key: undisturbed[key] for key in ("metrics", "weights")
+    }
+    assert log_of(client, job.id) == undisturbed["log"]
+    assert_promises(embedded, client, job.id)
+
+
+def test_a_killed_gateway_is_started_again_and_nothing_is_lost(
+    embedded: Service, client: Client, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    job = client.submit(long_digits())
+    wait_for_step(client, job.id, KILL_AT_STEP)
+    before = embedded.gateway_pid()
+    os.kill(before, signal.SIGKILL)
+    assert client.get(job.id).id == job.id, "the API answers without a gateway"
+    job = client.wait(job.id, timeout_s=120)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]
+    assert result_of(client, job, tmp_path)["weights"] == undisturbed["weights"]
+    assert eventually(embedded.gateway_pid) != before
+    assert_promises(embedded, client, job.id)
+
+
+def kill_supervisor(service: Service, job_id: str) -> None:
+    os.kill(service.actor_pid(job_id, "supervisor"), signal.SIGKILL)
+
+
+def kill_rank_actor(service: Service, job_id: str) -> None:
+    os.kill(service.actor_pid(job_id, "worker:1"), signal.SIGKILL)
+
+
+def kill_training_process(service: Service, job_id: str) -> None:
+    os.kill(training_pids(job_id)[1], signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("kill", "reason"),
+    [
+        (kill_supervisor, "supervisor_lost"),
+        (kill_rank_actor, "worker_lost"),
+        (kill_training_process, "worker_lost"),
+    ],
+    ids=["supervisor", "rank actor", "training process"],
+)
+def test_a_killed_part_of_the_group_costs_only_the_way_back_to_the_checkpoint(
+    embedded: Service,
+    client: Client,
+    undisturbed: dict[str, Any],
+    tmp_path: Path,
+    kill: Callable[[Service, str], None],
+    reason: str,
+) -> None:
+    job = client.submit(long_digits() | {"max_retries": 0})
+    wait_for_step(client, job.id, KILL_AT_STEP)
+    kill(embedded, job.id)
+    job = client.wait(job.id, timeout_s=120)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    first, second = client.attempts(job.id)
+    assert first.reason is not None
+    assert first.reason.code == reason
+    assert second.resume_step >= KILL_AT_STEP // 10 * 10
+    assert result_of(client, job, tmp_path) == {
+        key: undisturbed[key] for key in ("metrics", "weights")
+    }
+    assert_promises(embedded, client, job.id)
+
+
+def test_a_lost_cluster_sends_its_jobs_back_to_the_queue_uncharged(
+    embedded: Service, client: Client, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    job = client.submit(long_digits() | {"max_retries": 0})
+    wait_for_step(client, job.id, KILL_AT_STEP)
+    old = embedded.ray_daemon()
+    os.kill(embedded.gcs_pid(), signal.SIGKILL)
+    job = client.wait(job.id, timeout_s=180)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    first, second = client.attempts(job.id)
+    assert first.reason is not None
+    assert first.reason.code == "node_lost"
+    assert second.resume_step >= KILL_AT_STEP // 10 * 10
+    assert embedded.ray_daemon()["instance"] != old["instance"]
+    assert result_of(client, job, tmp_path)["weights"] == undisturbed["weights"]
+    assert_promises(embedded, client, job.id)

@@ -1,0 +1,171 @@
+"""What a user does with a job, on a real Ray."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dray import Client
+from dray.views import JobState
+from tests.integration.harness import (
+    ROOT,
+    Service,
+    all_metrics,
+    assert_nothing_left,
+    assert_promises,
+    digits,
+    eventually,
+    script,
+    training_pids,
+    wait_for_step,
+)
+
+pytestmark = pytest.mark.ray
+
+SLEEPS = "import time\nprint('asleep', flush=True)\ntime.sleep(600)\n"
+IGNORES_SIGTERM = (
+    "import signal, subprocess, sys, time\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    "print('stubborn', flush=True)\n"
+    "time.sleep(600)\n"
+)
+
+
+def test_a_job_trains_and_everything_of_it_can_be_read_afterwards(
+    embedded: Service, client: Client, tmp_path: Path
+) -> None:
+    job = client.submit(ROOT / "examples" / "digits.yaml")
+    job = client.wait(job.id, timeout_s=120)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert float(job.summary["val/accuracy"]) > 0.95
+    assert job.progress is not None
+    assert job.progress.step == job.progress.total_steps == 276
+    metrics = all_metrics(client, job.id)
+    assert metrics["train/loss"].steps == list(range(1, 277))
+    for key in ("train/lr", "train/grad_norm", "perf/step_time_s", "perf/data_wait_s"):
+        assert len(metrics[key].steps) == 276
+    assert float(metrics["train/loss"].values[-1]) < float(metrics["train/loss"].values[0]) / 4
+    assert any(checkpoint.is_best for checkpoint in client.checkpoints(job.id))
+    files = {path.name: path for path in client.download(job.id, tmp_path)}
+    assert {"model.safetensors", "config.json", "labels.json"} <= set(files)
+    assert json.loads(files["labels.json"].read_text())
+    assert_promises(embedded, client, job.id)
+
+
+def test_the_ray_dashboard_shows_the_job_by_name_with_its_metrics(
+    embedded: Service, client: Client
+) -> None:
+    job = client.submit(digits(train={"epochs": 400}))
+    wait_for_step(client, job.id, 20)
+    names = sorted(actor["name"] for actor in embedded.actors(job.id))
+    assert names == [
+        f"dray:{job.id}:1:supervisor",
+        f"dray:{job.id}:1:worker:0:0",
+        f"dray:{job.id}:1:worker:1:0",
+    ]
+    dashboard = client.get(job.id).links.ray_dashboard
+    assert dashboard is not None
+    assert dashboard.startswith(embedded.ray_daemon()["dashboard_url"])
+
+    def exported() -> set[str]:
+        return embedded.exported_metrics(job.id)
+
+    wanted = {"dray_step", "dray_train_loss", "dray_samples_per_s"}
+    eventually(lambda: wanted <= exported(), within_s=30, why="Ray does not export the progress")
+    client.cancel(job.id)
+    assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
+
+
+def test_a_script_runs_as_under_torchrun(embedded: Service, client: Client, tmp_path: Path) -> None:
+    spec = yaml.safe_load((ROOT / "examples" / "script.yaml").read_text())
+    spec["script"]["entrypoint"] = str(ROOT / spec["script"]["entrypoint"])
+    job = client.wait(client.submit(spec).id, timeout_s=60)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    text = [line.text for line in client.logs(job.id, rank=0)]
+    assert any(line.startswith("y = 3.0") for line in text)
+    assert all_metrics(client, job.id)["train/loss"].steps == list(range(1, 51))
+    (weights,) = client.download(job.id, tmp_path)
+    assert weights.name == "linear.pt"
+    assert_promises(embedded, client, job.id)
+
+
+def test_a_failing_script_is_retried_and_then_fails_with_its_error(
+    embedded: Service, client: Client, script_path: Path
+) -> None:
+    script_path.write_text("print('about to fail')\nraise ValueError('no such column: age')\n")
+    job = client.wait(client.submit(script(script_path, max_retries=1)).id, timeout_s=60)
+    assert job.state is JobState.FAILED
+    assert "no such column: age" in job.reason.message
+    attempts = client.attempts(job.id)
+    assert [attempt.attempt for attempt in attempts] == [1, 2]
+    log = [(line.attempt, line.text) for line in client.logs(job.id)]
+    assert (1, "about to fail") in log
+    assert (2, "about to fail") in log
+    assert any("ValueError" in text for _, text in log)
+    assert_promises(embedded, client, job.id)
+
+
+def test_a_running_job_is_cancelled_and_everything_is_free_within_ten_seconds(
+    embedded: Service, client: Client, script_path: Path
+) -> None:
+    script_path.write_text(IGNORES_SIGTERM)
+    job = client.submit(script(script_path, resources={"num_workers": 2}))
+    eventually(lambda: len([line for line in client.logs(job.id)]) == 2)
+    asked = time.monotonic()
+    assert client.cancel(job.id).state is JobState.CANCELLING
+    assert client.wait(job.id, timeout_s=10).state is JobState.CANCELLED
+    assert_nothing_left(embedded, job.id, within_s=10 - (time.monotonic() - asked))
+    assert client.cancel(job.id).state is JobState.CANCELLED
+    assert_promises(embedded, client, job.id)
+
+
+def test_a_job_is_cancelled_while_it_starts_and_while_it_waits(
+    embedded: Service, client: Client, script_path: Path
+) -> None:
+    script_path.write_text(SLEEPS)
+    first = client.submit(script(script_path, resources={"num_workers": 4}))
+    second = client.submit(script(script_path, resources={"num_workers": 4}))
+    assert eventually(lambda: client.explain(second.id).position) == 1
+    assert client.explain(second.id).reason.message
+    assert client.cancel(second.id).state is JobState.CANCELLED
+    client.cancel(first.id)
+    assert client.wait(first.id, timeout_s=10).state is JobState.CANCELLED
+    for job in (first, second):
+        assert_promises(embedded, client, job.id)
+
+
+def test_max_runtime_ends_a_job(embedded: Service, client: Client, script_path: Path) -> None:
+    script_path.write_text(SLEEPS)
+    job = client.wait(client.submit(script(script_path, max_runtime_s=1)).id, timeout_s=30)
+    assert job.state is JobState.FAILED
+    assert job.reason.code == "runtime_exceeded"
+    assert_promises(embedded, client, job.id)
+
+
+def test_a_bad_data_set_is_not_tried_again(embedded: Service, client: Client) -> None:
+    spec = digits(data={"source": "sklearn://digits", "validation_fraction": 0.9999})
+    job = client.wait(client.submit(spec | {"max_retries": 3}).id, timeout_s=30)
+    assert job.state is JobState.FAILED
+    assert job.reason.code == "bad_data"
+    assert len(client.attempts(job.id)) == 1
+
+
+def test_a_gang_waits_until_all_of_it_fits(
+    embedded: Service, client: Client, script_path: Path
+) -> None:
+    script_path.write_text(SLEEPS)
+    holder = client.submit(script(script_path, resources={"num_workers": 3}))
+    client.wait(holder.id, states=[JobState.RUNNING], timeout_s=30)
+    waiting = client.submit(digits(train={"epochs": 1}))
+    reason = eventually(
+        lambda: r if (r := client.explain(waiting.id)).reason.code == "waiting_for_slots" else None
+    )
+    assert reason.blocked_by == [holder.id]
+    assert not training_pids(waiting.id)
+    client.cancel(holder.id)
+    assert client.wait(waiting.id, timeout_s=60).state is JobState.SUCCEEDED
