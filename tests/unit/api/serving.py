@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 import time
@@ -41,7 +42,14 @@ class LiveServer:
             self.app, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=5
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, name="server", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._server.serve()
 
     def start(self) -> None:
         self._thread.start()
@@ -57,6 +65,14 @@ class LiveServer:
         self._server.should_exit = True
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive(), "the server did not stop"
+
+    def ask_to_stop(self) -> None:
+        """What a signal does first: whoever waits is to be answered."""
+        self._loop.call_soon_threadsafe(self.context.stopping.set)
+
+    def num_waiting(self, job_id: str) -> int:
+        """How many long polls and streams wait for something to happen to the job."""
+        return len(self.context.runtime.signals._subscribers.get(job_id, ()))
 
     @property
     def context(self) -> Context:

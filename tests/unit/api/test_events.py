@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from api.routes import events as events_route
+from tests.unit.api.serving import LiveServer, serving, wait_until
+
+STREAM = {"Accept": "text/event-stream"}
+
+
+def frames(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """Each event of a stream with its id, in the manner of an EventSource."""
+    last_id = None
+    for line in lines:
+        if line.startswith("id: "):
+            last_id = int(line.removeprefix("id: "))
+        elif line.startswith("data: "):
+            yield {**json.loads(line.removeprefix("data: ")), "id": last_id}
+
+
+def test_events_are_numbered_without_gaps_and_paged_by_number(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    job_id = server.submit()
+    server.train(job_id)
+    server.succeed(job_id)
+    seqs, after = [], 0
+    while page := http.get(f"/v1/jobs/{job_id}/events?limit=1&after_seq={after}").json()["items"]:
+        seqs.append(page[0]["seq"])
+        after = page[0]["seq"]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert len(seqs) >= 3
+
+
+def test_a_long_poll_of_events_answers_when_one_comes(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    job_id = server.submit()
+    url = f"/v1/jobs/{job_id}/events?after_seq=1&wait_s=30"
+    with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        waiting = pool.submit(http.get, url, timeout=40)
+        wait_until(lambda: server.num_waiting(job_id), "the long poll")
+        server.hands.claim(job_id)
+        page = waiting.result().json()
+    assert page["items"][0]["to_state"] == "STARTING"
+    assert page["next_seq"] == page["items"][-1]["seq"]
+    assert time.monotonic() - began < 10
+
+
+def test_a_stream_follows_a_job_to_its_end(http: httpx.Client, server: LiveServer) -> None:
+    job_id = server.submit()
+    with http.stream("GET", f"/v1/jobs/{job_id}/events", headers=STREAM) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["cache-control"] == "no-store"
+        coming = frames(response.iter_lines())
+        assert next(coming)["to_state"] == "QUEUED"
+        server.hands.claim(job_id)
+        assert next(coming)["to_state"] == "STARTING"
+        server.hands.report(job_id, 1)
+        server.succeed(job_id)
+        rest = list(coming)  # the server closes it
+    assert rest[-1]["to_state"] == "SUCCEEDED"
+    assert [event["id"] for event in rest] == [event["seq"] for event in rest]
+
+
+def test_a_stream_goes_on_after_the_last_event_id(http: httpx.Client, server: LiveServer) -> None:
+    job_id = server.submit()
+    server.train(job_id)
+    server.succeed(job_id)
+    everything = http.get(f"/v1/jobs/{job_id}/events").json()["items"]
+    url = f"/v1/jobs/{job_id}/events"
+    response = http.get(url, headers={**STREAM, "Last-Event-ID": "2"})
+    found = list(frames(iter(response.text.splitlines())))
+    assert [event["seq"] for event in found] == [event["seq"] for event in everything[2:]]
+
+
+def test_a_stream_that_has_nothing_more_to_tell_says_do_not_come_back(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    job_id = server.submit()
+    http.post(f"/v1/jobs/{job_id}/cancel")
+    headers = {**STREAM, "Last-Event-ID": "2"}
+    assert http.get(f"/v1/jobs/{job_id}/events", headers=headers).status_code == 204
+
+
+@pytest.mark.parametrize("last", ["x", "-1", "1.5", "9" * 30, "٣"])
+def test_an_event_id_that_is_none_is_refused(
+    http: httpx.Client, server: LiveServer, last: str
+) -> None:
+    headers = {**STREAM, "Last-Event-ID": last.encode()}
+    response = http.get(f"/v1/jobs/{server.submit()}/events", headers=headers)
+    assert (response.status_code, response.json()["code"]) == (400, "malformed_request")
+
+
+def test_a_stream_of_a_job_that_is_not_there_is_a_problem(http: httpx.Client) -> None:
+    response = http.get("/v1/jobs/job-none/events", headers=STREAM)
+    assert (response.status_code, response.json()["code"]) == (404, "job_not_found")
+
+
+def test_a_quiet_stream_is_kept_alive_by_comments(
+    http: httpx.Client, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_route, "KEEP_ALIVE_S", 0.05)
+    with http.stream("GET", f"/v1/jobs/{server.submit()}/events", headers=STREAM) as response:
+        assert any(line == ": keep-alive" for line in response.iter_lines())
+
+
+def test_a_stream_whose_reader_has_gone_ends(http: httpx.Client, server: LiveServer) -> None:
+    job_id = server.submit()
+    with http.stream("GET", f"/v1/jobs/{job_id}/events", headers=STREAM) as response:
+        next(frames(response.iter_lines()))
+        wait_until(lambda: server.num_waiting(job_id), "the stream to wait")
+    wait_until(lambda: not server.num_waiting(job_id), "the stream to end")
+
+
+def test_a_stop_ends_a_stream(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with serving(tmp_path_factory.mktemp("home")) as server:
+        job_id = server.submit()
+        url = f"{server.url}/v1/jobs/{job_id}/events"
+        with (
+            httpx.Client(trust_env=False) as client,
+            client.stream("GET", url, headers=STREAM, timeout=30) as response,
+        ):
+            coming = frames(response.iter_lines())
+            next(coming)
+            wait_until(lambda: server.num_waiting(job_id), "the stream to wait")
+            began = time.monotonic()
+            server.ask_to_stop()
+            assert list(coming) == []
+            assert time.monotonic() - began < 2
