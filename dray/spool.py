@@ -19,6 +19,9 @@ from typing import Any
 SEGMENT_BYTES = 1 << 20
 SEGMENT_SUFFIX = ".seg"
 
+# One encoder for all frames: `json.dumps` with separators builds one for every call.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 def segment_path(directory: Path, offset: int) -> Path:
     return directory / f"{offset:020d}{SEGMENT_SUFFIX}"
@@ -51,7 +54,7 @@ class SpoolWriter:
         frame: dict[str, Any] = {"kind": kind, "time": time.time(), "body": body}
         if self._dropped:
             frame["dropped"] = self._dropped
-        line = json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+        line = _encode(frame).encode() + b"\n"
         if (self._fd < 0 or self._offset - self._segment_start >= SEGMENT_BYTES) and not (
             self._roll(len(line))
         ):

@@ -129,14 +129,11 @@ class Loop:
         set_lr(self.optimizer, lr)
         # Dropout is a function of (seed, step, rank): nothing to save, nothing to restore.
         _seed(self.device, derive_seed("step", options.seed, step, self.rank))
-        if batch.is_empty:
-            self.replica.backward_nothing(micro_batches[0])
-        else:
-            self.replica.backward(micro_batches, batch.num_global)
-        loss = self.replica.take_loss(batch.num_global)
+        self.replica.backward(micro_batches, 0.0 if batch.is_empty else 1 / batch.num_global)
+        loss = self.replica.take_loss()
         grad_norm = self._clip()
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.replica.forget_gradients()
 
         self.reporter.step_done(
             StepFigures(
@@ -166,7 +163,10 @@ class Loop:
     def _micro_batches(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         """The rank's share in pieces of at most `micro_batch_size` samples."""
         return [
-            (self.samples.inputs[indices], self.samples.targets[indices])
+            (
+                self.samples.inputs.index_select(0, indices),
+                self.samples.targets.index_select(0, indices),
+            )
             for indices in torch.split(batch.indices.to(self.device), self.micro_batch_size)
         ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ the midst of a step finds its code and data out of the CPU's caches and costs th
 costs in a row of others."""
 
 
-@dataclass(frozen=True)
-class StepFigures:
+class StepFigures(NamedTuple):
     """What is known of a step once it was launched."""
 
     step: int
@@ -27,7 +26,7 @@ class StepFigures:
     lr: float
     data_wait_s: float
     loss: Tensor
-    """Mean over the global batch: a scalar, on the device."""
+    """Mean over the global batch: a scalar, on the device, good until the next backward pass."""
     grad_norm: Tensor | None
     """Before clipping; None where it was not computed."""
 
