@@ -30,7 +30,7 @@ def segment_path(directory: Path, offset: int) -> Path:
 def segments(directory: Path) -> list[tuple[int, Path]]:
     """(first offset, path) of each segment, oldest first; empty if there is no such spool."""
     try:
-        names = os.listdir(directory)
+        names = [path.name for path in directory.iterdir()]
     except FileNotFoundError:
         return []
     found = (name for name in names if name.endswith(SEGMENT_SUFFIX))
