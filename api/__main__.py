@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 
 from api.app import create_app
-from api.auth import BadTokensFile, is_loopback
+from api.auth import BadTokensFile, is_loopback, load_tokens
 from service.cluster.port import ClusterUnavailable
 from service.db.migrate import SchemaTooNew
 from service.domain.errors import DomainError
@@ -49,6 +49,8 @@ def check_exposure(settings: Settings) -> None:
             "DRAY_TOKENS_FILE to a file with a line name:sha256-of-the-token for each caller "
             "(printf %s TOKEN | sha256sum), or leave DRAY_HOST at 127.0.0.1"
         )
+    if settings.tokens_file is not None:
+        load_tokens(settings.tokens_file)  # so that a mistake in it is told before Ray is started
 
 
 def bind(settings: Settings) -> socket.socket:

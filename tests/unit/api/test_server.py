@@ -1,0 +1,124 @@
+"""`python -m api` as a process: what it says, what it refuses, how it stops."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def command(home: Path, **environment: str) -> subprocess.Popen[str]:
+    """The server without loops, so without Ray, on a port of its own."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("DRAY_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "api", "--no-loops"],
+        cwd=ROOT,
+        env={**clean, "DRAY_HOME": str(home), "DRAY_PORT": "0", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def refusal(process: subprocess.Popen[str]) -> str:
+    """What a server that can't start says; it must be a sentence and no traceback."""
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 1, said
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    process = command(tmp_path / "home")
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, line or process.communicate(timeout=10)[1]
+        yield process, found[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def submit(url: str) -> str:
+    """A job whose long poll and stream will be open when the server stops."""
+    response = httpx.post(f"{url}/v1/jobs", json={"recipe": "image_classification"})
+    job_id: str = response.json()["id"]
+    return job_id
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_is_and_stops_in_order_though_somebody_waits(
+    running: tuple[subprocess.Popen[str], str], number: signal.Signals
+) -> None:
+    process, url = running
+    job_id = submit(url)
+    answers: list[int] = []
+    streaming = threading.Event()
+
+    def poll() -> None:
+        path = f"/v1/jobs/{job_id}?wait_s=60&state=QUEUED"
+        answers.append(httpx.get(url + path, timeout=70).status_code)
+
+    def stream() -> None:
+        with httpx.stream(
+            "GET",
+            f"{url}/v1/jobs/{job_id}/events",
+            headers={"Accept": "text/event-stream"},
+            timeout=70,
+        ) as response:
+            for _ in response.iter_lines():
+                streaming.set()
+        answers.append(response.status_code)
+
+    threads = [threading.Thread(target=poll), threading.Thread(target=stream)]
+    for thread in threads:
+        thread.start()
+    assert streaming.wait(10)
+    began = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(10) == 0
+    assert time.monotonic() - began < 3
+    for thread in threads:
+        thread.join(10)
+    assert answers == [200, 200]
+
+
+def test_it_does_not_listen_to_others_without_tokens(tmp_path: Path) -> None:
+    said = refusal(command(tmp_path, DRAY_HOST="0.0.0.0"))
+    assert "DRAY_TOKENS_FILE" in said
+
+
+def test_it_does_not_start_with_a_tokens_file_that_is_missing(tmp_path: Path) -> None:
+    path = str(tmp_path / "none")
+    assert path in refusal(command(tmp_path, DRAY_HOST="0.0.0.0", DRAY_TOKENS_FILE=path))
+
+
+def test_it_says_so_when_its_port_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = refusal(command(tmp_path, DRAY_PORT=port))
+    assert port in said
+    assert "DRAY_PORT" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("DRAY_PORT", "many"), ("DRAY_DATABASE_URL", "mysql://x/y"), ("DRAY_SCHEDULER_TICK_S", "0")],
+)
+def test_a_setting_that_is_wrong_is_named(tmp_path: Path, name: str, value: str) -> None:
+    assert name in refusal(command(tmp_path, **{name: value}))
