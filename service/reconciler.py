@@ -8,6 +8,7 @@ process or by the next one. What is live is what SQL says, not what this process
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from datetime import UTC, datetime
 
@@ -79,10 +80,13 @@ class Reconciler:
             if key not in self._followers:
                 task = asyncio.create_task(self._follow(attempt), name=f"follow {key}")
                 self._followers[key] = task
-                task.add_done_callback(lambda _, key=key: self._followers.pop(key, None))
+                task.add_done_callback(functools.partial(self._forget, key))
             if attempt.job_state is JobState.CANCELLING:
                 await self._stop(attempt)
         await self._end_orphans({(a.job_id, a.attempt) for a in live})
+
+    def _forget(self, key: tuple[str, int], _: asyncio.Task[None]) -> None:
+        self._followers.pop(key, None)
 
     async def _stop(self, attempt: jobs.LiveAttempt) -> None:
         key = (attempt.job_id, attempt.attempt)
@@ -97,7 +101,7 @@ class Reconciler:
 
     async def _follow(self, attempt: jobs.LiveAttempt) -> None:
         """Poll one attempt and store what it says, until its outcome is stored."""
-        ref, cursor = _ref(attempt), dict(attempt.cursor)
+        ref, cursor, said = _ref(attempt), dict(attempt.cursor), ""
         loop = asyncio.get_running_loop()
         while True:
             asked_at = loop.time()
@@ -106,7 +110,9 @@ class Reconciler:
                     ref, cursor, self._settings.poll_wait_s, MAX_REPLY_BYTES
                 )
             except ClusterUnavailable as error:
-                logger.info("no answer from %s attempt %d: %s", ref.job_id, ref.attempt, error)
+                if str(error) != said:
+                    said = str(error)
+                    logger.info("no answer from %s attempt %d: %s", ref.job_id, ref.attempt, said)
                 await asyncio.sleep(UNAVAILABLE_PAUSE_S)
                 continue
             try:

@@ -47,7 +47,8 @@ class Scheduler:
         self._deployment_id = deployment_id
         self._impossible_since: dict[str, datetime] = {}
         self.launching: set[tuple[str, int]] = set()
-        """Attempts that were claimed and whose launch has not answered: not yet to be polled."""
+        """Attempts being claimed, or whose launch has not answered: not yet to be polled, since
+        a supervisor that is not there yet looks like one that died."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -100,6 +101,17 @@ class Scheduler:
         self, job: policy.WaitingJob, start: policy.Start, cluster_session: str, now: datetime
     ) -> bool:
         """Claim the job for a new attempt and launch it; False if the claim was lost."""
+        key = (job.job_id, job.attempt + 1)
+        self.launching.add(key)
+        try:
+            return await self._claim_and_launch(job, start, cluster_session, now)
+        finally:
+            self.launching.discard(key)
+            self._signals.publish(QUEUE)
+
+    async def _claim_and_launch(
+        self, job: policy.WaitingJob, start: policy.Start, cluster_session: str, now: datetime
+    ) -> bool:
         claimed = await self._database.write(
             lambda s: transitions.claim(
                 s,
@@ -126,16 +138,13 @@ class Scheduler:
             max_runtime_s=claimed.max_runtime_s,
             spool_limit_bytes=self._settings.spool_limit_bytes,
         )
-        key = (spec.job_id, spec.attempt)
-        self.launching.add(key)
         try:
             await self._cluster.launch(spec)
         except ClusterUnavailable as error:
-            # Nobody knows whether it started. The reconciler sees it dead, and ends the attempt.
-            logger.warning("the launch of %s attempt %d is in doubt: %s", *key, error)
-        finally:
-            self.launching.discard(key)
-            self._signals.publish(QUEUE)
+            # Nobody knows whether it started. The reconciler finds out, and ends what did not.
+            logger.warning(
+                "the launch of %s attempt %d is in doubt: %s", spec.job_id, spec.attempt, error
+            )
         return True
 
 

@@ -77,7 +77,12 @@ class EmbeddedRay:
 
     def environment(self) -> dict[str, str]:
         """What a driver needs in its environment to join."""
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_file)}
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.token_file),
+            # The GCS of one machine does not come back: give up on it soon.
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+        }
 
     def _start(self) -> Daemon:
         instance = secrets.token_hex(8)
@@ -131,8 +136,6 @@ class EmbeddedRay:
             "PYTHONPATH": os.pathsep.join(code_path),
             # One thread for each rank: several ranks share this machine's cores.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-            # The GCS of one machine does not come back: give up on it soon.
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
             "RAY_metrics_report_interval_ms": "2000",
             # Draining is for nodes that others may move to; ours is the only one.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",

@@ -201,8 +201,9 @@ class GatewayCluster:
             if not waiting.done():
                 waiting.set_exception(ClusterUnavailable(self._problem))
         if self._child is not None:
+            # Not Process.kill(): that may reap the child itself, behind asyncio's back.
             with contextlib.suppress(ProcessLookupError):
-                self._child.kill()
+                os.kill(self._child.pid, signal.SIGKILL)
             await self._child.wait()
             self._child = None
 

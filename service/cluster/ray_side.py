@@ -194,9 +194,11 @@ class RayCluster:
         try:
             supervisor = await self._supervisor(ref)
             reply: PollReply = await supervisor.poll.remote(dict(cursor), wait_s, max_bytes)
-        except (ValueError, ActorDiedError) as error:
+        except ValueError:
+            return await self._poll_orphan(ref, cursor, max_bytes, "there is no such actor")
+        except ActorDiedError as error:
             self._supervisors.pop((ref.job_id, ref.attempt), None)
-            return await self._poll_orphan(ref, cursor, max_bytes, error)
+            return await self._poll_orphan(ref, cursor, max_bytes, _brief(error))
         return reply
 
     async def _supervisor(self, ref: AttemptRef) -> Any:
@@ -209,7 +211,7 @@ class RayCluster:
         return self._supervisors[key]
 
     async def _poll_orphan(
-        self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, error: Exception
+        self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
     ) -> PollReply:
         """Of an attempt without a supervisor: what is left, and its end when all is seen gone."""
         agents = [self._nodes[node].agent for node in ref.node_ids if node in self._nodes]
@@ -230,7 +232,7 @@ class RayCluster:
             return PollReply(advanced, Phase.STOPPING, {}, tuple(frames), more=True)
         if len(agents) < len(ref.node_ids):
             return _ended(cursor, Cause.NODE_LOST, "a node that carried it is gone")
-        return _ended(cursor, Cause.SUPERVISOR_LOST, f"its supervisor is gone: {_brief(error)}")
+        return _ended(cursor, Cause.SUPERVISOR_LOST, f"its supervisor is gone: {how}")
 
     async def _holds_slots(self, ref: AttemptRef) -> bool:
         """Whether Ray still has placement groups of it; they are removed if so."""
