@@ -103,7 +103,8 @@ class Series(View):
 class Metrics(View):
     series: dict[str, Series]
     next_step: int
-    """Ask again with `after_step=next_step` for what comes later."""
+    """Ask again with `after_step=next_step` for what comes later. While the job is live its newest
+    step comes again, because more of it may be on the way: merge by step."""
 
 
 class LogLine(View):

@@ -18,6 +18,7 @@ from service.db.models import EventRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.db.session import Database, notify
+from service.db.types import storable
 from service.domain import policy
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import (
@@ -170,6 +171,15 @@ class Jobs:
         wanted = job_filter or JobFilter()
         limit = max(1, min(limit, MAX_PAGE))
         before = _place(cursor)
+        words = [
+            wanted.queue,
+            wanted.owner,
+            wanted.project,
+            *wanted.labels,
+            *wanted.labels.values(),
+        ]
+        if not all(storable(word) for word in words if word is not None):
+            return views.JobPage(items=[])
 
         def work(session: Session) -> views.JobPage:
             rows = repository.page(
@@ -242,7 +252,8 @@ class Jobs:
 
 def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
     """The job's row; NotFound if there is none, or if it is being deleted."""
-    row = (repository.lock if lock else repository.get)(session, job_id)
+    look = repository.lock if lock else repository.get
+    row = look(session, job_id) if storable(job_id) else None
     if row is None or row.deleted_at is not None:
         raise NotFound(f"there is no job {job_id}", hint="`dray ls` shows the jobs there are")
     return row

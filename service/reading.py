@@ -16,6 +16,7 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import jobs as repository
 from service.db.session import Database
+from service.db.types import storable
 from service.domain import policy
 from service.domain.errors import ArtifactNotFound
 from service.jobs import found
@@ -27,6 +28,7 @@ from service.transitions import counting_checkpoints
 MAX_POINTS = 100_000
 MAX_LINES = 10_000
 MAX_EVENTS = 1000
+MAX_SEQ = 2**63 - 1
 
 
 class Reading:
@@ -55,11 +57,12 @@ class Reading:
         """
         after = -1 if after_step is None else after_step
         points = max(1, min(max_points, MAX_POINTS))
+        wanted = None if keys is None else [key for key in keys if storable(key)]
 
         def work(session: Session) -> views.Metrics:
             live = not found(session, job_id).state.is_terminal
             series = metric_reading.read(
-                session, job_id, keys=keys, rank=rank, after_step=after, max_points=points
+                session, job_id, keys=wanted, rank=rank, after_step=after, max_points=points
             )
             return metric_reading.as_view(series, after_step=max(after, 0), live=live)
 
@@ -107,7 +110,7 @@ class Reading:
         def work(session: Session) -> views.EventPage:
             found(session, job_id)
             count = max(1, min(limit, MAX_EVENTS))
-            rows = repository.events_after(session, job_id, after_seq, count)
+            rows = repository.events_after(session, job_id, min(after_seq, MAX_SEQ), count)
             return views.EventPage(
                 items=[presenting.event(row) for row in rows],
                 next_seq=rows[-1].seq if rows else after_seq,
@@ -155,7 +158,8 @@ class Reading:
 
         def work(session: Session) -> tuple[views.Artifact, str]:
             found(session, job_id)
-            row = attempts_repository.artifact(session, job_id, artifact_id)
+            known = storable(artifact_id)
+            row = attempts_repository.artifact(session, job_id, artifact_id) if known else None
             if row is None:
                 raise ArtifactNotFound(
                     f"the job {job_id} has no artifact {artifact_id}",

@@ -128,9 +128,7 @@ class Database:
         with Session(self._read_engine, expire_on_commit=False) as session:
             if not self.is_sqlite:
                 session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
-            result = work(session)
-            session.rollback()
-            return result
+            return work(session)
 
     def _write_once(self, work: Work[T]) -> T:
         with Session(self.engine, expire_on_commit=False) as session:

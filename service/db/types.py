@@ -49,3 +49,8 @@ class StateType(TypeDecorator[JobState]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> JobState | None:
         return None if value is None else JobState(value)
+
+
+def storable(text: str) -> bool:
+    """False of text that no row can hold, so that none can match it: PostgreSQL has no NUL."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)

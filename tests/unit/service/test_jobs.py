@@ -13,6 +13,7 @@ from service import nodes
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.domain.cursors import encode_cursor
 from service.domain.errors import (
+    ArtifactNotFound,
     BadCursor,
     IdempotencyMismatch,
     JobFinished,
@@ -291,3 +292,22 @@ async def test_the_attempts_phase_is_shown(service: Service) -> None:
         service.report(job_id, 1, phase=phase)
         (attempt,) = (await service.reading.attempts(job_id)).items
         assert attempt.state == phase
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+async def test_text_that_no_row_can_hold_finds_nothing(service: Service, text: str) -> None:
+    job_id = await service.running()
+    for call in (service.jobs.get, service.jobs.cancel, service.reading.events):
+        with pytest.raises(NotFound):
+            await call(text)
+    with pytest.raises(ArtifactNotFound):
+        await service.reading.artifact(job_id, text)
+    for job_filter in (
+        JobFilter(queue=text),
+        JobFilter(owner=text),
+        JobFilter(labels={text: "a"}),
+        JobFilter(labels={"a": text}),
+    ):
+        assert (await service.jobs.list(job_filter)).items == []
+    assert (await service.reading.metrics(job_id, keys=[text])).series == {}
+    assert (await service.reading.events(job_id, after_seq=10**30)).items == []

@@ -1,0 +1,243 @@
+"""One transaction at a time: all or nothing, tried again where it helps, told after the commit."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from datetime import UTC, datetime, timedelta, timezone
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError, StatementError
+from sqlalchemy.orm import Session
+
+from service.db.migrate import SchemaTooNew, migrate
+from service.db.models import Base, DeploymentRow
+from service.db.repositories.cluster import ensure_deployment
+from service.db.session import Database, normalise_url, notify
+from service.domain.errors import DatabaseUnavailable
+from service.signals import Signals
+
+pytestmark = pytest.mark.anyio
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+def add(session: Session, name: str, at: datetime = NOW) -> None:
+    session.add(DeploymentRow(id=name, created_at=at))
+
+
+def names(database: Database) -> list[str]:
+    query = "SELECT id FROM deployment ORDER BY created_at, id"
+    return database.read_sync(lambda s: list(s.scalars(text(query))))
+
+
+async def test_the_migrated_schema_is_the_models_schema(database: Database) -> None:
+    migrate(database)
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+async def test_a_database_of_a_newer_dray_is_refused(database: Database) -> None:
+    database.write_sync(lambda s: s.execute(text("UPDATE alembic_version SET version_num='9999'")))
+    try:
+        with pytest.raises(SchemaTooNew, match="newer dray"):
+            migrate(database)
+    finally:
+        back = text("UPDATE alembic_version SET version_num='0001'")
+        database.write_sync(lambda s: s.execute(back))
+
+
+async def test_a_write_that_fails_leaves_nothing(database: Database) -> None:
+    def work(session: Session) -> None:
+        add(session, "half")
+        session.flush()
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        await database.write(work)
+    assert names(database) == []
+
+
+async def test_a_read_can_not_write_on_sqlite(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    with pytest.raises(OperationalError, match="readonly"):
+        database._read_once(lambda s: s.execute(text("DELETE FROM deployment")))
+    database.close()
+
+
+async def test_a_read_sees_one_moment(database: Database) -> None:
+    def work(session: Session) -> tuple[int, int]:
+        count = text("SELECT count(*) FROM deployment")
+        before = session.execute(count).scalar_one()
+        other = threading.Thread(target=database.write_sync, args=(lambda s: add(s, "meanwhile"),))
+        other.start()
+        other.join()
+        return before, session.execute(count).scalar_one()
+
+    assert database.read_sync(work) == (0, 0)
+    assert names(database) == ["meanwhile"]
+
+
+async def test_many_writers_at_once_all_succeed(database: Database) -> None:
+    await asyncio.gather(*(database.write(lambda s, n=n: add(s, f"d{n:02d}")) for n in range(24)))
+    assert len(names(database)) == 24
+
+
+async def test_times_come_back_in_utc_and_sort_as_times(database: Database) -> None:
+    east = timezone(timedelta(hours=9))
+    database.write_sync(lambda s: add(s, "later", NOW + timedelta(microseconds=1)))
+    database.write_sync(lambda s: add(s, "earlier", NOW.astimezone(east)))
+    assert names(database) == ["earlier", "later"]
+    row = database.read_sync(lambda s: s.get_one(DeploymentRow, "earlier"))
+    assert (row.created_at, row.created_at.tzinfo) == (NOW, UTC)
+
+
+async def test_a_time_without_a_zone_is_refused(database: Database) -> None:
+    with pytest.raises(StatementError, match="no time zone"):
+        database.write_sync(lambda s: add(s, "naive", datetime(2026, 1, 1)))
+
+
+async def test_the_deployment_keeps_its_id(database: Database) -> None:
+    made = database.write_sync(lambda s: ensure_deployment(s, NOW))
+    assert made == database.write_sync(lambda s: ensure_deployment(s, NOW + timedelta(days=1)))
+    assert names(database) == [made]
+
+
+async def test_who_waits_is_woken_after_the_commit_and_not_without_one(
+    database: Database,
+) -> None:
+    def work(session: Session, *, fail: bool) -> None:
+        add(session, "told")
+        notify(session, "topic")
+        if fail:
+            raise RuntimeError("no commit")
+
+    with database.signals.subscribe("topic", "other") as woken:
+        with pytest.raises(RuntimeError):
+            await database.write(lambda s: work(s, fail=True))
+        assert not await woken.wait(0.05)
+        await database.write(lambda s: work(s, fail=False))
+        assert await woken.wait(10)
+        assert names(database) == ["told"]
+        assert not await woken.wait(0)
+
+
+async def test_processes_on_one_postgresql_wake_each_other(postgres_url: str) -> None:
+    here, there = Database(postgres_url), Database(postgres_url)
+    try:
+        here.listen()
+        assert here.listener is not None
+        assert await asyncio.to_thread(here.listener.listening.wait, 10)
+        with here.signals.subscribe("job-x") as woken:
+            await there.write(lambda s: notify(s, "job-x"))
+            assert await woken.wait(10)
+    finally:
+        here.close()
+        there.close()
+
+
+async def test_a_lost_connection_to_postgresql_is_not_seen_by_the_caller(
+    postgres_url: str,
+) -> None:
+    database = Database(postgres_url)
+    ran = []
+
+    def work(session: Session) -> None:
+        pid = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        add(session, "once")
+        session.flush()
+        ran.append(pid)
+        if len(ran) == 1:
+            with psycopg.connect(postgres_url, autocommit=True) as killer:
+                killer.execute("SELECT pg_terminate_backend(%s)", (pid,))
+
+    try:
+        await database.write(work)
+        assert len(ran) == 2
+        assert names(database) == ["once"]
+    finally:
+        database.close()
+
+
+async def test_a_listener_that_lost_its_connection_listens_again(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    try:
+        database.listen()
+        listener = database.listener
+        assert listener is not None
+        assert await asyncio.to_thread(listener.listening.wait, 10)
+        with database.signals.subscribe("topic") as woken:
+            await woken.wait(0.2)
+            with psycopg.connect(postgres_url, autocommit=True) as killer:
+                killer.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
+                )
+            assert await woken.wait(20), "everyone is woken once it listens again"
+    finally:
+        database.close()
+
+
+async def test_a_database_that_stays_away_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.db.session.FIRST_PAUSE_S", 0.001)
+    database = Database("postgresql://nobody@127.0.0.1:1/none")
+    try:
+        with pytest.raises(DatabaseUnavailable, match="does not answer"):
+            await database.read(lambda s: s.execute(text("SELECT 1")))
+    finally:
+        database.close()
+
+
+async def test_every_commit_on_sqlite_is_synced_and_one_connection_checkpoints(
+    sqlite_url: str,
+) -> None:
+    database = Database(sqlite_url)
+
+    def pragmas(session: Session) -> list[object]:
+        asked = ("journal_mode", "synchronous", "foreign_keys", "wal_autocheckpoint")
+        return [session.execute(text(f"PRAGMA {name}")).scalar_one() for name in asked]
+
+    try:
+        full = 2
+        assert database.write_sync(pragmas) == ["wal", full, 1, 1000]
+        assert database.read_sync(pragmas)[3] == 0
+    finally:
+        database.close()
+    with sqlite3.connect(sqlite_url.removeprefix("sqlite:///")) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.mark.parametrize(
+    ("url", "driver"),
+    [
+        ("postgresql://u:p@h/d", "postgresql+psycopg"),
+        ("postgres://u@h/d", "postgresql+psycopg"),
+        ("postgresql+psycopg2://u@h/d", "postgresql+psycopg"),
+        ("sqlite:////tmp/x.db", "sqlite"),
+    ],
+)
+async def test_urls_name_the_drivers_that_are_used(url: str, driver: str) -> None:
+    assert normalise_url(url).drivername == driver
+
+
+@pytest.mark.parametrize("url", ["mysql://h/d", "sqlite://", "sqlite:///:memory:"])
+async def test_other_databases_are_refused_with_what_to_use(url: str) -> None:
+    with pytest.raises(ValueError, match="use sqlite:"):
+        normalise_url(url)
+
+
+async def test_a_subscription_ends_with_its_block() -> None:
+    signals = Signals()
+    with signals.subscribe("a", "b") as woken:
+        await asyncio.to_thread(signals.publish, "b")
+        assert await woken.wait(10)
+        await asyncio.to_thread(signals.publish_all)
+        assert await woken.wait(10)
+    signals.publish("a")
+    assert signals._subscribers == {}

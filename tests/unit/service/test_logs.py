@@ -1,0 +1,169 @@
+"""Logs: every line once and in order, wherever it lies, within the job's limit."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from dray.views import LogLine
+from ray_workers.contracts import Cause
+from service.db.models import LogChunkRow
+from service.db.session import Database
+from service.domain.errors import BadCursor, StorageUnavailable
+from service.storage import Storage
+from tests.unit.service.helpers import START, Service, log
+
+pytestmark = pytest.mark.anyio
+
+
+async def read_all(
+    service: Service, job_id: str, *, limit: int = 7, rank: int | None = None
+) -> list[LogLine]:
+    """Page by page, as a client does."""
+    lines: list[LogLine] = []
+    cursor = None
+    while True:
+        page = await service.reading.logs(job_id, cursor=cursor, limit=limit, rank=rank)
+        lines += page.items
+        cursor = page.next_cursor
+        if not page.items:
+            return lines
+
+
+async def test_ranks_are_merged_by_time_and_each_keeps_its_order(service: Service) -> None:
+    job_id = await service.running()
+    times = {0: [0, 4, 2, 6], 1: [1, 3, 5, 7]}
+    frames = [
+        log(i, f"{rank}-{i}", rank=rank, at=START + timedelta(seconds=second))
+        for rank, seconds in times.items()
+        for i, second in enumerate(seconds)
+    ]
+    service.report(job_id, 1, frames)
+    texts = [line.text for line in await read_all(service, job_id, limit=3)]
+    assert [t for t in texts if t.startswith("0")] == ["0-0", "0-1", "0-2", "0-3"]
+    assert texts == ["0-0", "1-0", "1-1", "0-1", "0-2", "1-2", "0-3", "1-3"]
+    assert [line.text for line in await read_all(service, job_id, rank=1)] == [
+        "1-0",
+        "1-1",
+        "1-2",
+        "1-3",
+    ]
+
+
+async def test_a_line_that_arrives_late_comes_on_a_later_page(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [log(0, "rank 0", at=START + timedelta(seconds=9))])
+    first = await service.reading.logs(job_id)
+    service.report(job_id, 1, [log(0, "rank 1, earlier", rank=1, at=START)])
+    second = await service.reading.logs(job_id, cursor=first.next_cursor)
+    assert [line.text for line in second.items] == ["rank 1, earlier"]
+
+
+async def test_full_chunks_go_to_storage_and_read_the_same(service: Service) -> None:
+    job_id = await service.running()
+    texts = [f"{i:05d} " + "é" * 50 for i in range(3000)]
+    for begin in range(0, 3000, 400):
+        lines = [log(i, texts[i]) for i in range(begin, min(begin + 400, 3000))]
+        service.report(job_id, 1, lines)
+    rows = service.database.read_sync(
+        lambda s: s.scalars(select(LogChunkRow).order_by(LogChunkRow.first_line)).all()
+    )
+    *closed, tail = rows
+    assert len(closed) >= 3
+    assert all(row.text is None and row.storage_key and row.size_bytes >= 65536 for row in closed)
+    assert tail.storage_key is None
+    assert tail.text
+    for row in closed:
+        assert len(service.storage.read_bytes(row.storage_key or "")) == row.size_bytes
+    assert [line.text for line in await read_all(service, job_id, limit=777)] == texts
+
+
+async def test_lines_of_attempts_come_one_after_the_other(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [log(0, "one", at=START + timedelta(seconds=50))])
+    service.end(job_id, 1, Cause.NODE_LOST)
+    service.claim(job_id, 1)
+    service.report(job_id, 2, [log(0, "two", at=START)])
+    lines = await read_all(service, job_id)
+    assert [(line.attempt, line.text) for line in lines] == [(1, "one"), (2, "two")]
+    page = await service.reading.logs(job_id, attempt=2)
+    assert [line.text for line in page.items] == ["two"]
+
+
+async def test_lines_of_a_process_started_again_go_on_after_the_ones_before(
+    service: Service,
+) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [log(0, "a"), log(1, "b")])
+    service.report(job_id, 1, [log(0, "c", incarnation=1), log(1, "d", incarnation=1)])
+    assert [line.text for line in await read_all(service, job_id)] == ["a", "b", "c", "d"]
+
+
+async def test_lines_that_were_lost_on_the_way_leave_a_note(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [log(0, "a"), log(5, "f")])
+    service.report(job_id, 1, [log(6, "g"), log(9, "j")])
+    texts = [line.text for line in await read_all(service, job_id)]
+    assert texts[0] == "a"
+    assert "4 lines were lost here" in texts[1]
+    assert texts[2:4] == ["f", "g"]
+    assert "2 lines were lost here" in texts[4]
+
+
+async def test_the_end_is_told_only_when_the_job_is_over_and_all_was_read(
+    service: Service,
+) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [log(i, str(i)) for i in range(4)])
+    assert not (await service.reading.logs(job_id, limit=100)).complete
+    service.end(job_id, 1, frames=[log(4, "bye")])
+    first = await service.reading.logs(job_id, limit=3)
+    assert not first.complete
+    rest = await service.reading.logs(job_id, limit=3, cursor=first.next_cursor)
+    assert [line.text for line in rest.items] == ["3", "bye"]
+    assert rest.complete
+
+
+async def test_over_the_limit_lines_are_counted_and_one_line_says_so(
+    database: Database, storage: Storage, tmp_path: Path
+) -> None:
+    service = Service(database, storage, tmp_path, log_limit_bytes=1024)
+    job_id = await service.running()
+    service.report(job_id, 1, [log(i, "x" * 99) for i in range(50)])
+    service.report(job_id, 1, [log(i, "y" * 99) for i in range(50, 60)])
+    service.report(job_id, 1, [log(0, "z", rank=1)])
+    lines = [line.text for line in await read_all(service, job_id)]
+    assert lines[:10] == ["x" * 99] * 10
+    assert "limit of 1024 bytes" in lines[10]
+    assert len(lines) == 11
+    service.end(job_id, 1)
+    events = (await service.reading.events(job_id)).items
+    assert [event.type for event in events].count("log_limit") == 1
+    assert events[-1].data["log_lines_dropped"] == 40 + 10 + 1
+
+
+async def test_a_cursor_of_another_jobs_logs_is_refused(service: Service) -> None:
+    job_id, other = await service.running(), await service.running()
+    cursor = (await service.reading.logs(other)).next_cursor
+    for bad in (cursor, "nonsense", ""):
+        with pytest.raises(BadCursor):
+            await service.reading.logs(job_id, cursor=bad)
+
+
+async def test_a_chunk_that_vanished_from_storage_is_said_to_be_missing(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [log(i, "x" * 1000) for i in range(100)])
+    service.storage.delete_tree(f"jobs/{job_id}")
+    with pytest.raises(StorageUnavailable, match="missing"):
+        await service.reading.logs(job_id)
+
+
+async def test_a_log_without_lines_is_an_empty_page(service: Service) -> None:
+    job_id = await service.submit()
+    page = await service.reading.logs(job_id)
+    assert (page.items, page.complete) == ([], False)
+    await service.jobs.cancel(job_id)
+    assert (await service.reading.logs(job_id, cursor=page.next_cursor)).complete

@@ -1,0 +1,219 @@
+"""The served series: each step once over all attempts, exact values, few points of many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from sqlalchemy import func, select
+
+from ray_workers.contracts import Cause, Frame
+from service.db.models import MetricChunkRow
+from service.domain.series import CHUNK_POINTS
+from service.metric_store import MAX_KEYS
+from tests.unit.service.helpers import Service, metrics, resumed
+
+pytestmark = pytest.mark.anyio
+
+
+def losses(steps: Sequence[int], value: float = 1.0, **more: int) -> list[Frame]:
+    return [metrics(step, {"loss": value}, **more) for step in steps]
+
+
+async def series(service: Service, job_id: str, key: str = "loss", **more: int) -> dict[int, float]:
+    found = await service.reading.metrics(job_id, max_points=100_000, **more)
+    if key not in found.series:
+        return {}
+    steps, values = found.series[key].steps, found.series[key].values
+    assert steps == sorted(set(steps))
+    return dict(zip(steps, map(float, values), strict=True))
+
+
+async def next_attempt(service: Service, job_id: str, attempt: int) -> None:
+    service.end(job_id, attempt, Cause.NODE_LOST)
+    assert service.claim(job_id, attempt) is not None
+
+
+async def test_a_step_is_served_once_over_attempts_that_resumed(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [resumed(0), *losses(range(1, 81), 1.0)])
+    await next_attempt(service, job_id, 1)
+    service.report(job_id, 2, [resumed(50), *losses(range(51, 71), 2.0)])
+    await next_attempt(service, job_id, 2)
+    service.report(job_id, 3, [resumed(60), *losses(range(61, 101), 3.0)])
+    served = await series(service, job_id)
+    assert sorted(served) == list(range(1, 101))
+    assert [served[step] for step in (50, 51, 60, 61, 100)] == [1.0, 2.0, 2.0, 3.0, 3.0]
+
+
+async def test_an_attempt_that_never_trained_voids_nothing(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [resumed(0), *losses(range(1, 11))])
+    await next_attempt(service, job_id, 1)
+    assert sorted(await series(service, job_id)) == list(range(1, 11))
+    await next_attempt(service, job_id, 2)
+    service.report(job_id, 3, [resumed(0), *losses([1], 9.0)])
+    assert await series(service, job_id) == {1: 9.0}
+
+
+async def test_what_a_later_attempt_went_back_behind_is_void_also_for_keys_it_does_not_report(
+    service: Service,
+) -> None:
+    job_id = await service.running()
+    frames = [resumed(0), *losses(range(1, 21)), metrics(20, {"val": 0.5})]
+    service.report(job_id, 1, frames)
+    await next_attempt(service, job_id, 1)
+    service.report(job_id, 2, [resumed(10), *losses([11], 2.0)])
+    assert await series(service, job_id, "val") == {}
+    assert max(await series(service, job_id)) == 11
+
+
+async def test_a_script_that_does_not_say_where_it_resumed_is_cut_at_its_first_step(
+    service: Service,
+) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, losses(range(1, 21), 1.0))
+    await next_attempt(service, job_id, 1)
+    service.report(job_id, 2, losses(range(15, 18), 2.0))
+    served = await series(service, job_id)
+    assert sorted(served) == list(range(1, 18))
+    assert (served[14], served[15]) == (1.0, 2.0)
+
+
+async def test_a_step_at_which_both_attempts_report_is_the_later_ones(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [resumed(0), *losses(range(11), 1.0)])
+    await next_attempt(service, job_id, 1)
+    service.report(job_id, 2, [resumed(5), *losses(range(5, 8), 2.0)])
+    served = await series(service, job_id)
+    assert sorted(served) == list(range(8))
+    assert (served[4], served[5]) == (1.0, 2.0)
+
+
+async def test_within_an_attempt_the_first_value_of_a_step_stays(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, losses([1, 2, 3], 1.0))
+    service.report(job_id, 1, losses([2, 3, 4, 4], 2.0, incarnation=1))
+    assert await series(service, job_id) == {1: 1.0, 2: 1.0, 3: 1.0, 4: 2.0}
+    types = [e.type for e in (await service.reading.events(job_id)).items]
+    assert "metric_steps_repeated" not in types
+    service.report(job_id, 1, losses([4, 3], 3.0))
+    service.report(job_id, 1, losses([4, 3], 3.0))
+    types = [e.type for e in (await service.reading.events(job_id)).items]
+    assert types.count("metric_steps_repeated") == 1
+
+
+async def test_ranks_are_apart(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, losses([1], 1.0) + losses([1, 2], 5.0, rank=1))
+    assert await series(service, job_id) == {1: 1.0}
+    assert await series(service, job_id, rank=1) == {1: 5.0, 2: 5.0}
+    assert await series(service, job_id, rank=2) == {}
+
+
+async def test_no_value_is_lost_or_changed(service: Service) -> None:
+    job_id = await service.running()
+    values = [math.nan, math.inf, -math.inf, 5e-324, 1.7976931348623157e308, 0.1, -0.0]
+    frames = [metrics(i, {"x": value}) for i, value in enumerate(values, 1)]
+    for one in frames:
+        service.report(job_id, 1, [one])
+    served = (await service.reading.metrics(job_id)).series["x"]
+    assert served.steps == list(range(1, 8))
+    assert served.values == ["NaN", "Infinity", "-Infinity", *values[3:]]
+    service.report(job_id, 1, [metrics(8, {"x": math.nan})])
+    assert (await service.jobs.get(job_id)).summary["x"] == "NaN"
+
+
+async def test_keys_can_be_chosen(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [metrics(1, {"a": 1.0, "b": 2.0, "c": 3.0})])
+    found = await service.reading.metrics(job_id, keys=["c", "a", "none"])
+    assert list(found.series) == ["a", "c"]
+
+
+async def test_a_series_goes_on_from_chunk_to_chunk(service: Service) -> None:
+    job_id = await service.running()
+    last = 2 * CHUNK_POINTS + 100
+    for begin in range(1, last + 1, 700):
+        service.report(job_id, 1, losses(range(begin, min(begin + 700, last + 1)), begin))
+    served = await series(service, job_id)
+    assert sorted(served) == list(range(1, last + 1))
+    rows = service.database.read_sync(
+        lambda s: s.execute(
+            select(MetricChunkRow.count, MetricChunkRow.is_open).order_by(MetricChunkRow.first_step)
+        ).all()
+    )
+    assert [tuple(row) for row in rows] == [
+        (CHUNK_POINTS, False),
+        (CHUNK_POINTS, False),
+        (100, True),
+    ]
+
+
+@pytest.mark.parametrize("max_points", [2, 5, 40])
+async def test_a_long_series_keeps_ends_spikes_and_its_nan(
+    service: Service, max_points: int
+) -> None:
+    job_id = await service.running()
+    count = 40 * CHUNK_POINTS
+    values = dict.fromkeys(range(1, count + 1), 1.0)
+    values[20_001], values[30_002], values[10_003] = 1e9, -1e9, math.nan
+    service.report(job_id, 1, [metrics(step, {"loss": v}) for step, v in values.items()])
+    found = (await service.reading.metrics(job_id, max_points=max_points)).series["loss"]
+    assert len(found.steps) <= max_points
+    assert (found.steps[0], found.steps[-1]) == (1, count)
+    if max_points >= 5:
+        assert {1e9, -1e9, "NaN"} <= set(found.values)
+
+
+async def test_polling_by_next_step_gathers_the_whole_series(service: Service) -> None:
+    job_id = await service.running()
+    gathered: dict[str, dict[int, object]] = {"loss": {}, "val": {}}
+    after: int | None = None
+
+    async def poll() -> None:
+        nonlocal after
+        found = await service.reading.metrics(job_id, after_step=after)
+        for key, part in found.series.items():
+            gathered[key].update(zip(part.steps, part.values, strict=True))
+        after = found.next_step
+
+    for step in range(1, 11):
+        service.report(job_id, 1, losses([step]))
+        await poll()
+        if step % 5 == 0:  # the evaluation of a step is told after its training figures
+            service.report(job_id, 1, [metrics(step, {"val": float(step)})])
+            await poll()
+    service.end(job_id, 1)
+    await poll()
+    assert sorted(gathered["loss"]) == list(range(1, 11))
+    assert gathered["val"] == {5: 5.0, 10: 10.0}
+    assert after == 10
+    await poll()
+    assert (await service.reading.metrics(job_id, after_step=after)).series == {}
+
+
+async def test_only_steps_after_the_given_one_are_served(service: Service) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, losses(range(3000)))
+    assert sorted(await series(service, job_id, after_step=2990)) == list(range(2991, 3000))
+    assert await series(service, job_id, after_step=5000) == {}
+    assert (await service.reading.metrics(job_id, after_step=5000)).next_step == 5000
+    assert min(await series(service, job_id)) == 0
+
+
+async def test_more_than_a_thousand_names_are_refused_once_and_the_known_go_on(
+    service: Service,
+) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [metrics(1, {f"k{i}": 1.0 for i in range(MAX_KEYS - 1)})])
+    service.report(job_id, 1, [metrics(2, {"k0": 2.0, "one": 1.0, "two": 1.0})])
+    service.report(job_id, 1, [metrics(3, {"k0": 3.0, "two": 1.0, "three": 1.0}, rank=0)])
+    distinct = service.database.read_sync(
+        lambda s: s.scalar(select(func.count(func.distinct(MetricChunkRow.key))))
+    )
+    assert distinct == MAX_KEYS
+    assert await series(service, job_id, "k0") == {1: 1.0, 2: 2.0, 3: 3.0}
+    types = [e.type for e in (await service.reading.events(job_id)).items]
+    assert types.count("metric_keys_limit") == 1
