@@ -196,33 +196,38 @@ class Flows:
 
     def events(self, job_id: str, after_seq: int) -> Stream[views.Event]:
         while True:
-            page = yield from self._event_page(job_id, after_seq, 0.0)
+            page = yield from self._event_page(job_id, after_seq, 0.0, patient=False)
             for event in page.items:
                 yield Item(event)
                 after_seq = event.seq
             if not page.items:
                 return
 
-    def _event_page(self, job_id: str, after_seq: int, wait_s: float) -> Flow[views.EventPage]:
+    def _event_page(
+        self, job_id: str, after_seq: int, wait_s: float, *, patient: bool
+    ) -> Flow[views.EventPage]:
         params = _params(after_seq=after_seq, wait_s=wait_s or None)
         call = Call("GET", f"/v1/jobs/{segment(job_id)}/events", params, wait_s=wait_s)
-        return (yield from self._read(views.EventPage, call, patient=wait_s > 0))
+        return (yield from self._read(views.EventPage, call, patient=patient))
 
     def follow(self, job_id: str, after_seq: int) -> Stream[views.Event]:
         clock = self.connection.retry.clock
+        over = False
         while True:
             asked = clock()
-            page = yield from self._event_page(job_id, after_seq, LONG_POLL_S)
+            wait_s = 0.0 if over else LONG_POLL_S
+            page = yield from self._event_page(job_id, after_seq, wait_s, patient=True)
             for event in page.items:
                 yield Item(event)
                 after_seq = event.seq
-            if page.items and page.items[-1].to_state is not None:
-                if page.items[-1].to_state.is_terminal:
+                if event.to_state is not None and event.to_state.is_terminal:
                     return
-            elif not page.items:
-                job = yield from self.get(job_id, patient=True)
-                if job.state.is_terminal:  # its last event lies before `after_seq`
-                    return
+            if page.items:
+                continue
+            if over:  # already before this page was asked for: there is no more
+                return
+            over = (yield from self.get(job_id, patient=True)).state.is_terminal
+            if not over:
                 yield from self._pause_if_hurried(asked, LONG_POLL_S, changed=False)
 
     def attempts(self, job_id: str) -> Flow[list[views.Attempt]]:

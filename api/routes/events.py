@@ -11,7 +11,7 @@ from fastapi import Query as QueryParameters
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from api.context import Caller, Context, Query, TheContext, TheReading, answer
+from api.context import Caller, Context, Query, TheContext, answer
 from api.problems import Refused, declare
 from api.waiting import MAX_WAIT_S, long_poll, unless_over
 from dray import views
@@ -48,7 +48,6 @@ class EventsQuery(Query):
 async def events(
     request: Request,
     context: TheContext,
-    reading: TheReading,
     _: Caller,
     job_id: str,
     query: Annotated[EventsQuery, QueryParameters()],
@@ -63,11 +62,15 @@ async def events(
         after_seq = max(query.after_seq, _last_seq(last_event_id))
         return await _stream(context, job_id, after_seq)
 
-    async def look() -> views.EventPage:
-        return await reading.events(job_id, after_seq=query.after_seq, limit=query.limit)
+    runtime, seq = context.runtime, query.after_seq
 
-    page = await long_poll(
-        context, request, job_id, query.wait_s, look, lambda page: bool(page.items)
+    async def look() -> tuple[views.EventPage, bool]:
+        # The state first: of a job that is over by then, the page holds all there will be.
+        over = query.wait_s > 0 and (await runtime.jobs.get(job_id)).state.is_terminal
+        return await runtime.reading.events(job_id, after_seq=seq, limit=query.limit), over
+
+    page, _over = await long_poll(
+        context, request, job_id, query.wait_s, look, lambda seen: bool(seen[0].items) or seen[1]
     )
     return answer(page)
 
@@ -83,8 +86,9 @@ def _last_seq(last_event_id: str | None) -> int:
 async def _stream(context: Context, job_id: str, after_seq: int) -> Response:
     """Look once before answering, so that what is wrong is a problem and not a broken stream."""
     runtime = context.runtime
-    first = await runtime.reading.events(job_id, after_seq=after_seq, limit=PAGE)
-    if not first.items and (await runtime.jobs.get(job_id)).state.is_terminal:
+    over = (await runtime.jobs.get(job_id)).state.is_terminal
+    first = await runtime.reading.events(job_id, after_seq=after_seq, limit=1)
+    if over and not first.items:
         return Response(status_code=204)  # tells an EventSource not to come back
     return StreamingResponse(
         _follow(context, job_id, after_seq),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -134,4 +135,4 @@ def delete(job_id: JobId, as_json: AsJson = False) -> None:
 
     with connect() as client:
         client.delete(job_id)
-    write(f'{{"deleted": "{job_id}"}}' if as_json else f"{job_id} deleted")
+    write(json.dumps({"deleted": job_id}) if as_json else f"{job_id} deleted")

@@ -14,9 +14,23 @@ if TYPE_CHECKING:
     from dray import views
 
 
+class ReaderGone(Exception):
+    """Whoever read the output has enough of it: `dray logs JOB | head`."""
+
+
 def write(line: str) -> None:
     """One line to standard output, as it is: nothing in it is markup."""
-    sys.stdout.write(line + "\n")
+    try:
+        sys.stdout.write(line + "\n")
+    except BrokenPipeError:
+        raise ReaderGone from None
+
+
+def flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderGone from None
 
 
 def warn(line: str) -> None:
@@ -35,7 +49,7 @@ def write_json(value: BaseModel | Sequence[BaseModel]) -> None:
 def write_json_line(value: BaseModel) -> None:
     """One document on one line, for what comes as a stream."""
     write(value.model_dump_json())
-    sys.stdout.flush()
+    flush()
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

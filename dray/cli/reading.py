@@ -10,7 +10,7 @@ import typer
 from dray.cli.base import AsJson, AsJsonLines, Follow, JobId, OnlyAttempt, Rank, app, connect
 
 if TYPE_CHECKING:
-    from dray.views import Checkpoint, LogLine, NodeSlots
+    from dray.views import Checkpoint, Event, LogLine, NodeSlots
 
 _KINDS = ("CPU", "GPU")
 
@@ -24,11 +24,13 @@ def logs(
     as_json: AsJsonLines = False,
 ) -> None:
     """Print what the ranks wrote."""
-    from dray.cli.output import write, write_json_line
+    from dray.cli.output import flush, write, write_json_line
 
     with connect() as client:
         for line in client.logs(job_id, rank, attempt=attempt, follow=follow):
             write_json_line(line) if as_json else write(_log_line(line, one_rank=rank is not None))
+            if follow:  # each line at once, also into a pipe
+                flush()
 
 
 def _log_line(line: LogLine, *, one_rank: bool) -> str:
@@ -38,16 +40,19 @@ def _log_line(line: LogLine, *, one_rank: bool) -> str:
 @app.command()
 def events(job_id: JobId, follow: Follow = False, as_json: AsJsonLines = False) -> None:
     """Print what happened to a job."""
-    from dray.cli.output import write, write_json_line
+    from dray.cli.output import flush, write, write_json_line
 
     with connect() as client:
         for event in client.follow(job_id) if follow else client.events(job_id):
-            if as_json:
-                write_json_line(event)
-                continue
-            when = event.time.strftime("%H:%M:%S.%f")[:-3]
-            move = f" {event.from_state or '-'} -> {event.to_state}" if event.to_state else ""
-            write(f"{event.seq:>4} {when} {event.type}{move}: {event.message} ({event.code})")
+            write_json_line(event) if as_json else write(_event_line(event))
+            if follow:
+                flush()
+
+
+def _event_line(event: Event) -> str:
+    when = event.time.strftime("%H:%M:%S.%f")[:-3]
+    move = f" {event.from_state or '-'} -> {event.to_state}" if event.to_state else ""
+    return f"{event.seq:>4} {when} {event.type}{move}: {event.message} ({event.code})"
 
 
 @app.command()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from dray import errors
-from dray.cli.output import duration, number, summary, write
+from dray.cli.output import duration, flush, number, summary, write
 from dray.views import Job, JobState
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class _Lines:
             return
         self._state, self._last, self._due = job.state, line, now + PLAIN_EVERY_S
         write(line)
-        sys.stdout.flush()
+        flush()
 
 
 def _bar(console: Console) -> AbstractContextManager[Screen]:

@@ -1,0 +1,343 @@
+"""Each command against a real server: what it prints, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.cli import exits
+from dray.cli.app import run
+from dray.cli.exits import Exit
+from dray.errors import CODES, DrayError, IntegrityError, ServerUnreachable, SpecError
+from dray.views import Problem
+from ray_workers.contracts import Cause
+from tests.unit.api.serving import LiveServer, wait_until
+from tests.unit.service.helpers import log, metrics
+
+COMMANDS = (
+    *("submit", "watch", "ls", "get", "cancel", "delete", "logs", "events", "explain"),
+    *("metrics", "attempts", "checkpoints", "artifacts", "download", "cluster"),
+)
+
+
+class Cli:
+    """Runs commands against one server, in this process."""
+
+    def __init__(self, url: str, capture: pytest.CaptureFixture[str]) -> None:
+        self._url = url
+        self._capture = capture
+        self.err = ""
+
+    def __call__(self, *arguments: str, exits: int = 0) -> str:
+        code = run(["--url", self._url, *arguments])
+        out, self.err = self._capture.readouterr()
+        assert code == exits, (out, self.err)
+        assert "Traceback" not in self.err
+        return out
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(*arguments, "--json"))
+
+
+@pytest.fixture
+def cli(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(server.url, capsys)
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> str:
+    path = tmp_path / "job.yaml"
+    path.write_text("recipe: image_classification\nname: digits\ntrain: {epochs: 1}\n")
+    return str(path)
+
+
+@pytest.fixture
+def finished(server: LiveServer) -> str:
+    job_id = server.submit(resources={"num_workers": 2})
+    server.train(
+        job_id,
+        metrics(10, {"train/loss": 0.5, "val/accuracy": 0.9}, total_steps=10, samples_per_s=1234.5),
+        log(0, "zero says [bold]this[/bold]"),
+        log(0, "one says that", rank=1),
+        server.hands.checkpoint(job_id, 1, 10),
+        server.artifact(job_id, "model.bin", b"weights"),
+    )
+    server.succeed(job_id)
+    return job_id
+
+
+def meanwhile(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_a_submitted_job_is_named_and_its_settings_changed(cli: Cli, document: str) -> None:
+    assert cli("submit", document).split()[1] == "QUEUED:"
+    job = cli.json("submit", document, "--set", "train.epochs=3", "--set", "priority=70")
+    assert (job["spec"]["train"]["epochs"], job["priority"]) == (3, 70)
+
+
+def test_submitting_twice_with_one_key_makes_one_job(cli: Cli, document: str) -> None:
+    ids = {cli.json("submit", document, "--idempotency-key", "cli")["id"] for _ in range(2)}
+    assert len(ids) == 1
+
+
+def test_a_wrong_document_is_a_sentence_with_field_and_hint(cli: Cli, document: str) -> None:
+    assert cli("submit", document, "--set", "train.epocs=3", exits=2) == ""
+    assert "there is no field 'epocs' (at /train/epocs)" in cli.err
+    assert "hint: did you mean 'epochs'?" in cli.err
+
+
+def test_a_file_that_is_no_document_is_a_sentence(cli: Cli, tmp_path: Path) -> None:
+    cli("submit", str(tmp_path / "none.yaml"), exits=2)
+    assert "can't read" in cli.err
+    (tmp_path / "bad.yaml").write_text("a: 1\na: 2\n")
+    cli("submit", str(tmp_path / "bad.yaml"), exits=2)
+    assert "line 2" in cli.err
+
+
+def test_jobs_are_listed_newest_first_and_filtered(cli: Cli, server: LiveServer) -> None:
+    made = [server.submit(labels={"test": "ls"}, queue="q") for _ in range(3)]
+    lines = cli("ls", "--label", "test=ls").splitlines()
+    assert lines[0].split()[:3] == ["ID", "NAME", "STATE"]
+    assert [line.split()[0] for line in lines[1:]] == made[::-1]
+    listed = cli.json(
+        "ls", "--label", "test=ls", "--state", "queued", "--queue", "q", "--limit", "2"
+    )
+    assert [job["id"] for job in listed] == made[:0:-1]
+    assert cli.json("ls", "--label", "test=ls", "--state", "FAILED") == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ls", "--state", "DONE"),
+        ("ls", "--label", "x"),
+        ("ls", "--limit", "0"),
+        ("get",),
+        ("get", ".."),
+        ("nothing",),
+        ("submit", "x.yaml", "--set", "novalue"),
+        ("logs", "job", "--rank", "-1"),
+    ],
+)
+def test_wrong_usage_exits_with_2(cli: Cli, arguments: tuple[str, ...]) -> None:
+    assert cli(*arguments, exits=2) == ""
+    assert cli.err
+
+
+def test_one_job_is_shown(cli: Cli, finished: str) -> None:
+    shown = cli("get", finished)
+    assert "SUCCEEDED" in shown
+    assert "10/10" in shown
+    assert "val/accuracy 0.9" in shown
+    assert cli.json("get", finished, "--wait")["id"] == finished
+
+
+@pytest.mark.parametrize(
+    "command",
+    [c for c in COMMANDS if c not in ("submit", "ls", "cluster")],
+)
+def test_a_job_that_is_not_there_exits_with_3(cli: Cli, command: str) -> None:
+    assert cli(command, "job-none", exits=3) == ""
+    assert "there is no job job-none" in cli.err
+
+
+def test_a_cancelled_job_can_be_deleted_and_a_live_one_not(cli: Cli, server: LiveServer) -> None:
+    job_id = server.submit()
+    cli("delete", job_id, exits=3)
+    assert "hint: cancel it first" in cli.err
+    assert "CANCELLED" in cli("cancel", job_id)
+    assert cli.json("cancel", job_id)["state"] == "CANCELLED"
+    assert cli.json("delete", job_id) == {"deleted": job_id}
+
+
+def test_a_finished_job_can_not_be_cancelled(cli: Cli, finished: str) -> None:
+    cli("cancel", finished, exits=3)
+    assert "already succeeded" in cli.err
+
+
+def test_logs_name_the_rank_unless_one_was_asked_for(cli: Cli, finished: str) -> None:
+    assert set(cli("logs", finished).splitlines()) == {
+        "[1:0] zero says [bold]this[/bold]",
+        "[1:1] one says that",
+    }
+    assert cli("logs", finished, "--rank", "1").splitlines() == ["one says that"]
+    lines = [json.loads(line) for line in cli("logs", finished, "-f", "--json").splitlines()]
+    assert {line["rank"] for line in lines} == {0, 1}
+
+
+def test_events_read_as_what_happened(cli: Cli, finished: str) -> None:
+    lines = cli("events", finished).splitlines()
+    assert "- -> QUEUED" in lines[0]
+    assert "-> SUCCEEDED" in lines[-1]
+    followed = [json.loads(line) for line in cli("events", finished, "-f", "--json").splitlines()]
+    assert [event["seq"] for event in followed] == list(range(1, len(lines) + 1))
+
+
+def test_the_rest_of_a_job_is_shown(cli: Cli, finished: str, tmp_path: Path) -> None:
+    assert "train/loss" in cli("metrics", finished)
+    assert set(cli.json("metrics", finished, "--key", "train/loss")["series"]) == {"train/loss"}
+    assert cli("attempts", finished).splitlines()[1].split()[0] == "1"
+    assert cli("checkpoints", finished).splitlines()[1].split()[0] == "10"
+    assert cli("artifacts", finished).splitlines()[1].split()[0] == "model.bin"
+    for command in ("attempts", "checkpoints", "artifacts"):
+        assert len(cli.json(command, finished)) == 1
+    assert "SUCCEEDED" in cli("explain", finished)
+    assert cli.json("explain", finished)["state"] == "SUCCEEDED"
+    target = tmp_path / "out" / "model.bin"
+    assert cli("download", finished, str(tmp_path / "out")).split() == [str(target)]
+    assert target.read_bytes() == b"weights"
+    assert cli.json("download", finished, str(tmp_path / "out"))["paths"] == [str(target)]
+    cli("download", finished, str(tmp_path), "--artifact", "none", exits=3)
+
+
+def test_the_cluster_is_shown(cli: Cli) -> None:
+    assert "not connected" in cli("cluster")
+    assert cli.json("cluster")["nodes"] == []
+
+
+def test_watching_ends_well_with_the_job(cli: Cli, server: LiveServer, document: str) -> None:
+    key = "test=watch-well"
+    thread = meanwhile(lambda: finish(server, key, Cause.SUCCEEDED))
+    shown = cli("submit", document, "--watch", "--set", "labels={test: watch-well}")
+    thread.join()
+    assert "val/accuracy 0.75" in shown
+    assert "SUCCEEDED after" in shown
+    assert "dray download" in shown
+
+
+def test_watching_a_job_that_fails_exits_with_1(
+    cli: Cli, server: LiveServer, document: str
+) -> None:
+    thread = meanwhile(lambda: finish(server, "test=watch-badly", Cause.BAD_DATA))
+    shown = cli("submit", document, "-w", "--set", "labels={test: watch-badly}", exits=1)
+    thread.join()
+    assert "FAILED after" in shown
+    assert "dray logs" in shown
+
+
+def test_watching_as_json_prints_the_finished_job_alone(cli: Cli, finished: str) -> None:
+    assert cli.json("watch", finished)["state"] == "SUCCEEDED"
+
+
+def finish(server: LiveServer, label: str, cause: Cause) -> None:
+    """Run the job with this label as the loops would, once it is watched."""
+    from dray import Client
+
+    key, _, value = label.partition("=")
+    with Client(server.url) as client:
+        wait_until(lambda: list(client.list(labels={key: value})), "the job")
+        job_id = next(client.list(labels={key: value})).id
+    wait_until(lambda: server.num_waiting(job_id), "the watcher")
+    server.train(job_id, metrics(4, {"train/loss": 1.0, "val/accuracy": 0.75}, total_steps=4))
+    server.hands.end(job_id, 1, cause, "the end")
+
+
+def test_a_server_that_is_not_there_exits_with_4(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--url", "http://127.0.0.1:9", "cluster"]) == Exit.NO_SERVER
+    err = capsys.readouterr().err
+    assert "is it running" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_what_it_does_and_takes_json(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--json" in out
+    assert len(out.splitlines()) > 5
+
+
+def test_help_documents_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for code in Exit:
+        assert f"{code.value} " in out
+
+
+def problem(status: int) -> Problem:
+    return Problem(type="x", title="x", status=status, detail="x", code="x")
+
+
+def test_every_error_has_an_exit_code_of_the_documented_ones() -> None:
+    found = {code: exits.exit_code(kind(problem(400))) for code, kind in CODES.items()}
+    assert found["invalid_document"] == found["unsatisfiable"] == Exit.USAGE
+    assert found["job_not_found"] == found["job_live"] == found["unauthorized"] == Exit.REFUSED
+    assert found["internal_error"] == found["unavailable"] == Exit.NO_SERVER
+    others: list[tuple[DrayError, Exit]] = [
+        (SpecError("x"), Exit.USAGE),
+        (IntegrityError("x"), Exit.REFUSED),
+        (ServerUnreachable("x"), Exit.NO_SERVER),
+    ]
+    for error, code in others:
+        assert exits.exit_code(error) == code
+
+
+def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "dray.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+
+
+def test_help_and_version_do_not_load_the_client() -> None:
+    code = (
+        "import sys; from dray.cli.app import run; run(['--help']); "
+        "print('loaded', *{'httpx', 'pydantic', 'yaml', 'torch', 'ray'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(run.stdout.splitlines()[-1].split()[1:])
+    assert not loaded & {"httpx", "yaml", "torch", "ray"}
+
+
+def test_a_closed_pipe_is_no_error(server: LiveServer) -> None:
+    job_id = server.submit()
+    server.train(job_id, *(log(n, "x" * 1000) for n in range(500)))
+    server.succeed(job_id)
+    command = f"{sys.executable} -m dray.cli --url {server.url} logs {job_id} | head -n 1"
+    run = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith("[1:0] xxx")
+
+
+def test_interrupting_a_watch_leaves_the_job_alone(server: LiveServer) -> None:
+    import signal
+
+    job_id = server.submit()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dray.cli", "--url", server.url, "watch", job_id],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: server.num_waiting(job_id), "the watcher")
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == Exit.INTERRUPTED
+    assert time.monotonic() - began < 5
+    assert f"dray watch {job_id}" in err
+    assert "Traceback" not in err
+
+
+def test_the_module_is_the_command() -> None:
+    run = command_line("--version")
+    assert (run.returncode, run.stdout.split()[0]) == (0, "dray")
+    assert command_line("ls", "--limit", "0").returncode == Exit.USAGE

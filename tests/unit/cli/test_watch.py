@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import io
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dray import Client
+from dray.cli.output import duration, number, size
+from dray.cli.watch import ending, status, watch
+from dray.views import Job, JobState, Links, Progress, Reason
+from tests.unit.api.serving import LiveServer, wait_until
+from tests.unit.service.helpers import metrics
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def job(state: JobState, **more: Any) -> Job:
+    links = Links(self="", metrics="", logs="", events="", artifacts="")
+    fields = {
+        "id": "job-x",
+        "name": "x",
+        "owner": "ann",
+        "project": "p",
+        "labels": {},
+        "state": state,
+        "reason": Reason(code="because", message="that is so"),
+        "queue": "default",
+        "priority": 50,
+        "spec": {},
+        "attempt": 1,
+        "world_size": 2,
+        "summary": {},
+        "created_at": BEGAN,
+        "links": links,
+    }
+    return Job.model_validate({**fields, **more})
+
+
+PROGRESS = Progress(step=5, total_steps=20, epoch=0, samples_per_s=1234.5, eta_s=75.0)
+
+
+def test_a_waiting_job_says_why() -> None:
+    assert status(job(JobState.QUEUED)) == "QUEUED: that is so"
+
+
+def test_a_running_job_says_how_far_how_good_how_fast_and_how_long() -> None:
+    running = job(JobState.RUNNING, progress=PROGRESS, summary={"train/loss": 0.123456})
+    assert status(running) == "step 5/20, loss 0.1235, 1,234 samples/s, ETA 1m15s"
+
+
+def test_a_loss_that_is_no_number_and_a_length_nobody_knows_are_said_so() -> None:
+    progress = Progress(step=5)
+    running = job(JobState.RUNNING, progress=progress, summary={"train/loss": "NaN"})
+    assert status(running) == "step 5/?, loss NaN"
+
+
+def test_a_job_that_was_stopped_in_training_says_why_and_not_how_fast() -> None:
+    assert status(job(JobState.RECOVERING, progress=PROGRESS)) == "RECOVERING: that is so"
+
+
+def test_the_end_has_the_state_the_time_and_the_figures() -> None:
+    done = job(
+        JobState.SUCCEEDED,
+        progress=PROGRESS,
+        summary={"val/accuracy": 0.975, "train/loss": 0.1},
+        started_at=BEGAN + timedelta(seconds=60),
+        finished_at=BEGAN + timedelta(seconds=72.5),
+    )
+    assert ending(done) == [
+        "job-x SUCCEEDED after 12.5 s: that is so",
+        "  step 5/20",
+        "  train/loss 0.1, val/accuracy 0.975",
+        "  get the results with: dray download job-x DEST",
+    ]
+
+
+def test_the_end_of_a_failed_job_says_where_to_look() -> None:
+    failed = job(JobState.FAILED, finished_at=BEGAN + timedelta(seconds=3))
+    assert ending(failed) == [
+        "job-x FAILED after 3.0 s: that is so",
+        "  see why with: dray logs job-x",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "0.0 s"), (59.94, "59.9 s"), (60, "1m00s"), (7440.9, "2h04m")]
+)
+def test_durations_read_easily(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")]
+)
+def test_sizes_read_easily(num_bytes: int, text: str) -> None:
+    assert size(num_bytes) == text
+
+
+def test_numbers_have_four_figures() -> None:
+    assert [number(value) for value in (0.123456, 12345678.0, "NaN", None)] == [
+        "0.1235",
+        "1.235e+07",
+        "NaN",
+        "-",
+    ]
+
+
+def test_a_terminal_shows_a_bar_that_fills_and_the_end_below_it(
+    server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_id = server.submit()
+
+    def train() -> None:
+        wait_until(lambda: server.num_waiting(job_id), "the watcher")
+        server.train(job_id, metrics(5, {"train/loss": 0.5}, total_steps=20, samples_per_s=1000.0))
+        wait_until(lambda: "5/20" in screen.getvalue(), "the bar to move")
+        server.succeed(job_id, metrics(20, {"train/loss": 0.25}, total_steps=20))
+
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120)
+    thread = threading.Thread(target=train)
+    thread.start()
+    with Client(server.url) as client:
+        done = watch(client, job_id, console=console)
+    thread.join()
+    assert done.state is JobState.SUCCEEDED
+    assert "QUEUED" in screen.getvalue()
+    assert "25%" in screen.getvalue()
+    assert "1,000 samples/s" in screen.getvalue()
+    assert "100%" in screen.getvalue()
+    assert f"{job_id} SUCCEEDED after" in capsys.readouterr().out
+
+
+def test_without_a_terminal_each_state_is_a_line(
+    server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_id = server.submit()
+
+    def train() -> None:
+        wait_until(lambda: server.num_waiting(job_id), "the watcher")
+        server.train(job_id, metrics(5, {"train/loss": 0.5}, total_steps=20))
+        server.succeed(job_id)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    with Client(server.url) as client:
+        watch(client, job_id)
+    thread.join()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{job_id} QUEUED: ")
+    assert any(line.startswith(f"{job_id} SUCCEEDED after") for line in lines)
+    assert "\x1b" not in "".join(lines)

@@ -1,0 +1,421 @@
+"""The clients against a real server, blocking and asynchronous."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dray import AsyncClient, Client, JobSpec, JobState, errors
+from dray._flows import destination
+from dray._transport import Retry
+from ray_workers.contracts import Cause
+from tests.unit.api.serving import LiveServer, serving, wait_until
+from tests.unit.service.helpers import log, metrics
+
+JOB = {"recipe": "image_classification"}
+IMPATIENT = Retry(patience_s=0.0)
+
+
+@pytest.fixture
+def client(server: LiveServer) -> Iterator[Client]:
+    with Client(server.url) as client:
+        yield client
+
+
+def in_background(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_both_clients_have_the_same_methods_and_parameters() -> None:
+    def surface(kind: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(method).parameters)
+            for name, method in vars(kind).items()
+            if inspect.isfunction(method) and not name.startswith("_")
+        }
+
+    blocking, asynchronous = surface(Client), surface(AsyncClient)
+    assert blocking.pop("close") == asynchronous.pop("aclose")
+    assert blocking == asynchronous
+
+
+def test_a_job_is_submitted_as_a_mapping_a_spec_or_a_file(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("recipe: image_classification\nname: from-file\n")
+    spec = JobSpec.model_validate({**JOB, "name": "spec", "train": {"epochs": 3}})
+    names = [client.submit(given).name for given in ({**JOB, "name": "m"}, spec, path, str(path))]
+    assert names == ["m", "spec", "from-file", "from-file"]
+
+
+def test_what_json_can_not_carry_is_refused_before_it_is_sent(client: Client) -> None:
+    for value in (float("nan"), object()):
+        with pytest.raises(errors.SpecError, match="JSON"):
+            client.submit({**JOB, "train": {"seed": value}})
+
+
+def test_a_wrong_document_raises_with_the_field_and_the_hint(client: Client) -> None:
+    with pytest.raises(errors.Unprocessable) as caught:
+        client.submit({**JOB, "trian": {}})
+    assert (caught.value.pointer, caught.value.hint) == ("/trian", "did you mean 'train'?")
+
+
+def test_one_key_makes_one_job(client: Client) -> None:
+    first = client.submit(JOB, idempotency_key="sdk")
+    assert client.submit(JOB, idempotency_key="sdk").id == first.id
+    with pytest.raises(errors.IdempotencyMismatch):
+        client.submit({**JOB, "name": "b"}, idempotency_key="sdk")
+    with pytest.raises(errors.BadIdempotencyKey):
+        client.submit(JOB, idempotency_key="x" * 256)
+
+
+def test_a_submit_whose_answer_was_lost_makes_one_job(server: LiveServer) -> None:
+    """The server gets the request; the connection breaks before the answer is read."""
+    real = httpx.HTTPTransport()
+    lost = []
+
+    class Lossy(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            response = real.handle_request(request)
+            if not lost:
+                response.read()
+                lost.append(response)
+                raise httpx.ReadError("the connection broke", request=request)
+            return response
+
+    with Client(server.url, transport=Lossy()) as client:
+        job = client.submit({**JOB, "labels": {"test": "lost"}})
+        assert [found.id for found in client.list(labels={"test": "lost"})] == [job.id]
+    assert len(lost) == 1
+
+
+def test_listing_goes_through_all_pages(client: Client) -> None:
+    made = [client.submit({**JOB, "labels": {"test": "sdk-pages"}}).id for _ in range(5)]
+    found = client.list(labels={"test": "sdk-pages"}, states=["QUEUED"], page_size=2)
+    assert [job.id for job in found] == made[::-1]
+    assert not list(client.list(labels={"test": "sdk-pages"}, queue="other"))
+
+
+def test_waiting_ends_with_the_job(client: Client, server: LiveServer) -> None:
+    job_id = server.submit()
+
+    def finish() -> None:
+        wait_until(lambda: server.num_waiting(job_id), "the client to wait")
+        server.train(job_id)
+        server.succeed(job_id)
+
+    thread = in_background(finish)
+    assert client.wait(job_id, 30).state is JobState.SUCCEEDED
+    thread.join()
+
+
+def test_waiting_for_a_state_ends_there_or_at_the_end(client: Client, server: LiveServer) -> None:
+    job_id = server.submit()
+    server.train(job_id)
+    assert client.wait(job_id, 30, states=[JobState.RUNNING]).state is JobState.RUNNING
+    server.hands.end(job_id, 1, Cause.BAD_DATA)
+    assert client.wait(job_id, 30, states=["RUNNING"]).state is JobState.FAILED
+
+
+def test_waiting_too_long_raises_with_the_job_as_it_is(client: Client, server: LiveServer) -> None:
+    with pytest.raises(errors.WaitTimeout, match=r"still QUEUED after 0\.2 s") as caught:
+        client.wait(server.submit(), 0.2)
+    assert caught.value.job.state is JobState.QUEUED
+
+
+def test_following_gives_each_event_once_up_to_the_end(client: Client, server: LiveServer) -> None:
+    job_id = server.submit()
+    following = client.follow(job_id)
+    assert next(following).to_state is JobState.QUEUED
+    thread = in_background(
+        lambda: (
+            wait_until(lambda: server.num_waiting(job_id), "the client to follow"),
+            server.train(job_id),
+            server.succeed(job_id),
+        )
+    )
+    rest = list(following)
+    thread.join()
+    assert rest[-1].to_state is JobState.SUCCEEDED
+    assert [event.seq for event in rest] == list(range(2, 2 + len(rest)))
+    assert [event.seq for event in client.events(job_id)] == list(range(1, 2 + len(rest)))
+    assert list(client.follow(job_id, after_seq=rest[-1].seq)) == []
+
+
+def test_logs_are_followed_to_the_end(client: Client, server: LiveServer) -> None:
+    job_id = server.submit()
+    server.train(job_id, log(0, "first"))
+    assert [line.text for line in client.logs(job_id)] == ["first"]
+    following = client.logs(job_id, follow=True)
+    assert next(following).text == "first"
+    thread = in_background(
+        lambda: (
+            wait_until(lambda: server.num_waiting(job_id), "the client to follow"),
+            server.hands.report(job_id, 1, [log(1, "second")]),
+            server.succeed(job_id, log(2, "third")),
+        )
+    )
+    assert [line.text for line in following] == ["second", "third"]
+    thread.join()
+    assert [line.text for line in client.logs(job_id, rank=1)] == []
+
+
+def test_the_rest_of_a_job_is_read(client: Client, server: LiveServer) -> None:
+    job_id = server.submit()
+    server.train(job_id, metrics(1, {"train/loss": float("nan"), "lr": 0.5}))
+    server.hands.report(job_id, 1, [server.hands.checkpoint(job_id, 1, 1)])
+    found = client.metrics(job_id, ["train/loss"])
+    assert {key: series.values for key, series in found.series.items()} == {"train/loss": ["NaN"]}
+    assert [attempt.attempt for attempt in client.attempts(job_id)] == [1]
+    assert [checkpoint.step for checkpoint in client.checkpoints(job_id)] == [1]
+    assert client.explain(job_id).state is JobState.RUNNING
+    assert client.cluster().connected is False
+    assert client.get(job_id).summary == {"lr": 0.5, "train/loss": "NaN"}
+
+
+def test_cancel_and_delete_raise_what_stands_in_the_way(client: Client, server: LiveServer) -> None:
+    job_id = server.submit()
+    with pytest.raises(errors.JobLive):
+        client.delete(job_id)
+    assert client.cancel(job_id).state is JobState.CANCELLED
+    client.delete(job_id)
+    with pytest.raises(errors.JobNotFound):
+        client.get(job_id)
+    done = server.submit()
+    server.train(done)
+    server.succeed(done)
+    with pytest.raises(errors.JobFinished):
+        client.cancel(done)
+
+
+@pytest.fixture
+def trained(server: LiveServer) -> str:
+    job_id = server.submit()
+    frames = [
+        server.artifact(job_id, name, content)
+        for name, content in (
+            ("model.bin", MODEL),
+            ("more/empty", b""),
+            ("more/config.json", b"{}"),
+        )
+    ]
+    server.train(job_id, *frames)
+    server.succeed(job_id)
+    return job_id
+
+
+MODEL = bytes(range(256)) * 100
+
+
+def test_a_download_puts_every_file_in_its_place(
+    client: Client, trained: str, tmp_path: Path
+) -> None:
+    paths = client.download(trained, tmp_path / "out")
+    found = {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in paths}
+    assert found == {"model.bin": MODEL, "more/empty": b"", "more/config.json": b"{}"}
+    assert sorted(p for p in (tmp_path / "out").rglob("*") if p.is_file()) == sorted(paths)
+
+
+def test_one_artifact_is_downloaded_by_path_or_id(
+    client: Client, trained: str, tmp_path: Path
+) -> None:
+    assert client.download(trained, tmp_path, "model.bin") == [tmp_path / "model.bin"]
+    artifact = next(a for a in client.artifacts(trained) if a.path == "more/config.json")
+    assert client.download(trained, tmp_path, artifact.id) == [tmp_path / "more" / "config.json"]
+    with pytest.raises(errors.ArtifactNotFound, match=r"model\.bin"):
+        client.download(trained, tmp_path, "none")
+
+
+def test_a_broken_download_goes_on_where_it_stopped(
+    server: LiveServer, trained: str, tmp_path: Path
+) -> None:
+    digest = hashlib.sha256(MODEL).hexdigest()
+    (tmp_path / f".model.bin.{digest[:12]}.part").write_bytes(MODEL[:1000])
+    asked: list[str] = []
+    real = httpx.HTTPTransport()
+
+    class Noting(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            asked.append(request.headers.get("range", ""))
+            return real.handle_request(request)
+
+    with Client(server.url, transport=Noting()) as client:
+        assert client.download(trained, tmp_path, "model.bin")[0].read_bytes() == MODEL
+        assert asked[-1] == f"bytes=1000-{len(MODEL) - 1}"
+        asked.clear()
+        client.download(trained, tmp_path, "model.bin")
+    assert [value for value in asked if value] == []  # it is there already
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.bin"]
+
+
+def test_a_download_that_is_damaged_is_thrown_away(
+    client: Client, trained: str, tmp_path: Path
+) -> None:
+    digest = hashlib.sha256(MODEL).hexdigest()
+    (tmp_path / f".model.bin.{digest[:12]}.part").write_bytes(b"damaged" * 100)
+    with pytest.raises(errors.IntegrityError, match="sha256"):
+        client.download(trained, tmp_path, "model.bin")
+    assert list(tmp_path.iterdir()) == []
+    assert client.download(trained, tmp_path, "model.bin")[0].read_bytes() == MODEL
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/../../x", "/etc/passwd", "..", "", ".", "a\\..\\x", "a/\0b", "link/x"]
+)
+def test_no_artifact_leaves_the_destination(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path)
+    with pytest.raises(errors.IntegrityError, match="leads out"):
+        destination(root, name)
+
+
+def test_a_server_that_ignores_ranges_is_downloaded_from(tmp_path: Path) -> None:
+    artifact = {
+        "id": "a",
+        "path": "f",
+        "size_bytes": len(MODEL),
+        "sha256": hashlib.sha256(MODEL).hexdigest(),
+        "created_at": "2026-01-01T00:00:00Z",
+    }
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/artifacts"):
+            return httpx.Response(200, json={"items": [artifact]})
+        return httpx.Response(200, content=MODEL)
+
+    (tmp_path / f".f.{artifact['sha256'][:12]}.part").write_bytes(MODEL[:10])  # type: ignore[index]
+    with Client("http://localhost", transport=httpx.MockTransport(answer)) as client:
+        assert client.download("job", tmp_path)[0].read_bytes() == MODEL
+
+
+def test_a_server_that_is_none_is_named() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text="<html>hello</html>"))
+    with (
+        Client("http://localhost", transport=transport) as client,
+        pytest.raises(errors.TransportError, match="no Job"),
+    ):
+        client.get("job")
+
+
+def test_answers_with_fields_of_a_newer_server_are_read() -> None:
+    body = {"connected": True, "nodes": [], "colour": "blue"}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=body))
+    with Client("http://localhost", transport=transport) as client:
+        assert client.cluster().connected
+
+
+def test_nobody_listening_is_a_sentence() -> None:
+    with (
+        Client("http://127.0.0.1:9", retry=IMPATIENT) as client,
+        pytest.raises(errors.ServerUnreachable, match="is it running"),
+    ):
+        client.cluster()
+
+
+def test_the_token_is_sent_and_its_absence_told(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("tokens")
+    path = folder / "tokens"
+    path.write_text(f"ann:{hashlib.sha256(b'secret').hexdigest()}\n")
+    with serving(folder / "home", tokens_file=path) as server:
+        with Client(server.url, "secret") as client:
+            assert client.submit(JOB).owner == "ann"
+        with Client(server.url) as client, pytest.raises(errors.Unauthorized, match="DRAY_TOKEN"):
+            client.cluster()
+
+
+def test_a_server_that_says_stop_at_once_is_not_hammered(server: LiveServer) -> None:
+    """Long polls that return at once, as when the server is stopping, are spaced out."""
+    job = json.loads(httpx.get(f"{server.url}/v1/jobs/{server.submit()}").text)
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, json=job)
+
+    with (
+        Client("http://localhost", transport=httpx.MockTransport(answer)) as client,
+        pytest.raises(errors.WaitTimeout),
+    ):
+        client.wait("job", 0.7)
+    assert len(asked) <= 4
+
+
+async def all_of(client: AsyncClient, server: LiveServer, dest: Path) -> dict[str, Any]:
+    job = await client.submit({**JOB, "labels": {"test": "async"}})
+    listed = [found.id async for found in client.list(labels={"test": "async"})]
+    await asyncio.to_thread(
+        server.train, job.id, log(0, "hello"), server.artifact(job.id, "model.bin", MODEL)
+    )
+    waiting = asyncio.create_task(client.wait(job.id, 30))
+    following = asyncio.create_task(collect(client, job.id))
+    await asyncio.to_thread(
+        wait_until, lambda: server.num_waiting(job.id) >= 2, "the client to wait and follow"
+    )
+    await asyncio.to_thread(server.succeed, job.id)
+    return {
+        "listed": listed == [job.id],
+        "state": (await waiting).state,
+        "last": (await following)[-1],
+        "logs": [line.text async for line in client.logs(job.id, follow=True)],
+        "files": [path.read_bytes() for path in await client.download(job.id, dest)],
+        "explained": (await client.explain(job.id)).state,
+        "deleted": await client.delete(job.id),
+    }
+
+
+async def collect(client: AsyncClient, job_id: str) -> list[JobState | None]:
+    return [event.to_state async for event in client.follow(job_id)]
+
+
+@pytest.mark.anyio
+async def test_the_asynchronous_client_does_all_of_it_too(
+    server: LiveServer, tmp_path: Path
+) -> None:
+    async with AsyncClient(server.url) as client:
+        done = await all_of(client, server, tmp_path)
+        with pytest.raises(errors.NotFound):
+            await client.get("job-none")
+    assert done == {
+        "listed": True,
+        "state": JobState.SUCCEEDED,
+        "last": JobState.SUCCEEDED,
+        "logs": ["hello"],
+        "files": [MODEL],
+        "explained": JobState.SUCCEEDED,
+        "deleted": None,
+    }
+
+
+def test_following_outlives_a_restart_of_the_server(
+    tmp_path_factory: pytest.TempPathFactory, server: LiveServer
+) -> None:
+    """Half of the answers are lost or refused; every event still comes once, in order."""
+    job_id = server.submit()
+    server.train(job_id)
+    server.succeed(job_id)
+    real = httpx.HTTPTransport()
+    count = 0
+
+    class Restarting(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            nonlocal count
+            count += 1
+            if count % 2:
+                raise httpx.ConnectError("refused", request=request)
+            return real.handle_request(request)
+
+    with Client(server.url, transport=Restarting()) as client:
+        seqs = [event.seq for event in client.follow(job_id)]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert len(seqs) >= 3

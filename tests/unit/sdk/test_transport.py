@@ -1,0 +1,205 @@
+"""The seam driven by hand: no network, no sleeping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from dray import errors
+from dray._transport import Call, Connection, Flow, Retry, Send, Sleep, exchange, segment
+
+URL = "http://server:1"
+
+
+class Clock:
+    """Time passes by sleeping alone."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def drive(flow: Flow[Any], clock: Clock, answers: list[Any]) -> tuple[Any, list[float]]:
+    """Feed `answers` (responses or errors) to a flow's sends; its result, and its sleeps."""
+    slept: list[float] = []
+    remaining = iter(answers)
+    try:
+        effect = next(flow)
+        while True:
+            if isinstance(effect, Sleep):
+                slept.append(effect.seconds)
+                clock.now += effect.seconds
+                effect = flow.send(None)
+                continue
+            assert isinstance(effect, Send)
+            answer = next(remaining)
+            if isinstance(answer, Exception):
+                effect = flow.throw(answer)
+            else:
+                answer.request = httpx.Request(effect.call.method, URL + effect.call.path)
+                effect = flow.send(answer)
+    except StopIteration as stop:
+        assert list(remaining) == []
+        return stop.value, slept
+
+
+def retry(clock: Clock, **more: Any) -> Retry:
+    return Retry(**{"patience_s": 3.0, "jitter": lambda: 1.0, "clock": clock, **more})
+
+
+def problem(status: int, code: str = "", **headers: str) -> httpx.Response:
+    body = {"type": "x", "title": "x", "status": status, "detail": "why", "code": code}
+    return httpx.Response(status, json=body, headers=headers)
+
+
+GET = Call("GET", "/x")
+
+
+@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+def test_what_says_later_is_tried_again_with_growing_pauses(status: int) -> None:
+    clock = Clock()
+    answers = [problem(status), problem(status), httpx.Response(200)]
+    response, slept = drive(exchange(GET, retry(clock), base_url=URL), clock, answers)
+    assert response.status_code == 200
+    assert slept == [0.2, 0.4]
+
+
+@pytest.mark.parametrize(
+    "error", [httpx.ConnectError("refused"), httpx.ReadError("reset"), httpx.ReadTimeout("slow")]
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_a_call_without_an_answer_is_sent_again(method: str, error: Exception) -> None:
+    clock = Clock()
+    answers = [error, httpx.Response(200)]
+    flow = exchange(Call(method, "/x"), retry(clock), base_url=URL)
+    response, slept = drive(flow, clock, answers)
+    assert (response.status_code, len(slept)) == (200, 1)
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 500])
+def test_what_would_fail_again_is_not_tried_again(status: int) -> None:
+    clock = Clock()
+    with pytest.raises(errors.ApiError):
+        drive(exchange(GET, retry(clock), base_url=URL), clock, [problem(status)])
+    assert clock.now == 0
+
+
+def test_patience_ends() -> None:
+    clock = Clock()
+    answers = [problem(503, "unavailable")] * 99
+    with pytest.raises(errors.Unavailable):
+        drive(exchange(GET, retry(clock), base_url=URL), clock, answers)
+    assert 1.0 < clock.now <= 3.0
+
+
+def test_pauses_are_random_bounded_and_never_nothing() -> None:
+    rule = Retry(max_delay_s=5.0, jitter=lambda: 0.0)
+    assert [rule.delay_s(n, None) for n in (1, 2, 3)] == [0.1, 0.2, 0.4]
+    assert Retry(jitter=lambda: 1.0).delay_s(99, None) == 5.0
+
+
+def test_the_server_may_ask_for_a_longer_pause() -> None:
+    clock = Clock()
+    answers = [problem(429, **{"Retry-After": "2"}), httpx.Response(200)]
+    assert drive(exchange(GET, retry(clock), base_url=URL), clock, answers)[1] == [2.0]
+
+
+def test_a_delete_whose_answer_was_lost_is_done_when_the_job_is_gone() -> None:
+    clock = Clock()
+    call = Call("DELETE", "/v1/jobs/x")
+    answers = [httpx.ReadError("reset"), problem(404, "job_not_found")]
+    drive(exchange(call, retry(clock), base_url=URL), clock, answers)
+    with pytest.raises(errors.JobNotFound):
+        drive(exchange(call, retry(clock), base_url=URL), clock, [problem(404, "job_not_found")])
+
+
+def test_a_refused_connection_says_how_to_start_a_server() -> None:
+    clock = Clock()
+    answers = [httpx.ConnectError("[Errno 111] Connection refused")] * 99
+    with pytest.raises(errors.ServerUnreachable, match=r"is it running.*`make run`") as caught:
+        drive(exchange(GET, retry(clock), base_url=URL), clock, answers)
+    assert isinstance(caught.value, ConnectionError)
+    assert URL in str(caught.value)
+
+
+def test_an_answer_that_comes_too_late_is_a_timeout() -> None:
+    clock = Clock()
+    flow = exchange(GET, retry(clock, patience_s=0.0), base_url=URL)
+    with pytest.raises(errors.RequestTimeout) as caught:
+        drive(flow, clock, [httpx.ReadTimeout("")])
+    assert isinstance(caught.value, TimeoutError)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        (code, kind_status, kind)
+        for code, kind, kind_status in [
+            ("job_not_found", errors.JobNotFound, 404),
+            ("unsatisfiable", errors.Unsatisfiable, 422),
+            ("from_the_future", errors.Conflict, 409),
+            ("from_the_future", errors.NotFound, 404),
+            ("from_the_future", errors.BadRequest, 418),
+            ("from_the_future", errors.ServerError, 599),
+        ]
+    ],
+)
+def test_a_problem_becomes_the_class_of_its_code_or_its_status(
+    code: str, status: int, kind: type[errors.ApiError]
+) -> None:
+    response = problem(status, code)
+    response.request = httpx.Request("GET", URL)
+    assert type(errors.from_response(response)) is kind
+
+
+def test_an_answer_of_something_else_is_described() -> None:
+    response = httpx.Response(404, text="<html>nginx</html>", request=httpx.Request("GET", URL))
+    error = errors.from_response(response)
+    assert isinstance(error, errors.NotFound)
+    assert "404" in str(error)
+
+
+def test_an_error_reads_with_its_place_and_its_hint() -> None:
+    body = {"type": "x", "title": "x", "status": 422, "detail": "no field 'a'"}
+    body |= {"code": "invalid_document", "pointer": "/train/a", "hint": "did you mean 'b'?"}
+    response = httpx.Response(422, json=body, request=httpx.Request("POST", URL))
+    error = errors.from_response(response)
+    assert str(error) == "/train/a: no field 'a' (did you mean 'b'?)"
+    assert (error.pointer, error.hint, error.status) == ("/train/a", "did you mean 'b'?", 422)
+
+
+@pytest.mark.parametrize(
+    ("name", "quoted"), [("a/b", "a%2Fb"), ("a b?", "a%20b%3F"), ("ü", "%C3%BC")]
+)
+def test_an_id_stays_one_segment_of_the_path(name: str, quoted: str) -> None:
+    assert segment(name) == quoted
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_an_id_that_would_change_the_path_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="no id"):
+        segment(name)
+
+
+def test_url_and_token_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAY_URL", "http://there:1/")
+    monkeypatch.setenv("DRAY_TOKEN", "secret")
+    found = Connection.open(None, None, 30.0, Retry())
+    assert found.url == "http://there:1"
+    assert found.headers["Authorization"] == "Bearer secret"
+    given = Connection.open("http://here:2", "other", 30.0, Retry())
+    assert (given.url, given.headers["Authorization"]) == ("http://here:2", "Bearer other")
+    monkeypatch.delenv("DRAY_URL")
+    monkeypatch.delenv("DRAY_TOKEN")
+    default = Connection.open(None, None, 30.0, Retry())
+    assert default.url == "http://127.0.0.1:8420"
+    assert "Authorization" not in default.headers
+
+
+def test_a_long_poll_gives_the_server_its_time_on_top_of_the_timeout() -> None:
+    connection = Connection.open(URL, None, 10.0, Retry())
+    timeout = connection.arguments(Call("GET", "/x", wait_s=30.0))["timeout"]
+    assert (timeout.read, timeout.connect) == (40.0, 10.0)
