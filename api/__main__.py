@@ -95,16 +95,20 @@ async def serve(settings: Settings, *, loops: bool) -> None:
 
 
 async def _unless_stopped(opening: asyncio.Task[Runtime], stop: asyncio.Event) -> Runtime | None:
-    """The runtime, or None once it has cleaned up after being stopped while it opened."""
+    """The runtime, or None if it was to stop while it opened.
+
+    What is being started is let finish and then stopped in order, so that nothing of it is left.
+    """
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait([opening, stopped], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if not opening.done():
-        opening.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await (await opening).stop()  # it may have been too late to cancel it
-        return None
-    return opening.result()
+    try:
+        await asyncio.wait([opening, stopped], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+    runtime = await opening
+    if not stop.is_set():
+        return runtime
+    await runtime.stop()
+    return None
 
 
 async def _answer(

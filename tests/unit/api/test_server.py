@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -12,9 +13,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+
+from api.__main__ import _unless_stopped
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -122,3 +126,28 @@ def test_it_says_so_when_its_port_is_taken(tmp_path: Path) -> None:
 )
 def test_a_setting_that_is_wrong_is_named(tmp_path: Path, name: str, value: str) -> None:
     assert name in refusal(command(tmp_path, **{name: value}))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("asked_to_stop", [True, False])
+async def test_what_was_being_started_when_the_stop_came_is_stopped_too(
+    asked_to_stop: bool,
+) -> None:
+    stopped: list[str] = []
+    stop, may_open = asyncio.Event(), asyncio.Event()
+
+    class Opened:
+        async def stop(self) -> None:
+            stopped.append("runtime")
+
+    async def opens() -> Any:
+        await may_open.wait()
+        return Opened()
+
+    deciding = asyncio.create_task(_unless_stopped(asyncio.create_task(opens()), stop))
+    if asked_to_stop:
+        stop.set()
+    may_open.set()
+    runtime = await deciding
+    assert (runtime is None) is asked_to_stop
+    assert stopped == (["runtime"] if asked_to_stop else [])
