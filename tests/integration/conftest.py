@@ -22,9 +22,7 @@ def cancel_what_is_left(client: Client) -> None:
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service on SQLite with an embedded Ray of four slots."""
-    service = Service(
-        tmp_path_factory.mktemp("embedded") / "home", {"DRAY_LOCAL_SLOTS": "4"}
-    )
+    service = Service(tmp_path_factory.mktemp("embedded") / "home", {"DRAY_LOCAL_SLOTS": "4"})
     service.start()
     yield service
     assert service.stop() == 0

@@ -1,4 +1,4 @@
-"""A whole dray as its users run it: the server as a process, a real Ray, and what to break in it."""
+"""A whole dray as its users run it: the server, a real Ray, and what to break in them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -121,7 +122,9 @@ class Service:
 
     def gcs_pid(self) -> int:
         return one(
-            pid for pid in children_of(self.ray_daemon()["pid"]) if "gcs_server" in command_line(pid)
+            pid
+            for pid in children_of(self.ray_daemon()["pid"])
+            if "gcs_server" in command_line(pid)
         )
 
     def dashboard(self, path: str) -> Any:
@@ -273,3 +276,70 @@ def assert_promises(service: Service, client: Client, job_id: str) -> None:
     for series in all_metrics(client, job_id).values():
         assert series.steps == sorted(set(series.steps))
     assert_nothing_left(service, job_id)
+
+
+@dataclass
+class RayByHand:
+    """A Ray cluster of two nodes on this machine, started with `ray start` as an operator would."""
+
+    folder: Path
+    slots_per_node: int = 2
+    nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    port: int = field(default_factory=free_port)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def token_file(self) -> Path:
+        return self.folder / "token"
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.token_file.write_text("a-token-of-this-test-cluster-0123456789\n")
+        dashboard = free_port()
+        self.add_node(
+            "--head", f"--port={self.port}", f"--dashboard-port={dashboard}", name="head"
+        )
+        self.add_node(f"--address={self.address}", name="second")
+
+    def add_node(self, *arguments: str, name: str) -> None:
+        """Returns when `ray start` says that the node runs."""
+        log_path = self.folder / f"{name}.log"
+        with open(log_path, "wb") as log:
+            node = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+                    *arguments,
+                    "--node-ip-address=127.0.0.1",
+                    f"--num-cpus={self.slots_per_node}",
+                    f"--dashboard-agent-listen-port={free_port()}",
+                    f"--dashboard-agent-grpc-port={free_port()}",
+                    f"--metrics-export-port={free_port()}",
+                    "--min-worker-port=0",
+                    "--max-worker-port=0",
+                    f"--temp-dir={tempfile.gettempdir()}/dray-test-{self.port}",
+                    "--disable-usage-stats",
+                ],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "RAY_AUTH_MODE": "token",
+                    "RAY_AUTH_TOKEN_PATH": str(self.token_file),
+                    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+                    "OMP_NUM_THREADS": "1",
+                },
+            )
+        self.nodes.append(node)
+        eventually(lambda: b"--block" in log_path.read_bytes(), why=log_path.read_text())
+
+    def stop(self) -> None:
+        for node in reversed(self.nodes):
+            node.terminate()
+        for node in self.nodes:
+            node.wait(timeout=30)

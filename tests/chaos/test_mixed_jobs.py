@@ -1,0 +1,138 @@
+"""Fifty jobs of every fate, after which nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray import Client, errors
+from dray.views import JobState
+from tests.integration.harness import (
+    Service,
+    assert_promises,
+    children_of,
+    command_line,
+    digits,
+    eventually,
+    script,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
+
+SCRIPTS = {
+    "works": "print('done')\n",
+    "raises": "raise RuntimeError('on purpose')\n",
+    "exits": "import sys\nsys.exit(3)\n",
+    "crashes": "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n",
+    "sleeps": "import time\nprint('asleep', flush=True)\ntime.sleep(600)\n",
+    "stubborn": (
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print('asleep', flush=True)\n"
+        "time.sleep(600)\n"
+    ),
+}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    for name, text in SCRIPTS.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    return lambda name, **changes: script(tmp_path / f"{name}.py", **changes)
+
+
+def open_files(service: Service) -> Counter[str]:
+    """Open descriptors of the service, its gateway, and the node's agent and forkserver."""
+    assert service.process is not None
+    pids = {"service": service.process.pid, "gateway": service.gateway_pid()}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and "ray::NodeAgent" in command_line(int(entry.name)):
+            agent = int(entry.name)
+            if service.ray_daemon()["instance"] in environment_of(agent):
+                pids["agent"] = agent
+                (pids["forkserver"],) = children_of(agent)
+    return Counter({name: len(os.listdir(f"/proc/{pid}/fd")) for name, pid in pids.items()})
+
+
+def environment_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+
+
+def placement_groups(service: Service) -> list[str]:
+    listed = service.dashboard("/api/v0/placement_groups?detail=true&limit=10000")
+    groups = listed["data"]["result"]["result"]
+    return [g["name"] for g in groups if g["name"].startswith("dray:") and g["state"] != "REMOVED"]
+
+
+def test_fifty_jobs_of_every_fate_leave_nothing_behind(
+    embedded: Service, client: Client, job: Callable[..., dict[str, Any]]
+) -> None:
+    # One of each first, so that what is made once and kept does not count as left over.
+    warm_up = [client.submit(digits(train={"epochs": 1})), client.submit(job("works"))]
+    for submitted in warm_up:
+        assert client.wait(submitted.id, timeout_s=60).state is JobState.SUCCEEDED
+    files_before = open_files(embedded)
+
+    for _ in range(6):
+        with pytest.raises(errors.Unsatisfiable):
+            client.submit(job("works", resources={"num_workers": 5}))
+    expected: dict[str, JobState] = {}
+    for number in range(44):
+        expected |= submit_one(client, job, number)
+    for number, (job_id, state) in enumerate(expected.items()):
+        ended = client.wait(job_id, timeout_s=240)
+        assert ended.state is state, f"job {number}: {ended.reason}"
+
+    assert Counter(expected.values()) == {
+        JobState.SUCCEEDED: 16,
+        JobState.FAILED: 16,
+        JobState.CANCELLED: 12,
+    }
+    for job_id in expected:
+        assert_promises(embedded, client, job_id)
+    eventually(lambda: not placement_groups(embedded), within_s=10, why="placement groups are left")
+    # A long poll or a connection of this test may just be closing.
+    eventually(
+        lambda: not (open_files(embedded) - files_before - ALLOWANCE),
+        within_s=20,
+        why=f"open files grew from {files_before}",
+    )
+    assert all(not node.held.get("CPU") for node in client.cluster().nodes)
+
+
+ALLOWANCE = Counter({"service": 6, "gateway": 6, "agent": 6, "forkserver": 0})
+"""Connections that come and go: pools of the database, HTTP and Ray's gRPC channels. A leak of
+one descriptor for each job would be seven times as many."""
+
+
+def submit_one(
+    client: Client, job: Callable[..., dict[str, Any]], number: int
+) -> dict[str, JobState]:
+    """Submit the job of this number, and cancel it where that is its fate."""
+    fates: list[tuple[dict[str, Any], JobState, bool]] = [
+        (job("works"), JobState.SUCCEEDED, False),
+        (job("raises"), JobState.FAILED, False),
+        (job("works", resources={"num_workers": 4}), JobState.SUCCEEDED, False),
+        (job("sleeps", resources={"num_workers": 2}), JobState.CANCELLED, True),
+        (job("exits", resources={"num_workers": 2}), JobState.FAILED, False),
+        (digits(train={"epochs": 1}), JobState.SUCCEEDED, False),
+        (job("sleeps", max_runtime_s=1), JobState.FAILED, False),
+        (job("crashes"), JobState.FAILED, False),
+        (job("stubborn"), JobState.CANCELLED, True),
+        (job("works", priority=number), JobState.SUCCEEDED, False),
+        (job("sleeps", priority=0), JobState.CANCELLED, True),
+    ]
+    spec, state, cancel = fates[number % len(fates)]
+    submitted = client.submit(spec)
+    # Most are cancelled while they wait; every second stubborn one when it runs.
+    if cancel and number % 2:
+        client.wait(submitted.id, states=[JobState.RUNNING], timeout_s=120)
+    if cancel:
+        client.cancel(submitted.id)
+    return {submitted.id: state}
