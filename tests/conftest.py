@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,9 +30,13 @@ def _migrated(url: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def _postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a migrated database on a PostgreSQL server of this test session."""
-    server = get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete")
+def _postgres() -> Iterator[str]:
+    """URL of a migrated database on a PostgreSQL server of this test session.
+
+    Not under pytest's own folder: for root the server runs as another user, and a second pytest
+    that starts meanwhile closes that folder to others.
+    """
+    server = get_server(tempfile.mkdtemp(prefix="dray-postgres-"), cleanup_mode="delete")
     try:
         with psycopg.connect(server.get_uri(), autocommit=True) as connection:
             for setting in ("fsync", "synchronous_commit", "full_page_writes"):
