@@ -33,7 +33,8 @@ from ray_workers.contracts import (
     rank_name,
 )
 from ray_workers.forking import ForkedProcess
-from ray_workers.rank import RankActor, RankExit
+from ray_workers.rank import RankActor
+from ray_workers.verdict import RankExit
 
 ROLE = "worker"
 STOP_GRACE_S = 3.0

@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import ray
@@ -20,18 +20,11 @@ import ray
 from dray.spool import SpoolWriter, segments
 from ray_workers.contracts import FrameKind, RankTask
 from ray_workers.forking import ForkedProcess
+from ray_workers.verdict import RankExit
 
 LOG_LINE_BYTES = 8192
 """Longer lines are split, so that one line never fills a page of the log."""
 GAUGE_PERIOD_S = 1.0
-
-
-@dataclass(frozen=True)
-class RankExit:
-    """How the training process ended; `exit_code` is None if the forkserver went with it."""
-
-    rank: int
-    exit_code: int | None
 
 
 @ray.remote(max_restarts=0)

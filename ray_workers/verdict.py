@@ -1,0 +1,53 @@
+"""Who is to blame for the end of a worker group: pure, without ray or torch."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ray_workers.contracts import Cause, Frame, Outcome
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How the training process ended; `exit_code` is None if the forkserver went with it."""
+
+    rank: int
+    exit_code: int | None
+
+
+def judge(ended: Sequence[RankExit], errors: Mapping[int, Frame]) -> Outcome:
+    """Which rank is to blame for the end of a group, and why it ended.
+
+    When a rank dies, its peers fail too, in the collective that it left. They report themselves
+    as `worker_lost`, so whoever failed for a reason of its own is the culprit.
+    """
+    failed = [rank for rank in ended if rank.exit_code != 0]
+    if not failed:
+        return Outcome(Cause.SUCCEEDED, "every rank ended with code 0")
+    vanished = [rank for rank in failed if rank.exit_code is None]
+    if vanished:
+        rank = vanished[0].rank
+        return Outcome(Cause.WORKER_LOST, f"the worker of rank {rank} vanished", rank)
+    causes = {rank: Cause(frame.body["cause"]) for rank, frame in errors.items()}
+    own = [rank for rank in failed if causes.get(rank.rank) is not Cause.WORKER_LOST]
+    culprit = min(own or failed, key=lambda rank: rank.rank not in errors)
+    if culprit.rank in errors:
+        cause, message = causes[culprit.rank], str(errors[culprit.rank].body["message"])
+    else:
+        cause, message = _unexplained(culprit)
+    return Outcome(cause, message, culprit.rank, culprit.exit_code)
+
+
+SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
+"""Signals that come from outside: an out-of-memory killer, a node shutting down, an operator."""
+
+
+def _unexplained(ended: RankExit) -> tuple[Cause, str]:
+    code = ended.exit_code
+    assert code is not None
+    if code >= 0:
+        return Cause.USER_ERROR, f"rank {ended.rank} exited with code {code}"
+    message = f"the process of rank {ended.rank} was killed by signal {-code}"
+    return (Cause.WORKER_LOST if -code in SENT_SIGNALS else Cause.USER_ERROR), message
