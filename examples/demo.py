@@ -34,7 +34,7 @@ def main() -> int:
     try:
         with Client(url) as client:
             wait_until_ready(client, service, log_path)
-            print(f"  API            {url}/docs")
+            print(f"  API            {url}/openapi.json")
             print(f"  Ray dashboard  {client.cluster().ray_dashboard}")
             return train(client, home / "model")
     finally:

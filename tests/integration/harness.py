@@ -65,9 +65,13 @@ class Service:
 
     def start(self) -> None:
         """Returns when the cluster takes jobs."""
+        self.process = self.spawn()
+        eventually(self.takes_jobs, why=f"the service never took jobs: {self.log()[-3000:]}")
+
+    def spawn(self) -> subprocess.Popen[bytes]:
         self.home.mkdir(parents=True, exist_ok=True)
         with open(self.home / "service.log", "ab") as log:
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "api"],
                 cwd=ROOT,
                 stdout=log,
@@ -79,7 +83,6 @@ class Service:
                     **self.environment,
                 },
             )
-        eventually(self.takes_jobs, why=f"the service never took jobs: {self.log()[-3000:]}")
 
     def takes_jobs(self) -> bool:
         assert self.process is not None
@@ -299,9 +302,7 @@ class RayByHand:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.token_file.write_text("a-token-of-this-test-cluster-0123456789\n")
         dashboard = free_port()
-        self.add_node(
-            "--head", f"--port={self.port}", f"--dashboard-port={dashboard}", name="head"
-        )
+        self.add_node("--head", f"--port={self.port}", f"--dashboard-port={dashboard}", name="head")
         self.add_node(f"--address={self.address}", name="second")
 
     def add_node(self, *arguments: str, name: str) -> None:

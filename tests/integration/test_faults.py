@@ -155,3 +155,40 @@ def test_a_lost_cluster_sends_its_jobs_back_to_the_queue_uncharged(
     assert embedded.ray_daemon()["instance"] != old["instance"]
     assert result_of(client, job, tmp_path)["weights"] == undisturbed["weights"]
     assert_promises(embedded, client, job.id)
+
+
+def processes_of(instance: str) -> list[int]:
+    """Every process of an embedded Ray and of what it started, by the mark in its environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+        except OSError:
+            continue
+        if f"DRAY_RAY_INSTANCE={instance}".encode() in environment.split(b"\0"):
+            found.append(int(entry.name))
+    return found
+
+
+def test_a_graceful_stop_leaves_no_process_and_the_job_goes_on_after_the_next_start(
+    embedded: Service, client: Client, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    job = client.submit(long_digits() | {"max_retries": 0})
+    wait_for_step(client, job.id, KILL_AT_STEP)
+    instance = embedded.ray_daemon()["instance"]
+    assert processes_of(instance)
+    assert embedded.stop() == 0
+    assert not processes_of(instance)
+    embedded.start()
+    job = client.wait(job.id, timeout_s=120)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert client.attempts(job.id)[-1].resume_step >= KILL_AT_STEP // 10 * 10
+    assert result_of(client, job, tmp_path)["weights"] == undisturbed["weights"]
+    assert_promises(embedded, client, job.id)
+
+
+def test_a_second_service_on_the_same_home_is_refused(embedded: Service) -> None:
+    second = Service(embedded.home, embedded.environment)
+    process = second.spawn()
+    assert process.wait(timeout=30) == 1
+    assert "in use by the dray service with process id" in embedded.log()
