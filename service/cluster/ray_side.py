@@ -71,14 +71,37 @@ class JoinedNode:
     asked_at: float
     problem: str | None = "its node agent is starting"
 
-    def settle(self, check: Any) -> None:
+    def settle(self, config: GatewayConfig) -> None:
         """Take over the agent's answer, if it came."""
         if not self.asked.done():
             return
         try:
-            self.problem = check(self.asked.result())
+            self.problem = refusal(self.asked.result(), config)
         except Exception as error:
             self.problem = f"its node agent failed: {_brief(error)}"
+
+
+def nonce_path_of(storage_url: str) -> str | None:
+    """Where a node reads the nonce of storage that is a folder; None for other storage."""
+    url = urlsplit(storage_url)
+    return str(Path(url.path, NONCE_FILE)) if url.scheme == "file" else None
+
+
+def refusal(report: NodeReport, config: GatewayConfig) -> str | None:
+    """Why the node that says this of itself may not carry ranks, or None."""
+    if report.problem:
+        return report.problem
+    if report.version != dray.__version__:
+        return (
+            f"it runs dray {report.version}, the service {dray.__version__}: "
+            "start its Ray from the same checkout or image"
+        )
+    if nonce_path_of(config.storage_url) and report.storage_nonce != config.storage_nonce:
+        return (
+            f"it does not see the service's files at {config.storage_url}: mount the "
+            "same directory there, or set DRAY_STORAGE_URL to storage that all nodes share"
+        )
+    return None
 
 
 class RayCluster:
@@ -144,33 +167,14 @@ class RayCluster:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
             ).remote(self._config.deployment_id)
             known = JoinedNode(agent, self._ask(agent), time.monotonic())
-        known.settle(self._check)
+        known.settle(self._config)
         if known.asked.done() and time.monotonic() - known.asked_at > REDESCRIBE_S:
             known.asked, known.asked_at = self._ask(known.agent), time.monotonic()
         return known
 
     def _ask(self, agent: Any) -> asyncio.Future[NodeReport]:
-        return asyncio.ensure_future(_result(agent.describe.remote(self._nonce_path())))
-
-    def _nonce_path(self) -> str | None:
-        url = urlsplit(self._config.storage_url)
-        return str(Path(url.path, NONCE_FILE)) if url.scheme == "file" else None
-
-    def _check(self, report: NodeReport) -> str | None:
-        """Why a node may not carry ranks, or None."""
-        if report.problem:
-            return report.problem
-        if report.version != dray.__version__:
-            return (
-                f"it runs dray {report.version}, the service {dray.__version__}: "
-                "start its Ray from the same checkout or image"
-            )
-        if self._nonce_path() and report.storage_nonce != self._config.storage_nonce:
-            return (
-                f"it does not see the service's files at {self._config.storage_url}: mount the "
-                "same directory there, or set DRAY_STORAGE_URL to storage that all nodes share"
-            )
-        return None
+        nonce_path = nonce_path_of(self._config.storage_url)
+        return asyncio.ensure_future(_result(agent.describe.remote(nonce_path)))
 
     async def launch(self, spec: AttemptSpec) -> None:
         resources = await asyncio.to_thread(ray.cluster_resources)
