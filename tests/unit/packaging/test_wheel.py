@@ -1,0 +1,189 @@
+"""The wheel of dray: what is in it, and that it works where none of the server's libraries are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+SERVER_ONLY = (
+    "alembic",
+    "api",
+    "fastapi",
+    "fsspec",
+    "numpy",
+    "psycopg",
+    "ray",
+    "ray_workers",
+    "safetensors",
+    "service",
+    "sklearn",
+    "sqlalchemy",
+    "starlette",
+    "torch",
+)
+
+# Stands in for an environment without those libraries: importing them fails as if they were not
+# there. Python runs `sitecustomize` of the first folder on its path when it starts.
+SITECUSTOMIZE = f"""
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {SERVER_ONLY!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DRAY_", "PYTHON"))}
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of what the build reads, so that nothing is left in the checkout."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("api", "dray", "ray_workers", "service", "tests"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    built = run(
+        *(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist"),
+        cwd=source,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = (source / "dist").glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel alone, put on the path before everything else."""
+    target = tmp_path_factory.mktemp("installed")
+    done = run(
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"),
+        *("--target", target, wheel),
+        cwd=target,
+    )
+    assert done.returncode == 0, done.stderr
+    (target / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    return target
+
+
+def python(installed: Path, code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, "-c", code, cwd=cwd, PYTHONPATH=str(installed))
+
+
+def test_the_wheel_holds_the_client_alone(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    roots = {name.partition("/")[0] for name in names}
+    assert {root for root in roots if not root.endswith(".dist-info")} == {"dray"}
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "dray").rglob("*.py")}
+    assert modules <= set(names), "a module of dray is missing: name its package in pyproject.toml"
+    assert "dray/py.typed" in names
+
+
+def test_the_wheel_asks_for_nothing_of_the_servers(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+    required = [
+        line.removeprefix("Requires-Dist: ")
+        for line in archive.read(metadata).decode().splitlines()
+        if line.startswith("Requires-Dist: ") and "extra ==" not in line
+    ]
+    names = {line.partition(">")[0].strip() for line in required}
+    assert names == {"httpx", "pydantic", "pyyaml", "rich", "typer"}
+
+
+@pytest.mark.parametrize("name", ["numpy", "ray", "torch"])
+def test_the_servers_libraries_are_absent_in_these_tests(
+    installed: Path, tmp_path: Path, name: str
+) -> None:
+    said = python(installed, f"import {name}", tmp_path)
+    assert f"No module named '{name}'" in said.stderr
+
+
+def test_every_module_of_the_wheel_imports_without_the_servers_libraries(
+    installed: Path, tmp_path: Path
+) -> None:
+    said = python(
+        installed,
+        "import importlib, pkgutil, dray\n"
+        "print(dray.__file__)\n"
+        "for module in pkgutil.walk_packages(dray.__path__, 'dray.'):\n"
+        "    if not module.name.endswith('__main__'):\n"
+        "        importlib.import_module(module.name)\n"
+        "for name in dray.__all__:\n"
+        "    getattr(dray, name)\n",
+        tmp_path,
+    )
+    assert said.returncode == 0, said.stderr
+    assert Path(said.stdout.strip()).is_relative_to(installed)
+
+
+def test_a_document_is_checked_without_the_servers_libraries(
+    installed: Path, tmp_path: Path
+) -> None:
+    shutil.copy(ROOT / "examples" / "digits.yaml", tmp_path)
+    said = python(
+        installed,
+        "import dray, pydantic\n"
+        "spec = dray.load_spec('digits.yaml')\n"
+        "print(spec.name, spec.resources.num_workers)\n"
+        "try:\n"
+        "    dray.JobSpec.model_validate({'recipe': 'image_classification', 'epochs': 3})\n"
+        "except pydantic.ValidationError as error:\n"
+        "    print(error.errors()[0]['loc'])\n",
+        tmp_path,
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.splitlines() == ["digits 2", "('epochs',)"]
+
+
+def test_the_command_runs_and_says_when_there_is_no_server(installed: Path, tmp_path: Path) -> None:
+    command = installed / "bin" / "dray"
+    helped = run(sys.executable, command, "--help", cwd=tmp_path, PYTHONPATH=str(installed))
+    assert helped.returncode == 0, helped.stderr
+    for name in ("submit", "ls", "logs", "cancel", "explain", "download"):
+        assert f"\n  {name} " in helped.stdout
+    alone = run(
+        *(sys.executable, command, "get", "job-01m7yd3es5qx6amk0z86sedmn7"),
+        cwd=tmp_path,
+        PYTHONPATH=str(installed),
+        DRAY_URL="http://127.0.0.1:1",
+    )
+    assert alone.returncode == 4, alone.stderr
+    assert "http://127.0.0.1:1" in alone.stderr
+    assert "Traceback" not in alone.stderr
+
+
+def test_a_script_that_reports_runs_by_hand_without_the_servers_libraries(
+    installed: Path, tmp_path: Path
+) -> None:
+    said = python(
+        installed,
+        "from dray import train\n"
+        "train.report(1, {'train/loss': 0.5})\n"
+        "print(train.context().world_size)\n",
+        tmp_path,
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.strip() == "1"
