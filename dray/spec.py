@@ -67,7 +67,7 @@ class Document(BaseModel):
 class Script(Document):
     """A training script that already lies where the ranks run, started as torchrun would."""
 
-    entrypoint: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    entrypoint: Annotated[PlainText, StringConstraints(min_length=1, max_length=4096)]
     """Path of the Python file on the worker's machine, or relative to its working directory."""
     args: Annotated[list[PlainText], Field(max_length=1024)] = []
     """Command line arguments, given as they are (no shell)."""

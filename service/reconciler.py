@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from ray_workers.contracts import PollReply
@@ -116,25 +117,31 @@ class Reconciler:
                 await asyncio.sleep(UNAVAILABLE_PAUSE_S)
                 continue
             try:
-                stored = await self._store(ref, reply)
+                recorded = await self._store(ref, cursor, reply)
             except Exception:
                 logger.exception("could not store a reply of %s; asking again", ref.job_id)
                 await asyncio.sleep(UNAVAILABLE_PAUSE_S)
                 continue
-            if reply.outcome is not None or not stored:
+            if not recorded.live:  # its end is stored, by us or by someone else
                 return await self._close(ref)
-            cursor = dict(reply.cursor)
+            cursor = dict(recorded.cursor)
             if not reply.more:
                 await asyncio.sleep(max(0.0, MIN_PERIOD_S - (loop.time() - asked_at)))
 
-    async def _store(self, ref: AttemptRef, reply: PollReply) -> bool:
-        """False if the attempt is closed already: someone else stored its end."""
-        recorded = await self._database.write(
+    async def _store(
+        self, ref: AttemptRef, asked: Mapping[str, int], reply: PollReply
+    ) -> recording.Recorded:
+        return await self._database.write(
             lambda session: recording.record(
-                session, self._storage, ref.job_id, ref.attempt, reply, datetime.now(UTC)
+                session,
+                self._storage,
+                ref.job_id,
+                ref.attempt,
+                reply,
+                datetime.now(UTC),
+                asked=asked,
             )
         )
-        return recorded.live
 
     async def _close(self, ref: AttemptRef) -> None:
         """Let the cluster forget an attempt whose end is stored; repeated as an orphan's."""

@@ -8,7 +8,7 @@ comes twice is stored once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -35,6 +35,8 @@ class Recorded:
     """Something was stored."""
     live: bool
     """The attempt is still the job's live one: poll on. False also if it was so before."""
+    cursor: Mapping[str, int] = field(default_factory=dict)
+    """What is stored by now: poll on from there."""
 
 
 def record(
@@ -57,7 +59,7 @@ def record(
         return Recorded(changed=False, live=False)
     job, row = rows
     if _is_stale(row.cursor, reply, asked):
-        return Recorded(changed=False, live=True)
+        return Recorded(changed=False, live=True, cursor=row.cursor)
     before = (row.cursor, row.phase)
     if dict(reply.cursor) != row.cursor:
         Intake(session, storage, job, row, now).take(reply.frames)
@@ -70,7 +72,7 @@ def record(
     changed = before != (row.cursor, row.phase)
     if changed:
         notify(session, job_id)
-    return Recorded(changed=changed, live=True)
+    return Recorded(changed=changed, live=True, cursor=row.cursor)
 
 
 def end_attempt(

@@ -77,6 +77,7 @@ class Runtime:
             await asyncio.to_thread(migrate, database)
             database.listen()
             runtime = cls(settings, database, Storage(settings.storage_url), home)
+            await runtime.jobs.finish_deletions()
             if loops:
                 await runtime._start_loops(cluster)
         except BaseException:
