@@ -49,9 +49,9 @@ async def test_a_reply_that_comes_twice_is_stored_once(service: Service) -> None
     job_id = await service.submit()
     service.claim(job_id)
     reply = full_reply(service, job_id)
-    assert service.store(job_id, 1, reply) == recording.Recorded(changed=True, live=True)
+    assert service.store(job_id, 1, reply) == recording.Recorded(True, True, reply.cursor)
     before = await everything(service, job_id)
-    assert service.store(job_id, 1, reply) == recording.Recorded(changed=False, live=True)
+    assert service.store(job_id, 1, reply) == recording.Recorded(False, True, reply.cursor)
     assert await everything(service, job_id) == before
     assert before["metrics"]["series"]["train/loss"] == {"steps": [1], "values": [2.0]}
     assert [line["text"] for line in before["logs"]["items"]] == ["hello"]
