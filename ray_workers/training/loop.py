@@ -203,6 +203,13 @@ class Loop:
             self.metrics["train/loss"] = self.reporter.last_loss
             values = {key: self.metrics[key] for key in self.metrics if key.startswith("val/")}
             train.report(step, values | {"perf/eval_time_s": time.perf_counter() - began})
+            print(self._sentence(step))  # noqa: T201
+
+    def _sentence(self, step: int) -> str:
+        """What the log says of an evaluation."""
+        epoch = self.calendar.epoch_of(step)
+        figures = ", ".join(f"{key} {value:.4g}" for key, value in sorted(self.metrics.items()))
+        return f"epoch {epoch}, step {step} of {self.calendar.total_steps}: {figures}"
 
     def _save(self, step: int) -> None:
         steps_per_epoch = self.calendar.steps_per_epoch

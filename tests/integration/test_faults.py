@@ -57,7 +57,9 @@ def undisturbed(embedded: Service, tmp_path_factory: pytest.TempPathFactory) -> 
         job = client.wait(client.submit(long_digits()).id, timeout_s=120)
         assert job.state is JobState.SUCCEEDED, job.reason
         result = result_of(client, job, tmp_path_factory.mktemp("undisturbed"))
-        return result | {"log": log_of(client, job.id)}
+        log = log_of(client, job.id)
+        assert len(log) == 12, "one line an epoch"
+        return result | {"log": log}
 
 
 def test_a_killed_service_loses_nothing_and_the_training_goes_on(
