@@ -1,0 +1,192 @@
+"""The two clusters that the conformance suite runs against, and the scripts that run on them.
+
+A script exists twice: as a Python file, which real ranks run, and as a coroutine, which the fake's
+do. Both report the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dray.spec import JobSpec
+from ray_workers.contracts import AttemptSpec, Frame, FrameKind, PollReply, Slice
+from service.cluster.fake import FakeCluster
+from service.cluster.fake_attempt import Exited, FakeRank
+from service.cluster.port import AttemptRef, Cluster
+
+T = TypeVar("T")
+SLOTS = 4
+PATIENCE_S = 40.0
+PAUSE_S = 0.05
+STEPS = 5
+
+FILES = {
+    "steps": f"""
+        from dray import train
+        rank = train.context().rank
+        for step in range(1, {STEPS} + 1):
+            print(f"rank {{rank}} is at {{step}}")
+            train.report(step, {{"train/loss": 1.0 / step}})
+    """,
+    "fails": """
+        from dray import train
+        if train.context().rank == 1:
+            raise ValueError("the sky is red")
+    """,
+    "killed": """
+        import os, signal
+        os.kill(os.getpid(), signal.SIGKILL)
+    """,
+    "waits": """
+        import signal
+        print("waits")
+        signal.pause()
+    """,
+}
+
+
+async def play(rank: FakeRank) -> None:
+    """The same scripts, for the fake."""
+    match Path(rank.spec.spec["script"]["entrypoint"]).stem:
+        case "steps":
+            for step in range(1, STEPS + 1):
+                rank.print(f"rank {rank.rank} is at {step}")
+                rank.report(step, train_loss=1.0 / step)
+        case "fails" if rank.rank == 1:
+            raise ValueError("the sky is red")
+        case "killed":
+            raise Exited(-9)
+        case "waits":
+            rank.print("waits")
+            await asyncio.get_running_loop().create_future()
+
+
+class Ground:
+    """A running cluster with one node of four slots, and what the tests do with it."""
+
+    def __init__(self, cluster: Cluster, deployment_id: str, home: Path) -> None:
+        self.cluster = cluster
+        self._deployment_id = deployment_id
+        self._home = home
+        for name, text in FILES.items():
+            (home / f"{name}.py").write_text(textwrap.dedent(text))
+
+    async def spec(
+        self, script: str, num_workers: int = 1, *, attempt: int = 1, **more: Any
+    ) -> AttemptSpec:
+        """An attempt of another job each time, on the one node."""
+        document = JobSpec.model_validate(
+            {
+                "script": {"entrypoint": str(self._home / f"{script}.py")},
+                "resources": {"num_workers": num_workers},
+            }
+        )
+        return AttemptSpec(
+            deployment_id=self._deployment_id,
+            job_id=f"job-{uuid.uuid4().hex[:12]}",
+            attempt=attempt,
+            spec=document.model_dump(mode="json"),
+            slices=(Slice(await self.node_id(), num_workers),),
+            bundle={"CPU": 1.0},
+            storage_url=(self._home / "storage").as_uri(),
+            **more,
+        )
+
+    async def node_id(self) -> str:
+        (node,) = (await self.cluster.snapshot()).nodes
+        return node.node_id
+
+    async def ref(self, spec: AttemptSpec) -> AttemptRef:
+        session = (await self.cluster.snapshot()).session
+        nodes = tuple(part.node_id for part in spec.slices)
+        return AttemptRef(spec.job_id, spec.attempt, session, nodes)
+
+    async def launch(self, script: str, num_workers: int = 1, **more: Any) -> AttemptRef:
+        spec = await self.spec(script, num_workers, **more)
+        await self.cluster.launch(spec)
+        return await self.ref(spec)
+
+    async def poll(
+        self,
+        ref: AttemptRef,
+        cursor: Mapping[str, int] | None = None,
+        *,
+        wait_s: float = 1.0,
+        max_bytes: int = 1 << 20,
+    ) -> PollReply:
+        return await self.cluster.poll(ref, cursor or {}, wait_s, max_bytes)
+
+    async def follow(
+        self,
+        ref: AttemptRef,
+        until: Callable[[PollReply], bool] = lambda reply: reply.outcome is not None,
+        **how: Any,
+    ) -> list[PollReply]:
+        """Poll along the cursor, each reply's being the next question's, until one satisfies."""
+        replies: list[PollReply] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while not replies or not until(replies[-1]):
+            assert time.monotonic() < deadline, f"{ref} did not come so far: {replies[-3:]}"
+            cursor = replies[-1].cursor if replies else {}
+            replies.append(await self.poll(ref, cursor, **how))
+            if not replies[-1].frames:
+                await asyncio.sleep(PAUSE_S / 10)  # an orphan's poll does not wait
+        return replies
+
+    async def settle(self, ref: AttemptRef) -> PollReply:
+        """Follow an attempt to its end and acknowledge it."""
+        replies = await self.follow(ref)
+        await self.cluster.acknowledge(ref)
+        return replies[-1]
+
+    async def clear(self) -> None:
+        """End what a test left running."""
+        for ref in await self.cluster.attempts():
+            await self.cluster.stop_attempt(ref)
+            await self.settle(ref)
+
+    async def free_slots(self) -> float:
+        (node,) = (await self.cluster.snapshot()).nodes
+        return node.available.get("CPU", 0.0)
+
+    async def all_free(self) -> bool:
+        return await self.free_slots() == SLOTS
+
+
+def fake_ground(home: Path) -> Ground:
+    return Ground(FakeCluster({"node-a": {"CPU": float(SLOTS)}}, play), "fake", home)
+
+
+async def eventually(probe: Callable[[], Awaitable[T]], why: str) -> T:
+    """What `probe` answers once that is truthy; AssertionError when the time is up."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (answer := await probe()):
+        assert time.monotonic() < deadline, f"{why} (last answer: {answer!r})"
+        await asyncio.sleep(PAUSE_S)
+    return answer
+
+
+def frames_of(replies: list[PollReply]) -> list[Frame]:
+    return [frame for reply in replies for frame in reply.frames]
+
+
+def lines_of(frames: list[Frame], rank: int) -> list[tuple[int, str]]:
+    return [
+        (frame.body["line"], frame.body["text"])
+        for frame in frames
+        if frame.kind is FrameKind.LOG and frame.rank == rank
+    ]
+
+
+def steps_of(frames: list[Frame], rank: int) -> list[tuple[int, float]]:
+    return [
+        (frame.body["step"], frame.body["values"]["train/loss"])
+        for frame in frames
+        if frame.kind is FrameKind.METRICS and frame.rank == rank
+    ]

@@ -1,0 +1,247 @@
+"""What the service may rely on, of every cluster behind the port."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from ray_workers.contracts import Cause, FrameKind, Phase, PollReply
+from service.cluster.port import ClusterUnavailable
+from tests.contract.grounds import (
+    SLOTS,
+    STEPS,
+    Ground,
+    eventually,
+    frames_of,
+    lines_of,
+    steps_of,
+)
+
+pytestmark = pytest.mark.anyio
+
+PHASES = list(Phase)
+ALL_STEPS = [(step, 1.0 / step) for step in range(1, STEPS + 1)]
+
+
+def runs(reply: PollReply) -> bool:
+    return reply.phase is Phase.RUNNING
+
+
+async def test_a_snapshot_shows_accepted_nodes_and_what_they_have(ground: Ground) -> None:
+    first, second = await ground.cluster.snapshot(), await ground.cluster.snapshot()
+    assert first.session == second.session != ""
+    (node,) = first.nodes
+    assert (node.alive, node.accepted, node.problem) == (True, True, None)
+    assert node.resources["CPU"] == SLOTS
+    assert set(node.available) <= set(node.resources)
+    assert all(name in ("CPU", "GPU", "memory") for name in node.resources)
+
+
+async def test_an_attempt_leads_through_its_phases_and_delivers_every_frame_once(
+    ground: Ground,
+) -> None:
+    ref = await ground.launch("steps", 2)
+    replies = await ground.follow(ref)
+    phases = [PHASES.index(reply.phase) for reply in replies]
+    assert phases == sorted(phases)
+    last = replies[-1]
+    assert last.phase is Phase.ENDED
+    assert last.outcome is not None
+    assert last.outcome.cause is Cause.SUCCEEDED
+    times = [last.phase_times[phase] for phase in PHASES]
+    assert times == sorted(times)
+    frames = frames_of(replies)
+    for rank in range(2):
+        assert steps_of(frames, rank) == ALL_STEPS
+        said = [(n, f"rank {rank} is at {n + 1}") for n in range(STEPS)]
+        assert lines_of(frames, rank) == said
+    assert {frame.incarnation for frame in frames} == {0}
+    assert all(abs(frame.time - time.time()) < 60 for frame in frames)
+    assert await eventually(ground.all_free, "the slots of an attempt that ended are held")
+
+
+async def test_the_same_cursor_is_answered_by_the_same_frames(ground: Ground) -> None:
+    ref = await ground.launch("steps")
+
+    async def whole() -> PollReply | None:
+        reply = await ground.poll(ref)
+        return reply if reply.phase is Phase.ENDED else None
+
+    reply = await eventually(whole, "the attempt never ended")
+    assert reply is not None
+    assert steps_of([*reply.frames], 0) == ALL_STEPS
+    assert reply.outcome is None  # it comes when all else was delivered
+    assert await ground.poll(ref) == reply
+    ended = await ground.poll(ref, reply.cursor)
+    assert ended.frames == ()
+    assert ended.outcome is not None
+    assert await ground.poll(ref, reply.cursor) == ended
+
+
+async def test_a_small_byte_cap_delivers_whole_frames_and_loses_none(ground: Ground) -> None:
+    ref = await ground.launch("steps", 2)
+    replies = await ground.follow(ref, max_bytes=1)
+    frames = frames_of(replies)
+    assert all(steps_of(frames, rank) == ALL_STEPS for rank in range(2))
+    assert all(len(lines_of(frames, rank)) == STEPS for rank in range(2))
+    assert all(reply.more for reply in replies if reply.frames)
+    assert len([reply for reply in replies if reply.frames]) >= STEPS
+
+
+async def test_a_poll_waits_for_something_to_happen_but_no_longer_than_told(
+    ground: Ground,
+) -> None:
+    ref = await ground.launch("waits")
+    replies = await ground.follow(ref, until=lambda r: any(lines_of([*r.frames], 0)))
+    asked_at = time.monotonic()
+    reply = await ground.poll(ref, replies[-1].cursor, wait_s=0.4)
+    took_s = time.monotonic() - asked_at
+    assert reply.frames == ()
+    assert 0.3 <= took_s < 5.0
+    waiting = asyncio.create_task(ground.poll(ref, replies[-1].cursor, wait_s=30.0))
+    await ground.cluster.stop_attempt(ref)
+    assert (await waiting).phase in (Phase.STOPPING, Phase.ENDED)
+
+
+async def test_an_attempt_that_is_stopped_ends_as_stopped_and_frees_its_slots(
+    ground: Ground,
+) -> None:
+    ref = await ground.launch("waits", 2)
+    await ground.follow(ref, until=runs)
+    await ground.cluster.stop_attempt(ref)
+    await ground.cluster.stop_attempt(ref)
+    last = await ground.settle(ref)
+    assert last.outcome is not None
+    assert last.outcome.cause is Cause.STOPPED
+    assert await eventually(ground.all_free, "the slots of a stopped attempt are held")
+
+
+async def test_a_failing_rank_is_named_with_its_own_words(ground: Ground) -> None:
+    ref = await ground.launch("fails", 2)
+    replies = await ground.follow(ref)
+    outcome = replies[-1].outcome
+    assert outcome is not None
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.USER_ERROR, 1, 1)
+    assert "the sky is red" in outcome.message
+    (error,) = [frame for frame in frames_of(replies) if frame.kind is FrameKind.ERROR]
+    assert (error.rank, error.body["cause"], error.body["type"]) == (1, "user_error", "ValueError")
+    assert "the sky is red" in error.body["traceback"]
+
+
+async def test_a_rank_killed_from_outside_is_a_lost_worker(ground: Ground) -> None:
+    outcome = (await ground.settle(await ground.launch("killed"))).outcome
+    assert outcome is not None
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.WORKER_LOST, 0, -9)
+
+
+async def test_an_attempt_that_ran_too_long_is_ended(ground: Ground) -> None:
+    outcome = (await ground.settle(await ground.launch("waits", max_runtime_s=0.5))).outcome
+    assert outcome is not None
+    assert outcome.cause is Cause.RUNTIME_EXCEEDED
+
+
+async def test_gangs_never_hold_more_slots_than_there_are(ground: Ground) -> None:
+    """I3: of three gangs of two on four slots two run, and the third gives up in its time."""
+    two = [await ground.launch("waits", 2) for _ in range(2)]
+    for ref in two:
+        await ground.follow(ref, until=runs)
+    asked_at = time.monotonic()
+    third = await ground.settle(await ground.launch("waits", 2, start_timeout_s=1.0))
+    assert third.outcome is not None
+    assert third.outcome.cause is Cause.SLOTS_UNAVAILABLE
+    assert Phase.STARTING not in third.phase_times
+    assert time.monotonic() - asked_at >= 0.9
+    assert await ground.free_slots() == 0
+    for ref in two:
+        reply = await ground.poll(ref, wait_s=0.0)
+        assert (reply.phase, reply.outcome) == (Phase.RUNNING, None)
+
+
+async def test_a_gang_gets_the_slots_as_soon_as_another_has_left_them(ground: Ground) -> None:
+    first = await ground.launch("waits", 3)
+    await ground.follow(first, until=runs)
+    second = await ground.launch("steps", 2)
+    assert (await ground.poll(second, wait_s=0.3)).phase is Phase.ACQUIRING
+    await ground.cluster.stop_attempt(first)
+    outcome = (await ground.settle(second)).outcome
+    assert outcome is not None
+    assert outcome.cause is Cause.SUCCEEDED
+
+
+async def test_an_attempt_that_waits_for_slots_can_be_stopped(ground: Ground) -> None:
+    first = await ground.launch("waits", SLOTS)
+    await ground.follow(first, until=runs)
+    second = await ground.launch("steps")
+    await ground.poll(second, wait_s=0.2)
+    await ground.cluster.stop_attempt(second)
+    outcome = (await ground.settle(second)).outcome
+    assert outcome is not None
+    assert outcome.cause is Cause.STOPPED
+
+
+async def test_an_attempt_that_nobody_knows_has_lost_its_supervisor(ground: Ground) -> None:
+    ref = await ground.ref(await ground.spec("steps"))
+    reply = await ground.poll(ref)
+    assert reply.outcome is not None
+    assert (reply.phase, reply.outcome.cause) == (Phase.ENDED, Cause.SUPERVISOR_LOST)
+    await ground.cluster.stop_attempt(ref)
+    await ground.cluster.acknowledge(ref)
+
+
+async def test_an_attempt_on_a_node_that_is_gone_has_lost_its_node(ground: Ground) -> None:
+    ref = await ground.ref(await ground.spec("steps"))
+    reply = await ground.poll(replace(ref, node_ids=("0" * 56,)))
+    assert reply.outcome is not None
+    assert reply.outcome.cause is Cause.NODE_LOST
+
+
+async def test_nothing_of_another_session_of_the_cluster_is_alive(ground: Ground) -> None:
+    ref = await ground.launch("waits")
+    older = replace(ref, session="session-of-yesterday")
+    reply = await ground.poll(older, {"r0.0.log": 7})
+    assert reply.outcome is not None
+    assert reply.outcome.cause is Cause.NODE_LOST
+    assert dict(reply.cursor) == {"r0.0.log": 7}
+    await ground.follow(ref, until=runs)
+
+
+async def test_a_live_attempt_is_never_launched_twice(ground: Ground) -> None:
+    spec = await ground.spec("waits")
+    await ground.cluster.launch(spec)
+    with pytest.raises(ClusterUnavailable):
+        await ground.cluster.launch(spec)
+    (known,) = await ground.cluster.attempts()
+    assert (known.job_id, known.attempt) == (spec.job_id, 1)
+
+
+async def test_the_cluster_lists_an_attempt_until_it_is_acknowledged(ground: Ground) -> None:
+    ref = await ground.launch("steps", attempt=7)
+
+    async def listed() -> bool:
+        known = await ground.cluster.attempts()
+        return [(k.job_id, k.attempt, k.session) for k in known] == [(ref.job_id, 7, ref.session)]
+
+    async def forgotten() -> bool:
+        return not await ground.cluster.attempts()
+
+    assert await listed()
+    replies = await ground.follow(ref)
+    assert await listed()
+    await ground.cluster.acknowledge(ref)
+    await eventually(forgotten, "an acknowledged attempt is still listed")
+    await ground.cluster.acknowledge(ref)
+    reply = await ground.poll(ref, {})
+    assert frames_of(replies)
+    assert reply.frames == ()
+    assert reply.outcome is not None
+    assert reply.outcome.cause is Cause.SUPERVISOR_LOST
+
+
+async def test_acknowledging_a_running_attempt_ends_it_whole(ground: Ground) -> None:
+    ref = await ground.launch("waits", 2)
+    await ground.follow(ref, until=runs)
+    await ground.cluster.acknowledge(ref)
+    assert await eventually(ground.all_free, "the slots of an ended attempt are held")
