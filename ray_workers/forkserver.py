@@ -270,8 +270,10 @@ def main(path: str) -> None:
     from ray_workers.training import preload
 
     preload.preload()
-    if threading.active_count() != 1:
-        raise RuntimeError(f"the preload started threads: {threading.enumerate()}")
+    names = [Path(task.path, "comm").read_text().strip() for task in os.scandir("/proc/self/task")]
+    if len(names) != 1:
+        # A library that keeps its own thread, such as an allocator's; most can be forked.
+        print(f"the preload left threads, and a fork copies only one: {names}", flush=True)  # noqa: T201
     gc.collect()
     gc.freeze()
     with contextlib.suppress(FileNotFoundError):

@@ -39,6 +39,9 @@ def preload() -> None:
     """
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+    # scikit-learn imports pandas where it is installed, and that pyarrow, whose own allocator
+    # starts a thread.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     for module in _MODULES:
         importlib.import_module(module)
     for module in _MODULES_OF_SOME_VERSIONS:
