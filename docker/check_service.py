@@ -1,0 +1,27 @@
+"""Health of the service's loops, which listen nowhere: is their picture of the cluster current?"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+
+from service.db.repositories import cluster
+from service.db.session import Database
+from service.settings import Settings
+
+FRESH = timedelta(seconds=45)
+"""The loops store their picture at least every 10 s."""
+
+
+def problem(database: Database, now: datetime) -> str | None:
+    """What is wrong, in a sentence, or None."""
+    picture = database.read_sync(cluster.get)
+    if picture is None:
+        return "the service has not stored a picture of the cluster yet"
+    if now - picture.updated_at > FRESH:
+        return f"the picture of the cluster is from {picture.updated_at}: do the loops run?"
+    return None if picture.connected else f"not connected to Ray: {picture.reason}"
+
+
+if __name__ == "__main__":
+    sys.exit(problem(Database(Settings().database_url), datetime.now(UTC)))
