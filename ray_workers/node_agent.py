@@ -167,7 +167,7 @@ class NodeAgent:
 
 def _spool_keys(directory: Path) -> list[str]:
     try:
-        return sorted(os.listdir(directory))
+        return sorted(path.name for path in directory.iterdir())
     except FileNotFoundError:
         return []
 

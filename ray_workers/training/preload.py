@@ -39,9 +39,9 @@ def preload() -> None:
     """
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    # scikit-learn imports pandas where it is installed, and that pyarrow, whose own allocator
-    # starts a thread.
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    # scikit-learn imports pandas where it is installed, and that pyarrow, whose allocator would
+    # start a thread when it is loaded.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     for module in _MODULES:
         importlib.import_module(module)
     for module in _MODULES_OF_SOME_VERSIONS:
