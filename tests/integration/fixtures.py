@@ -1,4 +1,7 @@
-"""One embedded service for the whole run; tests that break it put it together again."""
+"""One embedded service for the whole run; tests that break it put it together again.
+
+Imported by the top conftest, so that integration and chaos tests share one.
+"""
 
 from __future__ import annotations
 
