@@ -1,0 +1,63 @@
+"""`python -m benchmarks`: measure, print, and keep the figures under benchmarks/results."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks import machine, report
+
+RESULTS = Path(__file__).resolve().parent / "results"
+Tell = Callable[[str], None]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(BENCHMARKS)}")
+    parser.add_argument("--rounds", type=int, default=10, help="of each contender (10)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the figures are kept")
+    options = parser.parse_args()
+    unknown = set(options.names) - set(BENCHMARKS)
+    if unknown or options.rounds < 2:
+        parser.error(f"there is no {', '.join(unknown)}" if unknown else "--rounds is at least 2")
+    # The SDK reads DRAY_*; what is measured is the defaults.
+    for name in [name for name in os.environ if name.startswith(("DRAY_", "RAY_"))]:
+        del os.environ[name]
+    for name in options.names or BENCHMARKS:
+        taken_at = datetime.now(UTC).isoformat(timespec="seconds")
+        result = BENCHMARKS[name](options.rounds, _tell)
+        print(report.write(result, machine.describe(), taken_at, options.out), flush=True)
+    return 0
+
+
+def _first_step(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.first_step.measure import measure
+
+    return measure(num_rounds, tell)
+
+
+def _step_time(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.step_time.measure import measure
+
+    return measure(num_rounds, tell)
+
+
+BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
+    "submit_to_first_step": _first_step,
+    "step_time": _step_time,
+}
+
+
+def _tell(line: str) -> None:
+    print(f"{datetime.now():%H:%M:%S}  {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except machine.BenchmarkError as error:
+        sys.exit(f"The measurement could not be taken: {error}")

@@ -1,0 +1,82 @@
+"""What is said about samples: medians, and ratios with an interval.
+
+Intervals are percentile bootstraps (Efron & Tibshirani 1993, chapter 13) of 95%, from a fixed
+seed, so that the same samples give the same interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where samples lie, in their own unit."""
+
+    n: int
+    lowest: float
+    p25: float
+    p50: float
+    p75: float
+    highest: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        """Raises ValueError without samples."""
+        if not samples:
+            raise ValueError("there are no samples to describe")
+        p0, p25, p50, p75, p100 = np.percentile(_array(samples), [0, 25, 50, 75, 100])
+        return cls(len(samples), float(p0), float(p25), float(p50), float(p75), float(p100))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio and the interval in which it lies with 95% confidence."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> Ratio:
+    """median(ours) / median(theirs), each side drawn anew by itself for the interval."""
+    generator = np.random.default_rng(seed)
+    ours_, theirs_ = _array(ours), _array(theirs)
+    drawn = _drawn_medians(ours_, generator) / _drawn_medians(theirs_, generator)
+    return _ratio(float(np.median(ours_) / np.median(theirs_)), drawn)
+
+
+def median_of_ratios(pairs: Sequence[tuple[float, float]], *, seed: int = 0) -> Ratio:
+    """Median of ours / theirs over (ours, theirs) taken next to each other; pairs drawn anew."""
+    ratios = _array([ours / theirs for ours, theirs in pairs])
+    drawn = _drawn_medians(ratios, np.random.default_rng(seed))
+    return _ratio(float(np.median(ratios)), drawn)
+
+
+def _array(samples: Sequence[float]) -> Floats:
+    return np.asarray(samples, dtype=np.float64)
+
+
+def _drawn_medians(samples: Floats, generator: np.random.Generator) -> Floats:
+    """Medians of `RESAMPLES` samples of the same size, drawn with replacement."""
+    picked = generator.integers(len(samples), size=(RESAMPLES, len(samples)))
+    medians: Floats = np.median(samples[picked], axis=1)
+    return medians
+
+
+def _ratio(value: float, drawn: Floats) -> Ratio:
+    tail = 50 * (1 - LEVEL)
+    low, high = np.percentile(drawn, [tail, 100 - tail])
+    return Ratio(value, float(low), float(high))

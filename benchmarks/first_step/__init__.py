@@ -1,0 +1,1 @@
+"""From the submit to the first optimizer step, against Ray Train and torchrun."""

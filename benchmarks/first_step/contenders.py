@@ -1,0 +1,221 @@
+"""Who is measured. Each is started once; a turn starts the job and waits for its end.
+
+A turn raises BenchmarkError if the job does not train.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.first_step.work import JOB, NUM_RANKS
+from benchmarks.machine import ROOT, BenchmarkError, clean_environment
+from dray import Client
+from dray.views import Job, JobState
+
+START_TIMEOUT_S = 120.0
+TURN_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 30.0
+CHECK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One start. Times in seconds since the submit, by this machine's clock."""
+
+    first_step_s: float
+    """End of the first optimizer step, by the clock of the rank that was first."""
+    marks: Mapping[str, float]
+    """Moments on the way, in their order."""
+
+
+class Dray:
+    """A running service with its embedded Ray, and the ways to submit to it."""
+
+    def __init__(self, home: Path, client: Client) -> None:
+        self._home = home
+        self._client = client
+
+    def recipe(self) -> Turn:
+        """The job document. Its first step is what the API says, by the worker's clock."""
+        asked, job, seen = self._run(JOB)
+        if job.first_step_at is None:
+            raise BenchmarkError(f"job {job.id} trained, but has no first_step_at")
+        claimed = next(e.time for e in self._client.events(job.id) if e.code == "claimed")
+        moments = {
+            "job row written": job.created_at,
+            "claimed": claimed,
+            "slots given": self._client.attempts(job.id)[0].started_at,
+            "first step": job.first_step_at,
+        }
+        marks = {k: at.timestamp() - asked for k, at in moments.items() if at is not None}
+        return Turn(marks["first step"], marks | {"a client sees it": seen - asked})
+
+    def script(self) -> Turn:
+        """The very script that torchrun runs."""
+        folder = Path(tempfile.mkdtemp(dir=self._home))
+        entrypoint = str(ROOT / "benchmarks" / "first_step" / "plain.py")
+        changes = {"recipe": None, "script": {"entrypoint": entrypoint, "args": [str(folder)]}}
+        asked, job, _ = self._run(JOB | changes)
+        slots = self._client.attempts(job.id)[0].started_at
+        given = {"slots given": slots.timestamp() - asked} if slots is not None else {}
+        turn = _read_marks(folder, asked)
+        return Turn(turn.first_step_s, given | dict(turn.marks))
+
+    def _run(self, document: Mapping[str, Any]) -> tuple[float, Job, float]:
+        """(when it was posted, the finished job, when a waiting client knew that it trains)."""
+        asked = time.time()
+        job = self._client.submit({k: v for k, v in document.items() if v is not None})
+        stops = [state for state in JobState if state.is_terminal]
+        self._client.wait(job.id, TURN_TIMEOUT_S, [JobState.RUNNING, *stops])
+        seen = time.time()
+        job = self._client.wait(job.id, TURN_TIMEOUT_S)
+        if job.state is not JobState.SUCCEEDED:
+            raise BenchmarkError(f"dray's job ended {job.state}: {job.reason.message}")
+        return asked, job, seen
+
+
+@contextlib.contextmanager
+def dray(home: Path) -> Iterator[Dray]:
+    """Start `python -m api` with an embedded Ray of two slots; end it afterwards."""
+    port = _free_port()
+    environment = clean_environment() | {
+        "DRAY_HOME": str(home),
+        "DRAY_PORT": str(port),
+        "DRAY_LOCAL_SLOTS": str(NUM_RANKS),
+    }
+    with _process([sys.executable, "-m", "api"], environment, home / "service.log") as service:
+        with Client(f"http://127.0.0.1:{port}") as client:
+            _wait_until_it_takes_jobs(client, service, home / "service.log")
+            yield Dray(home, client)
+
+
+class RayTrain:
+    """A driver on a Ray cluster of its own, both of which run before the first turn."""
+
+    def __init__(self, home: Path, driver: subprocess.Popen[str]) -> None:
+        self._home = home
+        self._driver = driver
+
+    def turn(self) -> Turn:
+        folder = Path(tempfile.mkdtemp(dir=self._home))
+        assert self._driver.stdin is not None
+        self._driver.stdin.write(f"{folder}\n")
+        self._driver.stdin.flush()
+        return _read_marks(folder, float(self.answer()["called"]))
+
+    def answer(self) -> dict[str, Any]:
+        assert self._driver.stdout is not None
+        line = self._driver.stdout.readline()
+        if not line:
+            raise BenchmarkError(f"Ray Train's driver ended; see {self._home / 'driver.log'}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextlib.contextmanager
+def ray_train(home: Path) -> Iterator[RayTrain]:
+    """Start the driver and its cluster; both end with the driver's standard input."""
+    command = [sys.executable, "-m", "benchmarks.first_step.ray_train_driver", str(home)]
+    with _process(command, clean_environment(), home / "driver.log", pipes=True) as driver:
+        contender = RayTrain(home, driver)
+        contender.answer()
+        yield contender
+        assert driver.stdin is not None
+        driver.stdin.close()
+        driver.wait(STOP_TIMEOUT_S)
+
+
+class Torchrun:
+    """A cold `torchrun --nproc-per-node 2`, with a free port given so that it needs no search."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def turn(self) -> Turn:
+        folder = Path(tempfile.mkdtemp(dir=self._home))
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nproc-per-node", str(NUM_RANKS)),
+            *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
+            *("-m", "benchmarks.first_step.plain", str(folder)),
+        ]
+        log = self._home / "torchrun.log"
+        asked = time.time()
+        with _process(command, clean_environment(), log) as process:
+            if process.wait(TURN_TIMEOUT_S) != 0:
+                raise BenchmarkError(f"torchrun failed:\n{log.read_text()[-2000:]}")
+        return _read_marks(folder, asked)
+
+
+def _read_marks(folder: Path, asked: float) -> Turn:
+    """What the ranks of the plain script left: each moment of the rank that was first there,
+    which is the reading that is kindest to a peer."""
+    ranks = [json.loads(path.read_text()) for path in folder.iterdir()]
+    if len(ranks) != NUM_RANKS:
+        raise BenchmarkError(f"{len(ranks)} of {NUM_RANKS} ranks left their times in {folder}")
+    names = {
+        "entered": "training code begins",
+        "joined": "group formed",
+        "built": "model built",
+        "first_step": "first step",
+    }
+    marks = {shown: min(rank[name] for rank in ranks) - asked for name, shown in names.items()}
+    return Turn(marks["first step"], marks)
+
+
+@contextlib.contextmanager
+def _process(
+    command: list[str], environment: Mapping[str, str], log_path: Path, *, pipes: bool = False
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a command in a session of its own; what is left of it at the end is ended."""
+    pipe = subprocess.PIPE if pipes else None
+    with log_path.open("a") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=dict(environment),
+            stdin=pipe or subprocess.DEVNULL,
+            stdout=pipe or log,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait_until_it_takes_jobs(client: Client, service: subprocess.Popen[str], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and service.poll() is None:
+        with contextlib.suppress(Exception):  # not listening yet
+            if any(node.accepted for node in client.cluster().nodes):
+                return
+        time.sleep(CHECK_S)
+    raise BenchmarkError(f"the service does not take jobs:\n{log.read_text()[-3000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

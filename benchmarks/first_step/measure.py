@@ -1,0 +1,124 @@
+"""Turns of every contender, one after the other, round after round."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from benchmarks.figures import Ratio, ratio_of_medians
+from benchmarks.first_step.contenders import Torchrun, Turn, dray, ray_train
+from benchmarks.machine import wait_until_quiet
+from benchmarks.report import Comparison, Result, Row, Table, seconds
+
+RECIPE = "dray, POST of a recipe"
+AGAIN = "dray, POST right after another job"
+SCRIPT = "dray, POST of torchrun's script"
+RAY_TRAIN = "Ray Train on a running cluster"
+TORCHRUN = "torchrun, cold"
+
+SETTLE_S = {RECIPE: 6.0, AGAIN: 0.0, RAY_TRAIN: 6.0, TORCHRUN: 2.0, SCRIPT: 2.0}
+"""Least pause before a turn. dray fills its pool of idle Ray workers three seconds after a launch:
+that must be over, neither in the way of a peer nor missing at dray's own next turn."""
+
+GOALS = {RAY_TRAIN: (0.1, "at most 1/10"), TORCHRUN: (1 / 3, "at most 1/3")}
+
+METHOD = (
+    "Two ranks on CPU (gloo, one thread each) start the digits CNN; batch 64, AdamW. Seconds from "
+    "the submit to the end of the first optimizer step by the worker's clock, on one machine.",
+    "dray: from before the POST to a running `python -m api` with its embedded Ray, to the job's "
+    "`first_step_at`, which is when the step was reported. Its pool of idle Ray workers is full, "
+    'except in "right after another job".',
+    "Ray Train: from the call of `TorchTrainer.fit()` in a driver that runs and has everything "
+    "imported, on a Ray cluster of 4 CPUs that runs, to the end of the step of the faster rank. "
+    "Starting a driver or a cluster is not counted.",
+    "torchrun: from the exec of `python -m torch.distributed.run` (static rendezvous, a given "
+    "port) to the end of the step of the faster rank. Files are in the page cache.",
+    "Turns are interleaved, one of each per round; one round before them is not counted. A turn "
+    "begins when the machine is quiet. The daemons of dray, of its Ray and of Ray Train's cluster "
+    "run, idle, during everybody's turns.",
+    "Ratio of medians; the interval is a bootstrap of both sides. A/A: dray's odd rounds against "
+    "its even ones, so with half the samples.",
+)
+
+
+@dataclass
+class Samples:
+    """What one contender's turns took."""
+
+    turns: list[Turn] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
+    """Share of the cores that was busy just before each turn."""
+
+    @property
+    def first_steps(self) -> list[float]:
+        return [turn.first_step_s for turn in self.turns]
+
+
+def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+    """Take `num_rounds` turns of each contender, after one round that is not counted."""
+    samples = {label: Samples() for label in SETTLE_S}
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-")))
+        for name in ("dray", "ray", "torchrun"):
+            (home / name).mkdir()
+        service = stack.enter_context(dray(home / "dray"))
+        turns: dict[str, Callable[[], Turn]] = {
+            RECIPE: service.recipe,
+            AGAIN: service.recipe,
+            RAY_TRAIN: stack.enter_context(ray_train(home / "ray")).turn,
+            TORCHRUN: Torchrun(home / "torchrun").turn,
+            SCRIPT: service.script,
+        }
+        for number in range(num_rounds + 1):
+            for label, pause_s in SETTLE_S.items():
+                busy = wait_until_quiet(at_least_s=pause_s) if pause_s else 1.0
+                turn = turns[label]()
+                tell(f"round {number}/{num_rounds}  {label}: {seconds(turn.first_step_s)}")
+                if number:
+                    samples[label].turns.append(turn)
+                    samples[label].busy.append(busy)
+    return conclude(samples)
+
+
+def conclude(samples: Mapping[str, Samples]) -> Result:
+    """The figures that follow from the samples."""
+    ours = samples[RECIPE].first_steps
+    same = ratio_of_medians(ours[0::2], ours[1::2])
+    comparisons = []
+    for label, (goal, words) in GOALS.items():
+        ratio = ratio_of_medians(ours, samples[label].first_steps)
+        comparisons.append(_comparison(f"{RECIPE} / {label}", ratio, same, len(ours), goal, words))
+    return Result(
+        name="submit_to_first_step",
+        title="Submit to first optimizer step",
+        method=METHOD,
+        rows=[Row(label, each.first_steps) for label, each in samples.items()],
+        comparisons=comparisons,
+        tables=[breakdown(label, each.turns) for label, each in samples.items()],
+        raw={
+            label: {"marks": [turn.marks for turn in each.turns], "busy_before": each.busy}
+            for label, each in samples.items()
+        },
+    )
+
+
+def breakdown(label: str, turns: Sequence[Turn]) -> Table:
+    """Median time at which each moment came, and median time since the one before."""
+    rows: list[list[str]] = []
+    before = [0.0] * len(turns)
+    for moment in turns[0].marks:
+        at = [turn.marks[moment] for turn in turns]
+        took = [now - earlier for now, earlier in zip(at, before, strict=True)]
+        rows.append([moment, seconds(median(at)), seconds(median(took))])
+        before = at
+    return Table(f"Where the time goes: {label}", ["moment", "at (p50)", "took (p50)"], rows)
+
+
+def _comparison(
+    label: str, ratio: Ratio, same: Ratio, n: int, goal: float, words: str
+) -> Comparison:
+    return Comparison(label, n, ratio, same, words, met=ratio.value <= goal)

@@ -1,0 +1,127 @@
+"""How a measurement is kept (JSON) and shown (markdown, on the screen and in the results)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Ratio, Spread
+
+
+@dataclass(frozen=True)
+class Row:
+    """The samples of one contender, in seconds."""
+
+    label: str
+    samples: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One ratio, its goal, and what the same method says of a thing against itself."""
+
+    label: str
+    n: int
+    ratio: Ratio
+    same: Ratio
+    """A/A: its distance from 1 is what the method can't tell apart."""
+    goal: str
+    met: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """Any further figures, as text."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One benchmark's figures and how they were taken."""
+
+    name: str
+    """Of the JSON file."""
+    title: str
+    method: Sequence[str]
+    rows: Sequence[Row]
+    comparisons: Sequence[Comparison]
+    tables: Sequence[Table] = ()
+    raw: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else was sampled, for whoever wants to look again."""
+
+
+def write(result: Result, machine: Mapping[str, str], taken_at: str, folder: Path) -> str:
+    """Add the result to the folder and rewrite its README.md; the result as markdown."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        **asdict(result),
+        "rows": [
+            {"label": row.label, **asdict(Spread.of(row.samples)), "samples": list(row.samples)}
+            for row in result.rows
+        ],
+        "machine": dict(machine),
+        "taken_at": taken_at,
+    }
+    (folder / f"{result.name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    stored = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    head = "# Results\n\nWritten by `make bench`; how to read them is in `benchmarks/README.md`.\n"
+    (folder / "README.md").write_text("\n".join([head, *map(markdown, stored)]))
+    return markdown(content)
+
+
+def markdown(content: Mapping[str, Any]) -> str:
+    """A stored result for people."""
+    machine = content["machine"]
+    parts = [
+        f"## {content['title']}",
+        "\n".join(f"- {line}" for line in content["method"]),
+        f"Taken {content['taken_at']} on " + ", ".join(f"{k} {v}" for k, v in machine.items()),
+        _spreads(content["rows"]),
+        _comparisons(content["comparisons"]),
+    ]
+    for table in content["tables"]:
+        parts.append(f"**{table['title']}**\n\n" + _table(table["columns"], table["rows"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def seconds(value: float) -> str:
+    """Three digits that mean something."""
+    return f"{value * 1e3:.3g} ms" if abs(value) < 0.1 else f"{value:.3g} s"
+
+
+def _spreads(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = ("p50", "p25", "p75", "lowest", "highest")
+    cells = [
+        [row["label"], str(row["n"]), *(seconds(row[name]) for name in names)] for row in rows
+    ]
+    return _table(["", "n", *names], cells)
+
+
+def _comparisons(comparisons: Sequence[Mapping[str, Any]]) -> str:
+    cells = [
+        [
+            each["label"],
+            str(each["n"]),
+            str(Ratio(**each["ratio"])),
+            str(Ratio(**each["same"])),
+            each["goal"],
+            "yes" if each["met"] else "no",
+        ]
+        for each in comparisons
+    ]
+    return _table(["ratio of", "n", "ratio [95%]", "A/A [95%]", "goal", "met"], cells)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    lines = [columns, ["-" * max(width, 3) for width in widths], *rows]
+    return "\n".join(
+        "| " + " | ".join(c.ljust(max(w, 3)) for c, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )

@@ -1,0 +1,144 @@
+"""Both loops in the same two processes, block against block."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.figures import median_of_ratios
+from benchmarks.machine import ROOT, BenchmarkError, clean_environment, wait_until_quiet
+from benchmarks.report import Comparison, Result, Row
+from benchmarks.step_time.work import NUM_RANKS, WORKS, Work
+from ray_workers import spool
+from ray_workers.contracts import FrameKind
+
+GOAL = 1.02
+WARMUP_BLOCKS = 4
+"""Blocks of each loop that are not counted; even, so that the pairs stay pairs."""
+TIMEOUT_S = 1800.0
+MOST_SPOOL_BYTES = 1 << 28
+
+METHOD = (
+    "Two ranks on CPU (gloo, one thread each), started by torchrun, hold both loops: dray's own "
+    "`Loop.fit` with its schedule, gradient norm, loss, and a report of every step to the real "
+    "spool; and a plain DDP loop that reports nothing. Same model (the digits CNN), data, batch; "
+    "AdamW, fused in both, no weight decay; DDP with gradient_as_bucket_view in both.",
+    "2 ms: width {small.model[width]}, global batch {small.global_batch_size}. 100 ms: width "
+    "{large.model[width]}, global batch {large.global_batch_size}. The names say about how long a "
+    "step takes; the table says how long it took.",
+    "Blocks of whole epochs alternate, A B B A, after a barrier each. A block's time is all of "
+    "it, divided by its steps: a mean, so what happens at some steps only is in it. Evaluation "
+    "and checkpoints are not; nobody drains the spool meanwhile, and no Ray runs.",
+    "Ratio: median over pairs of neighbouring blocks; the interval is a bootstrap of the pairs. "
+    "A/A: the same of neighbouring blocks of dray's loop.",
+)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds per step of each block, in the order in which the blocks ran."""
+
+    dray: Sequence[float]
+    plain: Sequence[float]
+
+    def pairs(self) -> list[tuple[float, float]]:
+        """Neighbours in A B B A A B B A: the first A and B, the next B and A, and so on."""
+        return list(zip(self.dray, self.plain, strict=True))
+
+    def same_pairs(self) -> list[tuple[float, float]]:
+        """Neighbouring blocks of dray's loop (A A), the earlier one above and below in turn."""
+        neighbours = zip(self.dray[1::2], self.dray[2::2], strict=False)
+        return [
+            (one, two) if number % 2 else (two, one) for number, (one, two) in enumerate(neighbours)
+        ]
+
+
+def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+    """Time each of the works in `num_rounds * pairs_per_round` pairs of blocks."""
+    times: dict[str, Times] = {}
+    for name, work in WORKS.items():
+        busy = wait_until_quiet()
+        tell(f"steps of about {name} ({busy:.0%} of the cores were busy before)")
+        times[name] = run(work, num_rounds * work.pairs_per_round)
+        tell(f"steps of about {name}: {median_of_ratios(times[name].pairs())}")
+    return conclude(times)
+
+
+def run(work: Work, num_pairs: int) -> Times:
+    """Start the two ranks and read what they measured.
+
+    Raises BenchmarkError if they fail, or if a step of dray's was not reported.
+    """
+    num_blocks = num_pairs + num_pairs % 2 + WARMUP_BLOCKS
+    with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
+        folder = Path(home)
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(NUM_RANKS)),
+            *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
+            *("-m", "benchmarks.step_time.rank", work.name, str(num_blocks), home),
+        ]
+        ended = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        if ended.returncode != 0:
+            raise BenchmarkError(f"the ranks of {work.name} failed:\n{ended.stderr[-3000:]}")
+        found = json.loads((folder / "times.json").read_text())
+        for rank in range(NUM_RANKS):
+            _check_reports(folder / f"spool-{rank}", found["num_steps"])
+    steps = found["steps_per_block"]
+    return Times(
+        dray=[block / steps for block in found["dray_s"][WARMUP_BLOCKS:]],
+        plain=[block / steps for block in found["plain_s"][WARMUP_BLOCKS:]],
+    )
+
+
+def conclude(times: Mapping[str, Times]) -> Result:
+    """The figures that follow from the samples."""
+    rows, comparisons = [], []
+    for name, each in times.items():
+        rows += [Row(f"{name}: dray's loop", each.dray), Row(f"{name}: plain DDP", each.plain)]
+        ratio = median_of_ratios(each.pairs())
+        comparisons.append(
+            Comparison(
+                label=f"{name} step, dray / plain DDP",
+                n=len(each.dray),
+                ratio=ratio,
+                same=median_of_ratios(each.same_pairs()),
+                goal=f"interval includes {GOAL} or less",
+                met=ratio.low <= GOAL,
+            )
+        )
+    small, large = WORKS["2 ms"], WORKS["100 ms"]
+    return Result(
+        name="step_time",
+        title="Step time",
+        method=[line.format(small=small, large=large) for line in METHOD],
+        rows=rows,
+        comparisons=comparisons,
+    )
+
+
+def _check_reports(directory: Path, num_steps: int) -> None:
+    """A loop that did not report would be timed for work it did not do."""
+    frames = spool.decode("r0.0.metrics", spool.read(directory, 0, MOST_SPOOL_BYTES))
+    steps = {frame.body["step"] for frame in frames if frame.kind is FrameKind.METRICS}
+    if steps != set(range(1, num_steps + 1)):
+        raise BenchmarkError(f"{len(steps)} of {num_steps} steps were reported in {directory}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

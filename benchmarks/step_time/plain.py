@@ -1,0 +1,44 @@
+"""A plain DDP loop as one would write it for torchrun: no schedule, no metrics, no reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW
+
+from dray.spec import Train
+from ray_workers.training.workload import Workload
+
+
+class PlainLoop:
+    """Same model, data, batch and optimizer as the job; the optimizer fused, as dray's is."""
+
+    def __init__(self, workload: Workload, options: Train) -> None:
+        self._samples = workload.train
+        self._batch_size = options.global_batch_size
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._generator = torch.Generator().manual_seed(options.seed)
+        self._model = DistributedDataParallel(workload.model, gradient_as_bucket_view=True)
+        adamw = options.optimizer
+        self._optimizer = AdamW(
+            self._model.parameters(), lr=adamw.lr, weight_decay=adamw.weight_decay, fused=True
+        )
+        self._loss_of = nn.CrossEntropyLoss()
+
+    def train(self, num_epochs: int) -> None:
+        """Go over this rank's half of the samples so many times."""
+        for _ in range(num_epochs):
+            for inputs, targets in self._batches():
+                self._loss_of(self._model(inputs), targets).backward()
+                self._optimizer.step()
+                self._optimizer.zero_grad()
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(self._samples), generator=self._generator)
+        for batch in order.split(self._batch_size):
+            mine = batch[self._rank :: self._world_size]
+            yield self._samples.inputs[mine], self._samples.targets[mine]

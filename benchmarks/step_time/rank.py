@@ -1,0 +1,124 @@
+"""One rank of the measurement, started by torchrun: both loops, block by block, in one process.
+
+dray's side is the real `Loop.fit` with the real spool. After every other block of its steps it
+lets the plain loop do two: A B B A A B B A ..., so that a drift of the machine's speed falls on
+both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.step_time.plain import PlainLoop
+from benchmarks.step_time.work import WORKS, Work
+from dray.spec import JobSpec
+from ray_workers.contracts import RankTask
+from ray_workers.recipes import RECIPES
+from ray_workers.training import entry, process_group
+from ray_workers.training.data import steps_per_epoch
+from ray_workers.training.loop import Loop
+from ray_workers.training.workload import Workload
+
+
+class AlternatingLoop(Loop):
+    """dray's loop, stopped at block ends for the other loop's turn.
+
+    A block's time is all that passes from its start to the end of its last step, reports and
+    the loop itself included. Steps whose figures wait to be written at the end of a block are
+    written in the next one.
+    """
+
+    def __init__(
+        self, task: RankTask, spec: JobSpec, workload: Workload, plain: PlainLoop, work: Work
+    ) -> None:
+        super().__init__(task, spec, workload)
+        self._plain = plain
+        self._num_epochs = work.epochs_per_block
+        self._steps_per_block = work.epochs_per_block * self.batches.steps_per_epoch
+        self.dray_s: list[float] = []
+        self.plain_s: list[float] = []
+
+    def fit(self, steps_done: int) -> None:
+        dist.barrier()
+        self._began = time.perf_counter()
+        super().fit(steps_done)
+
+    def _between_steps(self, step: int) -> None:
+        super()._between_steps(step)
+        if step % self._steps_per_block != 0:
+            return
+        self.dray_s.append(time.perf_counter() - self._began)
+        if len(self.dray_s) % 2 == 1:
+            self._time_plain()
+            self._time_plain()
+        dist.barrier()
+        self.reporter.restart_clock()
+        self._began = time.perf_counter()
+
+    def _time_plain(self) -> None:
+        dist.barrier()
+        began = time.perf_counter()
+        self._plain.train(self._num_epochs)
+        self.plain_s.append(time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("work", choices=WORKS)
+    parser.add_argument("num_blocks", type=int)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    work, folder = WORKS[options.work], options.folder
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    num_samples = len(RECIPES["image_classification"].build(work.spec(1)).train)
+    steps_per_block = work.epochs_per_block * steps_per_epoch(num_samples, work.global_batch_size)
+    # One step more than is timed: after the last one the model is evaluated and saved.
+    spec = work.spec(options.num_blocks * steps_per_block + 1)
+    task = rank_task(spec, rank, world_size, folder)
+    os.environ.update(entry.environment(task, spec))
+    torch.set_num_threads(spec.resources.cpus_per_worker)
+    build = RECIPES["image_classification"].build
+    process_group.join(torch.device("cpu"), world_size)
+    loop = AlternatingLoop(task, spec, build(spec), PlainLoop(build(spec), spec.train), work)
+    loop.fit(loop.resume())
+    if rank == 0:
+        times = {
+            "dray_s": loop.dray_s,
+            "plain_s": loop.plain_s,
+            "steps_per_block": steps_per_block,
+            "num_steps": spec.train.max_steps,
+        }
+        (folder / "times.json").write_text(json.dumps(times))
+    process_group.leave()
+
+
+def rank_task(spec: JobSpec, rank: int, world_size: int, folder: Path) -> RankTask:
+    """What a rank actor would hand over, with spools and storage in the folder."""
+    return RankTask(
+        job_id="step-time",
+        attempt=1,
+        rank=rank,
+        incarnation=0,
+        world_size=world_size,
+        local_rank=rank,
+        local_world_size=world_size,
+        node_rank=0,
+        master_addr=os.environ["MASTER_ADDR"],
+        master_port=int(os.environ["MASTER_PORT"]),
+        spec=spec.model_dump(mode="json"),
+        spool_dir=str(folder / f"spool-{rank}"),
+        checkpoint_url=(folder / "checkpoints").as_uri(),
+        artifact_url=(folder / "artifacts").as_uri(),
+    )
+
+
+if __name__ == "__main__":
+    main()

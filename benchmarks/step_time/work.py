@@ -1,0 +1,50 @@
+"""The jobs whose steps are timed. Sizes are for a core of a present-day server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dray.spec import JobSpec
+
+NUM_RANKS: Final = 2
+NEVER: Final = 10**6
+
+
+@dataclass(frozen=True)
+class Work:
+    """A job, and how its steps are cut into blocks of whole epochs, which are all alike."""
+
+    name: str
+    model: dict[str, Any]
+    global_batch_size: int
+    epochs_per_block: int
+    pairs_per_round: int
+
+    def spec(self, num_steps: int) -> JobSpec:
+        """The document for so many steps; it evaluates and saves after the last one only."""
+        return JobSpec.model_validate(
+            {
+                "name": f"step-time-{self.name}",
+                "recipe": "image_classification",
+                "model": self.model,
+                "train": {
+                    "epochs": NEVER,
+                    "max_steps": num_steps,
+                    "global_batch_size": self.global_batch_size,
+                    "optimizer": {"name": "adamw", "lr": 1e-3},
+                    "eval_every_epochs": NEVER,
+                },
+                "checkpoint": {"every_steps": 10**9},
+                "resources": {"num_workers": NUM_RANKS},
+            }
+        )
+
+
+WORKS: Final = {
+    work.name: work
+    for work in (
+        Work("2 ms", {"name": "cnn", "width": 8}, 32, epochs_per_block=2, pairs_per_round=10),
+        Work("100 ms", {"name": "cnn", "width": 64}, 512, epochs_per_block=2, pairs_per_round=4),
+    )
+}
