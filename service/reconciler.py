@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from ray_workers.contracts import PollReply
+from ray_workers.contracts import Cause, PollReply
 from service import jobs, recording
 from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
 from service.db.session import Database
@@ -30,6 +30,9 @@ MIN_PERIOD_S = 0.2
 """Between two replies with data, so that a fast job's steps are stored in batches."""
 UNAVAILABLE_PAUSE_S = 0.5
 ORPHANS_PERIOD_S = 30.0
+LAUNCH_GRACE_S = 40.0
+"""How long after its claim an attempt may still be launched by another process: longer than the
+gateway waits for an answer."""
 
 
 class Reconciler:
@@ -84,7 +87,7 @@ class Reconciler:
                 task.add_done_callback(functools.partial(self._forget, key))
             if attempt.job_state is JobState.CANCELLING:
                 await self._stop(attempt)
-        await self._end_orphans({(a.job_id, a.attempt) for a in live})
+        await self._end_orphans(now)
 
     def _forget(self, key: tuple[str, int], _: asyncio.Task[None]) -> None:
         self._followers.pop(key, None)
@@ -116,6 +119,9 @@ class Reconciler:
                     logger.info("no answer from %s attempt %d: %s", ref.job_id, ref.attempt, said)
                 await asyncio.sleep(UNAVAILABLE_PAUSE_S)
                 continue
+            if self._may_yet_come(attempt, reply):
+                await asyncio.sleep(UNAVAILABLE_PAUSE_S)
+                continue
             try:
                 recorded = await self._store(ref, cursor, reply)
             except Exception:
@@ -127,6 +133,18 @@ class Reconciler:
             cursor = dict(recorded.cursor)
             if not reply.more:
                 await asyncio.sleep(max(0.0, MIN_PERIOD_S - (loop.time() - asked_at)))
+
+    def _may_yet_come(self, attempt: jobs.LiveAttempt, reply: PollReply) -> bool:
+        """Whether an attempt without a supervisor may be one that is just being launched.
+
+        Of our own launches we know when they are over; others may be under way in another
+        process, or in a gateway that outlives the service that was killed.
+        """
+        if reply.outcome is None or reply.outcome.cause is not Cause.SUPERVISOR_LOST:
+            return False
+        if reply.cursor or (attempt.job_id, attempt.attempt) in self._scheduler.claimed:
+            return False
+        return (datetime.now(UTC) - attempt.created_at).total_seconds() < LAUNCH_GRACE_S
 
     async def _store(
         self, ref: AttemptRef, asked: Mapping[str, int], reply: PollReply
@@ -146,6 +164,7 @@ class Reconciler:
     async def _close(self, ref: AttemptRef) -> None:
         """Let the cluster forget an attempt whose end is stored; repeated as an orphan's."""
         self._stopped.discard((ref.job_id, ref.attempt))
+        self._scheduler.claimed.discard((ref.job_id, ref.attempt))
         try:
             await self._cluster.acknowledge(ref)
         except ClusterUnavailable as error:
@@ -153,16 +172,23 @@ class Reconciler:
             self._orphans_at = 0.0
         self._signals.publish(QUEUE)
 
-    async def _end_orphans(self, live: set[tuple[str, int]]) -> None:
-        """End attempts that the cluster still has and SQL has closed."""
+    async def _end_orphans(self, at: datetime) -> None:
+        """End attempts that the cluster still has and SQL has closed.
+
+        SQL is asked last: an attempt is claimed before it is launched, so that what the cluster
+        lists and SQL then does not call live has ended.
+        """
         now = asyncio.get_running_loop().time()
         if now < self._orphans_at:
             return
         self._orphans_at = now + ORPHANS_PERIOD_S
         try:
-            for ref in await self._cluster.attempts():
+            known = await self._cluster.attempts()
+            _, live = await self._database.read(lambda s: jobs.queue_snapshot(s, at))
+            owned = {(a.job_id, a.attempt) for a in live} | set(self._followers)
+            for ref in known:
                 key = (ref.job_id, ref.attempt)
-                if key not in live | self._scheduler.launching | set(self._followers):
+                if key not in owned:
                     logger.warning("ending %s attempt %d, which nobody owns", *key)
                     await self._cluster.stop_attempt(ref)
                     await self._cluster.acknowledge(ref)

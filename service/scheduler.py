@@ -49,6 +49,8 @@ class Scheduler:
         self.launching: set[tuple[str, int]] = set()
         """Attempts being claimed, or whose launch has not answered: not yet to be polled, since
         a supervisor that is not there yet looks like one that died."""
+        self.claimed: set[tuple[str, int]] = set()
+        """Attempts that this process claimed, until their end is stored."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -125,6 +127,7 @@ class Scheduler:
         )
         if claimed is None:
             return False
+        self.claimed.add((job.job_id, claimed.attempt))
         spec = AttemptSpec(
             deployment_id=self._deployment_id,
             job_id=job.job_id,

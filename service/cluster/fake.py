@@ -91,6 +91,8 @@ class FakeCluster:
         known = self._attempts.get(key)
         if known is not None and known.supervised:
             raise ClusterUnavailable(f"ValueError: the name of {key} is taken")
+        if known is not None:
+            self._gone.append(known)
         self.launches.append(spec)
         if all(part.node_id in self.nodes for part in spec.slices):
             self._attempts[key] = FakeAttempt(
@@ -106,7 +108,7 @@ class FakeCluster:
             return _ended(cursor, Cause.NODE_LOST, "the Ray cluster that ran it is gone")
         attempt = self._attempts.get((ref.job_id, ref.attempt))
         if attempt is None:
-            return self._poll_orphan(ref, None, cursor, max_bytes, "there is no such actor")
+            return self._poll_orphan(ref, cursor, max_bytes, "there is no such actor")
         deadline = time.monotonic() + wait_s
         phase = attempt.phase
         while attempt.supervised:
@@ -118,18 +120,13 @@ class FakeCluster:
             self._check()
         if ref.session != self.session:
             raise ClusterUnavailable("the Ray driver is gone")
-        return self._poll_orphan(ref, attempt, cursor, max_bytes, "the actor died")
+        return self._poll_orphan(ref, cursor, max_bytes, "the actor died")
 
     def _poll_orphan(
-        self,
-        ref: AttemptRef,
-        attempt: FakeAttempt | None,
-        cursor: Mapping[str, int],
-        max_bytes: int,
-        how: str,
+        self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
     ) -> PollReply:
         """Of an attempt without a supervisor: what is left, and its end when all is seen gone."""
-        if attempt is not None and attempt.holds_anything:
+        if self._is_left(ref.job_id, ref.attempt):
             return PollReply(dict(cursor), Phase.STOPPING, {})
         here = [self.nodes[node_id] for node_id in ref.node_ids if node_id in self.nodes]
         frames: list[Frame] = []
@@ -169,6 +166,11 @@ class FakeCluster:
             if attempt.supervised
         ]
 
+    def _is_left(self, job_id: str, attempt: int) -> bool:
+        """Whether an attempt still has processes or slots."""
+        everyone = [*self._attempts.values(), *self._gone]
+        return any(a.key == (job_id, attempt) and a.holds_anything for a in everyone)
+
     def _check(self) -> None:
         if self.unavailable is not None:
             raise ClusterUnavailable(self.unavailable)
@@ -205,13 +207,19 @@ class FakeCluster:
         self.pulse.beat()
 
     def restart(self) -> None:
-        """The whole cluster dies, and another one of the same shape answers at its address."""
+        """The whole cluster dies, and another one of the same shape answers at its address.
+
+        Its nodes have other ids, as Ray's would.
+        """
         for attempt in self._attempts.values():
             attempt.lose_supervisor()
         self._gone += self._attempts.values()
         self._attempts.clear()
         self._sessions += 1
-        self.nodes = {node_id: FakeNode(node.resources) for node_id, node in self.nodes.items()}
+        self.nodes = {
+            f"{node_id.split('~')[0]}~{self._sessions}": FakeNode(node.resources)
+            for node_id, node in self.nodes.items()
+        }
         self.pulse.beat()
 
     def use_elsewhere(self, node_id: str, resources: Mapping[str, float]) -> None:
@@ -257,9 +265,8 @@ class FakeCluster:
 
         def is_gone() -> bool:
             key = (job_id, attempt)
-            left = [a for a in self._gone if a.key == key and a.holds_anything]
             spools = any(key in node.spools for node in self.nodes.values())
-            return key not in self._attempts and not left and not spools
+            return key not in self._attempts and not self._is_left(*key) and not spools
 
         await self.until(is_gone, f"something of attempt {attempt} of {job_id} is left")
 
