@@ -132,13 +132,16 @@ class Service:
 
     def dashboard(self, path: str) -> Any:
         """The JSON answer of the Ray dashboard's own HTTP API."""
+        with self.ask_dashboard(path) as answer:
+            return json.loads(answer.read())
+
+    def ask_dashboard(self, path: str) -> Any:
         token = (self.home / "ray" / "token").read_text().strip()
         request = urllib.request.Request(
             self.ray_daemon()["dashboard_url"] + path,
             headers={"Authorization": f"Bearer {token}"},
         )
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return json.loads(answer.read())
+        return urllib.request.urlopen(request, timeout=20)
 
     def actors(self, job_id: str, *, alive: bool = True) -> list[dict[str, Any]]:
         """The job's actors, as the Ray dashboard lists them."""
@@ -150,6 +153,12 @@ class Service:
             if (actor["name"] or "").startswith(f"dray:{job_id}:")
             and (actor["state"] != "DEAD" or not alive)
         ]
+
+    def actor_log(self, actor_id: str) -> str:
+        """The end of an actor's log, as the Ray dashboard shows it."""
+        with self.ask_dashboard(f"/api/v0/logs/file?actor_id={actor_id}&lines=1000") as answer:
+            text: str = answer.read().decode(errors="replace")
+            return text
 
     def exported_metrics(self, job_id: str) -> set[str]:
         """Names of the Ray metrics that the node exports for the job, without Ray's prefix."""

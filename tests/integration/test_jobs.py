@@ -57,7 +57,7 @@ def test_a_job_trains_and_everything_of_it_can_be_read_afterwards(
     assert_promises(embedded, client, job.id)
 
 
-def test_the_ray_dashboard_shows_the_job_by_name_with_its_metrics(
+def test_the_ray_dashboard_shows_the_job_by_name_with_its_log_and_metrics(
     embedded: Service, client: Client
 ) -> None:
     job = client.submit(digits(train={"epochs": 400}))
@@ -68,6 +68,12 @@ def test_the_ray_dashboard_shows_the_job_by_name_with_its_metrics(
         f"dray:{job.id}:1:worker:0:0",
         f"dray:{job.id}:1:worker:1:0",
     ]
+    (rank_0,) = (a for a in embedded.actors(job.id) if a["name"].endswith(":worker:0:0"))
+    eventually(
+        lambda: "val/accuracy" in embedded.actor_log(rank_0["actor_id"]),
+        within_s=30,
+        why="the actor's log does not show what its training process printed",
+    )
     dashboard = client.get(job.id).links.ray_dashboard
     assert dashboard is not None
     assert dashboard.startswith(embedded.ray_daemon()["dashboard_url"])
