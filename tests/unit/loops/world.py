@@ -1,0 +1,178 @@
+"""What the tests of the loops share: services, a fake cluster, scripts, and how to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dray import views
+from dray.spec import JobSpec
+from dray.views import JobState
+from ray_workers.contracts import Cause
+from service.cluster.fake import FakeCluster
+from service.cluster.fake_attempt import Failed, FakeRank, Play
+from service.runtime import Runtime
+from service.settings import Settings
+
+T = TypeVar("T")
+PATIENCE_S = 20.0
+LOOK_S = 0.01
+STEPS = 5
+
+
+async def trains(rank: FakeRank) -> None:
+    """Five steps, and a line of log for each."""
+    for step in range(1, STEPS + 1):
+        rank.print(f"rank {rank.rank} is at {step}")
+        rank.report(step, train_loss=1.0 / step)
+
+
+async def waits(rank: FakeRank) -> None:
+    """One step, and then on until it is stopped."""
+    rank.report(1, train_loss=1.0)
+    await asyncio.get_running_loop().create_future()
+
+
+async def fails(rank: FakeRank) -> None:
+    raise ValueError("the sky is red")
+
+
+async def lacks_data(rank: FakeRank) -> None:
+    raise Failed(Cause.BAD_DATA, "the samples are not there")
+
+
+class World:
+    """Services that share a database, a storage and a cluster. A job's name names its script."""
+
+    def __init__(self, database_url: str, home: Path) -> None:
+        self._database_url = database_url
+        self._home = home
+        self._runtimes: list[Runtime] = []
+        self.plays: dict[str, Play] = {
+            play.__name__: play for play in (trains, waits, fails, lacks_data)
+        }
+        self.gate = asyncio.Event()
+        """For scripts that go on when the test says so."""
+        self.fake = FakeCluster({"node-a": {"CPU": 4.0}}, self._play)
+
+    async def _play(self, rank: FakeRank) -> None:
+        await self.plays[rank.spec.spec["name"]](rank)
+
+    async def open(self, **settings: Any) -> Runtime:
+        """A service with its loops running."""
+        number = len(self._runtimes)
+        runtime = await Runtime.open(
+            Settings(
+                home=self._home / f"home-{number}",
+                database_url=self._database_url,
+                storage_url=(self._home / "storage").as_uri(),
+                ray_address="fake:6379",
+                **{"scheduler_tick_s": 0.05, "poll_wait_s": 0.5, **settings},
+            ),
+            cluster=self.fake,
+        )
+        self._runtimes.append(runtime)
+        return runtime
+
+    async def drop(self, runtime: Runtime) -> None:
+        """The service goes, wherever its loops are; the cluster does not notice."""
+        self._runtimes.remove(runtime)
+        await runtime.stop()
+
+    async def close(self) -> None:
+        for runtime in list(self._runtimes):
+            await self.drop(runtime)
+        await self.fake.shut_down()
+
+    async def submit(
+        self, runtime: Runtime, play: str = "trains", workers: int = 1, **fields: Any
+    ) -> str:
+        document = {"name": play, "recipe": "image_classification", **fields}
+        spec = JobSpec.model_validate(document | {"resources": {"num_workers": workers}})
+        job, created = await runtime.jobs.submit(spec)
+        assert created
+        return job.id
+
+
+async def eventually(
+    probe: Callable[[], Awaitable[T]], why: str, within_s: float = PATIENCE_S
+) -> T:
+    """What `probe` answers once that is truthy; AssertionError when the time is up."""
+    deadline = time.monotonic() + within_s
+    while not (answer := await probe()):
+        assert time.monotonic() < deadline, f"{why} (last answer: {answer!r})"
+        await asyncio.sleep(LOOK_S)
+    return answer
+
+
+async def comes_to(runtime: Runtime, job_id: str, *states: JobState) -> views.Job:
+    """The job as soon as it is in one of the states."""
+    deadline = time.monotonic() + PATIENCE_S
+    job = await runtime.jobs.get(job_id)
+    while job.state not in states:
+        assert not job.state.is_terminal, f"it ended: {job.reason}"
+        assert time.monotonic() < deadline, f"it stays {job.state}: {job.reason}"
+        job = await runtime.jobs.wait(job_id, wait_s=1.0, known_state=job.state)
+    return job
+
+
+async def says(runtime: Runtime, job_id: str, code: str) -> views.Explanation:
+    """The explanation as soon as its reason has this code."""
+
+    async def explained() -> views.Explanation | None:
+        explanation = await runtime.reading.explain(job_id)
+        return explanation if explanation.reason.code == code else None
+
+    found = await eventually(explained, f"{job_id} never said {code}")
+    assert found is not None
+    return found
+
+
+async def reports_step(runtime: Runtime, job_id: str, step: int) -> None:
+    """Waits until the service has stored a step of rank 0."""
+
+    async def stored() -> bool:
+        progress = (await runtime.jobs.get(job_id)).progress
+        return progress is not None and progress.step >= step
+
+    await eventually(stored, f"step {step} of {job_id} was never stored")
+
+
+async def causes(runtime: Runtime, job_id: str) -> list[str | None]:
+    """Why each attempt ended."""
+    attempts = (await runtime.reading.attempts(job_id)).items
+    return [attempt.reason.code if attempt.reason else None for attempt in attempts]
+
+
+async def charges(runtime: Runtime, job_id: str) -> list[str]:
+    """Whose budget paid for each retry."""
+    events = (await runtime.reading.events(job_id)).items
+    return [event.data["charged_to"] for event in events if "charged_to" in event.data]
+
+
+async def steps_of(runtime: Runtime, job_id: str, rank: int = 0) -> list[int]:
+    metrics = await runtime.reading.metrics(job_id, rank=rank)
+    return metrics.series["train/loss"].steps
+
+
+async def log_of(runtime: Runtime, job_id: str, attempt: int = 1) -> list[str]:
+    page = await runtime.reading.logs(job_id, attempt=attempt)
+    return [line.text for line in page.items]
+
+
+async def keeps_its_promises(world: World, runtime: Runtime, job_id: str) -> None:
+    """I2, I4, I5, I7 and I8 of a job that has ended."""
+    job = await runtime.jobs.get(job_id)
+    assert job.state.is_terminal
+    events = (await runtime.reading.events(job_id)).items
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    ends = [e for e in events if e.to_state is not None and e.to_state.is_terminal]
+    assert len(ends) == 1
+    for series in (await runtime.reading.metrics(job_id)).series.values():
+        assert series.steps == sorted(set(series.steps))
+    assert world.fake.crowds.get(job_id, 0) <= 1
+    for attempt in range(1, job.attempt + 1):
+        await world.fake.forgotten(job_id, attempt)
