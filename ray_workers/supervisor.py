@@ -162,9 +162,10 @@ class Supervisor:
         building.result()
         exits = self._group.exits()
         outcome = await self._watch(exits, stop)
+        ended = [done.result() for done in exits if done.done()]  # the others are ended by us
         self._enter(Phase.STOPPING)
         await self._group.stop_processes(exits)
-        return outcome or judge([done.result() for done in exits], await self._errors())
+        return outcome or judge(ended, await self._errors())
 
     async def _build(self) -> None:
         await self._group.acquire()

@@ -20,6 +20,8 @@ class RankExit:
 def judge(ended: Sequence[RankExit], errors: Mapping[int, Frame]) -> Outcome:
     """Which rank is to blame for the end of a group, and why it ended.
 
+    ended: the ranks that ended by themselves, without those that were then stopped.
+
     When a rank dies, its peers fail too, in the collective that it left. They report themselves
     as `worker_lost`, so whoever failed for a reason of its own is the culprit.
     """

@@ -45,6 +45,8 @@ class FakeCluster:
     """The next launches that get no answer."""
     launches: list[AttemptSpec] = field(default_factory=list)
     """Every launch that reached the cluster."""
+    num_polls: int = 0
+    """How often it was asked what became of an attempt."""
     crowds: dict[str, int] = field(default_factory=dict)
     """Most attempts of a job that ever had processes at once, by job (I2)."""
 
@@ -104,6 +106,8 @@ class FakeCluster:
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
     ) -> PollReply:
         self._check()
+        self.num_polls += 1
+        self.pulse.beat()
         if ref.session != self.session:
             return _ended(cursor, Cause.NODE_LOST, "the Ray cluster that ran it is gone")
         attempt = self._attempts.get((ref.job_id, ref.attempt))

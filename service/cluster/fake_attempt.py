@@ -307,9 +307,10 @@ class FakeAttempt:
         if self.spec.spec.get("script"):
             self._enter(Phase.RUNNING)
         outcome = await self._watch()
+        ended = self._exits()
         self._enter(Phase.STOPPING)
         await self._end_processes(-15)
-        return outcome or judge(self._exits(), self._errors())
+        return outcome or judge(ended, self._errors())
 
     async def _acquire(self) -> Outcome | None:
         """Hold every slice; an Outcome if that was not to be."""

@@ -43,6 +43,12 @@ FILES = {
         import os, signal
         os.kill(os.getpid(), signal.SIGKILL)
     """,
+    "leaves": """
+        import os, signal
+        if os.environ["RANK"] == "1":
+            os._exit(3)
+        signal.pause()
+    """,
     "waits": """
         import signal
         print("waits")
@@ -62,6 +68,10 @@ async def play(rank: FakeRank) -> None:
             raise ValueError("the sky is red")
         case "killed":
             raise Exited(-9)
+        case "leaves" if rank.rank == 1:
+            raise Exited(3)
+        case "leaves":
+            await asyncio.get_running_loop().create_future()
         case "waits":
             rank.print("waits")
             await asyncio.get_running_loop().create_future()

@@ -137,6 +137,15 @@ async def test_a_rank_killed_from_outside_is_a_lost_worker(ground: Ground) -> No
     assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.WORKER_LOST, 0, -9)
 
 
+async def test_a_rank_that_leaves_is_to_blame_not_the_peers_that_are_then_stopped(
+    ground: Ground,
+) -> None:
+    outcome = (await ground.settle(await ground.launch("leaves", 2))).outcome
+    assert outcome is not None
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.USER_ERROR, 1, 3)
+    assert "rank 1 exited with code 3" in outcome.message
+
+
 async def test_an_attempt_that_ran_too_long_is_ended(ground: Ground) -> None:
     outcome = (await ground.settle(await ground.launch("waits", max_runtime_s=0.5))).outcome
     assert outcome is not None

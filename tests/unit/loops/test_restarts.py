@@ -1,0 +1,237 @@
+"""Services that come and go, fail half-way, or are two: nothing is lost and nothing doubled."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dray.views import JobState
+from ray_workers.contracts import AttemptSpec, Phase, Slice
+from service import reconciler, recording
+from service.cluster.fake import FakeCluster
+from service.cluster.fake_attempt import FakeRank
+from service.cluster.port import AttemptRef, ClusterUnavailable
+from service.runtime import Runtime
+from tests.unit.loops.world import (
+    STEPS,
+    World,
+    causes,
+    comes_to,
+    keeps_its_promises,
+    log_of,
+    reports_step,
+    steps_of,
+)
+
+pytestmark = pytest.mark.anyio
+MANY = 200
+
+
+async def trains_long(rank: FakeRank) -> None:
+    """Many small steps, with room for others between them."""
+    for step in range(1, MANY + 1):
+        rank.print(f"at {step}")
+        rank.report(step, train_loss=1.0 / step)
+        await asyncio.sleep(0.002)
+
+
+async def is_whole(runtime: Runtime, job_id: str) -> None:
+    """All of `trains_long` is there, once."""
+    for rank in range(2):
+        assert await steps_of(runtime, job_id, rank) == list(range(1, MANY + 1))
+        lines = (await runtime.reading.logs(job_id, rank=rank)).items
+        assert [line.text for line in lines] == [f"at {step}" for step in range(1, MANY + 1)]
+
+
+@pytest.fixture(autouse=True)
+def _plays(request: pytest.FixtureRequest) -> None:
+    for name in ("world", "postgres_world"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name).plays["trains_long"] = trains_long
+
+
+async def test_a_service_that_was_away_finds_its_job_and_all_it_reported(world: World) -> None:
+    async def trains_meanwhile(rank: FakeRank) -> None:
+        rank.report(1, train_loss=1.0)
+        await world.gate.wait()
+        for step in range(2, STEPS + 1):
+            rank.print(f"at {step}")
+            rank.report(step, train_loss=1.0 / step)
+
+    world.plays["trains_meanwhile"] = trains_meanwhile
+    first = await world.open()
+    job_id = await world.submit(first, "trains_meanwhile", workers=2)
+    await reports_step(first, job_id, 1)
+    await world.drop(first)
+    world.gate.set()
+    await world.fake.reached(job_id, Phase.ENDED)
+    second = await world.open()
+    job = await comes_to(second, job_id, JobState.SUCCEEDED)
+    assert job.attempt == 1
+    for rank in range(2):
+        assert await steps_of(second, job_id, rank) == list(range(1, STEPS + 1))
+    said = [f"at {step}" for step in range(2, STEPS + 1)]
+    assert sorted(await log_of(second, job_id)) == sorted(said * 2)
+    await keeps_its_promises(world, second, job_id)
+
+
+async def test_services_that_die_one_after_the_other_lose_and_double_nothing(
+    world: World,
+) -> None:
+    runtime = await world.open()
+    job_id = await world.submit(runtime, "trains_long", workers=2)
+    for step in (1, 40, 80, 120, 160):
+        await reports_step(runtime, job_id, step)
+        await world.drop(runtime)
+        runtime = await world.open()
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    await is_whole(runtime, job_id)
+    assert len(world.fake.launches) == 1
+    await keeps_its_promises(world, runtime, job_id)
+
+
+async def test_a_service_that_died_between_claim_and_launch_leaves_the_job_to_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed = asyncio.Event()
+
+    async def never_answers(spec: AttemptSpec) -> None:
+        claimed.set()
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(world.fake, "launch", never_answers)
+    first = await world.open()
+    job_id = await world.submit(first)
+    await claimed.wait()
+    await world.drop(first)
+    monkeypatch.undo()
+    monkeypatch.setattr(reconciler, "LAUNCH_GRACE_S", 0.3)
+    second = await world.open()
+    await comes_to(second, job_id, JobState.SUCCEEDED)
+    assert await causes(second, job_id) == ["supervisor_lost", "succeeded"]
+    assert [spec.attempt for spec in world.fake.launches] == [2]
+
+
+async def test_a_reply_that_could_not_be_stored_is_asked_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, failures = recording.record, iter(range(3))
+
+    def fails_at_first(*arguments: Any, **named: Any) -> recording.Recorded:
+        recorded = record(*arguments, **named)
+        if next(failures, None) is not None:
+            raise RuntimeError("the disk is full")
+        return recorded
+
+    monkeypatch.setattr(recording, "record", fails_at_first)
+    runtime = await world.open()
+    job_id = await world.submit(runtime, "trains_long", workers=2)
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    assert next(failures, None) is None
+    await is_whole(runtime, job_id)
+    await keeps_its_promises(world, runtime, job_id)
+
+
+async def test_an_attempt_whose_acknowledgement_was_lost_is_forgotten_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acknowledge, losses = world.fake.acknowledge, iter(range(2))
+
+    async def lost_at_first(ref: AttemptRef) -> None:
+        if next(losses, None) is not None:
+            raise ClusterUnavailable("the gateway is gone")
+        await acknowledge(ref)
+
+    monkeypatch.setattr(world.fake, "acknowledge", lost_at_first)
+    runtime = await world.open()
+    job_id = await world.submit(runtime)
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    await world.fake.forgotten(job_id)
+    assert next(losses, None) is None
+
+
+def stray(world: World, play: str) -> AttemptSpec:
+    """An attempt that no database knows of."""
+    document = {"name": play, "script": {"entrypoint": "stray.py"}}
+    slices = (Slice("node-a", 2),)
+    return AttemptSpec("d", "job-stray", 3, document, slices, {"CPU": 1.0}, "file:///nowhere")
+
+
+async def test_an_attempt_that_nobody_owns_is_ended(world: World) -> None:
+    await world.fake.launch(stray(world, "waits"))
+    await world.fake.reached("job-stray", Phase.RUNNING, 3)
+    await world.open()
+    await world.fake.forgotten("job-stray", 3)
+    assert (await world.fake.snapshot()).nodes[0].available == {"CPU": 4.0}
+
+
+async def test_an_attempt_that_starts_while_orphans_are_looked_for_is_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "ORPHANS_PERIOD_S", 0.0)
+    attempts, looking = world.fake.attempts, asyncio.Event()
+
+    async def slow_to_list() -> list[AttemptRef]:
+        looking.set()
+        await world.fake.until(lambda: world.fake.launches)
+        return await attempts()
+
+    monkeypatch.setattr(world.fake, "attempts", slow_to_list)
+    runtime = await world.open()
+    await looking.wait()
+    job_id = await world.submit(runtime, "trains_long", workers=2)
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    assert await causes(runtime, job_id) == ["succeeded"]
+
+
+class SlowCluster(FakeCluster):
+    """Takes its time to launch, so that another service looks at what is being launched."""
+
+    async def launch(self, spec: AttemptSpec) -> None:
+        asked = self.num_polls
+        await self.until(lambda: self.num_polls > asked + 1 or len(self.launches) > 2)
+        await super().launch(spec)
+
+
+async def test_two_services_run_each_job_once(postgres_world: World) -> None:
+    """I1, I2 and I5 with two of every loop on one database."""
+    world = postgres_world
+    one, two = await world.open(), await world.open()
+    jobs = [
+        await world.submit((one, two)[number % 2], workers=1 + number % 3) for number in range(10)
+    ]
+    long = await world.submit(one, "trains_long", workers=2, priority=90)
+    for job_id in [*jobs, long]:
+        await comes_to(one, job_id, JobState.SUCCEEDED)
+        await keeps_its_promises(world, two, job_id)
+        assert await causes(one, job_id) == ["succeeded"]
+    assert len(world.fake.launches) == len(jobs) + 1
+    await is_whole(two, long)
+
+
+async def test_an_attempt_that_the_other_service_is_launching_is_not_taken_for_lost(
+    postgres_world: World,
+) -> None:
+    world = postgres_world
+    world.fake = SlowCluster(world.fake.resources, world.fake.play)
+    one, two = await world.open(), await world.open()
+    job_id = await world.submit(one, workers=2)
+    await comes_to(two, job_id, JobState.SUCCEEDED)
+    assert await causes(one, job_id) == ["succeeded"]
+    await keeps_its_promises(world, one, job_id)
+
+
+async def test_when_one_of_two_services_dies_the_other_goes_on(postgres_world: World) -> None:
+    world = postgres_world
+    one, two = await world.open(), await world.open()
+    job_id = await world.submit(one, "trains_long", workers=2)
+    await reports_step(two, job_id, 20)
+    await world.drop(one)
+    await reports_step(two, job_id, 100)
+    three = await world.open()
+    await world.drop(two)
+    await comes_to(three, job_id, JobState.SUCCEEDED)
+    await is_whole(three, job_id)
+    assert await causes(three, job_id) == ["succeeded"]
