@@ -1,0 +1,128 @@
+"""The README tells the truth: its tour is run word for word, and what it names is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dray import Client
+from dray.views import JobState
+from service.settings import Settings
+from tests.integration.harness import ROOT, Service
+
+README = (ROOT / "README.md").read_text()
+MARK = "=== block"
+
+
+def tour() -> list[tuple[str, str]]:
+    """(language, text) of each block of the tour that is to be run."""
+    section = README.split("\n## A tour\n")[1].split("\n## ")[0]
+    return re.findall(r"^```(bash|python)\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
+
+
+def as_one_shell(blocks: list[tuple[str, str]]) -> str:
+    """One script, as if somebody pasted the blocks into one shell, with a mark before each."""
+    parts = ["set -euo pipefail"]
+    for number, (language, text) in enumerate(blocks):
+        parts.append(f'echo "{MARK} {number}"')
+        parts.append(text if language == "bash" else f"python - <<'PYTHON'\n{text}PYTHON\n")
+    return "\n".join(parts)
+
+
+def run_tour(service: Service, folder: Path) -> list[str]:
+    """What each block printed."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("DRAY_")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", as_one_shell(tour())],
+        cwd=folder,
+        env={**clean, "PATH": path, "DRAY_URL": service.url, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert not done.stderr, done.stderr
+    return re.split(rf"^{MARK} \d+\n", done.stdout, flags=re.MULTILINE)[1:]
+
+
+@pytest.mark.ray
+def test_every_command_of_the_tour_does_what_the_readme_says(
+    embedded: Service, client: Client, tmp_path: Path
+) -> None:
+    said = run_tour(embedded, tmp_path)
+    ready, submitted, followed, mistake, sdk, weights, watched, script, ended = said
+
+    assert '"status":"ok"' in ready
+    assert '"connected": true' in ready
+    assert re.search(r"submitted job-\w+", submitted)
+
+    assert '"to_state":"SUCCEEDED"' in followed
+    assert '"train/loss"' in followed
+    assert '"val/accuracy"' in followed
+    assert '"is_best": true' in followed
+    assert '"path": "model.safetensors"' in followed
+    assert '"code":"invalid_document"' in mistake
+    assert '"pointer":"/train/epoch"' in mistake
+    assert "did you mean 'epochs'?" in mistake
+
+    assert "SUCCEEDED" in sdk
+    assert "model/model.safetensors" in sdk
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    accuracy = re.search(r"has not seen: ([0-9.]+)", sdk)
+    assert accuracy
+    assert float(accuracy[1]) > 0.9
+    assert re.fullmatch(r"\d{4,} numbers\n", weights)
+
+    assert "step 69/69" in watched
+    assert "ready" in watched
+    assert "y = 3.000 x + 2.000" in script
+    assert "fitted/linear.pt" in script
+    assert "CANCELLED" in ended
+    assert "deleted" in ended
+    assert all(job.state is JobState.SUCCEEDED for job in client.list(labels={"example": "digits"}))
+
+
+def test_the_tour_has_a_block_for_each_way_to_call() -> None:
+    texts = [text for _, text in tour()]
+    assert len(texts) == 9
+    for way in ("curl ", "dray.Client(", "dray submit"):
+        assert any(way in text for text in texts)
+
+
+def test_every_make_target_it_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)\b", "\n".join(re.findall(r"`[^`]+`", README))))
+    named |= set(re.findall(r"^make ([a-z]+)", README, flags=re.MULTILINE))
+    assert {"demo", "test", "setup", "run", "check"} <= named
+    assert named <= targets
+
+
+def test_the_settings_table_is_complete_and_its_defaults_are_true() -> None:
+    rows = re.findall(r"^\| `DRAY_(\w+)` \| (.+?) \|", README, flags=re.MULTILINE)
+    assert {name.lower() for name, _ in rows} == set(Settings.model_fields)
+    for name, default in rows:
+        value = Settings.model_fields[name.lower()].default
+        if default == "none":
+            assert value is None, name
+        elif default.startswith("`"):
+            assert default.strip("`") == f"{value:g}" if isinstance(value, float) else str(value)
+        elif default.endswith("MiB"):
+            assert int(default.split()[0]) << 20 == value, name
+        else:
+            assert value in ("", None), f"{name} has the default {value!r}"
+
+
+@pytest.mark.parametrize("document", ["README.md", "docker/README.md", "docs/adr/README.md"])
+def test_its_links_lead_somewhere(document: str) -> None:
+    folder = (ROOT / document).parent
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / document).read_text())
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (folder / link).exists()] == []
