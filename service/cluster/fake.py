@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from ray_workers import spool
 from ray_workers.contracts import AttemptSpec, Cause, Frame, Outcome, Phase, PollReply
-from service.cluster.fake_attempt import FakeAttempt, FakeNode, Play, Pulse
+from service.cluster.fake_attempt import FakeAttempt, Play
+from service.cluster.fake_node import FakeNode, Pulse
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 
 T = TypeVar("T")
