@@ -55,8 +55,12 @@ format: setup ## put the code into its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## measure against peers (see benchmarks/README.md)
+bench: $(VENV)/.bench-ready ## measure against peers, about 15 minutes (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks
+
+$(VENV)/.bench-ready: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@touch $@
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -97,9 +97,7 @@ def seconds(value: float) -> str:
 
 def _spreads(rows: Sequence[Mapping[str, Any]]) -> str:
     names = ("p50", "p25", "p75", "lowest", "highest")
-    cells = [
-        [row["label"], str(row["n"]), *(seconds(row[name]) for name in names)] for row in rows
-    ]
+    cells = [[row["label"], str(row["n"]), *(seconds(row[name]) for name in names)] for row in rows]
     return _table(["", "n", *names], cells)
 
 

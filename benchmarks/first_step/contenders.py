@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.first_step.work import JOB, NUM_RANKS
+from benchmarks.first_step.work import NUM_RANKS, PLAIN_SCRIPT, recipe_job, script_job
 from benchmarks.machine import ROOT, BenchmarkError, clean_environment
 from dray import Client
 from dray.views import Job, JobState
@@ -49,7 +49,7 @@ class Dray:
 
     def recipe(self) -> Turn:
         """The job document. Its first step is what the API says, by the worker's clock."""
-        asked, job, seen = self._run(JOB)
+        asked, job, seen = self._run(recipe_job())
         if job.first_step_at is None:
             raise BenchmarkError(f"job {job.id} trained, but has no first_step_at")
         claimed = next(e.time for e in self._client.events(job.id) if e.code == "claimed")
@@ -65,9 +65,7 @@ class Dray:
     def script(self) -> Turn:
         """The very script that torchrun runs."""
         folder = Path(tempfile.mkdtemp(dir=self._home))
-        entrypoint = str(ROOT / "benchmarks" / "first_step" / "plain.py")
-        changes = {"recipe": None, "script": {"entrypoint": entrypoint, "args": [str(folder)]}}
-        asked, job, _ = self._run(JOB | changes)
+        asked, job, _ = self._run(script_job(folder))
         slots = self._client.attempts(job.id)[0].started_at
         given = {"slots given": slots.timestamp() - asked} if slots is not None else {}
         turn = _read_marks(folder, asked)
@@ -76,7 +74,7 @@ class Dray:
     def _run(self, document: Mapping[str, Any]) -> tuple[float, Job, float]:
         """(when it was posted, the finished job, when a waiting client knew that it trains)."""
         asked = time.time()
-        job = self._client.submit({k: v for k, v in document.items() if v is not None})
+        job = self._client.submit(document)
         stops = [state for state in JobState if state.is_terminal]
         self._client.wait(job.id, TURN_TIMEOUT_S, [JobState.RUNNING, *stops])
         seen = time.time()
@@ -95,10 +93,13 @@ def dray(home: Path) -> Iterator[Dray]:
         "DRAY_PORT": str(port),
         "DRAY_LOCAL_SLOTS": str(NUM_RANKS),
     }
-    with _process([sys.executable, "-m", "api"], environment, home / "service.log") as service:
-        with Client(f"http://127.0.0.1:{port}") as client:
-            _wait_until_it_takes_jobs(client, service, home / "service.log")
-            yield Dray(home, client)
+    command, log = [sys.executable, "-m", "api"], home / "service.log"
+    with (
+        _process(command, environment, log) as service,
+        Client(f"http://127.0.0.1:{port}") as client,
+    ):
+        _wait_until_it_takes_jobs(client, service, log)
+        yield Dray(home, client)
 
 
 class RayTrain:
@@ -149,7 +150,7 @@ class Torchrun:
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--nproc-per-node", str(NUM_RANKS)),
             *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
-            *("-m", "benchmarks.first_step.plain", str(folder)),
+            *(PLAIN_SCRIPT, str(folder)),
         ]
         log = self._home / "torchrun.log"
         asked = time.time()
@@ -167,7 +168,9 @@ def _read_marks(folder: Path, asked: float) -> Turn:
         raise BenchmarkError(f"{len(ranks)} of {NUM_RANKS} ranks left their times in {folder}")
     names = {
         "entered": "training code begins",
+        "imported": "torch imported",
         "joined": "group formed",
+        "loaded": "data loaded",
         "built": "model built",
         "first_step": "first step",
     }

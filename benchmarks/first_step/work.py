@@ -1,22 +1,40 @@
-"""The job that every contender starts: the same model, data, batch and optimizer."""
+"""The job, as a recipe and as a script; both train the same."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
+
+from benchmarks.first_step import plain
 
 NUM_RANKS: Final = 2
 
-JOB: Final[dict[str, Any]] = {
-    "name": "first-step",
-    "recipe": "image_classification",
-    "model": {"name": "cnn"},
-    "data": {"source": "sklearn://digits"},
-    "train": {
-        "max_steps": 40,
-        "epochs": 10,
-        "global_batch_size": 64,
-        "optimizer": {"name": "adamw", "lr": 1e-3},
-    },
-    "resources": {"num_workers": NUM_RANKS},
-    "max_retries": 0,
-}
+
+PLAIN_SCRIPT: Final = plain.__file__
+
+
+def recipe_job() -> dict[str, Any]:
+    return {
+        "name": "first-step-recipe",
+        "recipe": "image_classification",
+        "model": {"name": "cnn", "width": plain.WIDTH},
+        "data": {"source": "sklearn://digits"},
+        "train": {
+            "max_steps": plain.NUM_STEPS,
+            "epochs": 10,
+            "global_batch_size": plain.GLOBAL_BATCH_SIZE,
+            "optimizer": {"name": "adamw", "lr": plain.LR},
+        },
+        "resources": {"num_workers": NUM_RANKS},
+        "max_retries": 0,
+    }
+
+
+def script_job(folder: Path) -> dict[str, Any]:
+    """The script leaves its times in `folder`."""
+    return {
+        "name": "first-step-script",
+        "script": {"entrypoint": PLAIN_SCRIPT, "args": [str(folder)]},
+        "resources": {"num_workers": NUM_RANKS},
+        "max_retries": 0,
+    }

@@ -39,6 +39,6 @@ class PlainLoop:
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(self._samples), generator=self._generator)
-        for batch in order.split(self._batch_size):
+        for batch in torch.split(order, self._batch_size):
             mine = batch[self._rank :: self._world_size]
             yield self._samples.inputs[mine], self._samples.targets[mine]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -98,6 +99,10 @@ def main() -> None:
         }
         (folder / "times.json").write_text(json.dumps(times))
     process_group.leave()
+    # As dray's training processes end. The interpreter's own end tears down what gloo's threads
+    # still use, and now and then aborts.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def rank_task(spec: JobSpec, rank: int, world_size: int, folder: Path) -> RankTask:

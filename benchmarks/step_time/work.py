@@ -44,7 +44,7 @@ class Work:
 WORKS: Final = {
     work.name: work
     for work in (
-        Work("2 ms", {"name": "cnn", "width": 8}, 32, epochs_per_block=2, pairs_per_round=10),
-        Work("100 ms", {"name": "cnn", "width": 64}, 512, epochs_per_block=2, pairs_per_round=4),
+        Work("2 ms", {"name": "cnn", "width": 8}, 32, epochs_per_block=2, pairs_per_round=20),
+        Work("100 ms", {"name": "cnn", "width": 64}, 512, epochs_per_block=2, pairs_per_round=8),
     )
 }
