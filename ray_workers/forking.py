@@ -47,7 +47,7 @@ class ForkedProcess:
             if not answer:
                 raise ForkFailed("the forkserver closed the connection without an answer")
             return cls(json.loads(answer)["pid"], read_end, reader, writer)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ForkFailed) as error:
             os.close(read_end)
             connection.close()
             raise ForkFailed(f"no answer from the forkserver at {socket_path}: {error}") from error
@@ -75,10 +75,12 @@ async def list_tasks(socket_path: str) -> list[dict[str, Any]]:
     """What the forkserver at `socket_path` runs: job_id, attempt, rank, pid."""
     try:
         reader, writer = await asyncio.open_unix_connection(socket_path)
-    except OSError as error:
+        writer.write(b'{"op": "list"}\n')
+        line = await asyncio.wait_for(reader.readline(), FORK_TIMEOUT_S)
+        writer.close()
+        if not line:
+            raise ForkFailed("it closed the connection without an answer")
+    except (OSError, TimeoutError, ForkFailed) as error:
         raise ForkFailed(f"no forkserver at {socket_path}: {error}") from error
-    writer.write(b'{"op": "list"}\n')
-    line = await asyncio.wait_for(reader.readline(), FORK_TIMEOUT_S)
-    writer.close()
     tasks: list[dict[str, Any]] = json.loads(line)["tasks"]
     return tasks

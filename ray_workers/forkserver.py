@@ -133,7 +133,12 @@ class ForkServer:
             return self._lost(client)
         while b"\n" in client.buffer:
             line, client.buffer = client.buffer.split(b"\n", 1)
-            self._handle(client, json.loads(line))
+            try:
+                self._handle(client, json.loads(line))
+            except (KeyError, TypeError, ValueError, OSError) as error:
+                # One bad request, or no room for one more process, is not the others' end.
+                sys.stderr.write(f"refused a request: {error!r}\n")
+                return self._lost(client)
         return None
 
     def _handle(self, client: Client, message: dict[str, Any]) -> None:
@@ -149,11 +154,12 @@ class ForkServer:
             self._fork(client)
 
     def _fork(self, client: Client) -> None:
-        output = client.fds.pop()
+        if client.pid or not client.fds:
+            raise ValueError("a connection starts one process, and brings the pipe for its output")
         pid = os.fork()
         if pid == 0:
-            _child(client.request, output)
-        os.close(output)
+            _child(client.request, client.fds[-1])
+        os.close(client.fds.pop())
         client.pid = pid
         client.send({"pid": pid})
 

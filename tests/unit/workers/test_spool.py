@@ -1,0 +1,178 @@
+"""Spools: whatever the splits, each frame comes once, whole and in order."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dray.spool
+from dray.spool import SpoolWriter, segments
+from ray_workers import spool
+from ray_workers.contracts import FrameKind
+
+SEGMENT_BYTES = 300
+KEY = spool.spool_key(3, 1, "metrics")
+
+
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dray.spool, "SEGMENT_BYTES", SEGMENT_BYTES)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "job" / "1" / KEY
+
+
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for _, path in segments(directory))
+
+
+def numbers(data: bytes) -> list[int]:
+    return [frame.body["n"] for frame in spool.decode(KEY, data)]
+
+
+def read_all(directory: Path, offset: int = 0, max_bytes: int = 1 << 20) -> bytes:
+    data = b""
+    while chunk := spool.read(directory, offset + len(data), max_bytes):
+        data += chunk
+    return data
+
+
+def append(writer: SpoolWriter, n: int, filling: int = 0) -> bool:
+    return writer.append(FrameKind.METRICS, {"n": n, "filling": "x" * filling})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_interleaving_of_writes_reads_and_discards_delivers_each_frame_once(
+    directory: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    writer = SpoolWriter(directory, limit_bytes=1 << 30)
+    offset, written, found = 0, 0, []
+    while written < 150 or len(found) < written:
+        if written < 150 and chance.random() < 0.6:
+            assert append(writer, written, chance.choice([0, 10, 100, 700]))
+            written += 1
+        if chance.random() < 0.4:
+            max_bytes = chance.choice([1, 50, 333, 5000])
+            chunk = spool.read(directory, offset, max_bytes)
+            assert chunk == spool.read(directory, offset, max_bytes)
+            assert len(chunk) <= max_bytes or chunk.count(b"\n") == 1
+            assert bool(chunk) == spool.has_more(directory, offset)
+            found += numbers(chunk)
+            offset += len(chunk)
+        if chance.random() < 0.3:
+            spool.discard(directory, before=offset)
+    assert found == list(range(150))
+    assert not spool.has_more(directory, offset)
+
+
+@pytest.mark.parametrize("max_bytes", [1, 7, 64, SEGMENT_BYTES, 10_000])
+def test_the_byte_cap_only_splits_between_frames(directory: Path, max_bytes: int) -> None:
+    writer = SpoolWriter(directory, limit_bytes=1 << 30)
+    for n in range(30):
+        append(writer, n, n * 20)
+    assert numbers(read_all(directory, max_bytes=max_bytes)) == list(range(30))
+
+
+def test_discarding_what_was_delivered_keeps_all_that_was_not(directory: Path) -> None:
+    writer = SpoolWriter(directory, limit_bytes=1 << 30)
+    for n in range(40):
+        append(writer, n, 30)
+    whole = read_all(directory)
+    before = len(segments(directory))
+    offset = 0
+    for line in whole.splitlines(keepends=True):
+        offset += len(line)
+        spool.discard(directory, before=offset)
+        assert read_all(directory, offset) == whole[offset:]
+    assert len(segments(directory)) == 1 < before
+
+
+def test_what_the_writer_adds_after_a_discard_is_read_on_from_the_same_offset(
+    directory: Path,
+) -> None:
+    writer = SpoolWriter(directory, limit_bytes=1 << 30)
+    for n in range(20):
+        append(writer, n, 50)
+    offset = len(read_all(directory))
+    spool.discard(directory, before=offset)
+    for n in range(20, 40):
+        append(writer, n, 50)
+    assert numbers(read_all(directory, offset)) == list(range(20, 40))
+
+
+def test_a_spool_that_nobody_reads_stays_within_its_limit_and_counts_what_it_drops(
+    directory: Path,
+) -> None:
+    limit = 2000
+    writer = SpoolWriter(directory, limit_bytes=limit)
+    kept = [n for n in range(200) if append(writer, n, 20)]
+    assert 0 < len(kept) < 200
+    assert size_of(directory) <= limit + SEGMENT_BYTES
+    delivered = read_all(directory)
+    assert numbers(delivered) == kept == list(range(len(kept)))
+    spool.discard(directory, before=len(delivered))
+    assert append(writer, 200)
+    last: dict[str, Any] = json.loads(read_all(directory, len(delivered)))
+    assert (last["body"]["n"], last["dropped"]) == (200, 200 - len(kept))
+    assert append(writer, 201)
+    assert "dropped" not in json.loads(spool.tail(directory).splitlines()[-1])
+
+
+def test_half_a_frame_is_left_until_its_rest_is_there(directory: Path) -> None:
+    writer = SpoolWriter(directory, limit_bytes=1 << 30)
+    append(writer, 0)
+    writer.close()
+    offset = len(read_all(directory))
+    ((_, path),) = segments(directory)
+    line = b'{"kind":"metrics","time":1.0,"body":{"n":1}}\n'
+    with path.open("ab") as file:
+        for cut in range(len(line)):
+            file.write(line[cut : cut + 1])
+            file.flush()
+            seen = spool.read(directory, offset, 1)
+            assert seen == (line if cut == len(line) - 1 else b"")
+    assert numbers(spool.tail(directory)) == [0, 1]
+
+
+def test_the_tail_of_a_killed_writer_holds_its_whole_frames_only(directory: Path) -> None:
+    writer = SpoolWriter(directory, limit_bytes=1 << 30)
+    append(writer, 7)
+    writer.close()
+    with segments(directory)[-1][1].open("ab") as file:
+        file.write(b'{"kind":"err')
+    assert numbers(spool.tail(directory)) == [7]
+
+
+def test_a_spool_that_is_not_there_is_empty(directory: Path) -> None:
+    assert segments(directory) == []
+    assert spool.read(directory, 0, 100) == b""
+    assert not spool.has_more(directory, 0)
+    assert spool.tail(directory) == b""
+    spool.discard(directory, before=100)
+
+
+def test_frames_say_which_rank_and_incarnation_they_come_from(directory: Path) -> None:
+    writer = SpoolWriter(directory, limit_bytes=1 << 30)
+    writer.append(FrameKind.LOG, {"line": 0, "text": "naïve ☂\n"})
+    (frame,) = spool.decode(KEY, read_all(directory))
+    assert (frame.rank, frame.incarnation, frame.kind) == (3, 1, FrameKind.LOG)
+    assert frame.body == {"line": 0, "text": "naïve ☂\n"}
+    assert spool.parse_key(KEY) == (3, 1)
+
+
+def test_removing_an_attempt_takes_its_jobs_folder_with_the_last(directory: Path) -> None:
+    job = directory.parent.parent
+    for attempt in ("1", "2"):
+        SpoolWriter(job / attempt / KEY, limit_bytes=1 << 20).append(FrameKind.LOG, {})
+    spool.remove(job / "1")
+    assert [path.name for path in job.iterdir()] == ["2"]
+    spool.remove(job / "2")
+    assert not job.exists()
+    spool.remove(job / "2")

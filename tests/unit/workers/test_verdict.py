@@ -1,0 +1,80 @@
+"""Who is to blame when a group ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from ray_workers.contracts import Cause, Frame, FrameKind
+from ray_workers.verdict import RankExit, judge
+
+
+def said(rank: int, cause: Cause, message: str) -> dict[int, Frame]:
+    body = {"cause": str(cause), "type": "E", "message": message, "traceback": ""}
+    return {rank: Frame(rank, 0, FrameKind.ERROR, 0.0, body)}
+
+
+def exits(*codes: int | None) -> list[RankExit]:
+    return [RankExit(rank, code) for rank, code in enumerate(codes)]
+
+
+def test_a_group_whose_ranks_all_end_well_succeeded() -> None:
+    outcome = judge(exits(0, 0), {})
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.SUCCEEDED, None, None)
+
+
+def test_the_rank_with_a_reason_of_its_own_is_named_before_those_that_lost_it() -> None:
+    errors = (
+        said(0, Cause.WORKER_LOST, "peer is gone")
+        | said(1, Cause.USER_ERROR, "the sky is red")
+        | said(2, Cause.WORKER_LOST, "peer is gone")
+    )
+    outcome = judge(exits(1, 1, 1), errors)
+    assert (outcome.cause, outcome.rank) == (Cause.USER_ERROR, 1)
+    assert outcome.message == "the sky is red"
+
+
+def test_a_rank_that_died_without_a_word_is_named_before_those_that_lost_it() -> None:
+    errors = said(0, Cause.WORKER_LOST, "peer is gone") | said(2, Cause.WORKER_LOST, "peer is gone")
+    outcome = judge(exits(1, -9, 1), errors)
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.WORKER_LOST, 1, -9)
+    assert outcome.message == "the process of rank 1 was killed by signal 9"
+
+
+def test_of_several_reasons_one_with_words_is_told() -> None:
+    outcome = judge(exits(3, 1), said(1, Cause.USER_ERROR, "the sky is red"))
+    assert (outcome.rank, outcome.message) == (1, "the sky is red")
+
+
+def test_where_all_lost_someone_the_first_is_told() -> None:
+    errors = said(0, Cause.WORKER_LOST, "peer 1") | said(1, Cause.WORKER_LOST, "peer 0")
+    outcome = judge(exits(1, 1), errors)
+    assert (outcome.cause, outcome.rank, outcome.message) == (Cause.WORKER_LOST, 0, "peer 1")
+
+
+def test_bad_data_stays_bad_data() -> None:
+    outcome = judge(exits(1, 1), said(1, Cause.BAD_DATA, "a sample is torn"))
+    assert (outcome.cause, outcome.rank) == (Cause.BAD_DATA, 1)
+
+
+def test_a_vanished_worker_explains_whatever_else_failed() -> None:
+    outcome = judge(exits(1, None), said(0, Cause.USER_ERROR, "a broken pipe"))
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.WORKER_LOST, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (3, Cause.USER_ERROR),
+        (-9, Cause.WORKER_LOST),
+        (-15, Cause.WORKER_LOST),
+        (-1, Cause.WORKER_LOST),
+        (-11, Cause.USER_ERROR),
+        (-6, Cause.USER_ERROR),
+    ],
+)
+def test_signals_from_outside_are_the_infrastructures_and_crashes_the_users(
+    code: int, cause: Cause
+) -> None:
+    outcome = judge(exits(0, code), {})
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (cause, 1, code)
+    assert str(abs(code)) in outcome.message
