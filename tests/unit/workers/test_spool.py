@@ -53,7 +53,8 @@ def test_any_interleaving_of_writes_reads_and_discards_delivers_each_frame_once(
 ) -> None:
     chance = random.Random(seed)
     writer = SpoolWriter(directory, limit_bytes=1 << 30)
-    offset, written, found = 0, 0, []
+    offset, written = 0, 0
+    found: list[int] = []
     while written < 150 or len(found) < written:
         if written < 150 and chance.random() < 0.6:
             assert append(writer, written, chance.choice([0, 10, 100, 700]))

@@ -1,0 +1,278 @@
+"""The forkserver: what it starts is seen gone, whole, whoever dies first."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.spec import JobSpec
+from ray_workers.forking import ForkedProcess, ForkFailed, list_tasks
+from ray_workers.forkserver import session_members
+from tests.unit.workers.test_contracts import task
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE_S = 30.0
+
+CHILD_THAT_STAYS = """
+import os, signal, sys, time
+child = os.fork()
+if child == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(60)
+print(child, flush=True)
+"""
+
+
+class Server:
+    """A forkserver as its node agent holds it: by the pipe on its standard input."""
+
+    def __init__(self, module: str) -> None:
+        # Not pytest's folder: the path of a socket has at most 107 bytes.
+        self._directory = tempfile.TemporaryDirectory(prefix="fork")
+        self.path = str(Path(self._directory.name, "fork.sock"))
+        self.log = Path(self._directory.name, "log")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, self.path],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            )
+
+    async def serves(self) -> None:
+        def answers() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            return Path(self.path).exists()
+
+        await until(answers, "the forkserver does not serve")
+
+    async def fork(self, code: str, **fields: Any) -> Forked:
+        """Run a text of Python as a rank."""
+        request = {"op": "rank", "task": json.loads(task(spec={"code": code}, **fields).to_json())}
+        return Forked(await ForkedProcess.start(self.path, request))
+
+    def let_go(self) -> None:
+        """Close the lifeline, as the end of the node agent would."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def close(self) -> None:
+        self.let_go()
+        self.process.wait(timeout=PATIENCE_S)
+        self._directory.cleanup()
+
+
+class Forked:
+    """A forked process and what it has said."""
+
+    def __init__(self, process: ForkedProcess) -> None:
+        self.process = process
+        self._file = open(process.output, "rb")  # noqa: SIM115
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def line(self) -> str:
+        return (await asyncio.to_thread(self._file.readline)).decode().strip()
+
+    async def end(self) -> tuple[int | None, str]:
+        """Exit code and the rest of the output."""
+        text = (await asyncio.to_thread(self._file.read)).decode()
+        code = await asyncio.wait_for(self.process.wait(), PATIENCE_S)
+        self._file.close()
+        return code, text
+
+
+async def until(probe: Callable[[], bool], why: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not probe():
+        assert time.monotonic() < deadline, why
+        await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat[stat.rindex(b")") + 2 :].split()[0] not in (b"Z", b"X")
+
+
+@pytest.fixture
+def light() -> Iterator[Server]:
+    server = Server("tests.unit.workers.light_forkserver")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+async def server(light: Server) -> Server:
+    """One whose ranks run the text in their task."""
+    await light.serves()
+    return light
+
+
+@pytest.mark.parametrize(
+    ("code", "ends"),
+    [
+        ("", 0),
+        ("import sys; sys.exit()", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("import sys; sys.exit('no')", 1),
+        ("raise ValueError('the sky is red')", 1),
+        ("import os; os._exit(7)", 7),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", -11),
+    ],
+)
+async def test_the_exit_code_arrives_as_the_process_left_it(
+    server: Server, code: str, ends: int
+) -> None:
+    forked = await server.fork(code)
+    said, text = await forked.end()
+    assert said == ends
+    assert ("the sky is red" in text) == ("sky" in code)
+    assert not is_alive(forked.pid)
+
+
+async def test_a_forked_process_starts_clean(server: Server) -> None:
+    """Its own session, its pipe as output, nothing else open, default signals."""
+    code = (
+        "import os, signal, sys\n"
+        "print('out', flush=True); print('err', file=sys.stderr, flush=True)\n"
+        "print(os.getsid(0) == os.getpid(), repr(sys.stdin.read()))\n"
+        "fds = sorted(map(int, os.listdir('/proc/self/fd')))\n"
+        "print(fds[:3], len(fds))\n"
+        "print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)\n"
+    )
+    forked = await server.fork(code)
+    ends, text = await forked.end()
+    # The fourth descriptor is the one that lists them.
+    assert (ends, text.split("\n")[:-1]) == (
+        0,
+        ["out", "err", "True ''", "[0, 1, 2] 4", "True"],
+    )
+
+
+async def test_many_forks_at_once_each_end_by_their_own_code(server: Server) -> None:
+    forked = await asyncio.gather(*(server.fork(f"import sys; sys.exit({n})") for n in range(12)))
+    ends = await asyncio.gather(*(each.end() for each in forked))
+    assert [code for code, _ in ends] == list(range(12))
+    assert await list_tasks(server.path) == []
+
+
+async def test_a_signal_reaches_the_whole_session(server: Server) -> None:
+    code = "import subprocess, sys\nsubprocess.run(['sleep', '60'], stderr=sys.stderr)"
+    forked = await server.fork("print('here', flush=True)\n" + code)
+    assert await forked.line() == "here"
+    await until(lambda: len(session_members(forked.pid)) == 2, "there is no child")
+    members = session_members(forked.pid)
+    forked.process.signal(signal.SIGTERM)
+    ends, _ = await forked.end()
+    assert ends == -signal.SIGTERM
+    assert not any(is_alive(pid) for pid in members)
+
+
+async def test_a_process_is_gone_only_when_its_children_are(server: Server) -> None:
+    forked = await server.fork(CHILD_THAT_STAYS + "sys.exit(5)")
+    child = int(await forked.line())
+    assert await asyncio.wait_for(forked.process.wait(), PATIENCE_S) == 5
+    assert not is_alive(child)
+
+
+async def test_a_client_that_lets_go_takes_the_session_with_it(server: Server) -> None:
+    forked = await server.fork(CHILD_THAT_STAYS + "time.sleep(60)")
+    child = int(await forked.line())
+    assert len(await list_tasks(server.path)) == 1
+    forked.process.abandon()
+    await until(lambda: not is_alive(forked.pid) and not is_alive(child), "they live on")
+    deadline = time.monotonic() + PATIENCE_S
+    while await list_tasks(server.path):
+        assert time.monotonic() < deadline, "what is gone is still listed"
+
+
+async def test_the_list_says_what_runs(server: Server) -> None:
+    wait = "print('here', flush=True); import time; time.sleep(60)"
+    one = await server.fork(wait, job_id="job-1", attempt=2, rank=0)
+    two = await server.fork(wait, job_id="job-2", attempt=1, rank=3)
+    assert sorted(await list_tasks(server.path), key=lambda each: str(each["job_id"])) == [
+        {"job_id": "job-1", "attempt": 2, "rank": 0, "pid": one.pid},
+        {"job_id": "job-2", "attempt": 1, "rank": 3, "pid": two.pid},
+    ]
+    one.process.signal(signal.SIGKILL)
+    assert (await one.end())[0] == -signal.SIGKILL
+    assert [each["pid"] for each in await list_tasks(server.path)] == [two.pid]
+
+
+async def test_without_its_node_agent_everything_ends(server: Server) -> None:
+    forked = await server.fork(CHILD_THAT_STAYS + "time.sleep(60)")
+    child = int(await forked.line())
+    server.let_go()
+    assert await asyncio.to_thread(server.process.wait, PATIENCE_S) == 0
+    assert not is_alive(forked.pid)
+    assert not is_alive(child)
+    assert await asyncio.wait_for(forked.process.wait(), PATIENCE_S) is None
+
+
+async def test_a_killed_forkserver_takes_its_ranks_along(server: Server) -> None:
+    forked = await server.fork("print('here', flush=True); import time; time.sleep(60)")
+    assert await forked.line() == "here"
+    server.process.kill()
+    assert await asyncio.wait_for(forked.process.wait(), PATIENCE_S) is None
+    await until(lambda: not is_alive(forked.pid), "the rank lives on")
+    with pytest.raises(ForkFailed, match=r"fork\.sock"):
+        await list_tasks(server.path)
+    with pytest.raises(ForkFailed, match=r"fork\.sock"):
+        await server.fork("")
+
+
+@pytest.mark.parametrize(
+    "request_line", [b"{", b"[]", b'{"op": "rank", "task": {}}', b'{"op": null}']
+)
+async def test_a_bad_request_is_refused_and_the_others_stay(
+    server: Server, request_line: bytes
+) -> None:
+    forked = await server.fork("import time; print('here', flush=True); time.sleep(60)")
+    reader, writer = await asyncio.open_unix_connection(server.path)
+    writer.write(request_line + b"\n")
+    assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+    writer.close()
+    assert [each["pid"] for each in await list_tasks(server.path)] == [forked.pid]
+    forked.process.abandon()
+
+
+async def test_the_real_one_runs_scripts_and_the_store_with_torch_at_hand(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint('torch' in sys.modules, __name__, sys.argv[1:])\n")
+    spec = JobSpec.model_validate({"script": {"entrypoint": str(script), "args": ["a"]}})
+    document = spec.model_dump(mode="json")
+    described = json.loads(task(spec=document, spool_dir=str(tmp_path / "spool")).to_json())
+    server = Server("ray_workers.forkserver")
+    try:
+        await server.serves()
+        rank = Forked(await ForkedProcess.start(server.path, {"op": "rank", "task": described}))
+        assert await rank.end() == (0, "True __main__ ['a']\n")
+        store = Forked(await ForkedProcess.start(server.path, {"op": "store"}))
+        assert 0 < int(await store.line()) < 65536
+        store.process.abandon()
+        await until(lambda: not is_alive(store.pid), "the store lives on")
+    finally:
+        server.close()
