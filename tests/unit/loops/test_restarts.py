@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.contracts import AttemptSpec, Phase, Slice
+from ray_workers.contracts import AttemptSpec, Phase, PollReply, Slice
 from service import reconciler, recording
 from service.cluster.fake import FakeCluster
 from service.cluster.fake_attempt import FakeRank
@@ -132,6 +136,37 @@ async def test_a_reply_that_could_not_be_stored_is_asked_for_again(
     assert next(failures, None) is None
     await is_whole(runtime, job_id)
     await keeps_its_promises(world, runtime, job_id)
+
+
+async def test_a_follower_that_was_overtaken_goes_on_from_what_is_stored(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll, overtaken = world.fake.poll, asyncio.Event()
+
+    def stores(
+        ref: AttemptRef, asked: Mapping[str, int], reply: PollReply, session: Session
+    ) -> None:
+        now = datetime.now(UTC)
+        job_id, attempt = ref.job_id, ref.attempt
+        recording.record(session, runtime.storage, job_id, attempt, reply, now, asked=asked)
+
+    async def is_overtaken(
+        ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
+    ) -> PollReply:
+        """Someone else stores the first frames while a reply that holds more is on its way."""
+        reply = await poll(ref, cursor, wait_s, max_bytes)
+        if len(reply.frames) > 8 and not overtaken.is_set():
+            overtaken.set()
+            other = await poll(ref, cursor, 0.0, 1)
+            await runtime.database.write(functools.partial(stores, ref, cursor, other))
+        return reply
+
+    monkeypatch.setattr(world.fake, "poll", is_overtaken)
+    runtime = await world.open()
+    job_id = await world.submit(runtime, "trains_long", workers=2)
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    assert overtaken.is_set()
+    await is_whole(runtime, job_id)
 
 
 async def test_an_attempt_whose_acknowledgement_was_lost_is_forgotten_later(

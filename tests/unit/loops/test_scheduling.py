@@ -11,6 +11,7 @@ from dray.views import JobState
 from ray_workers.contracts import Phase
 from service import scheduler
 from service.cluster.fake_attempt import FakeRank
+from service.cluster.port import AttemptRef
 from tests.unit.loops.world import (
     STEPS,
     World,
@@ -251,12 +252,22 @@ async def test_a_cancel_that_races_with_a_good_end_leaves_the_end(world: World) 
     await keeps_its_promises(world, runtime, job_id)
 
 
-async def test_a_cancel_reaches_a_cluster_that_was_away(world: World) -> None:
+async def test_a_cancel_reaches_a_cluster_that_was_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_attempt, tried = world.fake.stop_attempt, asyncio.Event()
+
+    async def noted(ref: AttemptRef) -> None:
+        tried.set()
+        await stop_attempt(ref)
+
+    monkeypatch.setattr(world.fake, "stop_attempt", noted)
     runtime = await world.open()
     job_id = await world.submit(runtime, "waits")
     await comes_to(runtime, job_id, JobState.RUNNING)
     world.fake.be_unavailable("the gateway is gone")
     await runtime.jobs.cancel(job_id)
+    await tried.wait()
     world.fake.be_unavailable(None)
     await comes_to(runtime, job_id, JobState.CANCELLED)
 
