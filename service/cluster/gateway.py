@@ -51,7 +51,6 @@ class RayTarget:
     storage_nonce: str
     embedded: EmbeddedRay | None
     address: str = ""
-    dashboard_url: str | None = None
     token_file: Path | None = None
 
 
@@ -166,7 +165,7 @@ class GatewayCluster:
         return {
             "deployment_id": target.deployment_id,
             "address": daemon.address if daemon else target.address,
-            "dashboard_url": daemon.dashboard_url if daemon else target.dashboard_url,
+            "dashboard_url": daemon.dashboard_url if daemon else None,
             "shared": daemon is None,
             "storage_url": target.storage_url,
             "storage_nonce": target.storage_nonce,

@@ -114,13 +114,16 @@ class RayCluster:
         self._prestarter = prestart.Prestarter()
 
     async def start(self) -> None:
-        await asyncio.to_thread(
+        joined = await asyncio.to_thread(
             ray.init,
             address=self._config.address,
             namespace=namespace(self._config.deployment_id),
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
+        self._dashboard_url = self._config.dashboard_url
+        if joined.dashboard_url and not self._dashboard_url:
+            self._dashboard_url = f"http://{joined.dashboard_url}"
         context = ray.get_runtime_context()
         self._session: str = context.get_session_name()
 
@@ -136,7 +139,7 @@ class RayCluster:
         return ClusterSnapshot(
             session=self._session,
             address=self._config.address,
-            dashboard_url=self._config.dashboard_url,
+            dashboard_url=self._dashboard_url,
             shared=self._config.shared,
             nodes=tuple(self._describe(node, available) for node in alive),
         )

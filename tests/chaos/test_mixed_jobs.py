@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +56,7 @@ def open_files(service: Service) -> Counter[str]:
             if service.ray_daemon()["instance"] in environment_of(agent):
                 pids["agent"] = agent
                 (pids["forkserver"],) = children_of(agent)
-    return Counter({name: len(os.listdir(f"/proc/{pid}/fd")) for name, pid in pids.items()})
+    return Counter({name: len([*Path(f"/proc/{pid}/fd").iterdir()]) for name, pid in pids.items()})
 
 
 def environment_of(pid: int) -> str:

@@ -121,7 +121,7 @@ def test_a_running_job_is_cancelled_and_everything_is_free_within_ten_seconds(
 ) -> None:
     script_path.write_text(IGNORES_SIGTERM)
     job = client.submit(script(script_path, resources={"num_workers": 2}))
-    eventually(lambda: len([line for line in client.logs(job.id)]) == 2)
+    eventually(lambda: len(list(client.logs(job.id))) == 2)
     asked = time.monotonic()
     assert client.cancel(job.id).state is JobState.CANCELLING
     assert client.wait(job.id, timeout_s=10).state is JobState.CANCELLED
