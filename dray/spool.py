@@ -50,20 +50,28 @@ class SpoolWriter:
         self._dropped = 0
 
     def append(self, kind: str, body: Mapping[str, Any]) -> bool:
-        """Add one frame; False if the spool is full and the frame was dropped."""
+        """Add one frame; False if the spool or the disk is full and the frame was dropped."""
         frame: dict[str, Any] = {"kind": kind, "time": time.time(), "body": body}
         if self._dropped:
             frame["dropped"] = self._dropped
         line = _encode(frame).encode() + b"\n"
-        if (self._fd < 0 or self._offset - self._segment_start >= SEGMENT_BYTES) and not (
-            self._roll(len(line))
-        ):
+        full = self._fd < 0 or self._offset - self._segment_start >= SEGMENT_BYTES
+        if (full and not self._roll(len(line))) or not self._write(line):
             self._dropped += 1
             return False
-        os.write(self._fd, line)
         self._offset += len(line)
         self._dropped = 0
         return True
+
+    def _write(self, line: bytes) -> bool:
+        """All of it or nothing: half a frame would spoil the one behind it."""
+        try:
+            written = os.write(self._fd, line)
+        except OSError:
+            return False
+        if written < len(line):
+            os.ftruncate(self._fd, self._offset - self._segment_start)
+        return written == len(line)
 
     def _roll(self, next_bytes: int) -> bool:
         """Begin a segment, unless what is undelivered leaves no room for one."""
@@ -73,7 +81,10 @@ class SpoolWriter:
             return False
         self.close()
         path = segment_path(self._directory, self._offset)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return False
         self._segment_start = self._offset
         return True
 

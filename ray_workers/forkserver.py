@@ -28,6 +28,7 @@ import ctypes
 import gc
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -42,6 +43,7 @@ from typing import Any
 
 from ray_workers.contracts import RankTask
 
+MARK_VARIABLE = "DRAY_PROCESS_MARK"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 REQUEST_LIMIT_BYTES = 4 << 20
@@ -53,9 +55,14 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def session_members(session: int) -> list[int]:
-    """Pids of the live (not zombie) processes of a session, by /proc/PID/stat (proc(5))."""
+def session_members(session: int, mark: str = "") -> list[int]:
+    """Pids of the live (not zombie) processes of a session, by /proc/PID/stat (proc(5)).
+
+    mark: those that left the session are found by it, if they were started as a program: a
+    program's environment says which rank it came from.
+    """
     members = []
+    entry_of_mark = f"{MARK_VARIABLE}={mark}".encode()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
@@ -65,9 +72,18 @@ def session_members(session: int) -> list[int]:
             continue
         # The command may hold spaces and brackets; the fields begin after its last ')'.
         state, _ppid, _pgrp, sid = stat[stat.rindex(b")") + 2 :].split()[:4]
-        if int(sid) == session and state not in (b"Z", b"X"):
+        if state in (b"Z", b"X"):
+            continue
+        if int(sid) == session or (mark and _has_environment(entry.path, entry_of_mark)):
             members.append(int(entry.name))
     return members
+
+
+def _has_environment(process: str, entry: bytes) -> bool:
+    try:
+        return entry in Path(process, "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 @dataclass
@@ -79,7 +95,12 @@ class Client:
     fds: list[int] = field(default_factory=list)
     request: dict[str, Any] = field(default_factory=dict)
     pid: int = 0
+    mark: str = ""
     exit_code: int | None = None
+
+    def members(self) -> list[int]:
+        """Live processes of what was forked for this client."""
+        return session_members(self.pid, self.mark)
 
     def send(self, message: dict[str, Any]) -> None:
         # A client that does not listen any more finds out by itself.
@@ -144,7 +165,7 @@ class ForkServer:
     def _handle(self, client: Client, message: dict[str, Any]) -> None:
         if "signal" in message:
             if client.pid and client.exit_code is None:
-                _signal_session(client.pid, message["signal"])
+                _signal(client.members(), message["signal"])
         elif message["op"] == "list":
             client.send(
                 {"tasks": [_described(c) for c in self._clients + self._abandoned if c.pid]}
@@ -156,8 +177,10 @@ class ForkServer:
     def _fork(self, client: Client) -> None:
         if client.pid or not client.fds:
             raise ValueError("a connection starts one process, and brings the pipe for its output")
+        client.mark = secrets.token_hex(8)
         pid = os.fork()
         if pid == 0:
+            os.environ[MARK_VARIABLE] = client.mark
             _child(client.request, client.fds[-1])
         os.close(client.fds.pop())
         client.pid = pid
@@ -170,7 +193,7 @@ class ForkServer:
         for fd in client.fds:
             os.close(fd)
         if client.pid:
-            _signal_session(client.pid, signal.SIGKILL)
+            _signal(client.members(), signal.SIGKILL)
             self._abandoned.append(client)
 
     def _reap(self) -> None:
@@ -178,8 +201,8 @@ class ForkServer:
         self._collect_exit_codes()
         for group in (self._clients, self._abandoned):
             for client in [c for c in group if c.exit_code is not None]:
-                if session_members(client.pid):
-                    _signal_session(client.pid, signal.SIGKILL)
+                if left := client.members():
+                    _signal(left, signal.SIGKILL)
                     continue
                 group.remove(client)
                 client.send({"exit": client.exit_code})
@@ -198,10 +221,9 @@ class ForkServer:
                     client.exit_code = os.waitstatus_to_exitcode(status)
 
     def _end_everything(self) -> None:
-        sessions = [c.pid for c in self._clients + self._abandoned if c.pid]
-        while any(session_members(session) for session in sessions):
-            for session in sessions:
-                _signal_session(session, signal.SIGKILL)
+        forked = [client for client in self._clients + self._abandoned if client.pid]
+        while left := [pid for client in forked for pid in client.members()]:
+            _signal(left, signal.SIGKILL)
             self._collect_exit_codes()
             time.sleep(SWEEP_S)
 
@@ -216,8 +238,8 @@ def _described(client: Client) -> dict[str, Any]:
     }
 
 
-def _signal_session(session: int, number: int) -> None:
-    for pid in session_members(session):
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 

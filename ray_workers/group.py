@@ -187,12 +187,18 @@ class WorkerGroup:
         del stops  # they end with their actors
 
     async def release(self) -> None:
-        """Give everything back, newest first; returns when the slots are free again."""
+        """Give everything back; returns when the processes are seen gone and the slots free.
+
+        May be repeated when it failed. The slots come last: they are offered to others at once.
+        """
         for member in self._members:
             with contextlib.suppress(RayActorError):
                 ray.kill(member.actor)
         if self._store is not None:
             self._store.abandon()
+        nodes = {part.node_id for part in self._spec.slices} | {self._own_node_id}
+        while not all(await asyncio.gather(*map(self._is_empty, nodes))):
+            await asyncio.sleep(CHECK_S)
         for slots in reversed(self._slots):
             await asyncio.to_thread(remove_placement_group, slots)
         deadline = time.monotonic() + RELEASE_TIMEOUT_S
@@ -200,15 +206,23 @@ class WorkerGroup:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"Ray still holds slots after {RELEASE_TIMEOUT_S:g} s")
             await asyncio.sleep(CHECK_S)
-        await self._wait_until_empty()
 
-    async def _wait_until_empty(self) -> None:
-        """A slot goes back only when its processes are seen gone, on every node of the group."""
-        nodes = {part.node_id for part in self._spec.slices} | {self._own_node_id}
-        for node_id in nodes:
+    async def _is_empty(self, node_id: str) -> bool:
+        """Whether no process of the attempt is left there: seen, or the node itself is gone."""
+        try:
             agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
-            while await agent.running.remote(self._spec.job_id, self._spec.attempt):
-                await asyncio.sleep(CHECK_S)
+            return not await agent.running.remote(self._spec.job_id, self._spec.attempt)
+        except (ValueError, RayActorError):
+            return node_id not in await asyncio.to_thread(alive_nodes)
+
+    async def has_lost_a_node(self) -> bool:
+        alive = await asyncio.to_thread(alive_nodes)
+        return any(part.node_id not in alive for part in self._spec.slices)
+
+
+def alive_nodes() -> set[str]:
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"] for node in nodes if node["Alive"]}
 
 
 _NAMED_RESOURCES = ("CPU", "GPU", "memory")

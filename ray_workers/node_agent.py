@@ -23,6 +23,7 @@ from ray_workers import spool
 from ray_workers.contracts import Frame, FrameKind
 from ray_workers.forking import ForkFailed, list_tasks
 from ray_workers.paths import runtime_dir, socket_path, spool_dir
+from ray_workers.spool import SpoolRead
 
 CODE_ROOT = Path(__file__).resolve().parent.parent
 POLL_S = 0.05
@@ -122,7 +123,7 @@ class NodeAgent:
         cursor: Mapping[str, int],
         max_bytes: int,
         wait_s: float,
-    ) -> dict[str, bytes]:
+    ) -> SpoolRead:
         """New frames of each spool of an attempt; waits up to `wait_s` for the first.
 
         What lies before `cursor` was stored by the service, and is deleted here.
@@ -136,14 +137,16 @@ class NodeAgent:
             if asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(POLL_S)
-        found = {}
-        for key in keys:
+        found, more = {}, False
+        for left, key in zip(range(len(keys), 0, -1), keys, strict=True):
             offset = cursor.get(key, 0)
             spool.discard(directory / key, before=offset)
-            data = spool.read(directory / key, offset, max(max_bytes // len(keys), 1))
+            data = spool.read(directory / key, offset, max(max_bytes // left, 1))
             if data:
                 found[key] = data
-        return found
+                max_bytes -= len(data)
+                more = more or spool.has_more(directory / key, offset + len(data))
+        return SpoolRead(found, more)
 
     async def errors(self, job_id: str, attempt: int) -> list[Frame]:
         """The ERROR frames that the ranks of an attempt left here as their last words."""

@@ -40,10 +40,9 @@ class RankActor:
 
     async def start(self, task: RankTask, socket_path: str) -> int:
         """Fork the training process; answer its pid."""
-        gpus = ray.get_gpu_ids()
-        if task.device == "cuda":
-            visible = ",".join(str(gpu) for gpu in gpus)
-            task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})
+        # Empty for a rank without a GPU: it must not see those that others were granted.
+        visible = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
+        task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})
         request = {"op": "rank", "task": json.loads(task.to_json())}
         self._process = await ForkedProcess.start(socket_path, request)
         self._log = LogPump(Path(task.spool_dir), self._process.output, task.spool_limit_bytes)

@@ -6,11 +6,22 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from dray.spool import segments
 from ray_workers.contracts import Frame, FrameKind
+
+
+@dataclass(frozen=True)
+class SpoolRead:
+    """What was appended to the spools of an attempt on one node."""
+
+    data: Mapping[str, bytes]
+    """Whole frames, by spool key."""
+    more: bool
+    """The cap was reached: there is more at once."""
 
 
 def spool_key(rank: int, incarnation: int, stream: str) -> str:
@@ -88,14 +99,16 @@ def remove(directory: Path) -> None:
 
 
 def decode(key: str, data: bytes) -> Iterator[Frame]:
-    """The frames in a run of whole lines."""
+    """The frames in a run of whole lines.
+
+    A line that is no frame, which only a program that writes into the spool by itself can leave,
+    is passed over: one that stopped the reader would stop the job.
+    """
     rank, incarnation = parse_key(key)
     for line in data.splitlines():
-        raw = json.loads(line)
-        yield Frame(
-            rank=rank,
-            incarnation=incarnation,
-            kind=FrameKind(raw["kind"]),
-            time=raw["time"],
-            body=raw["body"],
-        )
+        try:
+            raw = json.loads(line)
+            kind, time, body = FrameKind(raw["kind"]), float(raw["time"]), dict(raw["body"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        yield Frame(rank=rank, incarnation=incarnation, kind=kind, time=time, body=body)

@@ -11,6 +11,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -29,8 +30,15 @@ from ray_workers.contracts import (
 )
 from ray_workers.forking import ForkFailed
 from ray_workers.group import SlotsUnavailable, WorkerGroup
+from ray_workers.spool import SpoolRead
 from ray_workers.verdict import RankExit, judge
 
+START_LIMIT_S = 180.0
+"""Longest from having the slots to every process running; above the forkserver's own limit."""
+RELEASE_PAUSE_S = 1.0
+IDLE_PAUSE_S = 0.05
+"""After a read that came back early with nothing, such as from an agent that is restarting."""
+READ_SLACK_S = 5.0
 READ_WAIT_S = 1.0
 """Longest that one read of a node agent waits; a poll is made of several."""
 
@@ -64,12 +72,11 @@ class Supervisor:
         while True:
             ended = self._phase is Phase.ENDED
             data = await self._read(cursor, max_bytes, deadline - time.monotonic())
-            if data or ended or self._phase is not phase or time.monotonic() >= deadline:
-                return self._reply(cursor, data, max_bytes, ended)
+            if data.data or ended or self._phase is not phase or time.monotonic() >= deadline:
+                return self._reply(cursor, data, ended)
+            await asyncio.sleep(IDLE_PAUSE_S)
 
-    async def _read(
-        self, cursor: Mapping[str, int], max_bytes: int, wait_s: float
-    ) -> dict[str, bytes]:
+    async def _read(self, cursor: Mapping[str, int], max_bytes: int, wait_s: float) -> SpoolRead:
         """New frames from every node; returns early when the phase changes."""
         ended = self._phase is Phase.ENDED
         wait_s = 0.0 if ended else min(max(wait_s, 0.0), READ_WAIT_S)
@@ -86,22 +93,20 @@ class Supervisor:
         self._changed.clear()
         changed = asyncio.ensure_future(self._changed.wait())
         either: set[asyncio.Future[Any]] = {reads, changed}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            either, timeout=wait_s + READ_SLACK_S, return_when=asyncio.FIRST_COMPLETED
+        )
         changed.cancel()
         if not reads.done():
-            return {}  # a read changes nothing: the next poll asks again
-        found: dict[str, bytes] = {}
-        for answer in reads.result():
-            if isinstance(answer, dict):
-                found |= answer
-        return found
+            return SpoolRead({}, False)  # a read changes nothing: the next poll asks again
+        answers = [answer for answer in reads.result() if isinstance(answer, SpoolRead)]
+        found = {key: chunk for answer in answers for key, chunk in answer.data.items()}
+        return SpoolRead(found, any(answer.more for answer in answers))
 
-    def _reply(
-        self, cursor: Mapping[str, int], data: Mapping[str, bytes], max_bytes: int, ended: bool
-    ) -> PollReply:
+    def _reply(self, cursor: Mapping[str, int], read: SpoolRead, ended: bool) -> PollReply:
         frames: list[Frame] = []
         advanced = dict(cursor)
-        for key, chunk in data.items():
+        for key, chunk in read.data.items():
             frames += spool.decode(key, chunk)
             advanced[key] = advanced.get(key, 0) + len(chunk)
         if self._phase is Phase.STARTING and any(f.kind is FrameKind.METRICS for f in frames):
@@ -111,8 +116,8 @@ class Supervisor:
             phase=self._phase,
             phase_times=dict(self._phase_times),
             frames=tuple(frames),
-            more=sum(map(len, data.values())) * 2 >= max_bytes,
-            outcome=self._outcome if ended and not data else None,
+            more=read.more,
+            outcome=self._outcome if ended and not read.data else None,
         )
 
     async def stop(self) -> None:
@@ -142,14 +147,20 @@ class Supervisor:
         except Exception as error:
             traceback.print_exc()
             outcome = Outcome(Cause.INFRASTRUCTURE, f"{type(error).__name__}: {error}")
-        try:
-            await self._group.release()
-        except Exception as error:
-            # The slots are Ray's and go back at the latest when this actor ends.
-            traceback.print_exc()
-            outcome = Outcome(Cause.INFRASTRUCTURE, f"could not release the group: {error}")
+        await self._release()
+        if outcome.cause is Cause.WORKER_LOST and await self._group.has_lost_a_node():
+            outcome = replace(outcome, cause=Cause.NODE_LOST)
         self._outcome = outcome
         self._enter(Phase.ENDED)
+
+    async def _release(self) -> None:
+        """Until it is done: an attempt whose slots are not seen free has not ended."""
+        while True:
+            try:
+                return await self._group.release()
+            except Exception:
+                traceback.print_exc()
+                await asyncio.sleep(RELEASE_PAUSE_S)
 
     async def _train(self) -> Outcome:
         stop = asyncio.ensure_future(self._stop_asked.wait())
@@ -170,7 +181,11 @@ class Supervisor:
     async def _build(self) -> None:
         await self._group.acquire()
         self._enter(Phase.STARTING)
-        await self._group.start()
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                await self._group.start()
+        except TimeoutError:
+            raise ForkFailed(f"the group was not up within {START_LIMIT_S:g} s") from None
         if self._spec.spec.get("script"):
             self._enter(Phase.RUNNING)  # a script need not report steps
 

@@ -66,7 +66,14 @@ class Intake:
         for frame in frames:
             try:
                 handlers[frame.kind](frame)
-            except (Refused, KeyError, TypeError, ValueError, OverflowError) as error:
+            except (
+                Refused,
+                LookupError,
+                TypeError,
+                ValueError,
+                OverflowError,
+                AttributeError,
+            ) as error:
                 self._refused[f"{frame.kind}: {clean(str(error))[:200]}"] += 1
         self._metrics.store()
         self._logs.store()

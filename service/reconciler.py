@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from ray_workers.contracts import Cause, PollReply
 from service import jobs, recording
@@ -54,6 +55,7 @@ class Reconciler:
         self._signals = signals
         self._settings = settings
         self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
         self._stopped: set[tuple[str, int]] = set()
         """Attempts that were asked to stop."""
         self._orphans_at = 0.0
@@ -69,10 +71,10 @@ class Reconciler:
                         logger.exception("the reconciler failed a round; it goes on")
                     await woken.wait(self._settings.scheduler_tick_s)
         finally:
-            followers = list(self._followers.values())
-            for follower in followers:
-                follower.cancel()
-            await asyncio.gather(*followers, return_exceptions=True)
+            running = [*self._followers.values(), *self._chores.values()]
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
     async def run_once(self, now: datetime) -> None:
         """Start the followers that are missing, pass on cancellations, end what nobody owns."""
@@ -85,21 +87,30 @@ class Reconciler:
                 task = asyncio.create_task(self._follow(attempt), name=f"follow {key}")
                 self._followers[key] = task
                 task.add_done_callback(functools.partial(self._forget, key))
-            if attempt.job_state is JobState.CANCELLING:
-                await self._stop(attempt)
-        await self._end_orphans(now)
+            if attempt.job_state is JobState.CANCELLING and key not in self._stopped:
+                self._begin(("stop", *key), self._stop(attempt))
+        if asyncio.get_running_loop().time() >= self._orphans_at:
+            self._begin(("orphans",), self._end_orphans(now))
 
     def _forget(self, key: tuple[str, int], _: asyncio.Task[None]) -> None:
         self._followers.pop(key, None)
 
+    def _begin(self, what: tuple[object, ...], chore: Coroutine[Any, Any, None]) -> None:
+        """Do it beside the loop, once at a time: one supervisor that does not answer must not
+        keep the others waiting."""
+        if what in self._chores:
+            return chore.close()
+        self._chores[what] = task = asyncio.create_task(chore)
+        task.add_done_callback(lambda _: self._chores.pop(what, None))
+        return None
+
     async def _stop(self, attempt: jobs.LiveAttempt) -> None:
         key = (attempt.job_id, attempt.attempt)
-        if key in self._stopped:
-            return
         try:
             await self._cluster.stop_attempt(_ref(attempt))
         except ClusterUnavailable as error:
             logger.info("can't stop %s attempt %d yet: %s", *key, error)
+            await asyncio.sleep(UNAVAILABLE_PAUSE_S)
         else:
             self._stopped.add(key)
 
@@ -178,10 +189,7 @@ class Reconciler:
         SQL is asked last: an attempt is claimed before it is launched, so that what the cluster
         lists and SQL then does not call live has ended.
         """
-        now = asyncio.get_running_loop().time()
-        if now < self._orphans_at:
-            return
-        self._orphans_at = now + ORPHANS_PERIOD_S
+        self._orphans_at = asyncio.get_running_loop().time() + ORPHANS_PERIOD_S
         try:
             known = await self._cluster.attempts()
             _, live = await self._database.read(lambda s: jobs.queue_snapshot(s, at))
@@ -193,6 +201,7 @@ class Reconciler:
                     await self._cluster.stop_attempt(ref)
                     await self._cluster.acknowledge(ref)
         except ClusterUnavailable:
+            await asyncio.sleep(UNAVAILABLE_PAUSE_S)
             self._orphans_at = 0.0
 
 

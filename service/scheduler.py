@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from ray_workers.contracts import AttemptSpec, Slice
 from service import jobs, transitions
-from service.cluster.port import Cluster, ClusterUnavailable
+from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.db.session import Database
 from service.domain import policy
 from service.settings import Settings
@@ -69,7 +69,7 @@ class Scheduler:
         if not waiting:
             self._impossible_since.clear()
             return 0
-        decisions = policy.plan(_snapshot(self._watch, waiting, live), now)
+        decisions = policy.plan(_snapshot(cluster, waiting, live), now)
         decisions = [
             self._patient(decision, place, now) for place, decision in enumerate(decisions)
         ]
@@ -144,7 +144,8 @@ class Scheduler:
         try:
             await self._cluster.launch(spec)
         except ClusterUnavailable as error:
-            # Nobody knows whether it started. The reconciler finds out, and ends what did not.
+            # Nobody knows whether it started. The reconciler finds out, and ends what did not;
+            # a gateway that is still at it says so when it is polled.
             logger.warning(
                 "the launch of %s attempt %d is in doubt: %s", spec.job_id, spec.attempt, error
             )
@@ -152,7 +153,7 @@ class Scheduler:
 
 
 def _snapshot(
-    watch: ClusterWatch,
+    cluster: ClusterSnapshot | None,
     waiting: tuple[policy.WaitingJob, ...],
     live: tuple[jobs.LiveAttempt, ...],
 ) -> policy.Snapshot:
@@ -160,7 +161,6 @@ def _snapshot(
     holders = tuple(
         policy.Holder(attempt.job_id, attempt.slices, attempt.bundle) for attempt in live
     )
-    cluster = watch.latest
     if cluster is None:
         return policy.Snapshot(waiting, (), connected=False, holders=holders)
     nodes = []

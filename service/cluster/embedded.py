@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -55,11 +56,22 @@ class EmbeddedRay:
         self._directory = home / "ray"
         self._num_slots = num_slots
         self._deployment_id = deployment_id
+        self._lock = threading.Lock()
+        self._stopping = False
         self._record = self._directory / "daemon.json"
         self.token_file = self._directory / "token"
 
     def ensure(self) -> Daemon:
-        """The running daemon; starts one, after ending what a dead one left behind."""
+        """The running daemon; starts one, after ending what a dead one left behind.
+
+        EmbeddedRayError if it does not start, or if `stop` came first.
+        """
+        with self._lock:
+            if self._stopping:
+                raise EmbeddedRayError("the service is stopping")
+            return self._ensure()
+
+    def _ensure(self) -> Daemon:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         known = self._read_record()
         if known is not None:
@@ -70,10 +82,12 @@ class EmbeddedRay:
         return self._start()
 
     def stop(self) -> None:
-        """End the daemon and everything that carries its mark."""
-        known = self._read_record()
-        if known is not None:
-            self._end(known)
+        """End the daemon and everything that carries its mark; none is started any more."""
+        self._stopping = True
+        with self._lock:
+            known = self._read_record()
+            if known is not None:
+                self._end(known)
 
     def environment(self) -> dict[str, str]:
         """What a driver needs in its environment to join."""
@@ -118,10 +132,12 @@ class EmbeddedRay:
                 env=self._daemon_environment(instance),
             )
         daemon = Daemon(process.pid, _start_ticks(process.pid) or 0, instance, address, dashboard)
-        self._record.write_text(json.dumps(asdict(daemon)))
+        draft = self._record.with_suffix(".new")
+        draft.write_text(json.dumps(asdict(daemon)))
+        draft.replace(self._record)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _log_says_started(log_path):
-            if process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None or self._stopping or time.monotonic() > deadline:
                 self._end(daemon)
                 raise EmbeddedRayError(f"the embedded Ray did not start; see {log_path}")
             time.sleep(CHECK_S)
@@ -139,6 +155,9 @@ class EmbeddedRay:
             "RAY_metrics_report_interval_ms": "2000",
             # Draining is for nodes that others may move to; ours is the only one.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+            # When memory runs out Ray would end its own workers, and with a node agent every job of
+            # the node. The kernel ends the largest process, which is the rank at fault.
+            "RAY_memory_monitor_refresh_ms": "0",
             "RAY_DISABLE_IMPORT_WARNING": "1",
         }
 

@@ -39,6 +39,8 @@ CODE_ROOT = Path(__file__).resolve().parents[2]
 RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 CALL_TIMEOUT_S = 30.0
 """Longest wait for an answer, on top of what the call itself may wait."""
+CHILD_CALL_LIMIT_S = 60.0
+"""When the child gives up a call; the parent has long since."""
 _LENGTH = struct.Struct("!I")
 
 
@@ -234,7 +236,8 @@ async def _serve(fd: int) -> None:
 
     async def answer(number: int, method: str, arguments: tuple[Any, ...]) -> None:
         try:
-            reply = (number, True, await getattr(cluster, method)(*arguments))
+            async with asyncio.timeout(CHILD_CALL_LIMIT_S):
+                reply = (number, True, await getattr(cluster, method)(*arguments))
         except Exception as error:
             reply = (number, False, str(ray_side.as_unavailable(error)))
         _send(writer, reply)

@@ -71,6 +71,11 @@ class JoinedNode:
     asked_at: float
     problem: str | None = "its node agent is starting"
 
+    @property
+    def is_dead(self) -> bool:
+        """Ray has given the agent up, as when its constructor fails; a restart is not that."""
+        return self.asked.done() and isinstance(self.asked.exception(), ActorDiedError)
+
     def settle(self, config: GatewayConfig) -> None:
         """Take over the agent's answer, if it came."""
         if not self.asked.done():
@@ -110,6 +115,7 @@ class RayCluster:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self._supervisors: dict[tuple[str, int], Any] = {}
+        self._launching: dict[tuple[str, int], asyncio.Future[Any]] = {}
         self._nodes: dict[str, JoinedNode] = {}
         self._prestarter = prestart.Prestarter()
 
@@ -161,7 +167,7 @@ class RayCluster:
     def _joined(self, node_id: str) -> JoinedNode:
         """The node's agent, created or asked again where it is time."""
         known = self._nodes.get(node_id)
-        if known is None:
+        if known is None or known.is_dead:
             agent = NodeAgent.options(  # type: ignore[attr-defined]
                 name=agent_name(node_id),
                 lifetime="detached",
@@ -182,7 +188,8 @@ class RayCluster:
     async def launch(self, spec: AttemptSpec) -> None:
         resources = await asyncio.to_thread(ray.cluster_resources)
         control = CONTROL_RESOURCE if CONTROL_RESOURCE in resources else HEAD_RESOURCE
-        self._supervisors[spec.job_id, spec.attempt] = await asyncio.to_thread(
+        key = (spec.job_id, spec.attempt)
+        create = asyncio.to_thread(
             Supervisor.options(  # type: ignore[attr-defined]
                 name=supervisor_name(spec.job_id, spec.attempt),
                 lifetime="detached",
@@ -191,6 +198,12 @@ class RayCluster:
             ).remote,
             spec,
         )
+        # Whoever asked may give up, the creation goes on: until it is over there is nothing to
+        # conclude from there being no such actor.
+        launching = asyncio.ensure_future(create)
+        self._launching[key] = launching
+        launching.add_done_callback(lambda _: self._launching.pop(key, None))
+        self._supervisors[key] = await asyncio.shield(launching)
         self._prestarter.used()
 
     async def poll(
@@ -198,11 +211,14 @@ class RayCluster:
     ) -> PollReply:
         if ref.session != self._session:
             return _ended(cursor, Cause.NODE_LOST, "the Ray cluster that ran it is gone")
+        if (ref.job_id, ref.attempt) in self._launching:
+            return PollReply(dict(cursor), Phase.ACQUIRING, {})
         try:
             supervisor = await self._supervisor(ref)
-            reply: PollReply = await supervisor.poll.remote(dict(cursor), wait_s, max_bytes)
         except ValueError:
             return await self._poll_orphan(ref, cursor, max_bytes, "there is no such actor")
+        try:
+            reply: PollReply = await supervisor.poll.remote(dict(cursor), wait_s, max_bytes)
         except ActorDiedError as error:
             self._supervisors.pop((ref.job_id, ref.attempt), None)
             return await self._poll_orphan(ref, cursor, max_bytes, _brief(error))
@@ -221,6 +237,7 @@ class RayCluster:
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
     ) -> PollReply:
         """Of an attempt without a supervisor: what is left, and its end when all is seen gone."""
+        await self.snapshot()  # which nodes are alive, and their agents
         agents = [self._nodes[node].agent for node in ref.node_ids if node in self._nodes]
         running = [agent.running.remote(ref.job_id, ref.attempt) for agent in agents]
         if any(await asyncio.gather(*map(_result, running))) or await self._holds_slots(ref):
@@ -231,8 +248,8 @@ class RayCluster:
         ]
         frames: list[Frame] = []
         advanced = dict(cursor)
-        for found in await asyncio.gather(*map(_result, reads)):
-            for key, chunk in found.items():
+        for answer in await asyncio.gather(*map(_result, reads)):
+            for key, chunk in answer.data.items():
                 frames += spool.decode(key, chunk)
                 advanced[key] = advanced.get(key, 0) + len(chunk)
         if frames:
@@ -263,6 +280,7 @@ class RayCluster:
             await supervisor.acknowledge.remote()
             await asyncio.to_thread(ray.kill, supervisor)
         except (ValueError, RayActorError):
+            await self.snapshot()
             agents = [self._nodes[node].agent for node in ref.node_ids if node in self._nodes]
             drops = [_result(agent.drop.remote(ref.job_id, ref.attempt)) for agent in agents]
             await asyncio.gather(*drops, return_exceptions=True)
