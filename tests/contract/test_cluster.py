@@ -87,7 +87,7 @@ async def test_a_small_byte_cap_delivers_whole_frames_and_loses_none(ground: Gro
     frames = frames_of(replies)
     assert all(steps_of(frames, rank) == ALL_STEPS for rank in range(2))
     assert all(len(lines_of(frames, rank)) == STEPS for rank in range(2))
-    assert all(reply.more for reply in replies if reply.frames)
+    assert any(reply.more for reply in replies if reply.frames)
     assert len([reply for reply in replies if reply.frames]) >= STEPS
 
 
