@@ -21,8 +21,8 @@ RAY_TRAIN = "Ray Train on a running cluster"
 TORCHRUN = "torchrun, cold"
 
 SETTLE_S = {RECIPE: 6.0, AGAIN: 0.0, RAY_TRAIN: 6.0, TORCHRUN: 2.0, SCRIPT: 2.0}
-"""Least pause before a turn. dray fills its pool of idle Ray workers three seconds after a launch:
-that must be over, neither in the way of a peer nor missing at dray's own next turn."""
+"""Least pause before a turn. dray fills its pool of idle Ray workers three seconds after a launch,
+which must neither be in the way of a peer nor still to come at dray's own next turn."""
 
 GOALS = {RAY_TRAIN: (0.1, "at most 1/10"), TORCHRUN: (1 / 3, "at most 1/3")}
 
@@ -30,8 +30,8 @@ METHOD = (
     "Two ranks on CPU (gloo, one thread each) start the digits CNN; batch 64, AdamW. Seconds from "
     "the submit to the end of the first optimizer step by the worker's clock, on one machine.",
     "dray: from before the POST to a running `python -m api` with its embedded Ray, to the job's "
-    "`first_step_at`, which is when the step was reported. Its pool of idle Ray workers is full, "
-    'except in "right after another job".',
+    "`first_step_at`, which is when the step was reported. Its pool of idle Ray workers had six "
+    'seconds to fill up after its last job, except in "right after another job".',
     "Ray Train: from the call of `TorchTrainer.fit()` in a driver that runs and has everything "
     "imported, on a Ray cluster of 4 CPUs that runs, to the end of the step of the faster rank. "
     "Starting a driver or a cluster is not counted.",
