@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,7 +88,8 @@ class WorkerGroup:
             )
         deadline = time.monotonic() + spec.start_timeout_s
         waits = [
-            asyncio.to_thread(slots.wait, max(deadline - time.monotonic(), 0.0))
+            # Ray counts this in whole seconds and cuts off the rest.
+            asyncio.to_thread(slots.wait, math.ceil(max(deadline - time.monotonic(), 0.0)))
             for slots in self._slots
         ]
         if not all(await asyncio.gather(*waits)):

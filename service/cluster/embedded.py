@@ -158,6 +158,9 @@ class EmbeddedRay:
             # When memory runs out Ray would end its own workers, and with a node agent every job of
             # the node. The kernel ends the largest process, which is the rank at fault.
             "RAY_memory_monitor_refresh_ms": "0",
+            # A raylet starts one worker process per CPU at a time, and forgets what it was asked
+            # for beyond that (`service.cluster.prestart`).
+            "RAY_worker_maximum_startup_concurrency": "8",
             "RAY_DISABLE_IMPORT_WARNING": "1",
         }
 

@@ -28,37 +28,51 @@ second, which belongs to the job that is starting."""
 
 
 class Prestarter:
-    """Asks each node for idle workers when it joins, and again after they were used."""
+    """Asks each node for idle workers when it joins, and again for those that were used."""
 
     def __init__(self) -> None:
-        self._warmed: dict[str, float] = {}
+        self._missing: dict[str, int] = {}
+        self._asked_at: dict[str, float] = {}
         self._used_at = 0.0
         self._refused = False
 
-    def used(self) -> None:
-        """A launch took workers."""
+    def used(self, workers: Mapping[str, int]) -> None:
+        """A launch took so many workers of each node."""
         self._used_at = time.monotonic()
+        for node_id, count in workers.items():
+            missing = self._missing.get(node_id, 0) + count
+            self._missing[node_id] = min(missing, IDLE_WORKERS)
 
     def keep_warm(self, nodes: Sequence[Mapping[str, Any]]) -> None:
-        """Top up the nodes that need it; returns at once."""
+        """Top up the nodes that need it; returns at once.
+
+        The raylet starts as many as it is told, however many are idle: only what is missing is
+        asked for.
+        """
         now = time.monotonic()
         if self._refused or now - self._used_at < CALM_S:
             return
         for node in nodes:
-            last = self._warmed.get(node["NodeID"])
-            if last is None or last < self._used_at or now - last > KEEP_ALIVE_S / 2:
-                self._warmed[node["NodeID"]] = now
+            node_id = node["NodeID"]
+            asked_at = self._asked_at.get(node_id)
+            if asked_at is None or now - asked_at > KEEP_ALIVE_S:
+                self._missing[node_id] = IDLE_WORKERS
+            missing = self._missing.pop(node_id, 0)
+            if missing:
+                self._asked_at[node_id] = now
                 address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
-                threading.Thread(target=self._prestart, args=(address,), daemon=True).start()
+                threading.Thread(
+                    target=self._prestart, args=(address, missing), daemon=True
+                ).start()
 
-    def _prestart(self, address: str) -> None:
+    def _prestart(self, address: str, count: int) -> None:
         try:
             grpc: Any = importlib.import_module("grpc")
             messages: Any = importlib.import_module("ray.core.generated.node_manager_pb2")
             stubs: Any = importlib.import_module("ray.core.generated.node_manager_pb2_grpc")
             request = messages.PrestartWorkersRequest(
                 language=0,  # Python, in Ray's common.proto
-                num_workers=IDLE_WORKERS,
+                num_workers=count,
                 keep_alive_duration_secs=KEEP_ALIVE_S,
             )
             with grpc.insecure_channel(address) as channel:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,7 @@ class RayCluster:
         self._supervisors: dict[tuple[str, int], Any] = {}
         self._launching: dict[tuple[str, int], asyncio.Future[Any]] = {}
         self._nodes: dict[str, JoinedNode] = {}
+        self._heads: list[str] = []
         self._prestarter = prestart.Prestarter()
 
     async def start(self) -> None:
@@ -141,6 +143,7 @@ class RayCluster:
         available = await asyncio.to_thread(_available_by_node)
         alive = [node for node in nodes if node["Alive"]]
         self._nodes = {n["NodeID"]: self._joined(n["NodeID"]) for n in alive}
+        self._heads = [n["NodeID"] for n in alive if HEAD_RESOURCE in n["Resources"]]
         self._prestarter.keep_warm(alive)
         return ClusterSnapshot(
             session=self._session,
@@ -204,7 +207,9 @@ class RayCluster:
         self._launching[key] = launching
         launching.add_done_callback(lambda _: self._launching.pop(key, None))
         self._supervisors[key] = await asyncio.shield(launching)
-        self._prestarter.used()
+        taken = Counter({part.node_id: part.num_workers for part in spec.slices})
+        taken.update(self._heads)  # the supervisor's
+        self._prestarter.used(taken)
 
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
