@@ -16,7 +16,7 @@ from dray import train
 from dray.spec import JobSpec, Script
 from ray_workers.contracts import Cause, FrameKind, RankTask
 from ray_workers.recipes import RECIPES
-from ray_workers.training import loop
+from ray_workers.training import loop, process_group
 from ray_workers.training.errors import cause_of
 
 MAX_TRACEBACK_CHARS = 32_000
@@ -122,6 +122,7 @@ def _run_script(script: Script) -> None:
             f"script.entrypoint is {script.entrypoint}, but there is no such file on this "
             f"worker (looked from {Path.cwd()})"
         )
+    process_group.keep_groups()
     sys.argv = [script.entrypoint, *script.args]
     sys.path.insert(0, str(path.resolve().parent))
     runpy.run_path(script.entrypoint, run_name="__main__")

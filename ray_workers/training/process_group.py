@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -10,6 +14,24 @@ _kept: list[dist.ProcessGroup | None] = []
 """Groups that were joined, held until the process ends. The last reference to a gloo group joins
 its threads while holding the interpreter's lock, and one of those may be waiting for that lock to
 let go of a finished operation: seen as a rank that had trained to its end and never exited."""
+
+
+def keep_groups() -> None:
+    """From now on hold every group that this process makes, as `_kept` says: for scripts."""
+    for name in ("init_process_group", "new_group"):
+        keeping = _keeping(getattr(dist, name))
+        setattr(dist, name, keeping)
+        setattr(dist.distributed_c10d, name, keeping)
+
+
+def _keeping(create: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(create)
+    def create_and_keep(*args: Any, **kwargs: Any) -> Any:
+        made = create(*args, **kwargs)
+        _kept.append(dist.group.WORLD if made is None else made)
+        return made
+
+    return create_and_keep
 
 
 def join(device: torch.device, world_size: int) -> None:
