@@ -38,6 +38,7 @@ FOREIGN = {
     "POSTGRES_PASSWORD_FILE",
     "RAY_AUTH_MODE",
     "RAY_AUTH_TOKEN_PATH",
+    "RAY_memory_monitor_refresh_ms",
 }
 
 
