@@ -183,10 +183,10 @@ class WorkerGroup:
 
     async def stop_processes(self, exits: Sequence[asyncio.Future[RankExit]]) -> None:
         """End every training process; returns when all are seen gone."""
-        running = [m for m, done in zip(self._members, exits, strict=False) if not done.done()]
-        stops = [member.actor.stop.remote(STOP_GRACE_S) for member in running]
+        for member, exit_ in zip(self._members, exits, strict=True):
+            if not exit_.done():
+                member.actor.stop.remote(STOP_GRACE_S)  # not waited for: it ends with its actor
         await asyncio.gather(*exits)
-        del stops  # they end with their actors
 
     async def release(self) -> None:
         """Give everything back; returns when the processes are seen gone and the slots free.

@@ -81,7 +81,7 @@ class NodeAgent:
                 start_new_session=True,
             )
 
-    async def describe(self, nonce_path: str | None) -> NodeReport:
+    async def describe(self, nonce_path: Path | None) -> NodeReport:
         """Answer once the forkserver serves, or say why it does not."""
         problem = await self._wait_for_forkserver()
         return NodeReport(
@@ -175,8 +175,8 @@ def _spool_keys(directory: Path) -> list[str]:
         return []
 
 
-def _read_text(path: str) -> str | None:
+def _read_text(path: Path) -> str | None:
     try:
-        return Path(path).read_text()
+        return path.read_text()
     except OSError:
         return None

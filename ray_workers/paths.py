@@ -1,6 +1,6 @@
 """Where a node keeps what belongs to one deployment: its forkserver's socket and its spools.
 
-Under the system's temporary folder, because the path of a socket has at most 107 bytes.
+They lie under the system's temporary folder, because the path of a socket has at most 107 bytes.
 """
 
 from __future__ import annotations
@@ -8,6 +8,16 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from urllib.parse import urlsplit
+
+
+def nonce_path(storage_url: str) -> Path | None:
+    """Where storage that is a folder holds the service's nonce; None for other storage.
+
+    A node that reads another text there does not see the service's files.
+    """
+    url = urlsplit(storage_url)
+    return Path(url.path, ".dray-nonce") if url.scheme == "file" else None
 
 
 def machine_root() -> Path:

@@ -12,9 +12,8 @@ import os
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from urllib.parse import urlsplit
 
+from ray_workers.paths import nonce_path
 from service.cluster.embedded import EmbeddedRay
 from service.cluster.gateway import GatewayCluster, RayTarget
 from service.cluster.port import Cluster
@@ -34,7 +33,6 @@ from service.watch import ClusterWatch
 logger = logging.getLogger(__name__)
 
 EMBEDDED = "local"
-NONCE_FILE = ".dray-nonce"
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,9 @@ class Runtime:
         `cluster` stands in for Ray in tests. HomeInUse if another process has the home.
         """
         database = Database(settings.database_url)
-        holds_home = database.is_sqlite or settings.ray_address == EMBEDDED
-        home = HomeLock.acquire(settings.home) if holds_home and loops else None
+        # SQLite has one process, whether or not that runs the loops; so has an embedded Ray.
+        holds_home = database.is_sqlite or (loops and settings.ray_address == EMBEDDED)
+        home = HomeLock.acquire(settings.home) if holds_home else None
         try:
             await asyncio.to_thread(migrate, database)
             database.listen()
@@ -90,9 +89,7 @@ class Runtime:
     async def _start_loops(self, cluster: Cluster | None) -> None:
         now = datetime.now(UTC)
         deployment_id = await self.database.write(lambda s: repository.ensure_deployment(s, now))
-        self.cluster = cluster or GatewayCluster(
-            ray_target(self.settings, deployment_id, self.storage)
-        )
+        self.cluster = cluster or GatewayCluster(ray_target(self.settings, deployment_id))
         self.watch = ClusterWatch(self.database, self.cluster, self.signals)
         scheduler = Scheduler(
             self.database, self.cluster, self.watch, self.signals, self.settings, deployment_id
@@ -132,7 +129,7 @@ class Runtime:
         return Readiness(all(value == "ok" for value in checks.values()), checks)
 
 
-def ray_target(settings: Settings, deployment_id: str, storage: Storage) -> RayTarget:
+def ray_target(settings: Settings, deployment_id: str) -> RayTarget:
     """Which Ray, by the settings."""
     embedded = None
     if settings.ray_address == EMBEDDED:
@@ -150,10 +147,9 @@ def ray_target(settings: Settings, deployment_id: str, storage: Storage) -> RayT
 
 def _storage_nonce(storage_url: str) -> str:
     """A random text in shared storage, which every node that joins must be able to read."""
-    url = urlsplit(storage_url)
-    if url.scheme != "file":
+    path = nonce_path(storage_url)
+    if path is None:
         return ""
-    path = Path(url.path, NONCE_FILE)
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError), path.open("x") as file:
         file.write(secrets.token_hex(16))

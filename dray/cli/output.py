@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from dray import views
+
+Item = TypeVar("Item", bound="BaseModel")
 
 
 class ReaderGone(Exception):
@@ -71,6 +73,19 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     for row in rows:
         drawn.add_row(*(Text(_cell(value)) for value in row))
     console.print(drawn)
+
+
+def listing(
+    found: Sequence[Item],
+    as_json: bool,
+    headings: Sequence[str],
+    row: Callable[[Item], Sequence[object]],
+) -> None:
+    """A list of answers: a table with a row for each, or one JSON document."""
+    if as_json:
+        write_json(found)
+    else:
+        table(headings, map(row, found))
 
 
 def _cell(value: object) -> str:

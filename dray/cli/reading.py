@@ -102,21 +102,17 @@ def metrics(
 @app.command()
 def attempts(job_id: JobId, as_json: AsJson = False) -> None:
     """List the launches of a job."""
-    from dray.cli.output import table, write_json
+    from dray.cli.output import listing
 
     with connect() as client:
         found = client.attempts(job_id)
-    if as_json:
-        write_json(found)
-        return
-    table(
+    listing(
+        found,
+        as_json,
         ("ATTEMPT", "STATE", "WORKERS", "FROM STEP", "STARTED", "FINISHED", "REASON"),
-        (
-            (
-                *(a.attempt, a.state, a.world_size, a.resume_step, a.started_at, a.finished_at),
-                a.reason.message if a.reason else None,
-            )
-            for a in found
+        lambda a: (
+            *(a.attempt, a.state, a.world_size, a.resume_step, a.started_at, a.finished_at),
+            a.reason.message if a.reason else None,
         ),
     )
 
@@ -124,32 +120,30 @@ def attempts(job_id: JobId, as_json: AsJson = False) -> None:
 @app.command()
 def checkpoints(job_id: JobId, as_json: AsJson = False) -> None:
     """List a job's checkpoints."""
-    from dray.cli.output import size, table, write_json
+    from dray.cli.output import listing, size
 
     with connect() as client:
         found = client.checkpoints(job_id)
-    if as_json:
-        write_json(found)
-        return
-    table(
+    listing(
+        found,
+        as_json,
         ("STEP", "ATTEMPT", "SIZE", "METRIC", "IS", "CREATED"),
-        ((c.step, c.attempt, size(c.size_bytes), c.metric, _marks(c), c.created_at) for c in found),
+        lambda c: (c.step, c.attempt, size(c.size_bytes), c.metric, _marks(c), c.created_at),
     )
 
 
 @app.command()
 def artifacts(job_id: JobId, as_json: AsJson = False) -> None:
     """List a job's results."""
-    from dray.cli.output import size, table, write_json
+    from dray.cli.output import listing, size
 
     with connect() as client:
         found = client.artifacts(job_id)
-    if as_json:
-        write_json(found)
-        return
-    table(
+    listing(
+        found,
+        as_json,
         ("PATH", "SIZE", "SHA256", "ID"),
-        ((a.path, size(a.size_bytes), a.sha256[:12], a.id) for a in found),
+        lambda a: (a.path, size(a.size_bytes), a.sha256[:12], a.id),
     )
 
 

@@ -78,9 +78,11 @@ class Prestarter:
             with grpc.insecure_channel(address) as channel:
                 stub = stubs.NodeManagerServiceStub(channel)
                 stub.PrestartWorkers(request, metadata=_token_metadata(), timeout=10.0)
-        except Exception as error:
+        except (ImportError, AttributeError) as error:
             self._refused = True
-            logger.info("Ray does not prestart workers for us, jobs start slower: %s", error)
+            logger.info("this Ray can't prestart workers for us, jobs start slower: %s", error)
+        except Exception as error:
+            logger.info("the node at %s did not prestart workers: %s", address, error)
 
 
 def _token_metadata() -> list[tuple[str, str]]:

@@ -12,9 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayError
@@ -39,11 +37,11 @@ from ray_workers.contracts import (
     supervisor_name,
 )
 from ray_workers.node_agent import NodeAgent, NodeReport
+from ray_workers.paths import nonce_path
 from ray_workers.supervisor import Supervisor
 from service.cluster import prestart
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 
-NONCE_FILE = ".dray-nonce"
 REDESCRIBE_S = 5.0
 CONTROL_RESOURCE = "dray_control"
 HEAD_RESOURCE = "node:__internal_head__"
@@ -87,12 +85,6 @@ class JoinedNode:
             self.problem = f"its node agent failed: {_brief(error)}"
 
 
-def nonce_path_of(storage_url: str) -> str | None:
-    """Where a node reads the nonce of storage that is a folder; None for other storage."""
-    url = urlsplit(storage_url)
-    return str(Path(url.path, NONCE_FILE)) if url.scheme == "file" else None
-
-
 def refusal(report: NodeReport, config: GatewayConfig) -> str | None:
     """Why the node that says this of itself may not carry ranks, or None."""
     if report.problem:
@@ -102,7 +94,7 @@ def refusal(report: NodeReport, config: GatewayConfig) -> str | None:
             f"it runs dray {report.version}, the service {dray.__version__}: "
             "start its Ray from the same checkout or image"
         )
-    if nonce_path_of(config.storage_url) and report.storage_nonce != config.storage_nonce:
+    if nonce_path(config.storage_url) and report.storage_nonce != config.storage_nonce:
         return (
             f"it does not see the service's files at {config.storage_url}: mount the "
             "same directory there, or set DRAY_STORAGE_URL to storage that all nodes share"
@@ -185,8 +177,8 @@ class RayCluster:
         return known
 
     def _ask(self, agent: Any) -> asyncio.Future[NodeReport]:
-        nonce_path = nonce_path_of(self._config.storage_url)
-        return asyncio.ensure_future(_result(agent.describe.remote(nonce_path)))
+        path = nonce_path(self._config.storage_url)
+        return asyncio.ensure_future(_result(agent.describe.remote(path)))
 
     async def launch(self, spec: AttemptSpec) -> None:
         resources = await asyncio.to_thread(ray.cluster_resources)
@@ -292,14 +284,17 @@ class RayCluster:
         self._supervisors.pop((ref.job_id, ref.attempt), None)
 
     async def attempts(self) -> list[AttemptRef]:
-        names = await asyncio.to_thread(ray.util.list_named_actors)
-        nodes = tuple(self._nodes)
-        found = []
-        for name in names:
+        found = set()
+        for name in await asyncio.to_thread(ray.util.list_named_actors):
             match name.split(":"):
                 case ["dray", job_id, attempt, "supervisor"]:
-                    found.append(AttemptRef(job_id, int(attempt), self._session, nodes))
-        return found
+                    found.add((job_id, int(attempt)))
+        # A supervisor may have died before its spools were dropped.
+        agents = [node.agent for node in self._nodes.values() if node.problem is None]
+        for spooled in await asyncio.gather(*(_result(a.spooled.remote()) for a in agents)):
+            found.update(spooled)
+        nodes = tuple(self._nodes)
+        return [AttemptRef(*key, self._session, nodes) for key in sorted(found)]
 
 
 def _ended(cursor: Mapping[str, int], cause: Cause, message: str) -> PollReply:

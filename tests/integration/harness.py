@@ -68,11 +68,11 @@ class Service:
         self.process = self.spawn()
         eventually(self.takes_jobs, why=f"the service never took jobs: {self.log()[-3000:]}")
 
-    def spawn(self) -> subprocess.Popen[bytes]:
+    def spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
         self.home.mkdir(parents=True, exist_ok=True)
         with open(self.home / "service.log", "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "api"],
+                [sys.executable, "-m", "api", *arguments],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,

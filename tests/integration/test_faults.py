@@ -189,8 +189,11 @@ def test_a_graceful_stop_leaves_no_process_and_the_job_goes_on_after_the_next_st
     assert_promises(embedded, client, job.id)
 
 
-def test_a_second_service_on_the_same_home_is_refused(embedded: Service) -> None:
+@pytest.mark.parametrize("arguments", [(), ("--no-loops",)], ids=["with loops", "without"])
+def test_a_second_service_on_the_same_home_is_refused(
+    embedded: Service, arguments: tuple[str, ...]
+) -> None:
+    already = len(embedded.log())
     second = Service(embedded.home, embedded.environment)
-    process = second.spawn()
-    assert process.wait(timeout=30) == 1
-    assert "in use by the dray service with process id" in embedded.log()
+    assert second.spawn(*arguments).wait(timeout=30) == 1
+    assert "in use by the dray service with process id" in embedded.log()[already:]

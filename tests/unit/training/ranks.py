@@ -34,6 +34,7 @@ def make_task(
     attempt: int = 1,
     port: int = 0,
     resume_from: Sequence[CheckpointRef] = (),
+    device: str = "cpu",
 ) -> RankTask:
     """A task whose spool, checkpoints and artifacts lie under `home`."""
     base = home / f"attempt-{attempt}"
@@ -53,6 +54,7 @@ def make_task(
         checkpoint_url=(base / "checkpoints").as_uri(),
         artifact_url=(base / "artifacts").as_uri(),
         resume_from=tuple(resume_from),
+        device=device,
     )
 
 
@@ -63,6 +65,7 @@ def run_ranks(
     world_size: int,
     attempt: int = 1,
     resume_from: Sequence[CheckpointRef] = (),
+    device: str = "cpu",
     before: Callable[[RankTask], None] | None = None,
 ) -> list[int | None]:
     """Train to the end; each rank's exit code, negative for a signal. `before` runs in each
@@ -77,6 +80,7 @@ def run_ranks(
             attempt=attempt,
             port=store.port,
             resume_from=resume_from,
+            device=device,
         )
         for rank in range(world_size)
     ]
