@@ -143,6 +143,9 @@ def _invalid(errors: Iterable[Mapping[str, Any]], document: Mapping[str, Any]) -
 
 def _pointer(error: Mapping[str, Any], document: Any) -> str:
     """RFC 6901, without the parts of pydantic's location that name types, not fields."""
+    if error["type"] == "wrong_together":
+        pointer: str = error["ctx"]["pointer"]
+        return pointer
     pointer, here = "", document
     for part in error["loc"]:
         is_item = isinstance(here, list) and isinstance(part, int) and part < len(here)
@@ -150,6 +153,8 @@ def _pointer(error: Mapping[str, Any], document: Any) -> str:
             here = here[part]
         elif isinstance(here, dict) and error["type"] == "missing":
             here = None
+        elif isinstance(here, dict) and here.get("name") == part:
+            continue  # the tag of a model, which the location names between `model` and a field
         else:
             break
         pointer += "/" + str(part).replace("~", "~0").replace("/", "~1")
@@ -183,15 +188,24 @@ def _hint(error: Mapping[str, Any]) -> str | None:
 
 def _fields_at(parents: Iterable[Any]) -> Iterator[str]:
     """Names of the fields of the part of the document that `parents` leads to."""
-    model: type[BaseModel] | None = JobSpec
+    models: list[type[BaseModel]] = [JobSpec]
     for parent in parents:
-        field = model.model_fields.get(str(parent)) if model else None
-        model = _model_in(field.annotation) if field else None
-    yield from (model.model_fields if model else ())
+        tagged = [m for m in models if "name" in m.model_fields and _default_name(m) == parent]
+        if len(models) > 1 and tagged:
+            models = tagged
+            continue
+        fields = [m.model_fields[str(parent)] for m in models if str(parent) in m.model_fields]
+        models = [model for field in fields for model in _models_in(field.annotation)]
+    for name in dict.fromkeys(name for model in models for name in model.model_fields):
+        yield name
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _default_name(model: type[BaseModel]) -> Any:
+    return model.model_fields["name"].default
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_model_in(part) for part in get_args(annotation))
-    return next((model for model in found if model), None)
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)

@@ -55,6 +55,26 @@ class CheckpointRef:
 
 
 @dataclass(frozen=True)
+class DataPolicy:
+    """What a rank may read, and where a node keeps what it read: the operator's settings.
+
+    It holds no secret, only where those lie.
+    """
+
+    cache_dir: str | None = None
+    """Folder on each node; by default one in the machine's temporary folder."""
+    cache_limit_bytes: int = 100 << 30
+    private_hosts: tuple[str, ...] = ()
+    """Names, addresses and networks (CIDR) that may be read from though they are private."""
+    file_roots: tuple[str, ...] | None = None
+    """Folders that `file://` sources must lie in; None for any."""
+    credentials_dir: str | None = None
+    """Folder on each node with a file for each name that `data.credentials` can give."""
+    s3_endpoint_url: str | None = None
+    """Where `s3://` is served, if not by AWS."""
+
+
+@dataclass(frozen=True)
 class AttemptSpec:
     """All a supervisor needs to run one attempt of a job."""
 
@@ -69,6 +89,9 @@ class AttemptSpec:
     storage_url: str
     resume_from: tuple[CheckpointRef, ...] = ()
     """Committed checkpoints to resume from, newest first: the first that loads is taken."""
+    init_from: CheckpointRef | None = None
+    """Another job's checkpoint whose weights to begin with, if there is none to resume from."""
+    data_policy: DataPolicy = DataPolicy()
     start_timeout_s: float = 60.0
     """How long Ray may take to give the slots."""
     max_runtime_s: float | None = None
@@ -195,6 +218,8 @@ class RankTask:
     artifact_url: str
     """`{storage}/{attempt_prefix}/artifacts`"""
     resume_from: tuple[CheckpointRef, ...] = ()
+    init_from: CheckpointRef | None = None
+    data_policy: DataPolicy = DataPolicy()
     spool_limit_bytes: int = 64 << 20
     device: str = "cpu"
     """`cpu`, or `cuda` with CUDA_VISIBLE_DEVICES naming the one GPU."""
@@ -207,4 +232,7 @@ class RankTask:
     def from_json(cls, text: str) -> RankTask:
         data = json.loads(text)
         data["resume_from"] = tuple(CheckpointRef(**ref) for ref in data["resume_from"])
+        data["init_from"] = data["init_from"] and CheckpointRef(**data["init_from"])
+        policy = {k: tuple(v) if isinstance(v, list) else v for k, v in data["data_policy"].items()}
+        data["data_policy"] = DataPolicy(**policy)
         return cls(**data)

@@ -165,6 +165,8 @@ class WorkerGroup:
             checkpoint_url=f"{base}/checkpoints",
             artifact_url=f"{base}/artifacts",
             resume_from=spec.resume_from,
+            init_from=spec.init_from,
+            data_policy=spec.data_policy,
             spool_limit_bytes=spec.spool_limit_bytes,
             device="cuda" if spec.bundle.get("GPU") else "cpu",
         )

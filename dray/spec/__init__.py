@@ -1,0 +1,192 @@
+"""JobSpec: the one document a user writes.
+
+The API validates it, the service stores it, the workers train by it; all three read these
+classes. Unknown fields are refused, numbers are not guessed from strings or booleans, and a
+feature that this version does not have is refused by name instead of being ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+
+from dray.spec.data import Data, Format
+from dray.spec.fields import (
+    MAX_STEPS,
+    Document,
+    Int,
+    LabelKey,
+    LabelValue,
+    MetricName,
+    Name,
+    PlainText,
+    QueueName,
+    wrong,
+)
+from dray.spec.model import Cnn, Gpt, Mlp, Model, ResNet
+from dray.spec.recipes import RECIPES, RecipeName
+from dray.spec.train import EarlyStopping, Ema, LrScaling, Optimizer, Schedule, Train
+
+__all__ = [
+    "MAX_STEPS",
+    "MAX_WORKERS",
+    "RECIPES",
+    "SPEC_VERSION",
+    "Checkpoint",
+    "Cnn",
+    "Data",
+    "Document",
+    "EarlyStopping",
+    "Ema",
+    "Format",
+    "Gpt",
+    "InitFrom",
+    "JobSpec",
+    "LrScaling",
+    "Mlp",
+    "Model",
+    "Optimizer",
+    "Parallel",
+    "RecipeName",
+    "ResNet",
+    "Resources",
+    "Schedule",
+    "Script",
+    "Train",
+]
+
+SPEC_VERSION: Final = 1
+
+MAX_WORKERS = 4096
+
+
+class Script(Document):
+    """A training script that already lies where the ranks run, started as torchrun would."""
+
+    entrypoint: Annotated[PlainText, StringConstraints(min_length=1, max_length=4096)]
+    """Path of the Python file on the worker's machine, or relative to its working directory."""
+    args: Annotated[list[PlainText], Field(max_length=1024)] = []
+    """Command line arguments, given as they are (no shell)."""
+
+
+class Parallel(Document):
+    """How the world is divided. This version replicates (data parallelism)."""
+
+    data: Literal["auto"] | Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = "auto"
+    shard: Annotated[Int, Field(ge=1)] = 1
+    tensor: Annotated[Int, Field(ge=1)] = 1
+    pipeline: Annotated[Int, Field(ge=1)] = 1
+    context: Annotated[Int, Field(ge=1)] = 1
+
+    @model_validator(mode="after")
+    def _only_data_yet(self) -> Self:
+        for axis in ("shard", "tensor", "pipeline", "context"):
+            if getattr(self, axis) != 1:
+                raise ValueError(f"{axis} must be 1: this version of dray has data parallelism")
+        return self
+
+
+class Resources(Document):
+    """What the group needs. The gang starts whole or not at all."""
+
+    num_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
+    gpus_per_worker: Annotated[Int, Field(ge=0, le=1)] = 0
+    """0 trains on CPU; 1 gives each rank a GPU of its own."""
+    cpus_per_worker: Annotated[Int, Field(ge=1, le=1024)] = 1
+    memory_bytes: Annotated[Int, Field(ge=1, le=2**50)] | None = None
+    """Memory of each worker, counted in Ray's books."""
+    accelerator: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
+    """Ray's accelerator type, such as `H100`."""
+
+
+class Checkpoint(Document):
+    """When state is saved and how much of it is kept."""
+
+    every_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
+    """Save after every so many optimizer steps; unset saves at the end of each epoch."""
+    keep: Annotated[Int, Field(ge=1, le=1000)] = 3
+    """Newest checkpoints that are kept; the best is kept besides."""
+    best: MetricName | None = None
+    """Metric that names the best checkpoint. Losses, errors and perplexity are minimised, other
+    metrics maximised."""
+
+
+class InitFrom(Document):
+    """Start with the weights of another job's checkpoint; optimizer and step start afresh."""
+
+    job: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^job-[0-9a-z]+$")]
+    step: Literal["latest", "best"] | Annotated[Int, Field(ge=0, le=MAX_STEPS)] = "latest"
+    """Which of its checkpoints, looked up when this job is submitted. `best` is by the other
+    job's `checkpoint.best`."""
+
+
+def _unavailable(value: Any) -> Any:
+    if value is not None:
+        raise ValueError("is not available in this version of dray; leave it out")
+    return value
+
+
+NotYet = Annotated[None, BeforeValidator(_unavailable)]
+
+
+class JobSpec(Document):
+    """A training job: exactly one of `recipe` and `script`, and what it needs to run."""
+
+    version: Literal[1] = SPEC_VERSION
+    name: Name = "job"
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
+    recipe: RecipeName | None = None
+    script: Script | None = None
+    model: Model | None = None
+    """By default the recipe's first model."""
+    data: Data = Data()
+    train: Train = Train()
+    parallel: Parallel = Parallel()
+    resources: Resources = Resources()
+    elastic: NotYet = None
+    checkpoint: Checkpoint = Checkpoint()
+    init_from: InitFrom | None = None
+    queue: QueueName = "default"
+    priority: Annotated[Int, Field(ge=0, le=100)] = 50
+    """Higher starts first; equal priorities start in the order of submission."""
+    max_retries: Annotated[Int, Field(ge=0, le=100)] = 1
+    """How often the job is tried again after its own error. The cluster's failures have a
+    budget of their own and preemptions are free."""
+    max_runtime_s: Annotated[Int, Field(ge=1, le=10**8)] | None = None
+    """Seconds of running time over all attempts, after which the job fails."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _the_recipes_own_model(cls, document: Any) -> Any:
+        """A model that is not named is the recipe's first, with the options that were given."""
+        if not isinstance(document, Mapping):
+            return document
+        recipe, model = document.get("recipe"), document.get("model")
+        if not isinstance(recipe, str) or recipe not in RECIPES:
+            return document
+        if model is None or (isinstance(model, Mapping) and "name" not in model):
+            return {**document, "model": {"name": RECIPES[recipe].models[0], **(model or {})}}
+        return document
+
+    @model_validator(mode="after")
+    def _one_thing_to_run(self) -> Self:
+        if (self.recipe is None) == (self.script is None):
+            raise ValueError("give exactly one of recipe and script")
+        workers = self.resources.num_workers
+        if self.parallel.data not in ("auto", workers):
+            message = f"is {self.parallel.data} but resources.num_workers is {workers}"
+            raise wrong("/parallel/data", message)
+        if self.recipe is None:
+            if self.init_from is not None:
+                raise wrong("/init_from", "is for recipes; a script loads what it wants itself")
+            return self
+        RECIPES[self.recipe].check(self.model, self.data, self.train, self.checkpoint.best)
+        if self.train.global_batch_size < workers:
+            message = (
+                f"is {self.train.global_batch_size}, fewer than one sample for each of "
+                f"{workers} workers"
+            )
+            raise wrong("/train/global_batch_size", message)
+        return self

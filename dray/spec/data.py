@@ -1,0 +1,122 @@
+"""Where the samples come from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Final, Literal, Self
+from urllib.parse import parse_qsl, urlsplit
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from dray.spec.fields import ColumnName, Document, Int, Number, PlainText, Sha256
+
+SKLEARN_SETS: Final = ("breast_cancer", "diabetes", "digits", "iris", "wine")
+SCHEMES: Final = ("file", "http", "https", "s3", "sklearn")
+Format = Literal["images", "npz", "csv", "parquet", "text", "sklearn"]
+
+_SECRET_PARAMETERS = ("signature", "credential", "token", "sig", "key", "secret", "password")
+_SUFFIXES: Final[dict[str, Format]] = {
+    ".csv": "csv",
+    ".npz": "npz",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".tar": "images",
+    ".tgz": "images",
+    ".txt": "text",
+    ".zip": "images",
+}
+
+
+def _source_url(value: str) -> str:
+    try:
+        url = urlsplit(value)
+        port_is_sound = url.port is None or url.port > 0
+    except ValueError as error:
+        raise ValueError(f"is not a URL: {error}") from None
+    if url.scheme not in SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise ValueError(f"must be a URL that begins with one of {known}")
+    if url.scheme == "sklearn" and (url.netloc not in SKLEARN_SETS or url.path.strip("/")):
+        sets = ", ".join(f"sklearn://{name}" for name in SKLEARN_SETS)
+        raise ValueError(f"scikit-learn's sets are {sets}")
+    if url.scheme == "file" and (url.netloc or not url.path.startswith("/")):
+        raise ValueError("must name an absolute path: file:///path, the same on every node")
+    if url.scheme in ("http", "https", "s3") and not (url.hostname and port_is_sound):
+        raise ValueError("names no host" if url.scheme != "s3" else "names no bucket")
+    if url.username is not None or url.password is not None:
+        raise ValueError(
+            "must not hold a user or password: name a file of the nodes' in data.credentials"
+        )
+    for name, _ in parse_qsl(url.query, keep_blank_values=True):
+        if re.split(r"[-_]", name.lower())[-1] in _SECRET_PARAMETERS:
+            raise ValueError(
+                f"must not hold a secret (its parameter {name!r} looks like one): "
+                "name a file of the nodes' in data.credentials"
+            )
+    if ".." in PurePosixPath(url.path).parts:
+        raise ValueError("must not contain '..'")
+    return value
+
+
+SourceUrl = Annotated[
+    PlainText,
+    StringConstraints(min_length=1, max_length=2048, pattern=r"^[^\s\\]+$"),
+    AfterValidator(_source_url),
+]
+
+
+class Data(Document):
+    """Where the samples come from and how they are split."""
+
+    source: SourceUrl = "sklearn://digits"
+    """A file, or a folder where the format is one of many files: `file:///path`, `s3://bucket/key`,
+    `https://host/path`, or a set that comes with scikit-learn, `sklearn://digits`."""
+    format: Literal["images", "npz", "csv", "parquet", "text"] | None = None
+    """By default told by the source's ending; a folder holds what the recipe reads.
+    images: a folder, or a zip or tar archive of one, with a folder of images for each class.
+    npz: numpy arrays of one length, samples first. text: UTF-8, a file or a folder of `.txt`."""
+    target: ColumnName | None = None
+    """Column to predict (csv, parquet), or the array of labels (npz; by default `y`)."""
+    features: Annotated[list[ColumnName], Field(min_length=1, max_length=10_000)] | None = None
+    """Columns to predict from (csv, parquet; by default all others), or the one array of inputs
+    (npz; by default `x`)."""
+    categorical: Annotated[list[ColumnName], Field(max_length=10_000)] = []
+    """Columns whose numbers are names of categories; columns of text always are."""
+    image_size: (
+        tuple[Annotated[Int, Field(ge=1, le=4096)], Annotated[Int, Field(ge=1, le=4096)]] | None
+    ) = None
+    """(height, width) in pixels that images are scaled to; without it all must be of one size."""
+    size_bytes: Annotated[Int, Field(ge=1, le=2**60)] | None = None
+    """What the source's one file must measure."""
+    sha256: Sha256 | None = None
+    """What the source's one file must hash to."""
+    credentials: (
+        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")] | None
+    ) = None
+    """Name of a file of credentials that the cluster's operator laid on the nodes. Without it, the
+    node's own identity is used."""
+    validation_fraction: Annotated[Number, Field(gt=0.0, lt=1.0)] = 0.2
+    """Share of the samples kept out of training and used for `val/` metrics."""
+
+    @property
+    def scheme(self) -> str:
+        return urlsplit(self.source).scheme
+
+    @property
+    def known_format(self) -> Format | None:
+        """The format as given, or by the source's ending; None if neither tells."""
+        if self.scheme == "sklearn":
+            return "sklearn"
+        if self.format is not None:
+            return self.format
+        path = PurePosixPath(urlsplit(self.source).path.removesuffix(".gz"))
+        return _SUFFIXES.get(path.suffix.lower())
+
+    @model_validator(mode="after")
+    def _options_belong_to_the_format(self) -> Self:
+        if self.scheme == "sklearn":
+            for option in ("format", "target", "features", "size_bytes", "sha256", "credentials"):
+                if getattr(self, option) is not None:
+                    raise ValueError(f"{option} is not for sets that come with scikit-learn")
+        return self

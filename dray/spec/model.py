@@ -1,0 +1,68 @@
+"""The models that recipes can train."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dray.spec.data import SourceUrl
+from dray.spec.fields import Document, Int, Number
+
+Dropout = Annotated[Number, Field(ge=0.0, lt=1.0)]
+
+
+class Cnn(Document):
+    """Three 3x3 convolutions and a linear layer, for small images."""
+
+    name: Literal["cnn"] = "cnn"
+    width: Annotated[Int, Field(ge=1, le=4096)] = 32
+    """Channels of the first convolution."""
+    dropout: Dropout = 0.0
+
+
+class ResNet(Document):
+    """The residual network for small images of He et al. 2015 (arXiv:1512.03385), section 4.2."""
+
+    name: Literal["resnet"] = "resnet"
+    depth: Literal[8, 14, 20, 32, 44, 56] = 20
+    """Layers: 6 n + 2, for n blocks in each of the three stages."""
+    width: Annotated[Int, Field(ge=1, le=1024)] = 16
+    """Channels of the first stage; each stage doubles them."""
+
+
+class Mlp(Document):
+    """A perceptron of equal hidden layers, for small images and for tables."""
+
+    name: Literal["mlp"] = "mlp"
+    width: Annotated[Int, Field(ge=1, le=16384)] = 32
+    """Units of a hidden layer."""
+    num_layers: Annotated[Int, Field(ge=1, le=64)] = 2
+    dropout: Dropout = 0.0
+    embedding_dim: Annotated[Int, Field(ge=1, le=1024)] | None = None
+    """Size of the vector learned for each category of a table; by default it grows with the
+    number of categories, up to 50."""
+
+
+class Gpt(Document):
+    """A decoder-only transformer that predicts the next token."""
+
+    name: Literal["gpt"] = "gpt"
+    num_layers: Annotated[Int, Field(ge=1, le=256)] = 4
+    num_heads: Annotated[Int, Field(ge=1, le=256)] = 4
+    width: Annotated[Int, Field(ge=1, le=65536)] = 128
+    """Size of a token's vector; a multiple of `num_heads`."""
+    context_length: Annotated[Int, Field(ge=2, le=2**20)] = 128
+    """Tokens that a sample has and that a prediction may look back on."""
+    dropout: Dropout = 0.0
+    tokenizer: SourceUrl | None = None
+    """A `tokenizer.json` of the Hugging Face tokenizers library; without one a token is a byte."""
+
+    @model_validator(mode="after")
+    def _heads_share_the_width(self) -> Self:
+        if self.width % self.num_heads:
+            raise ValueError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
+        return self
+
+
+Model = Annotated[Cnn | ResNet | Mlp | Gpt, Field(discriminator="name")]

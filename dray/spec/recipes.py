@@ -1,0 +1,126 @@
+"""What each recipe can be given: its models, formats and metrics, so that the rest is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from dray.spec.data import Data, Format
+from dray.spec.fields import wrong
+from dray.spec.train import Train
+
+RecipeName = Literal[
+    "image_classification", "tabular_classification", "tabular_regression", "language_model"
+]
+
+MINIMISED: Final = frozenset({"val/loss", "val/mae", "val/mse", "val/perplexity"})
+"""Metrics of which less is better."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a recipe takes."""
+
+    models: tuple[str, ...]
+    """The first is the default."""
+    formats: tuple[Format, ...]
+    folder_format: Format | None
+    """What a source without a telling end is taken for."""
+    sklearn_sets: tuple[str, ...]
+    metrics: tuple[str, ...]
+    classifies: bool
+
+    def format_of(self, data: Data) -> Format | None:
+        return data.known_format or self.folder_format
+
+    def check(self, model: Any, data: Data, train: Train, best: str | None) -> None:
+        """Raises what `wrong` makes of the first option that is not this recipe's."""
+        if model.name not in self.models:
+            raise wrong("/model/name", f"must be one of {_listed(self.models)} for this recipe")
+        self._check_data(data)
+        stopping = train.early_stopping
+        for pointer, metric in (
+            ("/checkpoint/best", best),
+            ("/train/early_stopping/metric", stopping.metric if stopping else None),
+        ):
+            if metric is not None and metric not in self.metrics:
+                raise wrong(pointer, f"must be one of {_listed(self.metrics)} for this recipe")
+        if train.label_smoothing > 0.0 and not self.classifies:
+            raise wrong("/train/label_smoothing", "is for classification")
+
+    def _check_data(self, data: Data) -> None:
+        form = self.format_of(data)
+        if form == "sklearn":
+            name = data.source.removeprefix("sklearn://").rstrip("/")
+            if name not in self.sklearn_sets:
+                known = _listed(f"sklearn://{one}" for one in self.sklearn_sets)
+                message = f"is no set for this recipe; scikit-learn's are {known}"
+                raise wrong("/data/source", message if self.sklearn_sets else _NO_SETS)
+        elif form is None:
+            formats = _listed(self.formats)
+            raise wrong("/data/format", f"is needed: the source's end tells none of {formats}")
+        elif form not in self.formats:
+            pointer = "/data/format" if data.format else "/data/source"
+            raise wrong(pointer, f"is {form}, and this recipe reads {_listed(self.formats)}")
+        if form in ("csv", "parquet") and data.target is None:
+            raise wrong("/data/target", f"is needed: it names the {form} column to predict")
+        for option, given, owners in (
+            ("target", data.target is not None, ("npz", "csv", "parquet")),
+            ("features", data.features is not None, ("npz", "csv", "parquet")),
+            ("categorical", bool(data.categorical), ("csv", "parquet")),
+            ("image_size", data.image_size is not None, ("images",)),
+        ):
+            if given and form not in owners:
+                raise wrong(f"/data/{option}", f"is for {_listed(owners)}, and the data are {form}")
+        if form == "npz" and data.features is not None and len(data.features) > 1:
+            raise wrong("/data/features", "names one array of the npz file: the inputs")
+
+
+_NO_SETS = "is no text; scikit-learn brings none"
+
+_SAMPLES_METRICS = ("val/loss", "val/accuracy", "val/f1", "val/auroc")
+_TABLES: tuple[Format, ...] = ("csv", "parquet", "npz")
+
+RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
+    {
+        "image_classification": Options(
+            models=("cnn", "resnet", "mlp"),
+            formats=("images", "npz"),
+            folder_format="images",
+            sklearn_sets=("digits",),
+            metrics=_SAMPLES_METRICS,
+            classifies=True,
+        ),
+        "tabular_classification": Options(
+            models=("mlp",),
+            formats=_TABLES,
+            folder_format=None,
+            sklearn_sets=("breast_cancer", "digits", "iris", "wine"),
+            metrics=_SAMPLES_METRICS,
+            classifies=True,
+        ),
+        "tabular_regression": Options(
+            models=("mlp",),
+            formats=_TABLES,
+            folder_format=None,
+            sklearn_sets=("diabetes",),
+            metrics=("val/loss", "val/mae", "val/mse", "val/r2"),
+            classifies=False,
+        ),
+        "language_model": Options(
+            models=("gpt",),
+            formats=("text",),
+            folder_format="text",
+            sklearn_sets=(),
+            metrics=("val/loss", "val/perplexity", "val/accuracy"),
+            classifies=False,
+        ),
+    }
+)
+"""By the name that a job document gives as `recipe`."""
+
+
+def _listed(words: Any) -> str:
+    return ", ".join(words)

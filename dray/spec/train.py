@@ -1,0 +1,109 @@
+"""How a model is trained."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StrictBool, model_validator
+
+from dray.spec.fields import MAX_STEPS, Document, Int, MetricName, Number, refuse_foreign
+
+Beta = Annotated[Number, Field(ge=0.0, lt=1.0)]
+
+
+class Optimizer(Document):
+    """The optimizer. `momentum` and `nesterov` are for sgd, `betas` and `eps` for adamw."""
+
+    name: Literal["adamw", "sgd", "adafactor"] = "adamw"
+    lr: Annotated[Number, Field(gt=0.0, le=1000.0)] = 1e-3
+    """Peak learning rate, before the schedule."""
+    weight_decay: Annotated[Number, Field(ge=0.0, le=10.0)] = 0.0
+    """Of matrices and filters; norms and biases never decay."""
+    momentum: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.0
+    nesterov: StrictBool = False
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: Annotated[Number, Field(gt=0.0, le=1.0)] = 1e-8
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        owners = dict.fromkeys(("momentum", "nesterov"), ("sgd",))
+        owners |= dict.fromkeys(("betas", "eps"), ("adamw",))
+        refuse_foreign(self, self.name, owners)
+        if self.nesterov and self.momentum == 0.0:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
+
+
+class LrScaling(Document):
+    """The learning rate is meant for another batch size, and grows with the batch."""
+
+    rule: Literal["linear", "sqrt"]
+    """linear: by the ratio of the sizes (Goyal et al. 2017, arXiv:1706.02677), for sgd;
+    sqrt: by its square root, which suits adaptive optimizers (arXiv:2205.10287)."""
+    reference_batch_size: Annotated[Int, Field(ge=1, le=2**24)]
+    """Global batch size for which `optimizer.lr` was chosen."""
+
+
+class Schedule(Document):
+    """Learning rate over the optimizer steps: linear warm-up, then what the name says."""
+
+    name: Literal["constant", "linear", "cosine", "step"] = "constant"
+    warmup_steps: Annotated[Int, Field(ge=0, le=MAX_STEPS)] = 0
+    final_ratio: Annotated[Number, Field(ge=0.0, le=1.0)] = 0.0
+    """linear and cosine end at `lr * final_ratio`."""
+    every_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
+    """step: the rate is multiplied by `factor` after every so many steps, warm-up not counted."""
+    factor: Annotated[Number, Field(gt=0.0, le=1.0)] = 0.1
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        owners: dict[str, tuple[str, ...]] = {"final_ratio": ("linear", "cosine")}
+        owners |= dict.fromkeys(("every_steps", "factor"), ("step",))
+        refuse_foreign(self, self.name, owners)
+        if self.name == "step" and self.every_steps is None:
+            raise ValueError("the schedule 'step' needs every_steps")
+        return self
+
+
+class Ema(Document):
+    """An exponential moving average of the weights, which is evaluated and left as the result."""
+
+    decay: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.999
+    """Share of the average that each optimizer step keeps."""
+
+
+class EarlyStopping(Document):
+    """Training ends when a metric has not improved for some evaluations."""
+
+    metric: MetricName = "val/loss"
+    """Losses, errors and perplexity improve downwards, other metrics upwards."""
+    patience: Annotated[Int, Field(ge=1, le=10**6)] = 3
+    """Evaluations in a row without an improvement that end training."""
+    min_delta: Annotated[Number, Field(ge=0.0)] = 0.0
+    """Least change that counts as an improvement."""
+
+
+class Train(Document):
+    """How the model is trained; sizes are global, so they hold at any world size."""
+
+    epochs: Annotated[Int, Field(ge=1, le=10**6)] = 1
+    max_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
+    """Stop after this many optimizer steps, if that comes before the last epoch's end."""
+    global_batch_size: Annotated[Int, Field(ge=1, le=2**24)] = 256
+    """Samples of one optimizer step, over all ranks."""
+    micro_batch_size: Annotated[Int, Field(ge=1, le=2**24)] | None = None
+    """Most samples of one forward pass of one rank; a larger share is accumulated."""
+    optimizer: Optimizer = Optimizer()
+    lr_scaling: LrScaling | None = None
+    schedule: Schedule = Schedule()
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """bf16 and fp16 are for the forward and backward pass; weights and optimizer stay fp32. fp16
+    scales the loss, so that small gradients do not vanish."""
+    max_grad_norm: Annotated[Number, Field(gt=0.0)] | None = None
+    """Clip the global gradient norm to this."""
+    label_smoothing: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.0
+    """Of classification: share of the target that is spread over all classes."""
+    ema: Ema | None = None
+    early_stopping: EarlyStopping | None = None
+    seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
+    eval_every_epochs: Annotated[Int, Field(ge=1, le=10**6)] = 1
