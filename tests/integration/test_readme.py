@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,59 +11,22 @@ from dray import Client
 from dray.views import JobState
 from service.settings import Settings
 from tests.integration.harness import ROOT, Service
+from tests.integration.tour import Block, blocks_of, run_tour
 
 README = (ROOT / "README.md").read_text()
-MARK = "=== block"
 TOUR_TAKES_S = 120
 
 
-def tour() -> list[tuple[str, str]]:
-    """(language, text) of each block of the tour that is to be run."""
-    section = README.split("\n## A tour\n")[1].split("\n## ")[0]
-    return re.findall(r"^```(bash|python)\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
-
-
-def as_one_shell(blocks: list[tuple[str, str]]) -> str:
-    """One script, as if somebody pasted the blocks into one shell, with a mark before each."""
-    parts = ["set -euo pipefail"]
-    for number, (language, text) in enumerate(blocks):
-        parts.append(f'printf "\\n{MARK} {number}\\n"')  # what is before may lack its newline
-        parts.append(text if language == "bash" else f"python - <<'PYTHON'\n{text}PYTHON\n")
-    return "\n".join(parts)
-
-
-def run_tour(service: Service, folder: Path) -> list[str]:
-    """What each block printed."""
-    (folder / "examples").symlink_to(ROOT / "examples")
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("DRAY_")}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with open(folder / "said", "w") as said, open(folder / "complained", "w") as complained:
-        shell = subprocess.Popen(
-            ["bash", "-c", as_one_shell(tour())],
-            cwd=folder,
-            env={**clean, "PATH": path, "DRAY_URL": service.url, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=complained,
-            start_new_session=True,
-        )
-    try:
-        code = shell.wait(TOUR_TAKES_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(shell.pid, signal.SIGKILL)
-        code = shell.wait()
-    text = (folder / "said").read_text()
-    errors = (folder / "complained").read_text()
-    assert code == 0, f"{code}: {text[-2000:]}\n{errors[-2000:]}"
-    assert not errors
-    return re.split(rf"\n{MARK} \d+\n", text)[1:]
+def tour() -> list[Block]:
+    """The blocks of the tour that are to be run."""
+    return blocks_of(README.split("\n## A tour\n")[1].split("\n## ")[0])
 
 
 @pytest.mark.ray
 def test_every_command_of_the_tour_does_what_the_readme_says(
     embedded: Service, client: Client, tmp_path: Path
 ) -> None:
-    said = run_tour(embedded, tmp_path)
+    said = run_tour(embedded, tmp_path, tour(), takes_s=TOUR_TAKES_S)
     ready, submitted, followed, mistake, sdk, weights, watched, script, ended = said
 
     assert '"status":"ok"' in ready

@@ -1,0 +1,61 @@
+"""Tours in the documentation, run word for word: what a page shows, a test has seen work."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.harness import ROOT, Service
+
+MARK = "=== block"
+
+Block = tuple[str, str]
+"""Language (`bash` or `python`) and text."""
+
+
+def blocks_of(text: str) -> list[Block]:
+    """The blocks to run; one in another language, such as `sh` or `yaml`, is only read."""
+    return re.findall(r"^```(bash|python)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def as_one_shell(blocks: list[Block]) -> str:
+    """One script, as if somebody pasted the blocks into one shell, with a mark before each."""
+    parts = ["set -euo pipefail"]
+    for number, (language, text) in enumerate(blocks):
+        parts.append(f'printf "\\n{MARK} {number}\\n"')  # what is before may lack its newline
+        parts.append(text if language == "bash" else f"python - <<'PYTHON'\n{text}PYTHON\n")
+    return "\n".join(parts)
+
+
+def run_tour(service: Service, folder: Path, blocks: list[Block], *, takes_s: float) -> list[str]:
+    """What each block printed, run in `folder`, which gets the examples.
+
+    Fails the test if a command fails, anything is written to standard error, or `takes_s` is over.
+    """
+    (folder / "examples").symlink_to(ROOT / "examples")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("DRAY_")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with open(folder / "said", "w") as said, open(folder / "complained", "w") as complained:
+        shell = subprocess.Popen(
+            ["bash", "-c", as_one_shell(blocks)],
+            cwd=folder,
+            env={**clean, "PATH": path, "DRAY_URL": service.url, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=complained,
+            start_new_session=True,
+        )
+    try:
+        code = shell.wait(takes_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(shell.pid, signal.SIGKILL)
+        code = shell.wait()
+    text = (folder / "said").read_text()
+    errors = (folder / "complained").read_text()
+    assert code == 0, f"{code}: {text[-2000:]}\n{errors[-2000:]}"
+    assert not errors
+    return re.split(rf"\n{MARK} \d+\n", text)[1:]
