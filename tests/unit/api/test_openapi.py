@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-METHODS = ("get", "post", "delete", "put", "patch")
+METHODS = ("get", "head", "post", "delete", "put", "patch")
 
 
 @pytest.fixture

@@ -1,0 +1,52 @@
+"""ETags and conditional requests (RFC 9110, section 13): what has not changed is not sent again."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+from fastapi import Request, Response
+
+from dray.views import View
+
+REVALIDATE = "private, no-cache"
+"""Whoever keeps an answer may use it for its own caller only, and must ask whether it holds."""
+
+_TAGS = re.compile(r'(?:W/)?"[^"]*"')
+
+
+def etag_of(body: bytes) -> str:
+    """A strong ETag. Hashing an answer costs microseconds, where making it costs a transaction."""
+    return f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
+
+
+def is_known(request: Request, etag: str) -> bool:
+    """Whether the caller has this version already, by its `If-None-Match` (weak comparison)."""
+    header = request.headers.get("if-none-match")
+    if header is None:
+        return False
+    tags = {tag.removeprefix("W/") for tag in _TAGS.findall(header)}
+    return header.strip() == "*" or etag.removeprefix("W/") in tags
+
+
+def not_modified(etag: str, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        status_code=304, headers={"ETag": etag, "Cache-Control": REVALIDATE, **(headers or {})}
+    )
+
+
+def answer(request: Request, view: View, headers: Mapping[str, str] | None = None) -> Response:
+    """The view as JSON with its ETag, or 304 to a caller who has it.
+
+    It is written once and not checked again: it was checked when it was made.
+    """
+    body = view.model_dump_json().encode()
+    etag = etag_of(body)
+    if is_known(request, etag):
+        return not_modified(etag, headers)
+    return Response(
+        body,
+        media_type="application/json",
+        headers={"ETag": etag, "Cache-Control": REVALIDATE, **(headers or {})},
+    )
