@@ -1,0 +1,43 @@
+"""Data sets by URL, as arrays that may be larger than memory.
+
+What a source holds is fetched once per node, checked, and turned into plain numpy files that all
+ranks of the node map into their memory; so any sample can be read at once, by its number, and the
+order of samples is a matter of arithmetic alone.
+
+All functions raise `ray_workers.training.errors.DataError` for what another attempt would not
+mend, in one sentence that names the source, the file, the line or sample, and the fault.
+"""
+
+from __future__ import annotations
+
+from dray import spec
+from ray_workers.contracts import DataPolicy
+from ray_workers.training.datasets import bundled
+from ray_workers.training.datasets.kinds import Images, Table, Tokens
+from ray_workers.training.errors import DataError
+
+__all__ = ["Images", "Table", "Tokens", "open_images", "open_table", "open_text", "preload"]
+
+
+def open_images(data: spec.Data, policy: DataPolicy) -> Images:
+    """For formats `images`, `npz` and scikit-learn's sets of images."""
+    if data.scheme == "sklearn":
+        return bundled.images(bundled.name_of(data))
+    raise DataError(f"{data.source} can't be read")
+
+
+def open_table(data: spec.Data, policy: DataPolicy, *, classifies: bool) -> Table:
+    """For formats `csv`, `parquet`, `npz` and scikit-learn's tables."""
+    if data.scheme == "sklearn":
+        return bundled.table(bundled.name_of(data), classifies=classifies)
+    raise DataError(f"{data.source} can't be read")
+
+
+def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tokens:
+    """For format `text`. `tokenizer` is the URL of a `tokenizer.json`; None for bytes."""
+    raise DataError(f"{data.source} can't be read")
+
+
+def preload() -> None:
+    """Read what the forkserver shares with all that it forks. Starts no thread."""
+    bundled.images("digits")

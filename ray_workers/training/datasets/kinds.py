@@ -1,0 +1,59 @@
+"""What a data set is to a recipe: arrays that may be larger than memory, and their names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of one size, each of a class."""
+
+    pixels: npt.NDArray[Any]
+    """(N, channels, height, width), uint8 or float32; may be a read-only memory map."""
+    max_value: float
+    """What white is: 255 for decoded images, 16 for scikit-learn's digits, 1 for floats."""
+    labels: npt.NDArray[np.int64]
+    """(N,) indices into `classes`."""
+    classes: tuple[str, ...]
+    fingerprint: str
+    """SHA-256 of the content, in hex: the same data give the same text on every node."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of numbers and categories, and what to predict from them."""
+
+    numeric: npt.NDArray[np.float32]
+    """(N, F), finite; may be a read-only memory map."""
+    categories: npt.NDArray[np.int32]
+    """(N, C) codes into the vocabulary of each column; may be a read-only memory map."""
+    target: npt.NDArray[Any]
+    """(N,) int64 codes into `classes`, or float32 where there are none."""
+    numeric_names: tuple[str, ...]
+    category_names: tuple[str, ...]
+    vocabularies: tuple[tuple[str, ...], ...]
+    """Of each category column, its values in the order of their codes."""
+    classes: tuple[str, ...] | None
+    """None for regression."""
+    target_name: str
+    fingerprint: str
+    """SHA-256 of the content, in hex."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text as one row of numbers."""
+
+    ids: npt.NDArray[Any]
+    """(T,) uint8, uint16 or uint32; may be a read-only memory map."""
+    vocabulary_size: int
+    """256 where a token is a byte."""
+    fingerprint: str
+    """SHA-256 of the content, in hex."""
+    tokenizer_json: bytes | None
+    """The tokenizer's file, to be left with the result; None where a token is a byte."""
