@@ -73,6 +73,11 @@ class DataPolicy:
     s3_endpoint_url: str | None = None
     """Where `s3://` is served, if not by AWS."""
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DataPolicy:
+        """From what JSON made of `asdict`: it knows no tuples."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+
 
 @dataclass(frozen=True)
 class AttemptSpec:
@@ -233,6 +238,5 @@ class RankTask:
         data = json.loads(text)
         data["resume_from"] = tuple(CheckpointRef(**ref) for ref in data["resume_from"])
         data["init_from"] = data["init_from"] and CheckpointRef(**data["init_from"])
-        policy = {k: tuple(v) if isinstance(v, list) else v for k, v in data["data_policy"].items()}
-        data["data_policy"] = DataPolicy(**policy)
+        data["data_policy"] = DataPolicy.from_dict(data["data_policy"])
         return cls(**data)

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 from dray.spec import Train
+from ray_workers.training.samples import on_device
 from ray_workers.training.workload import Workload
 
 
@@ -18,7 +19,7 @@ class PlainLoop:
     """Same model, data, batch and optimizer as the job; the optimizer fused, as dray's is."""
 
     def __init__(self, workload: Workload, options: Train) -> None:
-        self._samples = workload.train
+        self._samples = on_device(workload.train, torch.device("cpu"))
         self._batch_size = options.global_batch_size
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._generator = torch.Generator().manual_seed(options.seed)
@@ -41,4 +42,4 @@ class PlainLoop:
         order = torch.randperm(len(self._samples), generator=self._generator)
         for batch in torch.split(order, self._batch_size):
             mine = batch[self._rank :: self._world_size]
-            yield self._samples.inputs[mine], self._samples.targets[mine]
+            yield self._samples.take(mine)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from benchmarks.step_time.plain import PlainLoop
 from benchmarks.step_time.work import WORKS, Work
 from dray.spec import JobSpec
-from ray_workers.contracts import RankTask
+from ray_workers.contracts import DataPolicy, RankTask
 from ray_workers.recipes import RECIPES
 from ray_workers.training import entry, process_group
 from ray_workers.training.data import steps_per_epoch
@@ -46,10 +46,10 @@ class AlternatingLoop(Loop):
         self.dray_s: list[float] = []
         self.plain_s: list[float] = []
 
-    def fit(self, steps_done: int) -> None:
+    def fit(self, steps_done: int) -> int:
         dist.barrier()
         self._began = time.perf_counter()
-        super().fit(steps_done)
+        return super().fit(steps_done)
 
     def _between_steps(self, step: int) -> None:
         super()._between_steps(step)
@@ -79,16 +79,15 @@ def main() -> None:
     work, folder = WORKS[options.work], options.folder
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
-    num_samples = len(RECIPES["image_classification"].build(work.spec(1)).train)
+    num_samples = len(_build(work.spec(1)).train)
     steps_per_block = work.epochs_per_block * steps_per_epoch(num_samples, work.global_batch_size)
     # One step more than is timed: after the last one the model is evaluated and saved.
     spec = work.spec(options.num_blocks * steps_per_block + 1)
     task = rank_task(spec, rank, world_size, folder)
     os.environ.update(entry.environment(task, spec))
     torch.set_num_threads(spec.resources.cpus_per_worker)
-    build = RECIPES["image_classification"].build
     process_group.join(torch.device("cpu"), world_size)
-    loop = AlternatingLoop(task, spec, build(spec), PlainLoop(build(spec), spec.train), work)
+    loop = AlternatingLoop(task, spec, _build(spec), PlainLoop(_build(spec), spec.train), work)
     loop.fit(loop.resume())
     if rank == 0:
         times = {
@@ -103,6 +102,10 @@ def main() -> None:
     # still use, and now and then aborts.
     sys.stdout.flush()
     os._exit(0)
+
+
+def _build(spec: JobSpec) -> Workload:
+    return RECIPES["image_classification"].build(spec, DataPolicy())
 
 
 def rank_task(spec: JobSpec, rank: int, world_size: int, folder: Path) -> RankTask:

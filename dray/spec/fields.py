@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import (
@@ -68,7 +69,7 @@ def wrong(pointer: str, message: str) -> PydanticCustomError:
     return PydanticCustomError("wrong_together", "{message}", context)
 
 
-def refuse_foreign(part: Document, name: str, owners: dict[str, tuple[str, ...]]) -> None:
+def refuse_foreign(part: Document, name: str, owners: Mapping[str, tuple[str, ...]]) -> None:
     """Refuse an option that the chosen name has no use for, if it was given a value of its own.
 
     owners: for each option that not all names share, the names it belongs to.

@@ -1,24 +1,46 @@
-"""Ready-made jobs: a model, its data and its metrics, configured and never coded."""
+"""Ready-made jobs: a model, its data and its metrics, configured and never coded.
+
+from ray_workers.recipes import load
+
+model = load("folder-of-a-job's-artifacts")
+model.predict(...)
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from dray.spec import JobSpec
-from ray_workers.recipes import image_classification
+from ray_workers.contracts import DataPolicy
+from ray_workers.recipes import image_classification, language_model, results, tabular
 from ray_workers.training.workload import Workload
 
 
 @dataclass(frozen=True)
 class Recipe:
-    build: Callable[[JobSpec], Workload]
+    build: Callable[[JobSpec, DataPolicy], Workload]
     """Model and data on the CPU, the same on every rank. Raises DataError."""
-    preload: Callable[[], object]
-    """What is worth doing once, before training processes are forked."""
+    load: Callable[[Path], Any]
+    """The result's folder -> an object with `predict`."""
 
 
 RECIPES: Mapping[str, Recipe] = {
-    "image_classification": Recipe(image_classification.build, image_classification.load_digits),
+    "image_classification": Recipe(image_classification.build, image_classification.load),
+    "tabular_classification": Recipe(tabular.build_classification, tabular.load),
+    "tabular_regression": Recipe(tabular.build_regression, tabular.load),
+    "language_model": Recipe(language_model.build, language_model.load),
 }
 """By the name that a job document gives as `recipe`."""
+
+
+def load(folder: str | os.PathLike[str]) -> Any:
+    """The trained model in the folder of a job's artifacts: an `image_classification.Classifier`,
+    `tabular.Predictor` or `language_model.Generator`, each with a `predict` that says what it
+    takes. Raises FileNotFoundError if the folder holds no result."""
+    path = Path(folder)
+    recipe = results.read_config(path)["recipe"]
+    return RECIPES[recipe].load(path)

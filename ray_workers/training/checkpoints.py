@@ -22,6 +22,7 @@ from dray import train
 from ray_workers.contracts import CheckpointRef, FrameKind
 from ray_workers.training import storage
 from ray_workers.training.errors import BrokenCheckpointError
+from ray_workers.training.stopping import sign_of
 
 MANIFEST = "manifest.json"
 STATE = "state.pt"
@@ -45,6 +46,8 @@ class Saved:
 class Loaded:
     saved: Saved
     state: State
+    position: Mapping[str, Any]
+    """As it was given to `save`."""
 
 
 def save(
@@ -53,7 +56,7 @@ def save(
     state: State,
     *,
     metrics: Mapping[str, float],
-    position: Mapping[str, int],
+    position: Mapping[str, int | str],
 ) -> Saved:
     """Write and commit a checkpoint. `position` says where the data stand and how the world was
     made up; `metrics` what was last measured. One rank calls it, between two steps."""
@@ -82,7 +85,7 @@ def load(ref: CheckpointRef) -> Loaded:
     saved, manifest = read_manifest(ref)
     parts = {entry["path"]: _verified(saved.url, entry) for entry in manifest["files"]}
     state = torch.load(io.BytesIO(parts[STATE]), map_location="cpu", weights_only=True)
-    return Loaded(saved, state)
+    return Loaded(saved, state, manifest["position"])
 
 
 def read_manifest(ref: CheckpointRef) -> tuple[Saved, dict[str, Any]]:
@@ -105,12 +108,13 @@ def read_manifest(ref: CheckpointRef) -> tuple[Saved, dict[str, Any]]:
 def superseded(saved: Sequence[Saved], *, keep: int, best: str | None) -> list[Saved]:
     """Those to drop, so that the `keep` newest and the best remain. Pure.
 
-    Best is the lowest `val/loss` or the highest of any other metric; of equals, the earliest.
+    Best is the lowest of a loss or an error, the highest of any other metric; of equals, the
+    earliest.
     """
     newest = sorted(saved, key=lambda one: one.step)[-keep:]
     kept = {one.url for one in newest}
     if best is not None:
-        sign = 1.0 if best == "val/loss" else -1.0
+        sign = sign_of(best)
         measured = [
             (sign * one.metrics[best], one.step, one.url)
             for one in saved
@@ -144,7 +148,7 @@ class Keeper:
         state: State,
         *,
         metrics: Mapping[str, float],
-        position: Mapping[str, int],
+        position: Mapping[str, int | str],
     ) -> None:
         saved = save(self._base_url, step, state, metrics=metrics, position=position)
         train.emit(

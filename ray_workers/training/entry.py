@@ -111,7 +111,7 @@ def _run_recipe(task: RankTask, spec: JobSpec) -> None:
     assert spec.recipe is not None
     if task.device == "cuda":
         torch.cuda.set_device(0)
-    loop.run(task, spec, RECIPES[spec.recipe].build(spec))
+    loop.run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy))
 
 
 def _run_script(script: Script) -> None:

@@ -9,28 +9,35 @@ from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_
 
 from dray import train
 from dray.spec import JobSpec
 from ray_workers.contracts import FrameKind, RankTask
 from ray_workers.training import checkpoints, process_group
-from ray_workers.training.checkpoints import Keeper
-from ray_workers.training.data import Batch, Batches, derive_seed, share
-from ray_workers.training.optimizers import build_optimizer, set_lr
+from ray_workers.training.checkpoints import Keeper, Loaded
+from ray_workers.training.data import Batch, Batches, derive_seed
+from ray_workers.training.errors import BrokenCheckpointError, DataError
+from ray_workers.training.evaluation import Evaluation
 from ray_workers.training.replica import Replica
 from ray_workers.training.reporting import StepFigures, StepReporter
-from ray_workers.training.schedule import Calendar, lr_at
-from ray_workers.training.workload import Samples, Workload
+from ray_workers.training.samples import on_device
+from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
+from ray_workers.training.stopping import Patience
+from ray_workers.training.update import Update
+from ray_workers.training.workload import Workload
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def run(task: RankTask, spec: JobSpec, workload: Workload) -> None:
     """Train the workload as the document says, from the newest checkpoint that is sound."""
-    process_group.join(torch.device(task.device), task.world_size)
+    device = torch.device(task.device)
+    process_group.join(device, task.world_size)
+    _check_same_data(workload.fingerprint, device, task.world_size)
     loop = Loop(task, spec, workload)
     steps_done = loop.resume()
-    loop.fit(steps_done)
-    loop.finish()
+    steps_done = loop.fit(steps_done)
+    loop.finish(steps_done)
     process_group.leave()
 
 
@@ -39,76 +46,91 @@ class Loop:
 
     def __init__(self, task: RankTask, spec: JobSpec, workload: Workload) -> None:
         self.task = task
-        self.options = spec.train
+        self.options = options = spec.train
         self.workload = workload
         self.rank, self.world_size = task.rank, task.world_size
         self.device = torch.device(task.device)
 
-        self.samples = _to(self.device, workload.train)
-        self.validation = _to(self.device, workload.validation)
+        self.samples = on_device(workload.train, self.device)
         self.batches = Batches(
             len(workload.train),
-            global_batch_size=self.options.global_batch_size,
-            seed=self.options.seed,
+            global_batch_size=options.global_batch_size,
+            seed=options.seed,
             rank=self.rank,
             world_size=self.world_size,
         )
-        self.micro_batch_size = self.options.micro_batch_size or self.options.global_batch_size
-        self.calendar = Calendar.of(self.options, spec.checkpoint, self.batches.steps_per_epoch)
+        self.micro_batch_size = options.micro_batch_size or options.global_batch_size
+        self.calendar = Calendar.of(options, spec.checkpoint, self.batches.steps_per_epoch)
+        self.lr = scaled_lr(options.optimizer.lr, options.lr_scaling, options.global_batch_size)
 
         self.model = workload.model.to(self.device)
         self.replica = Replica(self.model, workload.loss_sum, self._autocast, self.world_size)
-        self.optimizer = build_optimizer(self.model, self.options.optimizer)
+        self.update = Update(self.model, self.replica, options, self.device)
+        self.evaluation = Evaluation(
+            workload,
+            self.device,
+            self._autocast,
+            batch_size=self.micro_batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
 
         self.reporter = StepReporter(self.rank, self.calendar.total_steps)
         self.keeper = Keeper(
             task.checkpoint_url, keep=spec.checkpoint.keep, best=spec.checkpoint.best
         )
         self.metrics: dict[str, float] = {}  # what was last measured, the same on all ranks
+        self.patience = Patience()
 
     def resume(self) -> int:
         """Restore the newest sound checkpoint; the number of optimizer steps done."""
         refs = self.task.resume_from
-        if not refs:
-            self._tell_resumed(0, "")
-            return 0
-        loaded = checkpoints.newest_sound(refs) if self.rank == 0 else None
-        urls = [ref.url for ref in refs]
-        mine = urls.index(loaded.saved.url) if loaded is not None else -1
-        chosen = process_group.agree(mine, self.device, self.world_size)
+        loaded = checkpoints.newest_sound(refs) if refs and self.rank == 0 else None
+        chosen = -1
+        if refs:
+            urls = [ref.url for ref in refs]
+            mine = urls.index(loaded.saved.url) if loaded is not None else -1
+            chosen = process_group.agree(mine, self.device, self.world_size)
         if chosen < 0:
-            self._tell_resumed(0, "")
+            self._start_afresh()
             return 0
-        if loaded is None:
-            loaded = checkpoints.load(refs[chosen])
-        self.replica.settle_buckets(self._micro_batches(self.batches.at(1)))
-        self.model.load_state_dict(loaded.state["model"])
-        self.optimizer.load_state_dict(loaded.state["optimizer"])
-        self.metrics = dict(loaded.saved.metrics)
+        loaded = loaded or checkpoints.load(refs[chosen])
+        self._restore(loaded)
         if self.rank == 0:
             self.keeper.adopt(refs[chosen:])
         self._tell_resumed(loaded.saved.step, loaded.saved.url)
         return loaded.saved.step
 
-    def fit(self, steps_done: int) -> None:
-        """Train from after `steps_done` to the end of the calendar."""
+    def fit(self, steps_done: int) -> int:
+        """Train from after `steps_done` to the end of the calendar, or until nothing gets better.
+
+        Returns the optimizer steps done in the end.
+        """
         self.reporter.restart_clock()
         try:
-            for step in range(steps_done + 1, self.calendar.total_steps + 1):
-                self._step(step)
-                self._between_steps(step)
+            while steps_done < self.calendar.total_steps and not self._is_stopped():
+                steps_done += 1
+                self._step(steps_done)
+                self._between_steps(steps_done)
         finally:
             # After an error the device may not answer any more; what was read is told.
             self.reporter.flush(wait_for_device=False)
+        return steps_done
 
-    def finish(self) -> None:
+    def finish(self, steps_done: int) -> None:
         """Leave the result: rank 0's, the model being the same everywhere."""
         if self.rank != 0:
             return
-        with TemporaryDirectory(prefix="dray-result-") as folder:
-            self.workload.write_results(
-                self.model, self.metrics, self.calendar.total_steps, Path(folder)
+        if steps_done < self.calendar.total_steps:
+            rule = self.options.early_stopping
+            assert rule is not None
+            checkpoints.log(
+                f"stopped early after step {steps_done} of {self.calendar.total_steps}: "
+                f"{rule.metric} has not improved for {rule.patience} evaluations"
             )
+            train.report(steps_done, {}, total_steps=steps_done)
+        with TemporaryDirectory(prefix="dray-result-") as folder:
+            self.workload.write_results(self.update.weights, self.metrics, steps_done, Path(folder))
             for path in sorted(Path(folder).iterdir()):
                 train.save_artifact(path)
 
@@ -121,19 +143,17 @@ class Loop:
         data_wait_s = time.perf_counter() - began
 
         lr = lr_at(
-            step,
-            total_steps=self.calendar.total_steps,
-            lr=options.optimizer.lr,
-            schedule=options.schedule,
+            step, total_steps=self.calendar.total_steps, lr=self.lr, schedule=options.schedule
         )
-        set_lr(self.optimizer, lr)
         # Dropout is a function of (seed, step, rank): nothing to save, nothing to restore.
         _seed(self.device, derive_seed("step", options.seed, step, self.rank))
-        self.replica.backward(micro_batches, 0.0 if batch.is_empty else 1 / batch.num_global)
+        scale = self.update.loss_scale()
+        weight = 0.0 if batch.is_empty else 1 / batch.num_global
+        self.replica.backward(micro_batches, weight, scale)
         loss = self.replica.take_loss()
-        grad_norm = self._clip()
-        self.optimizer.step()
-        self.replica.forget_gradients()
+        if scale is not None:
+            loss = loss / scale
+        grad_norm = self.update.step(lr, wants_norm=self.rank == 0)
 
         self.reporter.step_done(
             StepFigures(
@@ -150,60 +170,35 @@ class Loop:
     def _between_steps(self, step: int) -> None:
         """What is due: first the metrics, so that no checkpoint is ahead of what was told."""
         evaluates = self.calendar.evaluates_after(step)
-        saves = self.calendar.saves_after(step)
-        if not (evaluates or saves):
+        if not (evaluates or self.calendar.saves_after(step)):
             return
         self.reporter.flush()
         if evaluates:
             self._evaluate(step)
-        if saves and self.rank == 0:
+        if self.rank == 0 and (self.calendar.saves_after(step) or self._is_stopped()):
             self._save(step)
         self.reporter.restart_clock()
 
     def _micro_batches(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         """The rank's share in pieces of at most `micro_batch_size` samples."""
-        return [
-            (
-                self.samples.inputs.index_select(0, indices),
-                self.samples.targets.index_select(0, indices),
-            )
-            for indices in torch.split(batch.indices.to(self.device), self.micro_batch_size)
-        ]
-
-    def _clip(self) -> Tensor | None:
-        """The gradient's norm before it is clipped; None on a rank that has no use for it."""
-        most = self.options.max_grad_norm
-        if most is None and self.rank != 0:
-            return None
-        norm = self.replica.grad_norm()
-        if most is not None:
-            clip_grads_with_norm_(self.model.parameters(), most, norm)
-        return norm
+        return [self.samples.take(at) for at in torch.split(batch.indices, self.micro_batch_size)]
 
     def _evaluate(self, step: int) -> None:
-        """Measure on the validation split, each rank its share; everyone learns the result."""
-        began, num_samples = time.perf_counter(), len(self.workload.validation)
-        start, stop = share(num_samples, self.rank, self.world_size)
-        measures = {"loss": self.workload.loss_sum, **self.workload.metric_sums}
-        sums = torch.zeros(len(measures), dtype=torch.float64, device=self.device)
-        self.model.eval()
-        with torch.no_grad(), self._autocast():
-            for at in range(start, stop, self.micro_batch_size):
-                part = slice(at, min(at + self.micro_batch_size, stop))
-                outputs = self.model(self.validation.inputs[part])
-                targets = self.validation.targets[part]
-                sums += torch.stack(
-                    [measure(outputs, targets).double() for measure in measures.values()]
-                )
-        self.model.train()
-        process_group.add_up(sums, self.world_size)
-        means = (sums / num_samples).tolist()
-        self.metrics = {f"val/{name}": mean for name, mean in zip(measures, means, strict=True)}
+        """Measure on the validation split; everyone learns the result, and whether to go on."""
+        began = time.perf_counter()
+        self.metrics = self.evaluation.measure(self.update.weights)
+        rule = self.options.early_stopping
+        if rule is not None:
+            self.patience = self.patience.after(rule, self.metrics)
         if self.rank == 0:
+            eval_time_s = time.perf_counter() - began
+            train.report(step, self.metrics | {"perf/eval_time_s": eval_time_s})
             self.metrics["train/loss"] = self.reporter.last_loss
-            values = {key: self.metrics[key] for key in self.metrics if key.startswith("val/")}
-            train.report(step, values | {"perf/eval_time_s": time.perf_counter() - began})
             print(self._sentence(step))  # noqa: T201
+
+    def _is_stopped(self) -> bool:
+        rule = self.options.early_stopping
+        return rule is not None and self.patience.is_over(rule)
 
     def _sentence(self, step: int) -> str:
         """What the log says of an evaluation."""
@@ -214,9 +209,14 @@ class Loop:
     def _save(self, step: int) -> None:
         steps_per_epoch = self.calendar.steps_per_epoch
         metrics = self.metrics if self.calendar.evaluates_after(step) else {}
+        state = {"model": self.model.state_dict(), **self.update.state_dict()}
+        state["patience"] = {
+            "best": self.patience.best,
+            "evaluations_since": self.patience.evaluations_since,
+        }
         self.keeper.save(
             step,
-            {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()},
+            state,
             metrics=metrics,
             position={
                 "epoch": step // steps_per_epoch,
@@ -224,21 +224,55 @@ class Loop:
                 "seed": self.options.seed,
                 "global_batch_size": self.options.global_batch_size,
                 "world_size": self.world_size,
+                "data": self.workload.fingerprint,
             },
         )
+
+    def _restore(self, loaded: Loaded) -> None:
+        """Go on from a checkpoint of this job. DataError if the data are others now."""
+        known = loaded.position.get("data")
+        if known != self.workload.fingerprint:
+            raise DataError(
+                f"the data set is not the one that the checkpoint of step {loaded.saved.step} was "
+                f"trained on: its content hashes to {self.workload.fingerprint}, not {known}. "
+                "Put the data back, or start a new job with init_from"
+            )
+        self.replica.settle_buckets(self._micro_batches(self.batches.at(1)))
+        self.model.load_state_dict(loaded.state["model"])
+        self.update.load_state_dict(loaded.state)
+        self.patience = Patience(**loaded.state["patience"])
+        self.metrics = dict(loaded.saved.metrics)
+
+    def _start_afresh(self) -> None:
+        """Begin at step 0, with another job's weights where the document says so."""
+        ref = self.task.init_from
+        if ref is not None:
+            try:
+                self.model.load_state_dict(checkpoints.load(ref).state["model"])
+            except BrokenCheckpointError as error:
+                raise DataError(f"init_from: {error}") from error
+            except RuntimeError as error:  # what load_state_dict says of other names or shapes
+                raise DataError(f"init_from: the checkpoint is of another model: {error}") from None
+            self.update.start_average()
+        self._tell_resumed(0, "" if ref is None else ref.url)
 
     def _tell_resumed(self, step: int, url: str) -> None:
         if self.rank == 0:
             train.emit(FrameKind.RESUMED, {"step": step, "url": url})
 
     def _autocast(self) -> AbstractContextManager[object]:
-        if self.options.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        dtype = AUTOCAST.get(self.options.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
 
-def _to(device: torch.device, samples: Samples) -> Samples:
-    return Samples(samples.inputs.to(device), samples.targets.to(device))
+def _check_same_data(fingerprint: str, device: torch.device, world_size: int) -> None:
+    """DataError unless all ranks, which may be on several nodes, have read the same."""
+    mine = int(fingerprint[:15], 16)
+    if not process_group.all_same(mine, device, world_size):
+        raise DataError(
+            "the ranks have read different data from the same source; its content here hashes to "
+            f"{fingerprint}. Don't change a source while a job starts"
+        )
 
 
 def _seed(device: torch.device, seed: int) -> None:

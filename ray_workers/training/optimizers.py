@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from dray import spec
 
@@ -37,6 +37,8 @@ def build_optimizer(model: nn.Module, options: spec.Optimizer) -> Optimizer:
                 nesterov=options.nesterov,
                 fused=True,
             )
+        case "adafactor":  # Shazeer & Stern 2018, arXiv:1804.04235; it has no fused kernel
+            return Adafactor(groups, lr=options.lr)
         case unknown:
             assert_never(unknown)
 

@@ -47,7 +47,6 @@ def preload() -> None:
     for module in _MODULES_OF_SOME_VERSIONS:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
-    from ray_workers.recipes import RECIPES
+    from ray_workers.training import datasets
 
-    for recipe in RECIPES.values():
-        recipe.preload()
+    datasets.preload()

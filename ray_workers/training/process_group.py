@@ -59,6 +59,17 @@ def agree(value: int, device: torch.device, world_size: int) -> int:
     return int(shared.item())
 
 
+def all_same(value: int, device: torch.device, world_size: int) -> bool:
+    """Whether every rank gave the same value; all learn the same answer."""
+    if world_size == 1:
+        return True
+    # The greatest value, and the greatest of the negatives, which is the least.
+    bounds = torch.tensor([value, -value], dtype=torch.int64, device=device)
+    dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
+    greatest, least = bounds.tolist()
+    return bool(greatest == -least)
+
+
 def add_up(total: Tensor, world_size: int) -> None:
     """Replace `total` by its sum over the ranks."""
     if world_size > 1:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-LossSum = Callable[[Tensor, Tensor], Tensor]
+from ray_workers.training.workload import LossSum
+
 Autocast = Callable[[], AbstractContextManager[object]]
 
 
@@ -49,17 +50,24 @@ class Replica:
         if world_size > 1:
             self._ddp = DistributedDataParallel(self._objective, gradient_as_bucket_view=True)
 
-    def backward(self, parts: Sequence[tuple[Tensor, Tensor]], weight: float) -> None:
+    def backward(
+        self,
+        parts: Sequence[tuple[Tensor, Tensor]],
+        weight: float,
+        scale: Tensor | None = None,
+    ) -> None:
         """Leave in `.grad` the sum over all ranks of `weight` times the gradients of the samples.
 
         parts: this rank's (inputs, targets), one micro-batch after the other. With a weight of
         one over the size of the global batch that is its mean, however the shares differ in
         size; a rank that has no share takes part with a weight of 0. Gradients are exchanged
-        with the last micro-batch only.
+        with the last micro-batch only. `scale` multiplies them all, and the loss that is carried.
         """
         # DDP divides by the world size. Given as the gradient at the root, the factor costs no
         # operation, and holds for what the slot carries too.
         root = torch.full((), weight * self._world_size, device=self._objective.slot.device)
+        if scale is not None:
+            root *= scale
         module = self._objective if self._ddp is None else self._ddp
         for inputs, targets in parts[:-1]:
             with nullcontext() if self._ddp is None else self._ddp.no_sync():

@@ -5,23 +5,38 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dray.spec import Checkpoint, Schedule, Train
+from dray.spec import Checkpoint, LrScaling, Schedule, Train
+
+
+def scaled_lr(lr: float, scaling: LrScaling | None, global_batch_size: int) -> float:
+    """The peak rate for this batch size, where the document gives it for another."""
+    if scaling is None:
+        return lr
+    ratio = global_batch_size / scaling.reference_batch_size
+    return lr * (ratio if scaling.rule == "linear" else math.sqrt(ratio))
 
 
 def lr_at(step: int, *, total_steps: int, lr: float, schedule: Schedule) -> float:
     """Learning rate of optimizer step `step` (1 is the first).
 
     Linear warm-up reaches `lr` at step `warmup_steps`. The cosine (Loshchilov & Hutter 2017,
-    arXiv:1608.03983, one cycle) then falls from `lr` and would meet `lr * final_ratio` one step
-    after the last, so that no step is spent at a rate of zero.
+    arXiv:1608.03983, one cycle) and the line then fall from `lr` and would meet
+    `lr * final_ratio` one step after the last, so that no step is spent at a rate of zero.
     """
     warmup = schedule.warmup_steps
     if step <= warmup:
         return lr * step / warmup
-    if schedule.name == "constant":
-        return lr
-    progress = (step - 1 - warmup) / (total_steps - warmup)
-    falling = 0.5 * (1.0 + math.cos(math.pi * progress))
+    done = step - 1 - warmup
+    match schedule.name:
+        case "constant":
+            return lr
+        case "step":
+            assert schedule.every_steps is not None
+            return lr * schedule.factor ** (done // schedule.every_steps)
+        case "linear":
+            falling = 1.0 - done / (total_steps - warmup)
+        case "cosine":
+            falling = 0.5 * (1.0 + math.cos(math.pi * done / (total_steps - warmup)))
     return lr * (schedule.final_ratio + (1.0 - schedule.final_ratio) * falling)
 
 

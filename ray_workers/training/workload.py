@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor, nn
+from torchmetrics import MetricCollection
 
+from ray_workers.training.samples import Samples
 
-@dataclass(frozen=True)
-class Samples:
-    """A data set that fits in memory: sample i is (inputs[i], targets[i])."""
-
-    inputs: Tensor
-    targets: Tensor
-
-    def __len__(self) -> int:
-        return len(self.targets)
+LossSum = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) -> scalar: the sum, not the mean, of the samples' losses."""
+WriteResults = Callable[[nn.Module, Mapping[str, float], int, Path], None]
+"""(trained model, final metrics, step, folder): leave the result's files in the folder."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +24,12 @@ class Workload:
     model: nn.Module
     train: Samples
     validation: Samples
-    loss_sum: Callable[[Tensor, Tensor], Tensor]
-    """(outputs, targets) -> scalar: the sum, not the mean, of the samples' losses."""
-    metric_sums: Mapping[str, Callable[[Tensor, Tensor], Tensor]]
-    """By name, (outputs, targets) -> scalar sum over the samples; served as `val/{name}`, the
-    mean over the validation split."""
-    write_results: Callable[[nn.Module, Mapping[str, float], int, Path], None]
-    """(trained model, final metrics, step, folder): leave the result's files in the folder."""
+    loss_sum: LossSum
+    """What training minimises."""
+    validation_loss_sum: LossSum
+    """What `val/loss` is the mean of: the loss without what only helps training."""
+    metrics: Callable[[], MetricCollection]
+    """Fresh metrics, to be updated with (outputs, targets); served as `val/{name}`."""
+    fingerprint: str
+    """Of the data's content: ranks and attempts of a job must have read the same."""
+    write_results: WriteResults

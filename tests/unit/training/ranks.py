@@ -34,6 +34,7 @@ def make_task(
     attempt: int = 1,
     port: int = 0,
     resume_from: Sequence[CheckpointRef] = (),
+    init_from: CheckpointRef | None = None,
     device: str = "cpu",
 ) -> RankTask:
     """A task whose spool, checkpoints and artifacts lie under `home`."""
@@ -54,6 +55,7 @@ def make_task(
         checkpoint_url=(base / "checkpoints").as_uri(),
         artifact_url=(base / "artifacts").as_uri(),
         resume_from=tuple(resume_from),
+        init_from=init_from,
         device=device,
     )
 
@@ -65,6 +67,7 @@ def run_ranks(
     world_size: int,
     attempt: int = 1,
     resume_from: Sequence[CheckpointRef] = (),
+    init_from: CheckpointRef | None = None,
     device: str = "cpu",
     before: Callable[[RankTask], None] | None = None,
 ) -> list[int | None]:
@@ -80,6 +83,7 @@ def run_ranks(
             attempt=attempt,
             port=store.port,
             resume_from=resume_from,
+            init_from=init_from,
             device=device,
         )
         for rank in range(world_size)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+import math
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,10 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ray_workers.contracts import RankTask
-from ray_workers.recipes import image_classification
+from dray.spec import JobSpec
+from ray_workers import recipes
+from ray_workers.contracts import CheckpointRef, DataPolicy, RankTask
 from ray_workers.training import checkpoints
 from ray_workers.training.loop import Loop
+from ray_workers.training.workload import Workload
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 
 
@@ -33,6 +39,11 @@ def document(num_workers: int, **train: Any) -> dict[str, Any]:
         },
         "resources": {"num_workers": num_workers},
     }
+
+
+def digits() -> Workload:
+    spec = JobSpec.model_validate(document(1))
+    return recipes.RECIPES["image_classification"].build(spec, DataPolicy())
 
 
 def weights(home: Path, attempt: int = 1) -> dict[str, torch.Tensor]:
@@ -105,13 +116,12 @@ def test_each_step_is_told_once_by_every_rank_with_what_the_design_promises(
 
 def test_the_result_is_a_model_that_can_be_used(alone: Path) -> None:
     artifacts = alone / "attempt-1" / "artifacts"
-    classifier = image_classification.load(artifacts)
-    images, labels = image_classification.load_digits()
-    _, validation = image_classification.split(labels, 0.2, seed=0)
-    predicted = classifier.predict(torch.from_numpy(images[validation]))
+    classifier = recipes.load(artifacts)
+    images, labels = digits().validation.take(torch.arange(len(digits().validation)))
+    predicted = classifier.predict(images)
     accuracy = sum(
-        guess == str(label) for guess, label in zip(predicted, labels[validation], strict=True)
-    ) / len(validation)
+        guess == str(label) for guess, label in zip(predicted, labels.tolist(), strict=True)
+    ) / len(labels)
     metrics = json.loads((artifacts / "metrics.json").read_text())
     assert accuracy == pytest.approx(metrics["val/accuracy"])
     assert metrics["step"] == 24
@@ -129,11 +139,26 @@ def die_at_step_18(task: RankTask) -> None:
     Loop._step = step  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+EVERYTHING_ON = {"max_grad_norm": 1.0, "micro_batch_size": 40}
+"""What each state of training has to be saved for, if a resumed run is to be equal."""
+
+
+@pytest.mark.parametrize(
+    ("world_size", "options"),
+    [
+        (1, {}),
+        (2, {}),
+        (3, {}),
+        (2, {"precision": "fp16", "ema": {"decay": 0.9}}),
+        (2, {"optimizer": {"name": "adafactor", "lr": 0.01}, "label_smoothing": 0.1}),
+        (1, {"early_stopping": {"patience": 1, "min_delta": 0.01}}),
+    ],
+    ids=["alone", "two", "three", "fp16 and average", "adafactor", "early stopping"],
+)
 def test_a_run_that_was_killed_and_resumed_ends_equal_to_the_bit(
-    tmp_path: Path, world_size: int
+    tmp_path: Path, world_size: int, options: dict[str, Any]
 ) -> None:
-    spec = document(world_size, max_grad_norm=1.0, micro_batch_size=40)
+    spec = document(world_size, **EVERYTHING_ON, **options)
     spec |= {
         "model": {"name": "cnn", "width": 8, "dropout": 0.2},
         "checkpoint": {"every_steps": 5, "keep": 2},
@@ -228,3 +253,117 @@ def test_digits_are_learned(tmp_path: Path) -> None:
     spec |= {"model": {"name": "cnn", "width": 16}}
     assert run_ranks(tmp_path, spec, world_size=2) == [0, 0]
     assert list(series(tmp_path, "val/accuracy").values())[-1] >= 0.97
+
+
+def test_fp16_computes_otherwise_and_learns_nearly_the_same(alone: Path, tmp_path: Path) -> None:
+    assert run_ranks(tmp_path, document(1, precision="fp16"), world_size=1) == [0]
+    losses, exact = series(tmp_path, "train/loss"), series(alone, "train/loss")
+    assert losses != exact
+    assert losses == pytest.approx(exact, rel=0.02)
+    norms = series(tmp_path, "train/grad_norm")
+    assert norms == pytest.approx(series(alone, "train/grad_norm"), rel=0.05), "it is unscaled"
+
+
+def test_an_overflow_in_fp16_changes_no_weight_and_lowers_the_scale(tmp_path: Path) -> None:
+    spec = document(1, precision="fp16", max_steps=1) | {"checkpoint": {"every_steps": 1}}
+    assert run_ranks(tmp_path, spec, world_size=1, before=scale_the_loss_too_high) == [0]
+    (ref,) = checkpoint_refs(tmp_path)
+    state = checkpoints.load(ref).state
+    assert state["scaler"]["scale"] == 2.0**126
+    assert not math.isfinite(series(tmp_path, "train/grad_norm")[1])
+    for name, tensor in digits().model.state_dict().items():
+        assert torch.equal(state["model"][name], tensor)
+
+
+def scale_the_loss_too_high(task: RankTask) -> None:
+    made = torch.amp.GradScaler
+    torch.amp.GradScaler = functools.partial(made, init_scale=2.0**127)  # type: ignore
+
+
+def test_the_average_of_the_weights_is_what_is_judged_and_left(tmp_path: Path) -> None:
+    spec = document(2, ema={"decay": 0.5}) | {"checkpoint": {"every_steps": 1, "keep": 24}}
+    assert run_ranks(tmp_path, spec, world_size=2) == [0, 0]
+    saved = {ref.step: checkpoints.load(ref).state for ref in checkpoint_refs(tmp_path)}
+    for name in saved[1]["model"]:
+        average = saved[1]["model"][name]
+        for step in range(2, 25):
+            average = 0.5 * average + 0.5 * saved[step]["model"][name]
+        torch.testing.assert_close(weights(tmp_path)[name], average, rtol=1e-4, atol=1e-6)
+        assert not torch.equal(weights(tmp_path)[name], saved[24]["model"][name])
+
+
+def test_training_stops_when_nothing_gets_better_and_keeps_what_it_has(tmp_path: Path) -> None:
+    stopping = {"metric": "val/accuracy", "patience": 2}
+    options = {"epochs": 50, "early_stopping": stopping, "optimizer": {"lr": 1e-9}}
+    assert run_ranks(tmp_path, document(2, **options), world_size=2) == [0, 0]
+    assert list(series(tmp_path, "val/accuracy")) == [8, 16, 24]
+    assert checkpoint_refs(tmp_path)[0].step == 24
+    assert frames(tmp_path, kind="metrics")[-1]["total_steps"] == 24
+    told = json.loads((tmp_path / "attempt-1" / "artifacts" / "metrics.json").read_text())
+    assert told["step"] == 24
+
+
+def test_a_run_begins_with_another_jobs_weights_and_nothing_else_of_it(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run_ranks(first, document(1), world_size=1) == [0]
+    ref = checkpoint_refs(first)[0]
+    options = {"max_steps": 1, "optimizer": {"lr": 1e-12}}
+    codes = run_ranks(second, document(2, **options), world_size=2, init_from=ref)
+    assert codes == [0, 0]
+    assert frames(second, kind="resumed") == [{"step": 0, "url": ref.url}]
+    assert list(series(second, "train/lr")) == [1]
+    for name, tensor in weights(first).items():
+        torch.testing.assert_close(weights(second)[name], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("fault", ["other model", "torn"])
+def test_weights_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path, fault: str) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run_ranks(first, document(1, max_steps=1), world_size=1) == [0]
+    ref = checkpoint_refs(first)[0]
+    spec = document(1)
+    if fault == "torn":
+        ref = CheckpointRef(ref.url + "-gone", ref.step, ref.manifest_sha256)
+    else:
+        spec["model"] = {"name": "mlp", "width": 25}
+    assert run_ranks(second, spec, world_size=1, init_from=ref) == [1]
+    (error,) = frames(second, kind="error")
+    assert error["cause"] == "bad_data"
+    expected = "cannot be read" if fault == "torn" else "of another model.*width|size mismatch"
+    assert re.search(expected, error["message"])
+
+
+def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
+    assert run_ranks(tmp_path, document(1, max_steps=2), world_size=1) == [0]
+    refs = checkpoint_refs(tmp_path)
+    spec = document(1)
+    codes = run_ranks(
+        tmp_path, spec, world_size=1, attempt=2, resume_from=refs, before=change_the_data
+    )
+    assert codes == [1]
+    (error,) = frames(tmp_path, attempt=2, kind="error")
+    assert error["cause"] == "bad_data"
+    assert "is not the one that the checkpoint of step 2 was trained on" in error["message"]
+
+
+def test_ranks_that_read_different_data_say_so(tmp_path: Path) -> None:
+    codes = run_ranks(tmp_path, document(2), world_size=2, before=change_the_data_of_rank_1)
+    assert codes == [1, 1]
+    for rank in (0, 1):
+        (error,) = frames(tmp_path, rank=rank, kind="error")
+        assert "the ranks have read different data" in error["message"]
+
+
+def change_the_data(task: RankTask) -> None:
+    build = recipes.RECIPES["image_classification"].build
+
+    def changed(spec: JobSpec, policy: DataPolicy) -> Workload:
+        return dataclasses.replace(build(spec, policy), fingerprint="f" * 64)
+
+    changed_recipe = dataclasses.replace(recipes.RECIPES["image_classification"], build=changed)
+    recipes.RECIPES["image_classification"] = changed_recipe  # type: ignore[index]
+
+
+def change_the_data_of_rank_1(task: RankTask) -> None:
+    if task.rank == 1:
+        change_the_data(task)

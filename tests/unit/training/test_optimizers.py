@@ -53,3 +53,19 @@ def test_the_rate_is_set_for_every_group() -> None:
     optimizer = build_optimizer(model(), spec.Optimizer())
     set_lr(optimizer, 0.125)
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
+
+
+def test_adafactor_decays_like_the_others_and_lowers_a_loss() -> None:
+    net = nn.Linear(3, 1)
+    optimizer = build_optimizer(net, spec.Optimizer(name="adafactor", lr=0.05, weight_decay=0.1))
+    assert isinstance(optimizer, torch.optim.Adafactor)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    inputs = torch.eye(3)
+    losses = []
+    for _ in range(300):
+        loss = (net(inputs) - 1.0).square().mean()
+        net.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.1 * losses[0]

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from dray.spec import Checkpoint, Schedule, Train
-from ray_workers.training.schedule import Calendar, lr_at
+from dray.spec import Checkpoint, LrScaling, Schedule, Train
+from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
 
 
 def rates(schedule: Schedule, total_steps: int, lr: float = 1.0) -> list[float]:
@@ -66,3 +68,20 @@ def test_a_checkpoint_that_could_be_the_best_is_measured_first() -> None:
 def test_the_last_step_of_an_epoch_belongs_to_it() -> None:
     calendar = Calendar.of(Train(epochs=2), Checkpoint(), steps_per_epoch=6)
     assert [calendar.epoch_of(step) for step in (1, 6, 7, 12)] == [0, 0, 1, 1]
+
+
+def test_a_line_falls_evenly_to_the_final_ratio() -> None:
+    values = rates(Schedule(name="linear", final_ratio=0.5, warmup_steps=2), 6)
+    assert values == pytest.approx([0.5, 1.0, 1.0, 0.875, 0.75, 0.625])
+
+
+def test_steps_fall_by_a_factor_and_warm_up_is_not_counted() -> None:
+    values = rates(Schedule(name="step", every_steps=2, factor=0.5, warmup_steps=1), 6)
+    assert values == [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("linear", 0.8), ("sqrt", 0.2 * 2.0)])
+def test_the_rate_grows_with_the_batch_by_the_rule(rule: Any, expected: float) -> None:
+    scaling = LrScaling(rule=rule, reference_batch_size=64)
+    assert scaled_lr(0.2, scaling, 256) == pytest.approx(expected)
+    assert scaled_lr(0.2, None, 256) == 0.2

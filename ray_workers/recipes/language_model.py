@@ -1,0 +1,135 @@
+"""Recipe: a GPT that predicts the next byte, or the next token of a tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from dray import spec
+from ray_workers.contracts import DataPolicy
+from ray_workers.recipes import measures, results, splits
+from ray_workers.recipes.models.gpt import Gpt
+from ray_workers.training.data import derive_seed
+from ray_workers.training.datasets import Tokens, open_text
+from ray_workers.training.errors import DataError
+from ray_workers.training.samples import Rows, Samples
+from ray_workers.training.workload import Workload, WriteResults
+
+TOKENIZER = "tokenizer.json"
+
+
+def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
+    """The text cut into windows of `context_length` tokens, of which the last are for validation.
+
+    A sample's loss is the mean over its tokens. Raises DataError.
+    """
+    options = document.model
+    assert isinstance(options, spec.Gpt)
+    tokens = open_text(document.data, policy, options.tokenizer)
+    length = options.context_length
+    num_windows = (len(tokens.ids) - 1) // length  # each window's last target is the next's first
+    if num_windows < 2:
+        raise DataError(
+            f"{document.data.source} has {len(tokens.ids)} tokens, too few for two samples of "
+            f"model.context_length {length}"
+        )
+    training, validation = splits.at_the_end(num_windows, document.data.validation_fraction)
+    torch.default_generator.manual_seed(derive_seed("model", document.train.seed))
+    return Workload(
+        model=Gpt(options, tokens.vocabulary_size),
+        train=_samples(tokens, length, training),
+        validation=_samples(tokens, length, validation),
+        loss_sum=_loss_sum,
+        validation_loss_sum=_loss_sum,
+        metrics=measures.of_tokens,
+        fingerprint=tokens.fingerprint,
+        write_results=_writer(document, tokens),
+    )
+
+
+def _samples(tokens: Tokens, length: int, rows: Rows) -> Samples:
+    window = np.arange(length + 1)
+
+    def fetch(at: Rows) -> tuple[Tensor, Tensor]:
+        ids = torch.from_numpy(tokens.ids[at[:, None] * length + window].astype(np.int64))
+        return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+    return Samples(rows, fetch)
+
+
+def _loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
+    total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    return total / targets.shape[1]
+
+
+def _writer(document: spec.JobSpec, tokens: Tokens) -> WriteResults:
+    write = results.writer(document, {"vocabulary_size": tokens.vocabulary_size})
+
+    def write_all(trained: nn.Module, metrics: Any, step: int, folder: Path) -> None:
+        write(trained, metrics, step, folder)
+        if tokens.tokenizer_json is not None:
+            (folder / TOKENIZER).write_bytes(tokens.tokenizer_json)
+
+    return write_all
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A trained model with what turns text into tokens and back."""
+
+    model: nn.Module
+    context_length: int
+    tokenizer: Any | None
+    """A `tokenizers.Tokenizer`; None if a token is a byte."""
+
+    def predict(
+        self, prompt: str, *, num_tokens: int = 100, temperature: float = 0.0, seed: int = 0
+    ) -> str:
+        """The text that follows the prompt, token by token: the likeliest at a temperature of 0,
+        else drawn. Raises ValueError for an empty prompt."""
+        ids = self._encode(prompt)
+        if not ids:
+            raise ValueError("the prompt is empty: give at least one character to go on from")
+        generator = torch.Generator().manual_seed(seed)
+        known = len(ids)
+        with torch.no_grad():
+            for _ in range(num_tokens):
+                context = torch.tensor([ids[-self.context_length :]])
+                ids.append(_choose(self.model(context)[0, -1], temperature, generator))
+        return self._decode(ids[known:])
+
+    def _encode(self, text: str) -> list[int]:
+        return list(text.encode()) if self.tokenizer is None else self.tokenizer.encode(text).ids
+
+    def _decode(self, ids: list[int]) -> str:
+        if self.tokenizer is None:
+            return bytes(ids).decode(errors="replace")
+        text: str = self.tokenizer.decode(ids)
+        return text
+
+
+def _choose(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
+    if temperature <= 0.0:
+        return int(logits.argmax())
+    chances = torch.softmax(logits / temperature, dim=0)
+    return int(torch.multinomial(chances, 1, generator=generator))
+
+
+def load(folder: Path) -> Generator:
+    """Rebuild the model from the folder of a job's artifacts."""
+    config = results.read_config(folder)
+    document = spec.JobSpec.model_validate(config["spec"])
+    assert isinstance(document.model, spec.Gpt)
+    model = results.restore(Gpt(document.model, config["vocabulary_size"]), folder)
+    tokenizer = None
+    if (folder / TOKENIZER).exists():
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    return Generator(model, document.model.context_length, tokenizer)

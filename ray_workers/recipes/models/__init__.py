@@ -1,0 +1,1 @@
+"""Networks of the recipes; each file says what goes in and what comes out."""

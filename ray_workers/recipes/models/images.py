@@ -1,0 +1,123 @@
+"""Networks for small images: (N, channels, height, width) in 0..1 -> (N, num_classes) logits.
+
+GroupNorm (Wu & He 2018, arXiv:1803.08494), not BatchNorm: a sample's result must not depend on
+which others share its batch, or the world size would change the numbers.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from dray import spec
+from ray_workers.training.errors import DataError
+
+GROUPS = 8
+Shape = tuple[int, int, int]
+"""(channels, height, width)"""
+
+
+def build(options: spec.Cnn | spec.ResNet | spec.Mlp, shape: Shape, num_classes: int) -> nn.Module:
+    """Raises DataError for images that are too small for the network."""
+    match options:
+        case spec.Cnn():
+            return Cnn(options, shape, num_classes)
+        case spec.ResNet():
+            return ResNet(options, shape, num_classes)
+        case spec.Mlp():
+            return Mlp(options, shape, num_classes)
+
+
+class Cnn(nn.Module):
+    """Three 3x3 convolutions, the image halved after each of the last two, and one linear layer."""
+
+    def __init__(self, options: spec.Cnn, shape: Shape, num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        if min(height, width) < 4:
+            raise DataError(f"images of {height} x {width} pixels are too small for a cnn (4 x 4)")
+        self.body = nn.Sequential(
+            *_conv(channels, options.width),
+            *_conv(options.width, 2 * options.width),
+            nn.MaxPool2d(2),
+            *_conv(2 * options.width, 2 * options.width),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(options.dropout),
+        )
+        self.head = nn.Linear(2 * options.width * (height // 4) * (width // 4), num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return cast(Tensor, self.head(self.body(images)))
+
+
+class ResNet(nn.Module):
+    """Three stages of residual blocks on 1, 2 and 4 times the width, then the mean over pixels."""
+
+    def __init__(self, options: spec.ResNet, shape: Shape, num_classes: int) -> None:
+        super().__init__()
+        blocks = (options.depth - 2) // 6
+        inputs = options.width
+        self.stem = nn.Sequential(*_conv(shape[0], inputs))
+        stages: list[nn.Module] = []
+        for stage in range(3):
+            outputs = options.width * 2**stage
+            for block in range(blocks):
+                stride = 2 if stage > 0 and block == 0 else 1
+                stages.append(Residual(inputs, outputs, stride))
+                inputs = outputs
+        self.body = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(inputs, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return cast(Tensor, self.head(self.body(self.stem(images))))
+
+
+class Residual(nn.Module):
+    """x + f(x), then ReLU; f is two 3x3 convolutions, x a 1x1 convolution where sizes differ."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        first, norm, relu = _conv(inputs, outputs, stride)
+        second, last_norm, _ = _conv(outputs, outputs)
+        self.change = nn.Sequential(first, norm, relu, second, last_norm)
+        nn.init.zeros_(cast(nn.GroupNorm, last_norm).weight)  # a block begins as the identity
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.relu(self.shortcut(images) + self.change(images))
+
+
+class Mlp(nn.Module):
+    """Hidden layers on the flattened image."""
+
+    def __init__(self, options: spec.Mlp, shape: Shape, num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.body = nn.Sequential(nn.Flatten(), *hidden_layers(options, channels * height * width))
+        self.head = nn.Linear(options.width, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return cast(Tensor, self.head(self.body(images)))
+
+
+def hidden_layers(options: spec.Mlp, num_inputs: int) -> list[nn.Module]:
+    """Linear, ReLU and dropout, `num_layers` times."""
+    layers: list[nn.Module] = []
+    for number in range(options.num_layers):
+        inputs = num_inputs if number == 0 else options.width
+        layers += [nn.Linear(inputs, options.width), nn.ReLU(), nn.Dropout(options.dropout)]
+    return layers
+
+
+def _conv(inputs: int, outputs: int, stride: int = 1) -> tuple[nn.Module, nn.Module, nn.Module]:
+    groups = next(count for count in range(GROUPS, 0, -1) if outputs % count == 0)
+    return (
+        nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False),
+        nn.GroupNorm(groups, outputs),
+        nn.ReLU(),
+    )

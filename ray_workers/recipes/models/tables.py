@@ -1,0 +1,62 @@
+"""The network for tables: standardised numbers and an embedding for each category."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dray import spec
+from ray_workers.recipes.models.images import hidden_layers
+
+MAX_EMBEDDING = 50
+UNKNOWN = 0
+"""Code of a category that training did not see; those it saw count from 1."""
+
+
+class TableMlp(nn.Module):
+    """(N, num_numeric + num_categorical) -> (N, num_outputs).
+
+    The first columns are numbers as they are in the table; the last are codes of categories, which
+    float32 holds exactly up to 2**24. Mean and deviation of the numbers are buffers, so that the
+    trained model takes raw rows; for a regression those of the target are too.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    target_mean: Tensor
+    target_deviation: Tensor
+
+    def __init__(
+        self,
+        options: spec.Mlp,
+        num_numeric: int,
+        vocabulary_sizes: Sequence[int],
+        num_outputs: int,
+    ) -> None:
+        super().__init__()
+        self.num_numeric = num_numeric
+        self.register_buffer("mean", torch.zeros(num_numeric))
+        self.register_buffer("deviation", torch.ones(num_numeric))
+        self.register_buffer("target_mean", torch.zeros(()))
+        self.register_buffer("target_deviation", torch.ones(()))
+        sizes = [options.embedding_dim or _embedding_dim(size) for size in vocabulary_sizes]
+        self.embeddings = nn.ModuleList(
+            nn.Embedding(vocabulary + 1, size)
+            for vocabulary, size in zip(vocabulary_sizes, sizes, strict=True)
+        )
+        self.body = nn.Sequential(*hidden_layers(options, num_numeric + sum(sizes)))
+        self.head = nn.Linear(options.width, num_outputs)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        numbers = (rows[:, : self.num_numeric] - self.mean) / self.deviation
+        codes = rows[:, self.num_numeric :].long()
+        vectors = [embed(codes[:, at]) for at, embed in enumerate(self.embeddings)]
+        hidden = self.body(torch.cat([numbers, *vectors], dim=1))
+        outputs: Tensor = self.head(hidden)
+        return outputs * self.target_deviation + self.target_mean
+
+
+def _embedding_dim(vocabulary_size: int) -> int:
+    return min(MAX_EMBEDDING, vocabulary_size // 2 + 1)

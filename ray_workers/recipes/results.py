@@ -1,0 +1,49 @@
+"""What a job of a recipe leaves: the weights, and all it takes to rebuild the model from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from dray.spec import JobSpec
+from ray_workers.training.workload import WriteResults
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+
+
+def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
+    """Writes weights, `config.json` with `config` in it, the final metrics, and the labels."""
+
+    def write(trained: nn.Module, metrics: Mapping[str, float], step: int, folder: Path) -> None:
+        state = {key: value.cpu().contiguous() for key, value in trained.state_dict().items()}
+        save_file(state, folder / WEIGHTS)
+        assert document.model is not None
+        about = {"recipe": document.recipe, "model": document.model.model_dump(mode="json")}
+        whole = {**about, **config, "step": step, "spec": document.model_dump(mode="json")}
+        _write_json(folder / CONFIG, whole)
+        if "labels" in config:
+            _write_json(folder / "labels.json", config["labels"])
+        _write_json(folder / "metrics.json", {"step": step, **metrics})
+
+    return write
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+    return config
+
+
+def restore(model: nn.Module, folder: Path) -> nn.Module:
+    """The model with the folder's weights, ready to predict."""
+    model.load_state_dict(load_file(folder / WEIGHTS))
+    return model.eval()
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")

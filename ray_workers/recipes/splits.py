@@ -1,0 +1,51 @@
+"""Which samples train and which validate: a function of the seed, the same on every rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ray_workers.training.data import derive_seed
+from ray_workers.training.errors import DataError
+from ray_workers.training.samples import Rows
+
+
+def by_class(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Rows, Rows]:
+    """(training, validation), each in rising order, every class cut alike.
+
+    Raises DataError if one of the two would be empty.
+    """
+    generator = np.random.default_rng(derive_seed("split", seed))
+    is_validation = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = round(fraction * len(members))
+        is_validation[generator.permutation(members)[:count]] = True
+    return _checked(np.flatnonzero(~is_validation), np.flatnonzero(is_validation), fraction)
+
+
+def at_random(num_samples: int, fraction: float, seed: int) -> tuple[Rows, Rows]:
+    """(training, validation), each in rising order. Raises DataError if one would be empty."""
+    generator = np.random.default_rng(derive_seed("split", seed))
+    order = generator.permutation(num_samples)
+    count = round(fraction * num_samples)
+    return _checked(np.sort(order[count:]), np.sort(order[:count]), fraction)
+
+
+def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
+    """(training, validation): the last samples validate, for what has an order of its own.
+
+    Raises DataError if one of the two would be empty.
+    """
+    count = round(fraction * num_samples)
+    rows = np.arange(num_samples)
+    return _checked(rows[: num_samples - count], rows[num_samples - count :], fraction)
+
+
+def _checked(training: Rows, validation: Rows, fraction: float) -> tuple[Rows, Rows]:
+    if len(training) == 0 or len(validation) == 0:
+        raise DataError(
+            f"data.validation_fraction {fraction} leaves {len(training)} samples for "
+            f"training and {len(validation)} for validation; each needs at least one"
+        )
+    return training, validation

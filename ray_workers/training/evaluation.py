@@ -1,0 +1,68 @@
+"""Measuring a model on the validation split, each rank its share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from ray_workers.training import process_group
+from ray_workers.training.data import share
+from ray_workers.training.samples import DistantSamples, ResidentSamples, on_device
+from ray_workers.training.workload import Workload
+
+
+class Evaluation:
+    """Measures one workload's models, time after time."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: torch.device,
+        autocast: Callable[[], AbstractContextManager[object]],
+        *,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._samples: ResidentSamples | DistantSamples = on_device(workload.validation, device)
+        self._loss_sum = workload.validation_loss_sum
+        self._metrics = workload.metrics().to(device)
+        self._device = device
+        self._autocast = autocast
+        self._batch_size = batch_size
+        self._start, self._stop = share(len(workload.validation), rank, world_size)
+        self._world_size = world_size
+
+    def measure(self, model: nn.Module) -> dict[str, float]:
+        """`val/loss` and the recipe's metrics over all ranks' shares, the same on every rank.
+
+        A collective: all ranks call it together.
+        """
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        was_training = model.training
+        model.eval()
+        with torch.no_grad():
+            for at in self._batches():
+                inputs, targets = self._samples.take(at)
+                with self._autocast():
+                    outputs = model(inputs)
+                # A rank without a share has the metrics take nothing, but in its right shape.
+                count = len(at) if self._start < self._stop else 0
+                outputs, targets = outputs[:count].float(), targets[:count]
+                loss += self._loss_sum(outputs, targets).double()
+                self._metrics.update(outputs, targets)
+        model.train(was_training)
+        process_group.add_up(loss, self._world_size)
+        found = {"val/loss": loss.item() / len(self._samples)}
+        found |= {f"val/{name}": float(value) for name, value in self._metrics.compute().items()}
+        self._metrics.reset()
+        return found
+
+    def _batches(self) -> list[torch.Tensor]:
+        """Sample numbers of this rank's share; the first sample's for a rank without one."""
+        stop = self._stop if self._start < self._stop else self._start + 1
+        numbers = torch.arange(self._start, stop).clamp_(max=len(self._samples) - 1)
+        return list(torch.split(numbers, self._batch_size))
