@@ -17,6 +17,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 
+from dray.faults import plainly
 from dray.views import Problem
 from service.domain.errors import DomainError
 
@@ -30,11 +31,13 @@ STATUS: Mapping[str, int] = {
     "forbidden": 403,
     "job_not_found": 404,
     "artifact_not_found": 404,
+    "checkpoint_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,
     "conflict": 409,
     "job_finished": 409,
     "job_live": 409,
+    "checkpoint_in_use": 409,
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "range_not_satisfiable": 416,
@@ -42,10 +45,12 @@ STATUS: Mapping[str, int] = {
     "invalid_parameter": 422,
     "unsatisfiable": 422,
     "idempotency_key_reused": 422,
+    "init_from_not_found": 422,
     "internal_error": 500,
     "unavailable": 503,
     "database_unavailable": 503,
     "storage_unavailable": 503,
+    "quota_exceeded": 507,
 }
 
 RETRY_AFTER_S = 1
@@ -121,21 +126,6 @@ async def _bad_parameter(request: Request, error: Exception) -> Response:
         return problem(request, "invalid_parameter", f"there is no parameter {name!r}", hint=hint)
     detail = f"the parameter {name!r} {plainly(str(first['msg']))}"
     return problem(request, "invalid_parameter", detail)
-
-
-def plainly(message: str) -> str:
-    """pydantic's message as what follows the name of a field."""
-    for theirs, ours in (
-        ("Value error, ", ""),
-        ("Input should", "must"),
-        ("String should", "must"),
-        ("List should", "must"),
-        ("Tuple should", "must"),
-        ("Dictionary should", "must"),
-    ):
-        if message.startswith(theirs):
-            return ours + message.removeprefix(theirs)
-    return message
 
 
 def _query_names(request: Request) -> Sequence[str]:

@@ -173,6 +173,18 @@ class CheckpointPage(View):
     items: list[Checkpoint]
 
 
+class CheckpointFile(View):
+    path: str
+    """Relative to the checkpoint."""
+    size_bytes: int
+    sha256: str
+
+
+class CheckpointFilePage(View):
+    items: list[CheckpointFile]
+    """The manifest comes last: it was written last, and holds the hash of each of the others."""
+
+
 class Artifact(View):
     id: str
     path: str
@@ -232,3 +244,5 @@ class Problem(View):
     """JSON pointer to the field at fault, such as `/resources/num_workers`."""
     hint: str | None = None
     instance: str | None = None
+    request_id: str | None = None
+    """What the server's log calls this request."""

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.views import JobState
-from service import log_reading, metric_reading, presenting
+from service import checkpoints, log_reading, metric_reading, presenting
 from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as cluster_repository
@@ -23,7 +23,6 @@ from service.jobs import found
 from service.settings import Settings
 from service.signals import Signals
 from service.storage import Storage
-from service.transitions import counting_checkpoints
 
 MAX_POINTS = 100_000
 MAX_LINES = 10_000
@@ -131,9 +130,8 @@ class Reading:
 
         def work(session: Session) -> views.CheckpointPage:
             row = found(session, job_id)
-            metric = (row.spec.get("checkpoint") or {}).get("best")
-            rows = counting_checkpoints(session, job_id)
-            best = _best(rows, metric)
+            metric = checkpoints.best_metric(row)
+            rows, best = checkpoints.of_job(session, row)
             return views.CheckpointPage(
                 items=[
                     presenting.checkpoint(
@@ -144,6 +142,19 @@ class Reading:
             )
 
         return await self._database.read(work)
+
+    async def checkpoint_files(self, job_id: str, step: int) -> views.CheckpointFilePage:
+        """The files of the checkpoint of this step. CheckpointNotFound if there is none."""
+        row = await self._database.read(lambda s: _checkpoint(s, job_id, step))
+        found = await asyncio.to_thread(checkpoints.files, self._storage, row)
+        return views.CheckpointFilePage(items=found)
+
+    async def checkpoint_file(
+        self, job_id: str, step: int, path: str
+    ) -> tuple[views.CheckpointFile, str]:
+        """One of those files, and its key in the storage. CheckpointNotFound if it isn't there."""
+        row = await self._database.read(lambda s: _checkpoint(s, job_id, step))
+        return await asyncio.to_thread(checkpoints.locate, self._storage, row, path)
 
     async def artifacts(self, job_id: str) -> views.ArtifactPage:
         def work(session: Session) -> views.ArtifactPage:
@@ -209,17 +220,9 @@ class Reading:
         return {state: counts.get(state, 0) for state in JobState}
 
 
-def _best(rows: Sequence[CheckpointRow], metric: str | None) -> CheckpointRow | None:
-    """The one with the lowest loss, or with the most of another metric; the oldest of equals."""
-    measured = [
-        (row, value)
-        for row in rows
-        if metric and isinstance(value := row.metrics.get(metric), int | float)
-    ]
-    if not measured:
-        return None
-    sign = 1 if metric == "val/loss" else -1
-    return min(measured, key=lambda pair: (sign * pair[1], pair[0].attempt, pair[0].step))[0]
+def _checkpoint(session: Session, job_id: str, step: int) -> CheckpointRow:
+    found(session, job_id)
+    return checkpoints.at_step(session, job_id, step)
 
 
 def _expected_start(session: Session, blocked_by: Sequence[str]) -> datetime | None:

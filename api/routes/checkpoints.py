@@ -1,14 +1,31 @@
-"""/v1/jobs/{id}/checkpoints."""
+"""/v1/jobs/{id}/checkpoints: what state was saved, and its files."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from typing import Annotated
 
-from api.context import Caller, NoParameters, TheReading, answer
+from fastapi import APIRouter, Path, Request, Response
+
+from api.caching import answer
+from api.context import Caller, NoParameters, TheContext, TheReading
+from api.downloads import DOWNLOAD, StoredFile, download
 from api.problems import declare
 from dray import views
+from service.reading import MAX_SEQ
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["checkpoints"])
+
+Step = Annotated[int, Path(ge=0, le=MAX_SEQ)]
+"""Optimizer steps done. Of several attempts that saved the same step the newest one's counts."""
+
+
+_PROBLEMS = declare(
+    "malformed_request",
+    "invalid_parameter",
+    "job_not_found",
+    "checkpoint_not_found",
+    "storage_unavailable",
+)
 
 
 @router.get(
@@ -16,8 +33,55 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["checkpoints"])
     operation_id="get_checkpoints",
     response_model=views.CheckpointPage,
     dependencies=[NoParameters],
-    responses=declare("invalid_parameter", "job_not_found"),
+    responses=declare("malformed_request", "invalid_parameter", "job_not_found"),
 )
-async def checkpoints(reading: TheReading, _: Caller, job_id: str) -> Response:
+async def checkpoints(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
     """Committed checkpoints: step, size, hash, and which is the best and the latest."""
-    return answer(await reading.checkpoints(job_id))
+    return answer(request, await reading.checkpoints(job_id))
+
+
+@router.get(
+    "/checkpoints/{step}/files",
+    operation_id="get_checkpoint_files",
+    response_model=views.CheckpointFilePage,
+    dependencies=[NoParameters],
+    responses=_PROBLEMS,
+)
+async def files(
+    request: Request, reading: TheReading, _: Caller, job_id: str, step: Step
+) -> Response:
+    """The files of one checkpoint, by its manifest."""
+    return answer(request, await reading.checkpoint_files(job_id, step))
+
+
+@router.head(
+    "/checkpoints/{step}/files/{path:path}",
+    operation_id="head_checkpoint_file",
+    response_class=Response,
+    dependencies=[NoParameters],
+    responses={
+        200: {"description": "Size, type and hash of the file are in the headers."},
+        304: DOWNLOAD[304],
+        **_PROBLEMS,
+    },
+)
+@router.get(
+    "/checkpoints/{step}/files/{path:path}",
+    operation_id="download_checkpoint_file",
+    response_class=Response,
+    dependencies=[NoParameters],
+    responses={**DOWNLOAD, **_PROBLEMS, **declare("range_not_satisfiable")},
+)
+async def file(
+    request: Request,
+    context: TheContext,
+    reading: TheReading,
+    _: Caller,
+    job_id: str,
+    step: Step,
+    path: str,
+) -> Response:
+    """One file of a checkpoint, or a range of it. Its ETag is the SHA-256 of the whole."""
+    found, key = await reading.checkpoint_file(job_id, step, path)
+    stored = StoredFile(key, found.size_bytes, found.sha256, found.path)
+    return download(request, context.runtime.storage, stored)

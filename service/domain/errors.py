@@ -6,11 +6,15 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
     DomainError
       NotFound              job_not_found
         ArtifactNotFound    artifact_not_found
+        CheckpointNotFound  checkpoint_not_found
       Conflict
         JobFinished         job_finished
         JobLive             job_live
+        CheckpointInUse     checkpoint_in_use
       Unsatisfiable         unsatisfiable
       IdempotencyMismatch   idempotency_key_reused
+      InitFromNotFound      init_from_not_found
+      QuotaExceeded         quota_exceeded
       BadCursor             bad_cursor
       Unavailable
         DatabaseUnavailable database_unavailable
@@ -46,6 +50,12 @@ class ArtifactNotFound(NotFound):
     code = "artifact_not_found"
 
 
+class CheckpointNotFound(NotFound):
+    """The job exists, the checkpoint or its file does not."""
+
+    code = "checkpoint_not_found"
+
+
 class Conflict(DomainError):
     """The job's state does not allow what was asked."""
 
@@ -64,6 +74,12 @@ class JobLive(Conflict):
     code = "job_live"
 
 
+class CheckpointInUse(Conflict):
+    """A live job starts from a checkpoint of this one, so it can't be deleted."""
+
+    code = "checkpoint_in_use"
+
+
 class Unsatisfiable(DomainError):
     """The cluster could not run the job even if it were empty."""
 
@@ -74,6 +90,18 @@ class IdempotencyMismatch(DomainError):
     """The idempotency key was used before, for another request."""
 
     code = "idempotency_key_reused"
+
+
+class InitFromNotFound(DomainError):
+    """The checkpoint that the job is to start from does not exist."""
+
+    code = "init_from_not_found"
+
+
+class QuotaExceeded(DomainError):
+    """The storage is full by the operator's settings: no job is taken."""
+
+    code = "quota_exceeded"
 
 
 class BadCursor(DomainError):

@@ -33,6 +33,7 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
             for name in (
                 *("cancel", "metrics", "logs", "events", "attempts", "checkpoints", "artifacts"),
                 *("artifacts/{artifact_id}", "explain"),
+                *("checkpoints/{step}/files", "checkpoints/{step}/files/{path}"),
             )
         ),
         "/v1/cluster",
