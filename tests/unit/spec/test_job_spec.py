@@ -1,0 +1,177 @@
+"""What a job document may say, and where the error points when it says something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from dray.spec import RECIPES, JobSpec
+
+
+def refusal(document: dict[str, Any]) -> tuple[str, str]:
+    """(pointer, message) of the first error."""
+    with pytest.raises(ValidationError) as caught:
+        JobSpec.model_validate(document)
+    error = caught.value.errors(include_url=False)[0]
+    pointer = error.get("ctx", {}).get("pointer") or "/" + "/".join(map(str, error["loc"]))
+    return pointer, error["msg"]
+
+
+def recipe(name: str, **fields: Any) -> dict[str, Any]:
+    defaults: dict[str, dict[str, Any]] = {
+        "image_classification": {},
+        "tabular_classification": {"data": {"source": "sklearn://wine"}},
+        "tabular_regression": {"data": {"source": "sklearn://diabetes"}},
+        "language_model": {"data": {"source": "file:///text.txt"}},
+    }
+    return {"recipe": name, **defaults[name], **fields}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_without_a_model_gets_its_first(name: str) -> None:
+    model = JobSpec.model_validate(recipe(name)).model
+    assert model is not None
+    assert model.name == RECIPES[name].models[0]
+    size = {"image_classification": "width", "language_model": "num_heads"}.get(name, "width")
+    chosen = JobSpec.model_validate(recipe(name, model={size: 2})).model
+    assert getattr(chosen, size) == 2
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_document_survives_its_own_json(name: str) -> None:
+    spec = JobSpec.model_validate(recipe(name))
+    assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> None:
+    model = {"name": "cnn", "width": 32, "dropout": 0.0}
+    data = {"source": "sklearn://digits", "validation_fraction": 0.2}
+    script = {"script": {"entrypoint": "train.py", "args": []}, "model": model, "data": data}
+    assert JobSpec.model_validate(script).script is not None
+    assert JobSpec.model_validate(recipe("image_classification", model=model, data=data))
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "message"),
+    [
+        (recipe("language_model", model={"name": "cnn"}), "/model/name", "must be one of gpt"),
+        (recipe("tabular_regression", data={}), "/data/source", "sklearn://diabetes"),
+        (recipe("language_model", data={}), "/data/source", "scikit-learn brings none"),
+        (
+            recipe("tabular_classification", data={"source": "s3://b/x.csv"}),
+            "/data/target",
+            "names the csv column to predict",
+        ),
+        (
+            recipe("tabular_classification", data={"source": "s3://b/folder/"}),
+            "/data/format",
+            "the source's end tells none of",
+        ),
+        (
+            recipe("image_classification", data={"source": "s3://b/x.csv"}),
+            "/data/source",
+            "is csv, and this recipe reads images, npz",
+        ),
+        (
+            recipe("image_classification", data={"source": "s3://b/x", "format": "text"}),
+            "/data/format",
+            "is text, and this recipe reads",
+        ),
+        (
+            recipe("image_classification", data={"image_size": [8, 8]}),
+            "/data/image_size",
+            "is for images, and the data are sklearn",
+        ),
+        (
+            recipe("image_classification", data={"source": "s3://b/x", "target": "y"}),
+            "/data/target",
+            "is for npz, csv, parquet",
+        ),
+        (
+            recipe("image_classification", checkpoint={"best": "val/mae"}),
+            "/checkpoint/best",
+            "must be one of val/loss",
+        ),
+        (
+            recipe("tabular_regression", train={"early_stopping": {"metric": "val/f1"}}),
+            "/train/early_stopping/metric",
+            "val/r2",
+        ),
+        (
+            recipe("tabular_regression", train={"label_smoothing": 0.1}),
+            "/train/label_smoothing",
+            "is for classification",
+        ),
+        (
+            recipe("image_classification", resources={"num_workers": 300}),
+            "/train/global_batch_size",
+            "fewer than one sample for each of 300 workers",
+        ),
+        (
+            recipe("image_classification", parallel={"data": 2}),
+            "/parallel/data",
+            "resources.num_workers is 1",
+        ),
+        (
+            {"script": {"entrypoint": "x.py"}, "init_from": {"job": "job-1"}},
+            "/init_from",
+            "is for recipes",
+        ),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused_where_the_fault_is(
+    document: dict[str, Any], pointer: str, message: str
+) -> None:
+    found, said = refusal(document)
+    assert found == pointer
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("ftp://host/x.csv", "must be a URL that begins with one of file://"),
+        ("digits", "must be a URL"),
+        ("sklearn://faces", "scikit-learn's sets are"),
+        ("file://relative/x.csv", "must name an absolute path"),
+        ("https:///x.csv", "names no host"),
+        ("https://host:99999/x.csv", "is not a URL"),
+        ("s3:///key", "names no bucket"),
+        ("https://me:secret@host/x.csv", "must not hold a user or password"),
+        ("https://host/x.csv?X-Amz-Signature=abc", "must not hold a secret"),
+        ("https://host/x.csv?access_token=abc", "must not hold a secret"),
+        ("https://host/../../x.csv", "must not contain '..'"),
+        ("https://host/a b.csv", "should match pattern"),
+    ],
+)
+def test_a_source_is_a_url_without_secrets(source: str, message: str) -> None:
+    document = recipe("tabular_classification", data={"source": source, "target": "y"})
+    pointer, said = refusal(document)
+    assert pointer == "/data/source"
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"optimizer": {"momentum": 0.9}}, "momentum is an option of sgd, not of adamw"),
+        ({"optimizer": {"name": "adafactor", "eps": 1e-3}}, "eps is an option of adamw"),
+        ({"optimizer": {"name": "sgd", "nesterov": True}}, "nesterov needs a momentum"),
+        ({"schedule": {"name": "step"}}, "needs every_steps"),
+        ({"schedule": {"name": "cosine", "factor": 0.5}}, "factor is an option of step"),
+        ({"schedule": {"name": "step", "every_steps": 5, "final_ratio": 0.1}}, "final_ratio is an"),
+        ({"lr_scaling": {"rule": "cubic", "reference_batch_size": 2}}, "'linear' or 'sqrt'"),
+        ({"ema": {"decay": 1.0}}, "less than 1"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(train: dict[str, Any], message: str) -> None:
+    _, said = refusal(recipe("image_classification", train=train))
+    assert message in said
+
+
+def test_the_heads_of_a_gpt_share_its_width() -> None:
+    model = {"width": 10, "num_heads": 4}
+    _, said = refusal(recipe("language_model", model=model))
+    assert "width 10 is not a multiple of num_heads 4" in said
