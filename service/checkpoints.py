@@ -10,13 +10,35 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.spec.recipes import MINIMISED
-from service.db.models import CheckpointRow, JobRow
+from service.db.models import AttemptRow, CheckpointRow, JobRow
+from service.db.repositories import attempts as repository
 from service.domain.errors import CheckpointNotFound
+from service.domain.lineage import last_steps
 from service.storage import BadKey, Storage, check_key
-from service.transitions import counting_checkpoints
 
 MANIFEST = "manifest.json"
 """Written last by `ray_workers.training.checkpoints`: it commits the checkpoint."""
+
+
+def began_at_step(attempt: AttemptRow) -> int | None:
+    """Steps done when the attempt began to train; None if it never did.
+
+    A script that says nothing of resuming is taken to begin right before its first metric.
+    """
+    if attempt.resume_step is not None:
+        return attempt.resume_step
+    return None if attempt.first_metric_step is None else attempt.first_metric_step - 1
+
+
+def counting_checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
+    """Newest first, without those that a later attempt went back behind."""
+    rows = repository.of_job(session, job_id)
+    ends = last_steps({row.attempt: began_at_step(row) for row in rows})
+    return [
+        row
+        for row in repository.checkpoints(session, job_id)
+        if row.step <= ends[row.attempt]
+    ]
 
 
 def of_job(session: Session, job: JobRow) -> tuple[list[CheckpointRow], CheckpointRow | None]:

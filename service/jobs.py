@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,16 +13,14 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.spec import JobSpec
 from dray.views import JobState
-from service import nodes, presenting
+from service import listing, nodes, origins, presenting
 from service.db.models import EventRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.db.session import Database, notify
 from service.db.types import storable
 from service.domain import policy
-from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import (
-    BadCursor,
     IdempotencyMismatch,
     JobFinished,
     JobLive,
@@ -31,6 +29,7 @@ from service.domain.errors import (
 )
 from service.domain.ids import new_job_id
 from service.domain.states import Trigger
+from service.listing import JobFilter
 from service.settings import Settings
 from service.signals import QUEUE, Signals
 from service.storage import Storage
@@ -42,8 +41,6 @@ LIVE_STATES = (
     JobState.RECOVERING,
     JobState.CANCELLING,
 )
-MAX_PAGE = 500
-_LISTING = "jobs"
 
 
 @dataclass(frozen=True)
@@ -52,17 +49,6 @@ class IdempotencyKey:
 
     key: str
     fingerprint: str
-
-
-@dataclass(frozen=True)
-class JobFilter:
-    """All that is given must hold; several states mean any of them."""
-
-    states: tuple[JobState, ...] = ()
-    queue: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    owner: str | None = None
-    project: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,8 +101,9 @@ class Jobs:
     ) -> tuple[views.Job, bool]:
         """The job and True; or, if the key was used for the same request, the first one and False.
 
-        Unsatisfiable if the cluster as it is known now could never run it; IdempotencyMismatch if
-        the key was used for another request.
+        Unsatisfiable if the cluster as it is known now could never run it; InitFromNotFound if
+        the checkpoint it starts from is not there; IdempotencyMismatch if the key was used for
+        another request.
         """
         now = self._clock()
         job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
@@ -131,7 +118,8 @@ class Jobs:
                     return presenting.job(session, earlier), False
             request = policy.request_of(spec.resources)
             _refuse_impossible(session, request)
-            row = _new_row(job_id, spec, request, owner, project, self._settings, now)
+            origin = origins.resolve(session, spec.init_from) if spec.init_from else None
+            row = _new_row(job_id, spec, request, origin, owner, project, self._settings, now)
             repository.insert(session, row, spec.labels)
             repository.add_event(session, _submitted(row, now))
             notify(session, job_id, QUEUE)
@@ -169,34 +157,12 @@ class Jobs:
     ) -> views.JobPage:
         """Newest first, at most `limit` (1 to 500). BadCursor for a cursor of something else."""
         wanted = job_filter or JobFilter()
-        limit = max(1, min(limit, MAX_PAGE))
-        before = _place(cursor)
-        words = [
-            wanted.queue,
-            wanted.owner,
-            wanted.project,
-            *wanted.labels,
-            *wanted.labels.values(),
-        ]
-        if not all(storable(word) for word in words if word is not None):
+        before_id = listing.place(wanted, cursor)
+        if not wanted.can_match:
             return views.JobPage(items=[])
-
-        def work(session: Session) -> views.JobPage:
-            rows = repository.page(
-                session,
-                states=wanted.states,
-                queue=wanted.queue,
-                owner=wanted.owner,
-                project=wanted.project,
-                job_labels=wanted.labels,
-                before=before,
-                limit=limit + 1,
-            )
-            shown = rows[:limit]
-            more = encode_cursor(_LISTING, shown[-1].number) if len(rows) > limit else None
-            return views.JobPage(items=presenting.jobs(session, shown), next_cursor=more)
-
-        return await self._database.read(work)
+        return await self._database.read(
+            lambda session: listing.page(session, wanted, limit=limit, before_id=before_id)
+        )
 
     async def cancel(self, job_id: str) -> views.Job:
         """Ask the job to end. Harmless to repeat; JobFinished if it succeeded or failed."""
@@ -219,7 +185,10 @@ class Jobs:
         return await self._database.write(work)
 
     async def delete(self, job_id: str) -> None:
-        """Delete a finished job and all it left. JobLive if it has not ended.
+        """Delete a finished job and all it left.
+
+        JobLive if it has not ended; CheckpointInUse if a live job starts from one of its
+        checkpoints.
 
         Three steps, each harmless to repeat: hide the job, delete its files, delete its rows. If
         the service dies between them, `finish_deletions` takes up what is left.
@@ -233,6 +202,7 @@ class Jobs:
                     f"the job {job_id} is {row.state}, and only a finished job can be deleted",
                     hint="cancel it first, and wait until it has ended",
                 )
+            origins.refuse_if_needed(session, job_id)
             row.deleted_at = now
 
         await self._database.write(hide)
@@ -340,6 +310,7 @@ def _new_row(
     job_id: str,
     spec: JobSpec,
     request: policy.Request,
+    origin: origins.Origin | None,
     owner: str,
     project: str,
     settings: Settings,
@@ -357,6 +328,8 @@ def _new_row(
         spec_version=spec.version,
         num_workers=request.num_workers,
         bundle=dict(request.bundle),
+        init_from=origin.as_row() if origin else None,
+        init_from_job=origin.job if origin else None,
         state=JobState.QUEUED,
         reason_code="submitted",
         reason_message="waits for the scheduler's first look",
@@ -393,12 +366,3 @@ def _submitted(row: JobRow, now: datetime) -> EventRow:
         message=f"submitted to the queue {row.queue!r}",
         data={},
     )
-
-
-def _place(cursor: str | None) -> int | None:
-    if cursor is None:
-        return None
-    place = decode_cursor(_LISTING, cursor)
-    if not isinstance(place, int) or isinstance(place, bool) or abs(place) >= 2**63:
-        raise BadCursor("the cursor is not one that this listing gave out")
-    return place

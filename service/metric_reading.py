@@ -10,13 +10,13 @@ from operator import attrgetter
 from sqlalchemy.orm import Session
 
 from dray import views
+from service.checkpoints import began_at_step
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import chunks as repository
 from service.db.repositories.chunks import MetricChunk
 from service.domain.lineage import last_steps
 from service.domain.series import CHUNK_POINTS, Points, Summary, downsample, unpack
 from service.metric_store import by_name
-from service.transitions import began_at_step
 
 Piece = tuple[MetricChunk, int]
 """A chunk and the last step of it that counts."""

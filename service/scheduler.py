@@ -137,6 +137,7 @@ class Scheduler:
             bundle=dict(job.request.bundle),
             storage_url=self._settings.storage_url,
             resume_from=claimed.resume_from,
+            init_from=claimed.init_from,
             start_timeout_s=self._settings.start_timeout_s,
             max_runtime_s=claimed.max_runtime_s,
             spool_limit_bytes=self._settings.spool_limit_bytes,

@@ -15,13 +15,14 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.contracts import CheckpointRef, Phase
-from service.db.models import AttemptRow, CheckpointRow, EventRow, JobRow
+from service import origins
+from service.checkpoints import counting_checkpoints
+from service.db.models import AttemptRow, EventRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify
 from service.domain import policy
 from service.domain.documents import upcast
-from service.domain.lineage import last_steps
 from service.domain.states import Trigger, transition
 from service.signals import QUEUE
 
@@ -113,6 +114,8 @@ class Claimed:
     """Committed checkpoints that still count, newest first."""
     max_runtime_s: float | None
     """Running time left to the job."""
+    init_from: CheckpointRef | None = None
+    """Another job's checkpoint to begin with, if none of its own loads."""
 
 
 def claim(
@@ -173,32 +176,12 @@ def claim(
         CheckpointRef(row.url, row.step, row.manifest_sha256)
         for row in counting_checkpoints(session, job_id)
     )
-    return Claimed(job_id, job.attempt, upcast(job.spec), refs, left_s)
+    origin = origins.current(session, job)
+    return Claimed(job_id, job.attempt, upcast(job.spec), refs, left_s, origin)
 
 
 def runtime_left_s(job: JobRow) -> float | None:
     return None if job.max_runtime_s is None else job.max_runtime_s - job.runtime_used_s
-
-
-def began_at_step(attempt: AttemptRow) -> int | None:
-    """Steps done when the attempt began to train; None if it never did.
-
-    A script that says nothing of resuming is taken to begin right before its first metric.
-    """
-    if attempt.resume_step is not None:
-        return attempt.resume_step
-    return None if attempt.first_metric_step is None else attempt.first_metric_step - 1
-
-
-def counting_checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
-    """Newest first, without those that a later attempt went back behind."""
-    rows = attempts_repository.of_job(session, job_id)
-    ends = last_steps({row.attempt: began_at_step(row) for row in rows})
-    return [
-        row
-        for row in attempts_repository.checkpoints(session, job_id)
-        if row.step <= ends[row.attempt]
-    ]
 
 
 def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) -> int:

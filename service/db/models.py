@@ -63,6 +63,16 @@ class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_state_priority_number", "state", "priority", "number"),
+        *(Index(f"ix_jobs_{by}_id", by, "id") for by in ("owner", "project", "queue", "state")),
+        *(
+            Index(
+                f"ix_jobs_{column}",
+                column,
+                sqlite_where=text(f"{column} IS NOT NULL"),
+                postgresql_where=text(f"{column} IS NOT NULL"),
+            )
+            for column in ("init_from_job", "finished_at")
+        ),
         {"sqlite_autoincrement": True},
     )
 
@@ -70,15 +80,18 @@ class JobRow(Base):
     """Order of submission; never used twice."""
     id: Mapped[str] = mapped_column(String(64), unique=True)
     name: Mapped[str]
-    owner: Mapped[str] = mapped_column(String(255), index=True)
-    project: Mapped[str] = mapped_column(String(255), index=True)
-    queue: Mapped[str] = mapped_column(String(64), index=True)
+    owner: Mapped[str] = mapped_column(String(255))
+    project: Mapped[str] = mapped_column(String(255))
+    queue: Mapped[str] = mapped_column(String(64))
     priority: Mapped[int]
     spec: Mapped[dict[str, Any]]
     spec_version: Mapped[int]
     num_workers: Mapped[int]
     bundle: Mapped[dict[str, Any]]
     """Ray resources of one worker, derived from the document."""
+    init_from: Mapped[dict[str, Any] | None]
+    """The checkpoint that `spec.init_from` meant when the job was submitted: `origins.Origin`."""
+    init_from_job: Mapped[str | None] = mapped_column(String(64))
 
     state: Mapped[JobState]
     reason_code: Mapped[str] = mapped_column(String(64))
@@ -118,7 +131,7 @@ class JobRow(Base):
 
 class JobLabelRow(Base):
     __tablename__ = "job_labels"
-    __table_args__ = (Index("ix_job_labels_key_value", "key", "value"),)
+    __table_args__ = (Index("ix_job_labels_key_value_job_id", "key", "value", "job_id"),)
     job_id: Mapped[str] = _job_key()
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
     value: Mapped[str] = mapped_column(String(255))
@@ -216,6 +229,8 @@ class MetricChunkRow(Base):
     max_step: Mapped[int | None]
     max_value: Mapped[float | None]
     nan_step: Mapped[int | None]
+    outline: Mapped[bytes | None]
+    """Extremes of each `series.BLOCK_POINTS` points; unset of a chunk that an older dray wrote."""
     points: Mapped[bytes]
 
 
@@ -272,6 +287,20 @@ class ClusterRow(Base):
     ray_address: Mapped[str | None]
     ray_dashboard: Mapped[str | None]
     session: Mapped[str | None]
+    updated_at: Mapped[datetime]
+
+
+class StorageStateRow(Base):
+    """How full the storage was when it was last looked at; one row."""
+
+    __tablename__ = "storage_state"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    used_bytes: Mapped[int | None]
+    """Of checkpoints, artifacts and logs by their rows; unset where no setting asks for it."""
+    free_bytes: Mapped[int | None]
+    """Of the disk under it, the lesser of storage and database; unset of an object store."""
+    problem: Mapped[str | None]
+    """Why no job is taken or started; unset while there is room."""
     updated_at: Mapped[datetime]
 
 

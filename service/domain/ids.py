@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from datetime import datetime
+import threading
+from datetime import UTC, datetime, timedelta
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32, lower case
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_MAX_MILLISECONDS = 2**48 - 1
 
 
 def _base32(value: int, length: int) -> str:
@@ -17,10 +21,47 @@ def _base32(value: int, length: int) -> str:
     return "".join(reversed(digits))
 
 
+def _milliseconds(at: datetime) -> int:
+    """Since 1970, within what an id has room for."""
+    return max(0, min((at - _EPOCH) // _MILLISECOND, _MAX_MILLISECONDS))
+
+
+class _Sequence:
+    """Numbers for the ids of one process: random, and rising within a millisecond."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = (-1, 0)
+
+    def next(self, milliseconds: int) -> int:
+        with self._lock:
+            at, number = self._last
+            # One bit short of the 80, so that there is always a next one.
+            number = number + 1 if at == milliseconds else secrets.randbits(79)
+            self._last = (milliseconds, number)
+            return number
+
+
+_sequence = _Sequence()
+
+
 def new_job_id(now: datetime) -> str:
-    """`job-` and 26 characters: 48 bits of milliseconds, then 80 random bits."""
-    milliseconds = int(now.timestamp() * 1000)
-    return f"job-{_base32(milliseconds, 10)}{_base32(secrets.randbits(80), 16)}"
+    """`job-` and 26 characters: 48 bits of milliseconds, then 80 bits, mostly random.
+
+    Ids that one process makes at the same `now` rise.
+    """
+    milliseconds = _milliseconds(now)
+    return f"job-{_base32(milliseconds, 10)}{_base32(_sequence.next(milliseconds), 16)}"
+
+
+def ids_since(time: datetime) -> str:
+    """No id made at `time` or later is below this one."""
+    return f"job-{_base32(_milliseconds(time), 10)}"
+
+
+def ids_up_to(time: datetime) -> str:
+    """All ids made at `time` or earlier are below this one."""
+    return f"job-{_base32(_milliseconds(time) + 1, 10)}"
 
 
 def new_deployment_id() -> str:

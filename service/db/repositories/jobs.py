@@ -105,38 +105,6 @@ def in_state(session: Session, states: Sequence[JobState]) -> list[JobRow]:
     return list(session.scalars(query))
 
 
-def page(
-    session: Session,
-    *,
-    states: Sequence[JobState],
-    queue: str | None,
-    owner: str | None,
-    project: str | None,
-    job_labels: Mapping[str, str],
-    before: int | None,
-    limit: int,
-) -> list[JobRow]:
-    """Newest first; `before` is the number of the last job of the page before."""
-    query = select(JobRow).where(JobRow.deleted_at.is_(None))
-    if states:
-        query = query.where(JobRow.state.in_(states))
-    for column, wanted in (
-        (JobRow.queue, queue),
-        (JobRow.owner, owner),
-        (JobRow.project, project),
-    ):
-        if wanted is not None:
-            query = query.where(column == wanted)
-    for key, value in job_labels.items():
-        labelled = select(JobLabelRow.job_id).where(
-            JobLabelRow.key == key, JobLabelRow.value == value
-        )
-        query = query.where(JobRow.id.in_(labelled))
-    if before is not None:
-        query = query.where(JobRow.number < before)
-    return list(session.scalars(query.order_by(JobRow.number.desc()).limit(limit)))
-
-
 def note_waiting(
     session: Session,
     job_id: str,
@@ -187,6 +155,14 @@ def reserve_key(
     return session.scalar(
         select(IdempotencyRow).where(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
     )
+
+
+def starting_from(session: Session, job_id: str) -> list[str]:
+    """Ids of jobs that have not ended and begin with a checkpoint of this one."""
+    query = select(JobRow.id).where(
+        JobRow.init_from_job == job_id, JobRow.finished_at.is_(None), JobRow.deleted_at.is_(None)
+    )
+    return list(session.scalars(query.order_by(JobRow.number)))
 
 
 def marked_deleted(session: Session) -> list[str]:

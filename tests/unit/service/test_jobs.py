@@ -21,7 +21,8 @@ from service.domain.errors import (
     NotFound,
     Unsatisfiable,
 )
-from service.jobs import IdempotencyKey, JobFilter
+from service.jobs import IdempotencyKey
+from service.listing import JobFilter
 from tests.unit.service.helpers import START, Service, log, metrics, spec
 
 pytestmark = pytest.mark.anyio

@@ -1,0 +1,73 @@
+"""SQL for pages of jobs.
+
+Each index it walks has the column that is filtered by and then the id, which is the order of the
+list. A database that must choose between several states in one such walk sorts all that match
+instead, so each state is walked by itself and the heads are merged.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import islice
+
+from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy.orm import Session, aliased
+
+from dray.views import JobState
+from service.db.models import JobLabelRow, JobRow
+from service.domain.ids import ids_since, ids_up_to
+
+
+def page(
+    session: Session,
+    *,
+    states: Sequence[JobState],
+    queue: str | None,
+    owner: str | None,
+    project: str | None,
+    job_labels: Mapping[str, str],
+    created_after: datetime | None,
+    created_before: datetime | None,
+    before_id: str | None,
+    limit: int,
+) -> list[JobRow]:
+    """Newest first, `created_after` included and `created_before` not; ids below `before_id`."""
+    query, order = _labelled(job_labels)
+    query = query.where(JobRow.deleted_at.is_(None))
+    for column, wanted in (
+        (JobRow.queue, queue),
+        (JobRow.owner, owner),
+        (JobRow.project, project),
+    ):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    if created_after is not None:
+        query = query.where(order >= ids_since(created_after), JobRow.created_at >= created_after)
+    if created_before is not None:
+        query = query.where(order < ids_up_to(created_before), JobRow.created_at < created_before)
+    if before_id is not None:
+        query = query.where(order < before_id)
+    query = query.order_by(order.desc()).limit(limit)
+    distinct = sorted(set(states))
+    queries = [query.where(JobRow.state == state) for state in distinct] or [query]
+    heads = [list(session.scalars(one)) for one in queries]
+    return list(islice(heapq.merge(*heads, key=lambda row: row.id, reverse=True), limit))
+
+
+def _labelled(
+    job_labels: Mapping[str, str],
+) -> tuple[Select[JobRow], ColumnElement[str]]:
+    """Jobs with all the labels, and the id to order them by: that of the first label's index."""
+    query = select(JobRow)
+    order: ColumnElement[str] = JobRow.id.expression
+    for number, (key, value) in enumerate(job_labels.items()):
+        label = aliased(JobLabelRow)
+        same = (label.job_id == JobRow.id, label.key == key, label.value == value)
+        if number == 0:
+            query = query.join(label, label.job_id == JobRow.id).where(*same[1:])
+            order = label.job_id.expression
+        else:
+            query = query.where(select(label.job_id).where(*same).exists())
+    return query, order

@@ -1,0 +1,115 @@
+"""Where a job starts from: the checkpoint of another job that `init_from` names.
+
+It is looked up when the job is submitted, so that what it starts from does not depend on how long
+it waits, and it is kept: the other job can't be deleted before this one has ended. The other job
+itself may still drop it (`checkpoint.keep`); then its newest or best of that time stands in, and
+for a step that was named the ranks say that it is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from sqlalchemy.orm import Session
+
+from dray.spec import InitFrom
+from ray_workers.contracts import CheckpointRef
+from service import checkpoints
+from service.db.models import CheckpointRow, JobRow
+from service.db.repositories import jobs as repository
+from service.domain.errors import CheckpointInUse, InitFromNotFound
+
+Wanted = Literal["latest", "best"] | int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A checkpoint of another job, as a row holds it."""
+
+    job: str
+    wanted: Wanted
+    attempt: int
+    step: int
+    url: str
+    manifest_sha256: str
+
+    @classmethod
+    def of(cls, wanted: Wanted, row: CheckpointRow) -> Origin:
+        return cls(row.job_id, wanted, row.attempt, row.step, row.url, row.manifest_sha256)
+
+    def as_row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def resolve(session: Session, asked: InitFrom) -> Origin:
+    """The checkpoint that is meant. InitFromNotFound, with the field at fault, if there is none.
+
+    The other job stays locked until the transaction ends, so that it is not deleted meanwhile.
+    """
+    job = repository.lock(session, asked.job)
+    if job is None or job.deleted_at is not None:
+        raise InitFromNotFound(
+            f"there is no job {asked.job} to start from",
+            pointer="/init_from/job",
+            hint="`dray ls` shows the jobs there are",
+        )
+    row = _chosen(session, job, asked.step)
+    if row is None:
+        raise _no_such_step(session, job, asked.step)
+    return Origin.of(asked.step, row)
+
+
+def current(session: Session, job: JobRow) -> CheckpointRef | None:
+    """What an attempt that starts now begins with, if it has no checkpoint of its own."""
+    if job.init_from is None:
+        return None
+    origin = Origin(**job.init_from)
+    source = repository.get(session, origin.job)
+    rows = [] if source is None else checkpoints.counting_checkpoints(session, source.id)
+    kept = any(row.url == origin.url for row in rows)
+    if not kept and source is not None and not isinstance(origin.wanted, int):
+        row = _chosen(session, source, origin.wanted)
+        origin = origin if row is None else Origin.of(origin.wanted, row)
+        job.init_from = origin.as_row()
+    return CheckpointRef(origin.url, origin.step, origin.manifest_sha256)
+
+
+def refuse_if_needed(session: Session, job_id: str) -> None:
+    """CheckpointInUse if a live job starts from a checkpoint of this one."""
+    users = repository.starting_from(session, job_id)
+    if not users:
+        return
+    named = ", ".join(users[:3]) + (f" and {len(users) - 3} more" if len(users) > 3 else "")
+    one = len(users) == 1
+    raise CheckpointInUse(
+        f"the job{'' if one else 's'} {named} start{'s' if one else ''} from a checkpoint of "
+        f"{job_id} and {'has' if one else 'have'} not ended",
+        hint=f"wait until {'it has' if one else 'they have'} ended, or cancel "
+        f"{'it' if one else 'them'}",
+    )
+
+
+def _chosen(session: Session, job: JobRow, wanted: Wanted) -> CheckpointRow | None:
+    rows, best = checkpoints.of_job(session, job)
+    if wanted == "best":
+        return best
+    if wanted == "latest":
+        return rows[0] if rows else None
+    return next((row for row in rows if row.step == wanted), None)
+
+
+def _no_such_step(session: Session, job: JobRow, wanted: Wanted) -> InitFromNotFound:
+    rows = checkpoints.counting_checkpoints(session, job.id)
+    steps = ", ".join(str(row.step) for row in rows[:10])
+    metric = checkpoints.best_metric(job)
+    if not rows:
+        message, hint = f"the job {job.id} has no checkpoint", None
+    elif wanted == "best":
+        why = f"none was measured by {metric}" if metric else "its checkpoint.best names no metric"
+        message = f"the job {job.id} has no best checkpoint: {why}"
+        hint = f"take latest, or one of the steps {steps}"
+    else:
+        message = f"the job {job.id} has no checkpoint of step {wanted}"
+        hint = f"it has those of {steps}"
+    return InitFromNotFound(message, pointer="/init_from/step", hint=hint)

@@ -1,0 +1,147 @@
+"""Lists of jobs: filters by time, cursors of one listing, and pages that never sort."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service import listing
+from service.db.session import Database
+from service.domain.errors import BadCursor
+from service.domain.ids import ids_since, ids_up_to, new_job_id
+from service.listing import JobFilter
+from tests.unit.service.helpers import START, Service
+
+pytestmark = pytest.mark.anyio
+
+
+async def ids(service: Service, **wanted: Any) -> list[str]:
+    """Of all pages, two jobs on each."""
+    found: list[str] = []
+    cursor = None
+    while True:
+        page = await service.jobs.list(JobFilter(**wanted), limit=2, cursor=cursor)
+        found += [job.id for job in page.items]
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+async def test_a_time_is_in_the_page_that_begins_with_it_and_not_in_the_one_that_ends_there(
+    service: Service,
+) -> None:
+    made = []
+    for _ in range(5):
+        made.append(await service.submit())
+        service.advance(0.0004)  # more than one of them in a millisecond
+    middle = START + timedelta(seconds=0.0008)
+    newest_first = made[::-1]
+    assert await ids(service, created_after=middle) == newest_first[:3]
+    assert await ids(service, created_before=middle) == newest_first[3:]
+    later = middle + timedelta(seconds=0.0004)
+    assert await ids(service, created_after=middle, created_before=later) == [made[2]]
+    assert await ids(service, created_after=later, created_before=middle) == []
+
+
+@pytest.mark.parametrize(
+    "time", [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)]
+)
+async def test_a_time_that_no_job_can_be_from_is_no_error(service: Service, time: datetime) -> None:
+    job_id = await service.submit()
+    assert await ids(service, created_after=time) == ([job_id] if time.year == 1 else [])
+    assert await ids(service, created_before=time) == ([] if time.year == 1 else [job_id])
+
+
+async def test_pages_of_several_states_are_merged_newest_first(service: Service) -> None:
+    made = [await service.submit() for _ in range(7)]
+    for job_id in made[::3]:
+        await service.jobs.cancel(job_id)
+    assert await ids(service, states=(JobState.QUEUED, JobState.CANCELLED)) == made[::-1]
+    assert await ids(service, states=(JobState.CANCELLED,)) == made[::3][::-1]
+    assert await ids(service, states=(JobState.CANCELLED, JobState.CANCELLED)) == made[::3][::-1]
+
+
+async def test_pages_by_labels_hold_the_jobs_with_all_of_them(service: Service) -> None:
+    made = [
+        await service.submit(labels={"all": "yes", "odd": str(n % 2), "n": str(n)})
+        for n in range(6)
+    ]
+    assert await ids(service, labels={"all": "yes"}) == made[::-1]
+    assert await ids(service, labels={"all": "yes", "odd": "1"}) == made[1::2][::-1]
+    assert await ids(service, labels={"odd": "1", "n": "2"}) == []
+
+
+async def test_a_cursor_is_no_place_in_a_listing_with_other_filters(service: Service) -> None:
+    for _ in range(3):
+        await service.submit(labels={"a": "1", "b": "2"})
+    first = JobFilter(
+        states=(JobState.QUEUED, JobState.RUNNING), labels={"a": "1", "b": "2"}, created_after=START
+    )
+    cursor = (await service.jobs.list(first, limit=1)).next_cursor
+    same = JobFilter(
+        states=(JobState.RUNNING, JobState.QUEUED), labels={"b": "2", "a": "1"}, created_after=START
+    )
+    assert len((await service.jobs.list(same, limit=1, cursor=cursor)).items) == 1
+    for other in (
+        JobFilter(),
+        JobFilter(states=(JobState.QUEUED,), labels={"a": "1", "b": "2"}, created_after=START),
+        JobFilter(states=first.states, labels={"a": "1"}, created_after=START),
+        JobFilter(states=first.states, labels=first.labels, created_before=START),
+    ):
+        with pytest.raises(BadCursor):
+            await service.jobs.list(other, limit=1, cursor=cursor)
+
+
+def test_ids_of_one_moment_rise_and_lie_between_its_bounds() -> None:
+    made = [new_job_id(START) for _ in range(50)]
+    assert made == sorted(set(made))
+    assert all(ids_since(START) < job_id < ids_up_to(START) for job_id in made)
+    assert made[-1] < new_job_id(START + timedelta(milliseconds=1))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "index"),
+    [
+        (JobFilter(), "sqlite_autoindex_jobs_1"),
+        (JobFilter(states=(JobState.QUEUED, JobState.FAILED)), "ix_jobs_state_id"),
+        (JobFilter(queue="a"), "ix_jobs_queue_id"),
+        (JobFilter(owner="a"), "ix_jobs_owner_id"),
+        (JobFilter(project="a"), "ix_jobs_project_id"),
+        (JobFilter(labels={"a": "b"}), "ix_job_labels_key_value_job_id"),
+        (JobFilter(labels={"a": "b", "c": "d"}), "ix_job_labels_key_value_job_id"),
+        (JobFilter(created_after=START), "sqlite_autoindex_jobs_1"),
+        (JobFilter(created_before=START, queue="a"), "ix_jobs_queue_id"),
+        (JobFilter(created_before=START, labels={"a": "b"}), "ix_job_labels_key_value_job_id"),
+    ],
+)
+def test_a_page_walks_one_index_and_never_sorts(
+    sqlite_url: str, wanted: JobFilter, index: str
+) -> None:
+    """Sorting costs what all matching jobs cost, a walk only what the page costs."""
+    database = Database(sqlite_url)
+    statements: list[tuple[str, Any]] = []
+    engine = database.engine
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _keep(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+        if "ORDER BY" in statement:
+            statements.append((statement, parameters))
+
+    before_id = new_job_id(START)
+    with Session(engine) as session:
+        listing.page(session, wanted, limit=10, before_id=before_id)
+        assert len(statements) == max(1, len(wanted.states))
+        for statement, parameters in statements[:]:
+            raw = session.connection().exec_driver_sql(
+                f"EXPLAIN QUERY PLAN {statement}", parameters
+            )
+            plan = [row[3] for row in raw]
+            assert not [step for step in plan if "TEMP B-TREE" in step], plan
+            assert index in plan[0], plan
+        assert session.scalar(text("SELECT count(*) FROM jobs")) == 0
+    database.close()

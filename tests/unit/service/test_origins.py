@@ -1,0 +1,121 @@
+"""A job that starts from another job's checkpoint: which one is meant, and that it stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dray.views import JobState
+from ray_workers.contracts import CheckpointRef, Frame, FrameKind
+from service.domain.errors import CheckpointInUse, InitFromNotFound
+from tests.unit.service.helpers import SHA, Service, frame, spec
+
+pytestmark = pytest.mark.anyio
+
+
+async def source(service: Service, *steps: int, **fields: Any) -> str:
+    """A running job with checkpoints, whose accuracy falls from step to step."""
+    fields.setdefault("checkpoint", {"best": "val/accuracy"})
+    job_id = await service.running(**fields)
+    frames = [service.checkpoint(job_id, 1, step, val_accuracy=1 / (1 + step)) for step in steps]
+    service.report(job_id, 1, frames)
+    return job_id
+
+
+def dropped(service: Service, job_id: str, step: int) -> Frame:
+    url = service.url(job_id, 1, f"checkpoints/step-{step}")
+    return frame(FrameKind.CHECKPOINT_DROPPED, {"step": step, "url": url})
+
+
+def ref(service: Service, job_id: str, step: int) -> CheckpointRef:
+    return CheckpointRef(service.url(job_id, 1, f"checkpoints/step-{step}"), step, SHA)
+
+
+@pytest.mark.parametrize(("asked", "step"), [("latest", 30), ("best", 10), (20, 20)])
+async def test_an_attempt_begins_with_the_checkpoint_that_was_meant_at_submit(
+    service: Service, asked: str | int, step: int
+) -> None:
+    first = await source(service, 10, 20, 30)
+    job_id = await service.submit(init_from={"job": first, "step": asked})
+    service.report(first, 1, [service.checkpoint(first, 1, 40, val_accuracy=0.99)])
+    claimed = service.claim(job_id)
+    assert claimed is not None
+    assert claimed.init_from == ref(service, first, step)
+    assert claimed.resume_from == ()
+
+
+async def test_a_job_without_init_from_begins_with_nothing(service: Service) -> None:
+    claimed = service.claim(await service.submit())
+    assert claimed is not None
+    assert claimed.init_from is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "pointer", "says"),
+    [
+        ({"job": "job-none"}, "/init_from/job", "there is no job job-none"),
+        ({"step": 99}, "/init_from/step", "has no checkpoint of step 99"),
+    ],
+)
+async def test_what_is_not_there_is_refused_with_the_field_at_fault(
+    service: Service, asked: dict[str, Any], pointer: str, says: str
+) -> None:
+    first = await source(service, 10)
+    with pytest.raises(InitFromNotFound, match=says) as caught:
+        await service.submit(init_from={"job": first, **asked})
+    assert caught.value.pointer == pointer
+    assert [job.id for job in (await service.jobs.list()).items] == [first]
+
+
+async def test_no_checkpoint_and_no_best_one_are_told_apart(service: Service) -> None:
+    empty = await source(service)
+    with pytest.raises(InitFromNotFound, match="has no checkpoint"):
+        await service.submit(init_from={"job": empty})
+    unnamed = await source(service, 5, checkpoint={})
+    with pytest.raises(InitFromNotFound, match="names no metric") as caught:
+        await service.submit(init_from={"job": unnamed, "step": "best"})
+    assert "steps 5" in str(caught.value.hint)
+    other = await source(service, 5, checkpoint={"best": "val/loss"})
+    with pytest.raises(InitFromNotFound, match="none was measured by val/loss"):
+        await service.submit(init_from={"job": other, "step": "best"})
+
+
+async def test_a_job_that_is_being_deleted_is_not_there(service: Service) -> None:
+    first = await source(service, 10)
+    service.end(first, 1)
+    await service.jobs.delete(first)
+    with pytest.raises(InitFromNotFound, match="there is no job"):
+        await service.submit(init_from={"job": first})
+
+
+async def test_what_a_live_job_starts_from_can_not_be_deleted(service: Service) -> None:
+    first = await source(service, 10)
+    service.end(first, 1)
+    job_id = await service.submit(init_from={"job": first})
+    with pytest.raises(CheckpointInUse, match=job_id) as caught:
+        await service.jobs.delete(first)
+    assert "cancel it" in str(caught.value.hint)
+    assert (await service.jobs.get(first)).state is JobState.SUCCEEDED
+    await service.jobs.cancel(job_id)
+    await service.jobs.delete(first)
+
+
+async def test_the_newest_stands_in_for_one_that_its_own_job_dropped(service: Service) -> None:
+    first = await source(service, 10, 20)
+    latest = await service.submit(init_from={"job": first, "step": "latest"})
+    named = await service.submit(init_from={"job": first, "step": 20})
+    service.report(first, 1, [service.checkpoint(first, 1, 30), dropped(service, first, 20)])
+    for job_id, step in ((latest, 30), (named, 20)):
+        claimed = service.claim(job_id)
+        assert claimed is not None
+        assert claimed.init_from == ref(service, first, step)
+
+
+async def test_many_users_are_counted_in_the_sentence(service: Service) -> None:
+    first = await source(service, 10)
+    service.end(first, 1)
+    for _ in range(5):
+        await service.jobs.submit(spec(init_from={"job": first}))
+    with pytest.raises(CheckpointInUse, match="and 2 more start from"):
+        await service.jobs.delete(first)
