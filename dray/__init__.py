@@ -18,12 +18,22 @@ if TYPE_CHECKING:
     from dray.aio import AsyncClient as AsyncClient
     from dray.client import Client as Client
     from dray.documents import load_spec as load_spec
+    from dray.documents import validate as validate
     from dray.spec import JobSpec as JobSpec
     from dray.views import JobState as JobState
 
 __version__ = "0.1.0"
 
-__all__ = ["AsyncClient", "Client", "JobSpec", "JobState", "__version__", "errors", "load_spec"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "JobSpec",
+    "JobState",
+    "__version__",
+    "errors",
+    "load_spec",
+    "validate",
+]
 
 _HOMES = {
     "AsyncClient": "dray.aio",
@@ -31,6 +41,7 @@ _HOMES = {
     "JobSpec": "dray.spec",
     "JobState": "dray.views",
     "load_spec": "dray.documents",
+    "validate": "dray.documents",
 }
 
 

@@ -1,18 +1,18 @@
 """The seam under both clients: requests as data, what to do with answers as generators.
 
-A *flow* is a generator that yields effects (`Send`, `Sleep`, `Run`) and is sent their results;
-its return value is the method's. A flow that also yields `Item`s is an iterator's body. All
-logic (retries, paging, waiting, downloading) lives in flows and does no I/O; the two drivers at
-the end perform effects, one blocking, one awaiting, so that nothing is written twice.
+A *flow* is a generator that yields effects (`Send`, `Read`, `Sleep`, ...) and is sent their
+results; its return value is the method's. A flow that also yields `Item`s is an iterator's body.
+All logic (retries, paging, waiting, downloading) lives in flows and does no I/O; the drivers in
+`dray._drivers` perform effects, one blocking, one awaiting, so that nothing is written twice.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -39,13 +39,38 @@ class Call:
     content: bytes | None = None
     wait_s: float = 0.0
     """How long the server may hold the answer back; added to the read timeout."""
+    streamed: bool = False
+    """Leave the body of a success to be `Read` piece by piece."""
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether sending it twice does no more than sending it once."""
+        return (
+            self.method != "POST"
+            or "Idempotency-Key" in self.headers
+            or self.path.endswith("/cancel")
+        )
 
 
 @dataclass(frozen=True)
 class Send:
-    """Effect: send the call; the result is the `httpx.Response`, read to its end."""
+    """Effect: send the call; the result is the `httpx.Response`."""
 
     call: Call
+
+
+@dataclass(frozen=True)
+class Read:
+    """Effect: wait for the next piece of a streamed body; the result is b"" at its end."""
+
+    response: httpx.Response
+
+
+@dataclass(frozen=True)
+class Close:
+    """Effect: be done with a streamed response. One that is left open is closed with its flow."""
+
+    response: httpx.Response
 
 
 @dataclass(frozen=True)
@@ -69,7 +94,7 @@ class Item(Generic[T]):
     value: T
 
 
-Effect = Send | Sleep | Run
+Effect = Send | Read | Close | Sleep | Run
 Flow = Generator[Effect, Any, T]
 Stream = Generator[Effect | Item[T], Any, None]
 
@@ -92,18 +117,27 @@ class Retry:
     def delay_s(self, tries: int, retry_after_s: float | None) -> float:
         """Seconds before the next try, `tries` having failed."""
         ceiling = min(self.max_delay_s, self.first_delay_s * 2.0 ** min(tries - 1, 30))
-        # Never under half the ceiling: a server that is starting shouldn't be hammered.
-        return max(ceiling * (0.5 + 0.5 * self.jitter()), retry_after_s or 0.0)
+        # On top of what the server asked for, or all who were told the same come back at once.
+        return (retry_after_s or 0.0) + ceiling * self.jitter()
 
 
-RETRIED_STATUSES = frozenset({408, 429, 502, 503, 504})
+FINAL_STATUSES = frozenset({501, 505, 507, 508, 511})
+"""Server errors that a pause won't mend: not implemented, storage full, and the like."""
+
+
+def is_passing(failure: errors.ApiError) -> bool:
+    """Whether the same call may succeed a little later."""
+    if isinstance(failure, errors.IdempotencyInFlight) or failure.status in (408, 429):
+        return True
+    return failure.status >= 500 and failure.status not in FINAL_STATUSES
 
 
 def exchange(call: Call, retry: Retry, *, base_url: str) -> Flow[httpx.Response]:
     """Send until it succeeds, fails for good, or patience ends.
 
     Safe for every call of this API: GET, DELETE and cancel may be repeated, and a submit
-    carries an idempotency key. Raises the classes of `dray.errors`.
+    carries an idempotency key; a POST that has none and is no cancel is sent once, unless it
+    is known not to have arrived. Raises the classes of `dray.errors`.
     """
     began = retry.clock()
     tries = 0
@@ -113,15 +147,17 @@ def exchange(call: Call, retry: Retry, *, base_url: str) -> Flow[httpx.Response]
         failure: errors.DrayError
         try:
             response: httpx.Response = yield Send(call)
-        except httpx.TransportError as error:
-            failure = _no_answer(error, base_url)
+        except httpx.RequestError as error:
+            failure = no_answer(error, base_url)
+            if not (call.is_safe or _never_arrived(error)):
+                raise failure from None
         else:
             if response.is_success:
                 return response
             failure = errors.from_response(response)
             if call.method == "DELETE" and tries > 1 and isinstance(failure, errors.JobNotFound):
                 return response  # an earlier try did it and its answer was lost
-            if response.status_code not in RETRIED_STATUSES:
+            if not (call.is_safe and is_passing(failure)):
                 raise failure
             retry_after_s = failure.retry_after_s
         delay_s = retry.delay_s(tries, retry_after_s)
@@ -130,7 +166,11 @@ def exchange(call: Call, retry: Retry, *, base_url: str) -> Flow[httpx.Response]
         yield Sleep(delay_s)
 
 
-def _no_answer(error: httpx.TransportError, base_url: str) -> errors.TransportError:
+def _never_arrived(error: httpx.RequestError) -> bool:
+    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+
+
+def no_answer(error: httpx.RequestError, base_url: str) -> errors.TransportError:
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return errors.ServerUnreachable(
             f"no dray server answers at {base_url} ({_cause(error)}): is it running? "
@@ -138,8 +178,6 @@ def _no_answer(error: httpx.TransportError, base_url: str) -> errors.TransportEr
         )
     if isinstance(error, httpx.TimeoutException):
         return errors.RequestTimeout(f"{base_url} did not answer in time; try a larger timeout")
-    if isinstance(error, httpx.UnsupportedProtocol):
-        return errors.ServerUnreachable(f"{base_url!r} is not an http:// or https:// address")
     return errors.TransportError(f"the connection to {base_url} broke ({_cause(error)})")
 
 
@@ -152,6 +190,14 @@ def segment(name: str) -> str:
     if name in ("", ".", ".."):
         raise ValueError(f"{name!r} is no id")
     return quote(name, safe="")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host) and not parsed.query
 
 
 @dataclass(frozen=True)
@@ -168,6 +214,10 @@ class Connection:
         """Fill in what is not given from DRAY_URL and DRAY_TOKEN."""
         url = (url or os.environ.get("DRAY_URL") or DEFAULT_URL).rstrip("/")
         token = token or os.environ.get("DRAY_TOKEN")
+        if not _is_address(url):
+            raise errors.ServerUnreachable(f"{url!r} is not an http:// or https:// address")
+        if token and not re.fullmatch(r"[\x21-\x7e]+", token):  # and don't say what it is
+            raise ValueError("the token holds a character that no token has; look at DRAY_TOKEN")
         headers = {"User-Agent": f"dray/{dray.__version__}", "Accept": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -184,103 +234,3 @@ class Connection:
             "content": call.content,
             "timeout": httpx.Timeout(self.timeout_s, read=read_s),
         }
-
-
-class SyncDriver:
-    """Performs effects by blocking."""
-
-    def __init__(self, connection: Connection, http: httpx.Client) -> None:
-        self._connection = connection
-        self._http = http
-
-    def _perform(self, effect: Effect) -> Any:
-        if isinstance(effect, Send):
-            return self._http.request(**self._connection.arguments(effect.call))
-        if isinstance(effect, Sleep):
-            return time.sleep(effect.seconds)
-        return effect.work()
-
-    def run(self, flow: Flow[T]) -> T:
-        try:
-            effect = next(flow)
-            while True:
-                try:
-                    result = self._perform(effect)
-                except Exception as error:
-                    effect = flow.throw(error)
-                else:
-                    effect = flow.send(result)
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
-        finally:
-            flow.close()
-
-    def iterate(self, stream: Stream[T]) -> Iterator[T]:
-        try:
-            step = next(stream)
-            while True:
-                if isinstance(step, Item):
-                    yield step.value
-                    step = stream.send(None)
-                    continue
-                try:
-                    result = self._perform(step)
-                except Exception as error:
-                    step = stream.throw(error)
-                else:
-                    step = stream.send(result)
-        except StopIteration:
-            return
-        finally:
-            stream.close()
-
-
-class AsyncDriver:
-    """Performs effects by awaiting."""
-
-    def __init__(self, connection: Connection, http: httpx.AsyncClient) -> None:
-        self._connection = connection
-        self._http = http
-
-    async def _perform(self, effect: Effect) -> Any:
-        if isinstance(effect, Send):
-            return await self._http.request(**self._connection.arguments(effect.call))
-        if isinstance(effect, Sleep):
-            return await asyncio.sleep(effect.seconds)
-        return await asyncio.to_thread(effect.work)
-
-    async def run(self, flow: Flow[T]) -> T:
-        try:
-            effect = next(flow)
-            while True:
-                try:
-                    result = await self._perform(effect)
-                except Exception as error:
-                    effect = flow.throw(error)
-                else:
-                    effect = flow.send(result)
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
-        finally:
-            flow.close()
-
-    async def iterate(self, stream: Stream[T]) -> AsyncIterator[T]:
-        try:
-            step = next(stream)
-            while True:
-                if isinstance(step, Item):
-                    yield step.value
-                    step = stream.send(None)
-                    continue
-                try:
-                    result = await self._perform(step)
-                except Exception as error:
-                    step = stream.throw(error)
-                else:
-                    step = stream.send(result)
-        except StopIteration:
-            return
-        finally:
-            stream.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -12,8 +12,10 @@ from typing import Self
 import httpx
 
 from dray import views
-from dray._flows import Flows, Spec
-from dray._transport import DEFAULT_TIMEOUT_S, AsyncDriver, Connection, Retry
+from dray._downloads import OnProgress
+from dray._drivers import AsyncDriver
+from dray._flows import Flows, Spec, States
+from dray._transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.client import trusts_environment
 from dray.views import JobState
 
@@ -60,21 +62,25 @@ class AsyncClient:
     ) -> views.Job:
         return await self._driver.run(self._flows.get(job_id, wait_s, known_state))
 
-    def list(
+    def jobs(
         self,
         *,
-        states: Iterable[JobState | str] | None = None,
+        state: States | None = None,
         queue: str | None = None,
-        labels: Mapping[str, str] | None = None,
+        label: Mapping[str, str] | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
         page_size: int = 100,
     ) -> AsyncIterator[views.Job]:
-        return self._driver.iterate(self._flows.jobs(states, queue, labels, page_size))
+        return self._driver.iterate(
+            self._flows.jobs(state, queue, label, created_after, created_before, page_size)
+        )
 
     async def wait(
         self,
         job_id: str,
         timeout_s: float | None = None,
-        states: Iterable[JobState | str] | None = None,
+        states: States | None = None,
     ) -> views.Job:
         return await self._driver.run(self._flows.wait(job_id, timeout_s, states))
 
@@ -97,6 +103,11 @@ class AsyncClient:
             self._flows.metrics(job_id, keys, rank, after_step, max_points)
         )
 
+    def follow_metrics(
+        self, job_id: str, keys: Sequence[str] | None = None, *, rank: int | None = None
+    ) -> AsyncIterator[views.Point]:
+        return self._driver.iterate(self._flows.follow_metrics(job_id, keys, rank))
+
     def logs(
         self,
         job_id: str,
@@ -107,19 +118,39 @@ class AsyncClient:
     ) -> AsyncIterator[views.LogLine]:
         return self._driver.iterate(self._flows.logs(job_id, rank, attempt, follow))
 
-    async def attempts(self, job_id: str) -> builtins.list[views.Attempt]:
+    async def attempts(self, job_id: str) -> list[views.Attempt]:
         return await self._driver.run(self._flows.attempts(job_id))
 
-    async def checkpoints(self, job_id: str) -> builtins.list[views.Checkpoint]:
+    async def checkpoints(self, job_id: str) -> list[views.Checkpoint]:
         return await self._driver.run(self._flows.checkpoints(job_id))
 
-    async def artifacts(self, job_id: str) -> builtins.list[views.Artifact]:
+    async def artifacts(self, job_id: str) -> list[views.Artifact]:
         return await self._driver.run(self._flows.artifacts(job_id))
 
     async def download(
-        self, job_id: str, dest: str | PathLike[str], artifact: str | None = None
-    ) -> builtins.list[Path]:
-        return await self._driver.run(self._flows.download(job_id, dest, artifact))
+        self,
+        job_id: str,
+        dest: str | PathLike[str],
+        artifact: str | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> list[Path]:
+        return await self._driver.run(self._flows.download(job_id, dest, artifact, on_progress))
+
+    async def checkpoint_files(self, job_id: str, step: int) -> list[views.CheckpointFile]:
+        return await self._driver.run(self._flows.checkpoint_files(job_id, step))
+
+    async def download_checkpoint(
+        self,
+        job_id: str,
+        step: int,
+        dest: str | PathLike[str],
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> list[Path]:
+        return await self._driver.run(
+            self._flows.download_checkpoint(job_id, step, dest, on_progress)
+        )
 
     async def cancel(self, job_id: str) -> views.Job:
         return await self._driver.run(self._flows.cancel(job_id))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +13,10 @@ from urllib.parse import urlsplit
 import httpx
 
 from dray import views
-from dray._flows import Flows, Spec
-from dray._transport import DEFAULT_TIMEOUT_S, Connection, Retry, SyncDriver
+from dray._downloads import OnProgress
+from dray._drivers import SyncDriver
+from dray._flows import Flows, Spec, States
+from dray._transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.views import JobState
 
 
@@ -27,10 +29,10 @@ class Client:
     """Talks to one dray server.
 
     Every method raises the exceptions of `dray.errors`. Requests that got no answer, and
-    answers that say "later" (408, 429, 502, 503, 504), are repeated with growing pauses for
-    `retry.patience_s` seconds; `wait`, `follow`, `download` and following logs hold out for a
-    minute, so that they outlive a restart of the server. A submit that is repeated creates one
-    job, by its idempotency key. Not to be shared between threads while iterating.
+    answers that say "later" (408, 429, 5xx, 409 of a submit in flight), are repeated with growing
+    random pauses for `retry.patience_s` seconds; `wait`, `follow`, `download` and following logs
+    hold out for a minute, so that they outlive a restart of the server. A submit that is repeated
+    creates one job, by its idempotency key. Not to be shared between threads while iterating.
     """
 
     def __init__(
@@ -82,33 +84,43 @@ class Client:
         """The job; with `wait_s` (up to 60 s) once its state is not `known_state`."""
         return self._driver.run(self._flows.get(job_id, wait_s, known_state))
 
-    def list(
+    def jobs(
         self,
         *,
-        states: Iterable[JobState | str] | None = None,
+        state: States | None = None,
         queue: str | None = None,
-        labels: Mapping[str, str] | None = None,
+        label: Mapping[str, str] | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
         page_size: int = 100,
     ) -> Iterator[views.Job]:
-        """Jobs, newest first, in any of `states` and with all of `labels`; pages as it goes."""
-        return self._driver.iterate(self._flows.jobs(states, queue, labels, page_size))
+        """Jobs, newest first, that fit all that is given; fetched page by page as you go.
+
+        In `state`, one or any of several; with every pair of `label`; submitted after and before
+        the times, which need a time zone.
+        """
+        return self._driver.iterate(
+            self._flows.jobs(state, queue, label, created_after, created_before, page_size)
+        )
 
     def wait(
         self,
         job_id: str,
         timeout_s: float | None = None,
-        states: Iterable[JobState | str] | None = None,
+        states: States | None = None,
     ) -> views.Job:
         """The job as soon as it is over, or in one of `states`. Look at its state.
 
-        Raises WaitTimeout after `timeout_s` seconds; the job goes on.
+        By long polls, over restarts of the server. Raises WaitTimeout after `timeout_s` seconds;
+        the job goes on.
         """
         return self._driver.run(self._flows.wait(job_id, timeout_s, states))
 
     def follow(self, job_id: str, *, after_seq: int = 0) -> Iterator[views.Event]:
         """Each event after `after_seq` when it happens, up to the one that ends the job.
 
-        By long polls, and without a gap over lost connections.
+        Over one stream (SSE) that is opened again where it broke, also over a restart of the
+        server: no event is missed or given twice.
         """
         return self._driver.iterate(self._flows.follow(job_id, after_seq))
 
@@ -128,6 +140,12 @@ class Client:
         """Series of rank 0 (or `rank`), all of them or `keys`; at most `max_points` each."""
         return self._driver.run(self._flows.metrics(job_id, keys, rank, after_step, max_points))
 
+    def follow_metrics(
+        self, job_id: str, keys: Sequence[str] | None = None, *, rank: int | None = None
+    ) -> Iterator[views.Point]:
+        """Each point when it is reported, all series or `keys`, until the job is over."""
+        return self._driver.iterate(self._flows.follow_metrics(job_id, keys, rank))
+
     def logs(
         self,
         job_id: str,
@@ -139,24 +157,45 @@ class Client:
         """Lines of every rank and attempt, or of one; with `follow` until the job is over."""
         return self._driver.iterate(self._flows.logs(job_id, rank, attempt, follow))
 
-    def attempts(self, job_id: str) -> builtins.list[views.Attempt]:
+    def attempts(self, job_id: str) -> list[views.Attempt]:
         return self._driver.run(self._flows.attempts(job_id))
 
-    def checkpoints(self, job_id: str) -> builtins.list[views.Checkpoint]:
+    def checkpoints(self, job_id: str) -> list[views.Checkpoint]:
         return self._driver.run(self._flows.checkpoints(job_id))
 
-    def artifacts(self, job_id: str) -> builtins.list[views.Artifact]:
+    def artifacts(self, job_id: str) -> list[views.Artifact]:
         return self._driver.run(self._flows.artifacts(job_id))
 
     def download(
-        self, job_id: str, dest: str | PathLike[str], artifact: str | None = None
-    ) -> builtins.list[Path]:
+        self,
+        job_id: str,
+        dest: str | PathLike[str],
+        artifact: str | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> list[Path]:
         """Fetch all artifacts, or one by its id or path, into the folder `dest`.
 
         A broken download goes on where it stopped; a file gets its name only once its sha256
-        is right. Returns the files' paths. Raises IntegrityError.
+        is right. `on_progress(path, bytes here, bytes of the file)` is called as they come.
+        Returns the files' paths. Raises IntegrityError.
         """
-        return self._driver.run(self._flows.download(job_id, dest, artifact))
+        return self._driver.run(self._flows.download(job_id, dest, artifact, on_progress))
+
+    def checkpoint_files(self, job_id: str, step: int) -> list[views.CheckpointFile]:
+        """The files of the checkpoint at `step`; CheckpointNotFound if there is none."""
+        return self._driver.run(self._flows.checkpoint_files(job_id, step))
+
+    def download_checkpoint(
+        self,
+        job_id: str,
+        step: int,
+        dest: str | PathLike[str],
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> list[Path]:
+        """Fetch the checkpoint at `step` into the folder `dest`, as `download` does."""
+        return self._driver.run(self._flows.download_checkpoint(job_id, step, dest, on_progress))
 
     def cancel(self, job_id: str) -> views.Job:
         """Stop the job, in whatever state; JobFinished if it already succeeded or failed."""

@@ -104,23 +104,35 @@ def load_document(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def load_spec(path: str | PathLike[str]) -> JobSpec:
-    """The job in a YAML or JSON file, checked.
+    """The job in a YAML or JSON file, checked as the server would.
 
     Raises SpecError with the field at fault when the document is not a valid job.
     """
     return check(load_document(path), source=str(path))
 
 
-def check(document: Mapping[str, Any], *, source: str) -> JobSpec:
+def validate(spec: Mapping[str, Any] | str | PathLike[str]) -> JobSpec:
+    """Check a job document, as a mapping or in a file, without a server.
+
+    Raises SpecError with the pointer, the sentence and the hint that the server would answer.
+    What only the server knows (the size of the cluster, data, other jobs) is not checked.
+    """
+    if isinstance(spec, Mapping):
+        return check(spec, source=None)
+    return load_spec(spec)
+
+
+def check(document: Mapping[str, Any], *, source: str | None) -> JobSpec:
     """`document` as a JobSpec; SpecError says which field of `source` is wrong and why."""
-    from pydantic import ValidationError
+    from dray import faults
 
     try:
-        return JobSpec.model_validate(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise SpecError(f"{source}: {field}: {first['msg']}") from None
+        faults.check_values(document)
+        return faults.check(document)
+    except faults.Fault as fault:
+        raise SpecError(
+            fault.detail, source=source, pointer=fault.pointer, hint=fault.hint
+        ) from None
 
 
 def apply_settings(document: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:

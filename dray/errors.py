@@ -1,7 +1,7 @@
 """What can go wrong, as exceptions; the names mirror the API's problem codes.
 
     DrayError
-      + SpecError               a document that can't be read from disk or written as JSON
+      + SpecError               a document that can't be read, or that is no job: found offline
       + IntegrityError          a download whose hash is wrong, or whose path would leave `dest`
       + WaitTimeout             `wait` ran out of time; the job goes on (also a TimeoutError)
       + TransportError          no answer came (also a ConnectionError)
@@ -18,19 +18,25 @@
           |   + BodyTooLarge         body_too_large
           |   + RangeNotSatisfiable  range_not_satisfiable
           |   + Unsatisfiable        unsatisfiable
+          |   + InitFromNotFound     init_from_not_found
           |   + IdempotencyMismatch  idempotency_key_reused
           |   + MethodNotAllowed     method_not_allowed
           + Unauthorized        unauthorized
           + Forbidden           forbidden
+          |   + DataSourceForbidden  data_source_forbidden
           + NotFound
           |   + JobNotFound          job_not_found
           |   + ArtifactNotFound     artifact_not_found
+          |   + CheckpointNotFound   checkpoint_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
           |   + JobLive              job_live
           |   + JobFinished          job_finished
+          |   + CheckpointInUse      checkpoint_in_use
+          |   + IdempotencyInFlight  idempotency_in_flight
           + ServerError         the fault is the server's
               + InternalError        internal_error
+              + QuotaExceeded        quota_exceeded
               + Unavailable          unavailable
                   + DatabaseUnavailable  database_unavailable
                   + StorageUnavailable   storage_unavailable
@@ -41,12 +47,14 @@ NotFound` also catches what a newer server calls by another name.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, ClassVar
 
-from dray.views import Job, Problem
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a command line that only prints its help pays for neither
     import httpx
+
+    from dray.views import Job, Problem
 
 
 class DrayError(Exception):
@@ -54,7 +62,27 @@ class DrayError(Exception):
 
 
 class SpecError(DrayError, ValueError):
-    """A job document can't be read, or holds what JSON can't carry."""
+    """A job document can't be read, or is no job. Nothing was sent."""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        source: str | None = None,
+        pointer: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.source = source
+        """The file it was read from."""
+        self.pointer = pointer
+        """JSON pointer to the field at fault; the server would answer the same."""
+        self.hint = hint
+
+    def __str__(self) -> str:
+        parts = [part for part in (self.source, self.pointer, self.detail) if part]
+        return ": ".join(parts) + (f" ({self.hint})" if self.hint else "")
 
 
 class IntegrityError(DrayError):
@@ -98,6 +126,11 @@ class ApiError(DrayError):
     @property
     def detail(self) -> str:
         return self.problem.detail
+
+    @property
+    def request_id(self) -> str | None:
+        """What the server's log calls this request."""
+        return self.problem.request_id
 
     @property
     def pointer(self) -> str | None:
@@ -159,6 +192,12 @@ class Unsatisfiable(BadRequest):
     code = "unsatisfiable"
 
 
+class InitFromNotFound(BadRequest):
+    """`init_from` names a job or a step that has no checkpoint to start from."""
+
+    code = "init_from_not_found"
+
+
 class IdempotencyMismatch(BadRequest):
     """The idempotency key belongs to another document."""
 
@@ -179,6 +218,12 @@ class Forbidden(ApiError):
     code = "forbidden"
 
 
+class DataSourceForbidden(Forbidden):
+    """The server's settings don't let jobs read data from there."""
+
+    code = "data_source_forbidden"
+
+
 class NotFound(ApiError):
     """There is no such thing."""
 
@@ -189,6 +234,12 @@ class JobNotFound(NotFound):
 
 class ArtifactNotFound(NotFound):
     code = "artifact_not_found"
+
+
+class CheckpointNotFound(NotFound):
+    """The job has no such checkpoint, or the checkpoint no such file."""
+
+    code = "checkpoint_not_found"
 
 
 class RouteNotFound(NotFound):
@@ -215,12 +266,30 @@ class JobFinished(Conflict):
     code = "job_finished"
 
 
+class CheckpointInUse(Conflict):
+    """A job that has not ended starts from a checkpoint of this one, so it can't be deleted."""
+
+    code = "checkpoint_in_use"
+
+
+class IdempotencyInFlight(Conflict):
+    """A submit with this key is being answered just now; the clients try again by themselves."""
+
+    code = "idempotency_in_flight"
+
+
 class ServerError(ApiError):
     """The server failed to answer; its log says why."""
 
 
 class InternalError(ServerError):
     code = "internal_error"
+
+
+class QuotaExceeded(ServerError):
+    """The server's storage is full: jobs that run go on, and no new one is taken."""
+
+    code = "quota_exceeded"
 
 
 class Unavailable(ServerError):
@@ -267,12 +336,24 @@ def from_response(response: httpx.Response) -> ApiError:
     """The exception for an answer that is no success; its body must have been read."""
     problem = _problem(response)
     kind = CODES.get(problem.code) or _by_status(response.status_code)
-    retry_after = response.headers.get("retry-after", "")
-    return kind(problem, retry_after_s=float(retry_after) if retry_after.isdigit() else None)
+    return kind(problem, retry_after_s=_seconds(response.headers.get("retry-after", "")))
+
+
+def _seconds(retry_after: str) -> float | None:
+    """Retry-After is a number of seconds or a date (RFC 9110, 10.2.3); None if it is neither."""
+    if retry_after.isascii() and retry_after.isdigit():
+        return float(retry_after)
+    try:
+        when = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return None
+    return max(0.0, (when.astimezone(UTC) - datetime.now(UTC)).total_seconds())
 
 
 def _problem(response: httpx.Response) -> Problem:
     """The body as a problem; a proxy's answer, say, is none and is described instead."""
+    from dray.views import Problem
+
     try:
         return Problem.model_validate_json(response.content)
     except ValueError:

@@ -107,6 +107,14 @@ class Metrics(View):
     step comes again, because more of it may be on the way: merge by step."""
 
 
+class Point(View):
+    """One value of one series."""
+
+    key: str
+    step: int
+    value: MetricValue
+
+
 class LogLine(View):
     attempt: int
     rank: int
@@ -138,6 +146,14 @@ class Event(View):
 class EventPage(View):
     items: list[Event]
     next_seq: int
+
+
+class Reset(View):
+    """Data of the event `reset`, after which a stream begins anew with the first event."""
+
+    code: str
+    message: str
+    newest_seq: int
 
 
 class Attempt(View):

@@ -17,13 +17,15 @@ class Exit(IntEnum):
     """Not found, in conflict with the state of things, or not allowed."""
     NO_SERVER = 4
     """Unreachable, or it could not answer."""
+    TIME_WAS_UP = 5
+    """Waited for, and not there yet; the job goes on."""
     INTERRUPTED = 130
 
 
 HELP = (
     "Exit codes: 0 done; 1 the watched job failed or was cancelled; 2 wrong usage or job "
     "document; 3 not found, conflict or not allowed; 4 the server can't be reached or failed; "
-    "130 interrupted."
+    "5 the time to wait was up; 130 interrupted."
 )
 
 
@@ -33,21 +35,23 @@ _REFUSED = (
     errors.Unauthorized,
     errors.Forbidden,
     errors.IntegrityError,
-    errors.WaitTimeout,
+    errors.QuotaExceeded,
 )
 
 
 def exit_code(error: errors.DrayError) -> Exit:
-    if isinstance(error, errors.TransportError | errors.ServerError):
-        return Exit.NO_SERVER
+    if isinstance(error, errors.WaitTimeout):
+        return Exit.TIME_WAS_UP
     if isinstance(error, _REFUSED):
         return Exit.REFUSED
+    if isinstance(error, errors.TransportError | errors.ServerError):
+        return Exit.NO_SERVER
     return Exit.USAGE
 
 
 def sentence(error: errors.DrayError) -> str:
     """What was wrong, where, and what to do."""
-    if not isinstance(error, errors.ApiError):
+    if not isinstance(error, errors.ApiError | errors.SpecError):
         return f"error: {error}"
     where = f" (at {error.pointer})" if error.pointer else ""
     hint = f"\nhint: {error.hint}" if error.hint else ""

@@ -90,7 +90,7 @@ def list_jobs(
         raise typer.BadParameter("write a label as KEY=VALUE", param_hint="--label")
     labels = {key: value for key, _, value in pairs}
     with connect() as client:
-        found = client.list(states=states, queue=queue, labels=labels, page_size=min(limit, 100))
+        found = client.jobs(state=states, queue=queue, label=labels, page_size=min(limit, 100))
         jobs = list(islice(found, limit))
     if as_json:
         write_json(jobs)

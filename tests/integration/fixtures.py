@@ -16,7 +16,7 @@ from tests.integration.harness import Service
 
 def cancel_what_is_left(client: Client) -> None:
     """A test that failed half-way must not hold the slots that the next one needs."""
-    for job in client.list():
+    for job in client.jobs():
         if not job.state.is_terminal:
             client.cancel(job.id)
             client.wait(job.id, timeout_s=30)

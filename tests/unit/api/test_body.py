@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from api.body import MAX_DEPTH, check, fingerprint, parse
+from api.body import check, fingerprint, parse
 from api.problems import Refused
+from dray.faults import MAX_DEPTH
 
 
 def refusal(document: dict[str, Any]) -> Refused:

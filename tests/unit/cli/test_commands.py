@@ -237,8 +237,8 @@ def finish(server: LiveServer, label: str, cause: Cause) -> None:
 
     key, _, value = label.partition("=")
     with Client(server.url) as client:
-        wait_until(lambda: list(client.list(labels={key: value})), "the job")
-        job_id = next(client.list(labels={key: value})).id
+        wait_until(lambda: list(client.jobs(label={key: value})), "the job")
+        job_id = next(client.jobs(label={key: value})).id
     wait_until(lambda: server.num_waiting(job_id), "the watcher")
     server.train(job_id, metrics(4, {"train/loss": 1.0, "val/accuracy": 0.75}, total_steps=4))
     server.hands.end(job_id, 1, cause, "the end")

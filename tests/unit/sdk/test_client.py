@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from dray import AsyncClient, Client, JobSpec, JobState, errors
-from dray._flows import destination
+from dray._downloads import destination
 from dray._transport import Retry
 from ray_workers.contracts import Cause
 from tests.unit.api.serving import LiveServer, serving, wait_until
@@ -95,15 +95,15 @@ def test_a_submit_whose_answer_was_lost_makes_one_job(server: LiveServer) -> Non
 
     with Client(server.url, transport=Lossy()) as client:
         job = client.submit({**JOB, "labels": {"test": "lost"}})
-        assert [found.id for found in client.list(labels={"test": "lost"})] == [job.id]
+        assert [found.id for found in client.jobs(label={"test": "lost"})] == [job.id]
     assert len(lost) == 1
 
 
 def test_listing_goes_through_all_pages(client: Client) -> None:
     made = [client.submit({**JOB, "labels": {"test": "sdk-pages"}}).id for _ in range(5)]
-    found = client.list(labels={"test": "sdk-pages"}, states=["QUEUED"], page_size=2)
+    found = client.jobs(label={"test": "sdk-pages"}, state="QUEUED", page_size=2)
     assert [job.id for job in found] == made[::-1]
-    assert not list(client.list(labels={"test": "sdk-pages"}, queue="other"))
+    assert not list(client.jobs(label={"test": "sdk-pages"}, queue="other"))
 
 
 def test_waiting_ends_with_the_job(client: Client, server: LiveServer) -> None:
@@ -240,7 +240,7 @@ def test_a_broken_download_goes_on_where_it_stopped(
     server: LiveServer, trained: str, tmp_path: Path
 ) -> None:
     digest = hashlib.sha256(MODEL).hexdigest()
-    (tmp_path / f".model.bin.{digest[:12]}.part").write_bytes(MODEL[:1000])
+    (tmp_path / f".model.bin.{digest[:16]}.part").write_bytes(MODEL[:1000])
     asked: list[str] = []
     real = httpx.HTTPTransport()
 
@@ -251,7 +251,7 @@ def test_a_broken_download_goes_on_where_it_stopped(
 
     with Client(server.url, transport=Noting()) as client:
         assert client.download(trained, tmp_path, "model.bin")[0].read_bytes() == MODEL
-        assert asked[-1] == f"bytes=1000-{len(MODEL) - 1}"
+        assert asked[-1] == "bytes=1000-"
         asked.clear()
         client.download(trained, tmp_path, "model.bin")
     assert [value for value in asked if value] == []  # it is there already
@@ -262,7 +262,7 @@ def test_a_download_that_is_damaged_is_thrown_away(
     client: Client, trained: str, tmp_path: Path
 ) -> None:
     digest = hashlib.sha256(MODEL).hexdigest()
-    (tmp_path / f".model.bin.{digest[:12]}.part").write_bytes(b"damaged" * 100)
+    (tmp_path / f".model.bin.{digest[:16]}.part").write_bytes(b"damaged" * 100)
     with pytest.raises(errors.IntegrityError, match="sha256"):
         client.download(trained, tmp_path, "model.bin")
     assert list(tmp_path.iterdir()) == []
@@ -294,7 +294,7 @@ def test_a_server_that_ignores_ranges_is_downloaded_from(tmp_path: Path) -> None
             return httpx.Response(200, json={"items": [artifact]})
         return httpx.Response(200, content=MODEL)
 
-    (tmp_path / f".f.{artifact['sha256'][:12]}.part").write_bytes(MODEL[:10])  # type: ignore[index]
+    (tmp_path / f".f.{artifact['sha256'][:16]}.part").write_bytes(MODEL[:10])  # type: ignore[index]
     with Client("http://localhost", transport=httpx.MockTransport(answer)) as client:
         assert client.download("job", tmp_path)[0].read_bytes() == MODEL
 
@@ -353,7 +353,7 @@ def test_a_server_that_says_stop_at_once_is_not_hammered(server: LiveServer) -> 
 
 async def all_of(client: AsyncClient, server: LiveServer, dest: Path) -> dict[str, Any]:
     job = await client.submit({**JOB, "labels": {"test": "async"}})
-    listed = [found.id async for found in client.list(labels={"test": "async"})]
+    listed = [found.id async for found in client.jobs(label={"test": "async"})]
     await asyncio.to_thread(
         server.train, job.id, log(0, "hello"), server.artifact(job.id, "model.bin", MODEL)
     )

@@ -81,7 +81,7 @@ def test_a_job_is_read_and_checked(tmp_path: Path) -> None:
     path.write_text("recipe: image_classification\ntrain: {optimizer: {lr: 3e-3}}\n")
     assert dray.load_spec(path).train.optimizer.lr == 0.003
     path.write_text("recipe: image_classification\ntrain: {epochs: 0}\n")
-    with pytest.raises(SpecError, match=r"job\.yaml: train\.epochs: "):
+    with pytest.raises(SpecError, match=r"job\.yaml: /train/epochs: must be "):
         dray.load_spec(path)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import httpx
@@ -58,7 +60,7 @@ def problem(status: int, code: str = "", **headers: str) -> httpx.Response:
 GET = Call("GET", "/x")
 
 
-@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 520])
 def test_what_says_later_is_tried_again_with_growing_pauses(status: int) -> None:
     clock = Clock()
     answers = [problem(status), problem(status), httpx.Response(200)]
@@ -74,12 +76,38 @@ def test_what_says_later_is_tried_again_with_growing_pauses(status: int) -> None
 def test_a_call_without_an_answer_is_sent_again(method: str, error: Exception) -> None:
     clock = Clock()
     answers = [error, httpx.Response(200)]
-    flow = exchange(Call(method, "/x"), retry(clock), base_url=URL)
+    headers = {"Idempotency-Key": "k"} if method == "POST" else {}
+    flow = exchange(Call(method, "/x", (), headers), retry(clock), base_url=URL)
     response, slept = drive(flow, clock, answers)
     assert (response.status_code, len(slept)) == (200, 1)
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 500])
+@pytest.mark.parametrize("answer", [httpx.ReadError("reset"), problem(503)])
+def test_what_may_have_been_done_is_not_done_twice(answer: Any) -> None:
+    clock = Clock()
+    with pytest.raises(errors.DrayError):
+        drive(exchange(Call("POST", "/x"), retry(clock), base_url=URL), clock, [answer])
+    assert clock.now == 0
+
+
+def test_what_never_arrived_is_sent_again_whatever_it_is() -> None:
+    clock = Clock()
+    answers = [httpx.ConnectError("refused"), httpx.Response(200)]
+    drive(exchange(Call("POST", "/x"), retry(clock), base_url=URL), clock, answers)
+    assert clock.now > 0
+
+
+def test_a_submit_in_flight_is_waited_for_and_other_conflicts_are_not() -> None:
+    clock = Clock()
+    call = Call("POST", "/v1/jobs", (), {"Idempotency-Key": "k"})
+    answers = [problem(409, "idempotency_in_flight", **{"Retry-After": "1"}), httpx.Response(201)]
+    response, slept = drive(exchange(call, retry(clock), base_url=URL), clock, answers)
+    assert (response.status_code, slept) == (201, [1.2])
+    with pytest.raises(errors.JobLive):
+        drive(exchange(call, retry(clock), base_url=URL), clock, [problem(409, "job_live")])
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 422, 501, 507])
 def test_what_would_fail_again_is_not_tried_again(status: int) -> None:
     clock = Clock()
     with pytest.raises(errors.ApiError):
@@ -95,16 +123,36 @@ def test_patience_ends() -> None:
     assert 1.0 < clock.now <= 3.0
 
 
-def test_pauses_are_random_bounded_and_never_nothing() -> None:
-    rule = Retry(max_delay_s=5.0, jitter=lambda: 0.0)
-    assert [rule.delay_s(n, None) for n in (1, 2, 3)] == [0.1, 0.2, 0.4]
-    assert Retry(jitter=lambda: 1.0).delay_s(99, None) == 5.0
+def test_pauses_are_drawn_from_nothing_up_to_a_growing_bound() -> None:
+    low, high = Retry(jitter=lambda: 0.0), Retry(max_delay_s=5.0, jitter=lambda: 1.0)
+    assert [low.delay_s(tries, None) for tries in (1, 2, 3)] == [0.0, 0.0, 0.0]
+    assert [high.delay_s(tries, None) for tries in (1, 2, 3, 99)] == [0.2, 0.4, 0.8, 5.0]
 
 
-def test_the_server_may_ask_for_a_longer_pause() -> None:
+def test_the_pause_that_the_server_asks_for_is_kept() -> None:
     clock = Clock()
     answers = [problem(429, **{"Retry-After": "2"}), httpx.Response(200)]
-    assert drive(exchange(GET, retry(clock), base_url=URL), clock, answers)[1] == [2.0]
+    assert drive(exchange(GET, retry(clock), base_url=URL), clock, answers)[1] == [2.2]
+
+
+def test_a_pause_longer_than_patience_is_not_slept() -> None:
+    clock = Clock()
+    answers = [problem(429, **{"Retry-After": "60"})]
+    with pytest.raises(errors.ApiError) as caught:
+        drive(exchange(GET, retry(clock), base_url=URL), clock, answers)
+    assert (clock.now, caught.value.retry_after_s) == (0, 60.0)
+
+
+def test_a_retry_after_may_be_a_date_and_nonsense_is_none() -> None:
+    def asked(value: str) -> float | None:
+        response = problem(503, **{"Retry-After": value})
+        response.request = httpx.Request("GET", URL)
+        return errors.from_response(response).retry_after_s
+
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
+    assert 95 < (asked(soon) or 0) <= 100
+    assert asked("Thu, 01 Jan 1970 00:00:00 GMT") == 0.0
+    assert asked("soon") is asked("-1") is asked("") is None
 
 
 def test_a_delete_whose_answer_was_lost_is_done_when_the_job_is_gone() -> None:
@@ -197,6 +245,19 @@ def test_url_and_token_come_from_the_environment(monkeypatch: pytest.MonkeyPatch
     default = Connection.open(None, None, 30.0, Retry())
     assert default.url == "http://127.0.0.1:8420"
     assert "Authorization" not in default.headers
+
+
+@pytest.mark.parametrize("url", ["nowhere", "ftp://x", "http://", "http://x?y=z"])
+def test_what_is_no_address_is_told_at_once(url: str) -> None:
+    with pytest.raises(errors.ServerUnreachable, match="not an http"):
+        Connection.open(url, None, 30.0, Retry())
+
+
+@pytest.mark.parametrize("token", ["a b", "a\nb", "schlüssel"])
+def test_a_token_that_no_header_carries_is_told_without_saying_it(token: str) -> None:
+    with pytest.raises(ValueError, match="DRAY_TOKEN") as caught:
+        Connection.open(URL, token, 30.0, Retry())
+    assert token not in str(caught.value)
 
 
 def test_a_long_poll_gives_the_server_its_time_on_top_of_the_timeout() -> None:

@@ -1,0 +1,73 @@
+"""Server-sent events, read from bytes as they come (WHATWG HTML, 9.2.6)."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_LINE_END = re.compile(r"\r\n|\n|\r")
+
+MAX_PENDING_CHARS = 16 << 20
+"""An event longer than this is no event of dray's."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One event of a stream."""
+
+    name: str
+    data: str
+
+
+class Decoder:
+    """Feed it the pieces of one stream; a piece may end anywhere, also within a character.
+
+    Lines end at CR, LF or both, and nowhere else: `str.splitlines` would also break them at
+    characters that JSON leaves as they are. `retry_s` is the pause before coming back that the
+    server asked for last. Ids are left out: those of dray's events are in their data.
+    """
+
+    def __init__(self) -> None:
+        self.retry_s: float | None = None
+        self._text = codecs.getincrementaldecoder("utf-8-sig")("replace")
+        self._pending = ""
+        self._name = ""
+        self._data: list[str] = []
+
+    def feed(self, piece: bytes) -> Iterator[Message]:
+        """The messages that `piece` completes."""
+        self._pending += self._text.decode(piece)
+        # A CR at the very end may be half of a CRLF: it waits for what follows.
+        ends = [e for e in _LINE_END.finditer(self._pending) if e.group() != "\r" or self._more(e)]
+        start = 0
+        for end in ends:
+            message = self._line(self._pending[start : end.start()])
+            start = end.end()
+            if message is not None:
+                yield message
+        self._pending = self._pending[start:]
+        if len(self._pending) > MAX_PENDING_CHARS:
+            raise ValueError("a line without end")
+
+    def _more(self, end: re.Match[str]) -> bool:
+        return end.end() < len(self._pending)
+
+    def _line(self, line: str) -> Message | None:
+        if not line:
+            return self._dispatch()
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            self._name = value
+        elif field == "data":
+            self._data.append(value)
+        elif field == "retry" and value.isascii() and value.isdigit():
+            self.retry_s = int(value) / 1000.0
+        return None
+
+    def _dispatch(self) -> Message | None:
+        name, data = self._name or "message", self._data
+        self._name, self._data = "", []
+        return Message(name, "\n".join(data)) if data or name == "reset" else None
