@@ -239,12 +239,26 @@ class NodeSlots(View):
     jobs: list[str]
 
 
+class StorageState(View):
+    """How full the storage is, as it was last looked at."""
+
+    used_bytes: int | None = None
+    """Of checkpoints, artifacts and logs; only where there is a quota."""
+    quota_bytes: int | None = None
+    free_bytes: int | None = None
+    """Of the disk under it; only where some must stay free."""
+    min_free_bytes: int | None = None
+    problem: str | None = None
+    """Why no job is taken or started; unset while there is room."""
+
+
 class Cluster(View):
     connected: bool
     reason: str | None = None
     ray_address: str | None = None
     ray_dashboard: str | None = None
     nodes: list[NodeSlots]
+    storage: StorageState = StorageState()
     updated_at: datetime | None = None
 
 

@@ -34,11 +34,7 @@ def counting_checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
     """Newest first, without those that a later attempt went back behind."""
     rows = repository.of_job(session, job_id)
     ends = last_steps({row.attempt: began_at_step(row) for row in rows})
-    return [
-        row
-        for row in repository.checkpoints(session, job_id)
-        if row.step <= ends[row.attempt]
-    ]
+    return [row for row in repository.checkpoints(session, job_id) if row.step <= ends[row.attempt]]
 
 
 def of_job(session: Session, job: JobRow) -> tuple[list[CheckpointRow], CheckpointRow | None]:

@@ -21,7 +21,6 @@ from service.db.session import Database, notify
 from service.db.types import storable
 from service.domain import policy
 from service.domain.errors import (
-    IdempotencyMismatch,
     JobFinished,
     JobLive,
     NotFound,
@@ -29,11 +28,13 @@ from service.domain.errors import (
 )
 from service.domain.ids import new_job_id
 from service.domain.states import Trigger
+from service.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.listing import JobFilter
 from service.settings import Settings
 from service.signals import QUEUE, Signals
 from service.storage import Storage
 from service.transitions import move
+from service.upkeep import StorageWatch, refuse_if_full
 
 LIVE_STATES = (
     JobState.STARTING,
@@ -41,14 +42,6 @@ LIVE_STATES = (
     JobState.RECOVERING,
     JobState.CANCELLING,
 )
-
-
-@dataclass(frozen=True)
-class IdempotencyKey:
-    """What the caller named the request, and a hash of its canonical body."""
-
-    key: str
-    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -90,6 +83,8 @@ class Jobs:
         self._signals = signals
         self._settings = settings
         self._clock = clock
+        self._keys_in_flight = KeysInFlight()
+        self.storage_watch = StorageWatch(database, storage, settings)
 
     async def submit(
         self,
@@ -102,8 +97,8 @@ class Jobs:
         """The job and True; or, if the key was used for the same request, the first one and False.
 
         Unsatisfiable if the cluster as it is known now could never run it; InitFromNotFound if
-        the checkpoint it starts from is not there; IdempotencyMismatch if the key was used for
-        another request.
+        the checkpoint it starts from is not there; QuotaExceeded while the storage is full;
+        IdempotencyMismatch if the key was used for another request.
         """
         now = self._clock()
         job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
@@ -113,11 +108,12 @@ class Jobs:
             if existing is not None:
                 return presenting.job(session, existing), True
             if idempotency is not None:
-                earlier = _reserve(session, owner, idempotency, job_id, now)
+                earlier = reserve(session, owner, idempotency, job_id, now)
                 if earlier is not None:
-                    return presenting.job(session, earlier), False
+                    return presenting.job(session, found(session, earlier)), False
             request = policy.request_of(spec.resources)
             _refuse_impossible(session, request)
+            refuse_if_full(session)
             origin = origins.resolve(session, spec.init_from) if spec.init_from else None
             row = _new_row(job_id, spec, request, origin, owner, project, self._settings, now)
             repository.insert(session, row, spec.labels)
@@ -126,7 +122,8 @@ class Jobs:
             session.flush()
             return presenting.job(session, row), True
 
-        return await self._database.write(work)
+        with self._keys_in_flight.holding(owner, idempotency):
+            return await self._database.write(work)
 
     async def get(self, job_id: str) -> views.Job:
         """NotFound if there is no such job."""
@@ -207,6 +204,8 @@ class Jobs:
 
         await self._database.write(hide)
         await self._erase(job_id)
+        if self.storage_watch.is_limited:
+            await self.storage_watch.look(now)
 
     async def finish_deletions(self) -> int:
         """Complete deletions that were cut off; answers how many. For the service's start."""
@@ -262,28 +261,6 @@ def queue_snapshot(
         for row in attempts_repository.live(session)
     )
     return waiting, live
-
-
-def _reserve(
-    session: Session, owner: str, idempotency: IdempotencyKey, job_id: str, now: datetime
-) -> JobRow | None:
-    """Bind the key to the job that is about to be written, or find the one it is bound to."""
-    bound = repository.reserve_key(
-        session,
-        owner=owner,
-        key=idempotency.key,
-        fingerprint=idempotency.fingerprint,
-        job_id=job_id,
-        now=now,
-    )
-    if bound is None:
-        return None
-    if bound.fingerprint != idempotency.fingerprint:
-        raise IdempotencyMismatch(
-            "this Idempotency-Key was used before, for another request",
-            hint="take a key of its own for each job, and the same key only to send one again",
-        )
-    return found(session, bound.job_id)
 
 
 def _refuse_impossible(session: Session, request: policy.Request) -> None:

@@ -15,6 +15,7 @@ from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import jobs as repository
+from service.db.repositories import storage as storage_repository
 from service.db.session import Database
 from service.db.types import storable
 from service.domain import policy
@@ -117,6 +118,15 @@ class Reading:
 
         return await self._database.read(work)
 
+    async def newest_event(self, job_id: str) -> tuple[int, bool]:
+        """Number of the newest event, and whether it is the last because the job has ended."""
+
+        def work(session: Session) -> tuple[int, bool]:
+            row = found(session, job_id)
+            return row.event_seq, row.state.is_terminal
+
+        return await self._database.read(work)
+
     async def attempts(self, job_id: str) -> views.AttemptPage:
         def work(session: Session) -> views.AttemptPage:
             found(session, job_id)
@@ -201,18 +211,32 @@ class Reading:
 
         def work(session: Session) -> views.Cluster:
             row = cluster_repository.get(session)
+            storage = self._storage_state(session)
             if row is None:
-                return views.Cluster(connected=False, reason="not seen yet", nodes=[])
+                return views.Cluster(
+                    connected=False, reason="not seen yet", nodes=[], storage=storage
+                )
             return views.Cluster(
                 connected=row.connected,
                 reason=row.reason,
                 ray_address=row.ray_address,
                 ray_dashboard=row.ray_dashboard,
                 nodes=_nodes(session),
+                storage=storage,
                 updated_at=row.updated_at,
             )
 
         return await self._database.read(work)
+
+    def _storage_state(self, session: Session) -> views.StorageState:
+        row = storage_repository.state(session)
+        return views.StorageState(
+            used_bytes=row and row.used_bytes,
+            quota_bytes=self._settings.storage_quota_bytes,
+            free_bytes=row and row.free_bytes,
+            min_free_bytes=self._settings.min_free_bytes,
+            problem=row and row.problem,
+        )
 
     async def count_jobs(self) -> dict[JobState, int]:
         """How many jobs there are in each state, also where there are none."""

@@ -19,6 +19,7 @@ from service.cluster.gateway import GatewayCluster, RayTarget
 from service.cluster.port import Cluster
 from service.db.migrate import migrate
 from service.db.repositories import cluster as repository
+from service.db.repositories import storage as storage_repository
 from service.db.session import Database
 from service.home import HomeLock
 from service.jobs import Jobs
@@ -28,6 +29,7 @@ from service.scheduler import Scheduler
 from service.settings import Settings
 from service.signals import Signals
 from service.storage import Storage
+from service.upkeep import Upkeep
 from service.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
@@ -37,7 +39,11 @@ EMBEDDED = "local"
 
 @dataclass(frozen=True)
 class Readiness:
-    """Whether the service can do its work, and what each part says."""
+    """Whether the service can do its work, and what each part says.
+
+    A full storage is told of and still counts as ready: whoever makes room does it through this
+    service.
+    """
 
     ok: bool
     checks: dict[str, str]
@@ -97,11 +103,14 @@ class Runtime:
         reconciler = Reconciler(
             self.database, self.cluster, self.storage, scheduler, self.signals, self.settings
         )
+        upkeep = Upkeep(self.database, self.jobs.storage_watch, self.jobs, self.settings)
+        await self.jobs.storage_watch.look(now)  # a limit of before may be no more
         await self.cluster.start()
         self._loops = [
             asyncio.create_task(self.watch.run(), name="cluster watch"),
             asyncio.create_task(scheduler.run(), name="scheduler"),
             asyncio.create_task(reconciler.run(), name="reconciler"),
+            asyncio.create_task(upkeep.run(), name="upkeep"),
         ]
 
     async def stop(self) -> None:
@@ -118,15 +127,18 @@ class Runtime:
     async def ready(self) -> Readiness:
         """Asks the database, and looks at the cluster and the loops."""
         checks = {"database": "ok"}
+        full = None
         try:
-            await self.database.read(lambda s: repository.get(s))
+            full = await self.database.read(storage_repository.state)
         except Exception as error:
             checks["database"] = f"does not answer: {error}"
         if self.watch is not None:
             checks["cluster"] = self.watch.problem or "ok"
             ended = [loop.get_name() for loop in self._loops if loop.done()]
             checks["loops"] = f"ended: {', '.join(ended)}" if ended else "ok"
-        return Readiness(all(value == "ok" for value in checks.values()), checks)
+        ok = all(value == "ok" for value in checks.values())
+        checks["storage"] = f"full: {full.problem}" if full and full.problem else "ok"
+        return Readiness(ok, checks)
 
 
 def ray_target(settings: Settings, deployment_id: str) -> RayTarget:

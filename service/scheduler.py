@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from ray_workers.contracts import AttemptSpec, Slice
 from service import jobs, transitions
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
+from service.db.repositories import storage as storage_repository
 from service.db.session import Database
 from service.domain import policy
 from service.settings import Settings
@@ -65,11 +66,13 @@ class Scheduler:
     async def run_once(self, now: datetime) -> int:
         """One round; answers how many attempts were launched."""
         cluster = self._watch.latest
-        waiting, live = await self._database.read(lambda s: jobs.queue_snapshot(s, now))
+        (waiting, live), full = await self._database.read(
+            lambda s: (jobs.queue_snapshot(s, now), _storage_problem(s))
+        )
         if not waiting:
             self._impossible_since.clear()
             return 0
-        decisions = policy.plan(_snapshot(cluster, waiting, live), now)
+        decisions = policy.plan(_snapshot(cluster, waiting, live, full), now)
         decisions = [
             self._patient(decision, place, now) for place, decision in enumerate(decisions)
         ]
@@ -153,10 +156,16 @@ class Scheduler:
         return True
 
 
+def _storage_problem(session: Session) -> str | None:
+    state = storage_repository.state(session)
+    return None if state is None else state.problem
+
+
 def _snapshot(
     cluster: ClusterSnapshot | None,
     waiting: tuple[policy.WaitingJob, ...],
     live: tuple[jobs.LiveAttempt, ...],
+    storage_problem: str | None,
 ) -> policy.Snapshot:
     """The queue and the cluster as plain data for the plan."""
     holders = tuple(
@@ -171,4 +180,6 @@ def _snapshot(
         held = policy.held_on(node.node_id, holders)
         free = policy.offered(node.resources, available, held)
         nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
-    return policy.Snapshot(waiting, tuple(nodes), connected=True, holders=holders)
+    return policy.Snapshot(
+        waiting, tuple(nodes), connected=True, holders=holders, storage_problem=storage_problem
+    )

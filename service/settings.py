@@ -42,6 +42,15 @@ class Settings(BaseSettings):
     """Most log text that is kept of one job; further lines are counted."""
     spool_limit_bytes: int = Field(64 << 20, ge=1 << 20)
     """Most undelivered bytes that one rank keeps on its node, for logs and for metrics each."""
+    retention_days: float | None = Field(None, ge=0, allow_inf_nan=False)
+    """Finished jobs are deleted after so many days; unset or 0 keeps them."""
+    retention_jobs: int | None = Field(None, ge=0)
+    """Of each project, as many finished jobs are kept, the newest; unset or 0 keeps all."""
+    storage_quota_bytes: int | None = Field(None, ge=1)
+    """Most that checkpoints, artifacts and logs may take together. When it is reached, no job is
+    taken or started until some were deleted; jobs that run go on."""
+    min_free_bytes: int | None = Field(None, ge=1)
+    """Bytes of disk that must stay free under the storage and the database: as with the quota."""
     infra_retries: int = Field(10, ge=0)
     """How often a job is tried again after faults of the cluster."""
     start_timeout_s: float = Field(60.0, gt=0)

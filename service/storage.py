@@ -46,6 +46,11 @@ class Storage:
     def is_local(self) -> bool:
         return self._folder is not None
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder that this is; None for other storages."""
+        return self._folder
+
     def url_of(self, key: str) -> str:
         return f"{self.url}/{check_key(key)}"
 

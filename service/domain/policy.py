@@ -85,6 +85,8 @@ class Snapshot:
     connected: bool
     holders: tuple[Holder, ...] = ()
     """Who has slots: for the sentences only, `available_to_us` has been reduced by them."""
+    storage_problem: str | None = None
+    """Why nothing may start though there are slots: the storage is full."""
 
 
 @dataclass(frozen=True)
@@ -203,9 +205,9 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     """One decision for each waiting job, in the order of the queue."""
     queue = sorted(snapshot.queue, key=lambda job: (-job.priority, job.seq))
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
-    absent = _no_cluster(snapshot, accepted)
-    if absent is not None:
-        return [Wait(job.job_id, absent, place) for place, job in enumerate(queue, 1)]
+    obstacle = _nothing_starts(snapshot, accepted)
+    if obstacle is not None:
+        return [Wait(job.job_id, obstacle, place) for place, job in enumerate(queue, 1)]
     round_ = _Round(accepted, snapshot.holders, now)
     decisions: list[Decision] = []
     position = 0
@@ -216,13 +218,15 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     return decisions
 
 
-def _no_cluster(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
+def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
     if not snapshot.connected:
         return Reason("cluster_unavailable", "waits for the Ray cluster, which does not answer")
     if snapshot.nodes and not accepted:
         return Reason("no_nodes", "waits for a node: every node of the cluster is refused")
     if not accepted:
         return Reason("no_nodes", "waits for a node: the cluster has none yet")
+    if snapshot.storage_problem is not None:
+        return Reason("storage_full", f"waits for room: {snapshot.storage_problem}")
     return None
 
 

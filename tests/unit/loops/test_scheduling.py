@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -12,6 +12,7 @@ from ray_workers.contracts import Phase
 from service import scheduler
 from service.cluster.fake_attempt import FakeRank
 from service.cluster.port import AttemptRef
+from service.db.models import LogChunkRow
 from tests.unit.loops.world import (
     STEPS,
     World,
@@ -277,3 +278,35 @@ async def test_a_job_past_its_running_time_fails(world: World) -> None:
     job_id = await world.submit(runtime, "waits", max_runtime_s=1, max_retries=5)
     job = await comes_to(runtime, job_id, JobState.FAILED)
     assert (job.reason.code, job.attempt) == ("runtime_exceeded", 1)
+
+
+async def test_while_the_storage_is_full_waiting_jobs_wait_and_running_ones_go_on(
+    world: World,
+) -> None:
+    runtime = await world.open(storage_quota_bytes=1)
+    running = await world.submit(runtime, "waits")
+    await comes_to(runtime, running, JobState.RUNNING)
+    waiting = await world.submit(runtime, "trains", workers=4)
+    row = LogChunkRow(
+        job_id=running,
+        attempt=9,
+        rank=0,
+        first_line=0,
+        num_lines=1,
+        size_bytes=10,
+        incarnation=0,
+        next_number=1,
+        text="",
+    )
+    await runtime.database.write(lambda s: s.add(row))
+    await runtime.jobs.storage_watch.look(datetime.now(UTC))
+    explanation = await says(runtime, waiting, "storage_full")
+    assert "its quota is 1 bytes" in explanation.reason.message
+    readiness = await runtime.ready()
+    assert readiness.ok
+    assert readiness.checks["storage"].startswith("full: the storage holds")
+    assert (await runtime.jobs.get(running)).state is JobState.RUNNING
+    await runtime.jobs.cancel(running)
+    await comes_to(runtime, running, JobState.CANCELLED)
+    await runtime.jobs.delete(running)
+    await comes_to(runtime, waiting, JobState.SUCCEEDED)

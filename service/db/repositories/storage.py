@@ -1,0 +1,88 @@
+"""SQL on how full the storage is, and on what may be deleted to make room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, Select, and_, func, select
+from sqlalchemy.orm import Session, aliased
+
+from service.db.models import (
+    ArtifactRow,
+    CheckpointRow,
+    JobRow,
+    LogChunkRow,
+    StorageStateRow,
+)
+
+THE_STORAGE = 1
+
+
+def state(session: Session) -> StorageStateRow | None:
+    """As it was last seen; None before that."""
+    return session.get(StorageStateRow, THE_STORAGE)
+
+
+def put_state(session: Session, row: StorageStateRow) -> None:
+    session.merge(row)
+
+
+def used_bytes(session: Session) -> int:
+    """What checkpoints, artifacts and logs take, by their rows: the storage is not walked."""
+    total = 0
+    for size in (CheckpointRow.size_bytes, ArtifactRow.size_bytes, LogChunkRow.size_bytes):
+        total += int(session.scalar(select(func.coalesce(func.sum(size), 0))) or 0)
+    return total
+
+
+def projects(session: Session) -> Iterator[str]:
+    """Each project that has a job. One step along the index for each, however many jobs."""
+    name = session.scalar(select(func.min(JobRow.project)))
+    while name is not None:
+        yield name
+        name = session.scalar(select(func.min(JobRow.project)).where(JobRow.project > name))
+
+
+def finished_before(session: Session, time: datetime, limit: int) -> list[tuple[str, str]]:
+    """(id, project) of jobs that ended before `time` and are not needed, the oldest first."""
+    query = _disposable().where(JobRow.finished_at < time)
+    return _pairs(session, query.order_by(JobRow.finished_at).limit(limit))
+
+
+def finished_beyond(session: Session, project: str, keep: int, limit: int) -> list[tuple[str, str]]:
+    """The same of the project's finished jobs behind its `keep` newest, the newest first."""
+    finished = and_(
+        JobRow.project == project, JobRow.finished_at.is_not(None), JobRow.deleted_at.is_(None)
+    )
+    newest = select(JobRow.id).where(finished).order_by(JobRow.id.desc())
+    last_kept = session.scalar(newest.offset(keep - 1).limit(1))
+    if last_kept is None:
+        return []
+    query = _disposable().where(finished, JobRow.id < last_kept)
+    return _pairs(session, query.order_by(JobRow.id.desc()).limit(limit))
+
+
+def _disposable() -> Select[tuple[str, str]]:
+    return select(JobRow.id, JobRow.project).where(
+        JobRow.finished_at.is_not(None), JobRow.deleted_at.is_(None), ~_needed()
+    )
+
+
+def _needed() -> ColumnElement[bool]:
+    """True of a job from which a live one starts."""
+    user = aliased(JobRow)
+    return (
+        select(user.id)
+        .where(
+            user.init_from_job == JobRow.id,
+            user.finished_at.is_(None),
+            user.deleted_at.is_(None),
+        )
+        .correlate(JobRow)
+        .exists()
+    )
+
+
+def _pairs(session: Session, query: Select[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(job_id, project) for job_id, project in session.execute(query)]
