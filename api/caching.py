@@ -50,3 +50,13 @@ def answer(request: Request, view: View, headers: Mapping[str, str] | None = Non
         media_type="application/json",
         headers={"ETag": etag, "Cache-Control": REVALIDATE, **(headers or {})},
     )
+
+
+def fresh(view: View, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    """The view as JSON, as the answer to something that was done: nobody may keep it."""
+    return Response(
+        view.model_dump_json(),
+        status_code=status,
+        media_type="application/json",
+        headers={"Cache-Control": "no-store", **(headers or {})},
+    )

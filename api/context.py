@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict
 
 from api.auth import Authority
 from api.problems import Refused
 from api.telemetry import Telemetry
-from dray.views import View
 from service.jobs import Jobs
 from service.reading import Reading
 from service.runtime import Runtime
@@ -67,13 +65,3 @@ class Query(BaseModel):
     """Base of a route's query parameters: unknown ones are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-def answer(view: View, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """The view as JSON, written once: it was checked when it was made."""
-    return Response(
-        view.model_dump_json(),
-        status_code=status,
-        media_type="application/json",
-        headers=dict(headers or {}),
-    )

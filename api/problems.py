@@ -35,6 +35,7 @@ STATUS: Mapping[str, int] = {
     "not_found": 404,
     "method_not_allowed": 405,
     "conflict": 409,
+    "idempotency_in_flight": 409,
     "job_finished": 409,
     "job_live": 409,
     "checkpoint_in_use": 409,
@@ -54,7 +55,8 @@ STATUS: Mapping[str, int] = {
 }
 
 RETRY_AFTER_S = 1
-"""Sent with 503: what is unavailable is usually restarting."""
+RETRIED = frozenset({"idempotency_in_flight"})
+"""Codes that pass by themselves, besides all of 503: what is unavailable is usually restarting."""
 
 
 @dataclass
@@ -89,7 +91,7 @@ def problem(
         hint=hint,
         instance=request.url.path,
     )
-    extra = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+    extra = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 or code in RETRIED else {}
     return Response(
         body.model_dump_json(exclude_none=True),
         status_code=status,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
-from api.context import Caller, NoParameters, TheReading, answer
+from api.caching import answer
+from api.context import Caller, NoParameters, TheReading
 from api.problems import declare
 from dray import views
 
@@ -18,6 +19,6 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["attempts"])
     dependencies=[NoParameters],
     responses=declare("invalid_parameter", "job_not_found"),
 )
-async def attempts(reading: TheReading, _: Caller, job_id: str) -> Response:
+async def attempts(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
     """Every launch of the job: world size, where it resumed, why it ended."""
-    return answer(await reading.attempts(job_id))
+    return answer(request, await reading.attempts(job_id))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
-from api.context import Caller, NoParameters, TheReading, answer
+from api.caching import answer
+from api.context import Caller, NoParameters, TheReading
 from api.problems import declare
 from dray import views
 
@@ -18,6 +19,6 @@ router = APIRouter(prefix="/v1", tags=["cluster"])
     dependencies=[NoParameters],
     responses=declare("invalid_parameter"),
 )
-async def cluster(reading: TheReading, _: Caller) -> Response:
+async def cluster(request: Request, reading: TheReading, _: Caller) -> Response:
     """The cluster as it was last seen."""
-    return answer(await reading.cluster())
+    return answer(request, await reading.cluster())

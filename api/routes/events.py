@@ -11,8 +11,9 @@ from fastapi import Query as QueryParameters
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from api.context import Caller, Context, Query, TheContext, answer
-from api.problems import Refused, declare
+from api.caching import answer
+from api.context import Caller, Context, Query, TheContext
+from api.problems import declare
 from api.waiting import MAX_WAIT_S, long_poll, unless_over
 from dray import views
 
@@ -21,6 +22,8 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["events"])
 EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE_S = 5.0
 """Between comments while nothing happens; as often the events are looked at without a signal."""
+RETRY = b"retry: 1000\n\n"
+"""Milliseconds after which a reader that lost the stream comes back."""
 PAGE = 500
 MAX_SEQ = 2**31 - 1
 
@@ -55,12 +58,12 @@ async def events(
 ) -> Response:
     """Events in order, without gaps.
 
-    With `Accept: text/event-stream` they come as they happen, each with its `seq` as id, up to
-    the one that ends the job. `Last-Event-ID` resumes such a stream.
+    With `Accept: text/event-stream` they come as they happen, up to the one that ends the job:
+    each under its `type` as name and its `seq` as id. `Last-Event-ID` resumes such a stream. If it
+    is no id of this stream, an event `reset` says so, and all events follow from the first.
     """
     if EVENT_STREAM in request.headers.get("accept", ""):
-        after_seq = max(query.after_seq, _last_seq(last_event_id))
-        return await _stream(context, job_id, after_seq)
+        return await _stream(context, job_id, query.after_seq, last_event_id)
 
     runtime, seq = context.runtime, query.after_seq
 
@@ -72,34 +75,46 @@ async def events(
     page, _over = await long_poll(
         context, request, job_id, query.wait_s, look, lambda seen: bool(seen[0].items) or seen[1]
     )
-    return answer(page)
+    return answer(request, page, {"Vary": "Accept"})
 
 
-def _last_seq(last_event_id: str | None) -> int:
+def _last_seq(last_event_id: str | None, newest_seq: int) -> int | None:
+    """Where to go on; None if that is no event there is."""
     if not last_event_id:
         return 0
     if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= 10):
-        raise Refused("malformed_request", "Last-Event-ID is not an id of this stream")
-    return min(int(last_event_id), MAX_SEQ)
+        return None
+    seq = int(last_event_id)
+    return seq if seq <= newest_seq else None
 
 
-async def _stream(context: Context, job_id: str, after_seq: int) -> Response:
+async def _stream(
+    context: Context, job_id: str, after_seq: int, last_event_id: str | None
+) -> Response:
     """Look once before answering, so that what is wrong is a problem and not a broken stream."""
-    runtime = context.runtime
-    over = (await runtime.jobs.get(job_id)).state.is_terminal
-    first = await runtime.reading.events(job_id, after_seq=after_seq, limit=1)
-    if over and not first.items:
-        return Response(status_code=204)  # tells an EventSource not to come back
+    newest_seq, over = await context.runtime.reading.newest_event(job_id)
+    last_seq = _last_seq(last_event_id, newest_seq)
+    begin = [RETRY]
+    if last_seq is None or after_seq > newest_seq:
+        begin.append(_reset(newest_seq))
+        after_seq = 0
+    else:
+        after_seq = max(after_seq, last_seq)
+        if over and after_seq >= newest_seq:
+            return Response(status_code=204)  # tells an EventSource not to come back
     return StreamingResponse(
-        _follow(context, job_id, after_seq),
+        _follow(context, job_id, after_seq, b"".join(begin)),
         media_type=EVENT_STREAM,
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Vary": "Accept"},
     )
 
 
-async def _follow(context: Context, job_id: str, after_seq: int) -> AsyncIterator[bytes]:
+async def _follow(
+    context: Context, job_id: str, after_seq: int, begin: bytes
+) -> AsyncIterator[bytes]:
     """Frames up to the one that ends the job; starlette closes it when the reader has gone."""
     reading = context.runtime.reading
+    yield begin
     with context.runtime.signals.subscribe(job_id) as woken:
         while not context.stopping.is_set():
             try:
@@ -107,10 +122,9 @@ async def _follow(context: Context, job_id: str, after_seq: int) -> AsyncIterato
             except Exception as error:
                 logger.warning("the event stream of %s ends early: %s", job_id, error)
                 return  # the reader comes back with Last-Event-ID
-            for event in page.items:
-                yield _frame(event)
-                after_seq = event.seq
             if page.items:
+                yield b"".join(map(_frame, page.items))
+                after_seq = page.items[-1].seq
                 if _is_last(page.items[-1]):
                     return
                 continue
@@ -126,5 +140,15 @@ def _is_last(event: views.Event) -> bool:
 
 
 def _frame(event: views.Event) -> bytes:
-    """One event of the stream; its JSON has no line break."""
-    return f"id: {event.seq}\ndata: {event.model_dump_json()}\n\n".encode()
+    """One event of the stream; its JSON has no line break, and its type is a word of ours."""
+    return f"event: {event.type}\nid: {event.seq}\ndata: {event.model_dump_json()}\n\n".encode()
+
+
+def _reset(newest_seq: int) -> bytes:
+    """Says that the stream can't go on where it was, and takes the reader's last id from it."""
+    data = views.Reset(
+        code="unknown_event_id",
+        message="there is no event with the id to go on from: all events follow from the first",
+        newest_seq=newest_seq,
+    )
+    return f"event: reset\nid: 0\ndata: {data.model_dump_json()}\n\n".encode()

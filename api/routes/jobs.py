@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 from fastapi import Query as QueryParameters
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from api import body
+from api.caching import answer, fresh
 from api.context import (
     Caller,
     NoParameters,
@@ -17,18 +20,30 @@ from api.context import (
     TheContext,
     TheJobs,
     TheReading,
-    answer,
 )
 from api.openapi import JOB_SPEC_BODY
 from api.problems import Refused, declare
 from api.waiting import MAX_WAIT_S, unless_over
 from dray import views
 from dray.views import JobState
-from service.jobs import IdempotencyKey, JobFilter
+from service.idempotency import IdempotencyKey
+from service.listing import JobFilter
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 DEFAULT_PROJECT = "default"
+
+
+def _rfc_3339(value: Any) -> Any:
+    """pydantic would also take seconds since 1970, a date alone, and a time without a zone."""
+    if isinstance(value, str) and not re.fullmatch(
+        r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", value, re.ASCII
+    ):
+        raise ValueError("must be a time like 2026-01-31T12:00:00Z; in an address + is %2B")
+    return value
+
+
+Time = Annotated[datetime, BeforeValidator(_rfc_3339)]
 
 
 class ListQuery(Query):
@@ -37,9 +52,15 @@ class ListQuery(Query):
     queue: Annotated[str, Field(max_length=63)] | None = None
     label: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     """`key=value`; jobs that have all of them."""
+    owner: Annotated[str, Field(max_length=255)] | None = None
+    project: Annotated[str, Field(max_length=255)] | None = None
+    created_after: Time | None = None
+    """Jobs submitted at this time (RFC 3339) or later."""
+    created_before: Time | None = None
+    """Jobs submitted earlier than this time (RFC 3339)."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
     cursor: str | None = None
-    """`next_cursor` of the page before."""
+    """`next_cursor` of the page before; the filters must be the same."""
 
 
 class GetQuery(Query):
@@ -63,7 +84,10 @@ class GetQuery(Query):
         "unsupported_media_type",
         "invalid_document",
         "unsatisfiable",
+        "init_from_not_found",
+        "quota_exceeded",
         "idempotency_key_reused",
+        "idempotency_in_flight",
         "invalid_parameter",
         "job_not_found",
     ),
@@ -87,7 +111,7 @@ async def submit(
     job, _created = await jobs.submit(
         spec, owner=owner, project=DEFAULT_PROJECT, idempotency=idempotency
     )
-    return answer(job, 201, {"Location": f"/v1/jobs/{job.id}"})
+    return fresh(job, 201, {"Location": f"/v1/jobs/{job.id}"})
 
 
 def _check_key(key: str | None) -> str | None:
@@ -107,18 +131,30 @@ def _check_key(key: str | None) -> str | None:
     responses=declare("invalid_parameter", "bad_cursor"),
 )
 async def list_jobs(
-    jobs: TheJobs, _: Caller, query: Annotated[ListQuery, QueryParameters()]
+    request: Request, jobs: TheJobs, _: Caller, query: Annotated[ListQuery, QueryParameters()]
 ) -> Response:
     """Jobs, newest first."""
-    chosen = JobFilter(states=query.state, queue=query.queue, labels=dict(map(_label, query.label)))
-    return answer(await jobs.list(chosen, limit=query.limit, cursor=query.cursor))
+    chosen = JobFilter(
+        states=query.state,
+        queue=query.queue,
+        labels=_labels(query.label),
+        owner=query.owner,
+        project=query.project,
+        created_after=query.created_after,
+        created_before=query.created_before,
+    )
+    return answer(request, await jobs.list(chosen, limit=query.limit, cursor=query.cursor))
 
 
-def _label(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise Refused("invalid_parameter", f"the label {text!r} is not of the form key=value")
-    return key, value
+def _labels(texts: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise Refused("invalid_parameter", f"the label {text!r} is not of the form key=value")
+        if found.setdefault(key, value) != value:
+            raise Refused("invalid_parameter", f"no job has two values of the label {key!r}")
+    return found
 
 
 @router.get(
@@ -140,7 +176,7 @@ async def get(
     if query.wait_s > 0:
         waiting = jobs.wait(job_id, wait_s=query.wait_s, known_state=query.state)
         job = await unless_over(context, request, waiting)
-    return answer(job or await jobs.get(job_id))
+    return answer(request, job or await jobs.get(job_id))
 
 
 @router.delete(
@@ -149,7 +185,9 @@ async def get(
     status_code=204,
     response_class=Response,
     dependencies=[NoParameters],
-    responses=declare("invalid_parameter", "job_not_found", "job_live", "storage_unavailable"),
+    responses=declare(
+        "invalid_parameter", "job_not_found", "job_live", "checkpoint_in_use", "storage_unavailable"
+    ),
 )
 async def delete(jobs: TheJobs, _: Caller, job_id: str) -> Response:
     """Remove a finished job with its logs, checkpoints and artifacts."""
@@ -167,7 +205,7 @@ async def delete(jobs: TheJobs, _: Caller, job_id: str) -> Response:
 )
 async def cancel(jobs: TheJobs, _: Caller, job_id: str) -> Response:
     """Stop a job in whatever state; again 202 while it is cancelling, and after."""
-    return answer(await jobs.cancel(job_id), 202)
+    return fresh(await jobs.cancel(job_id), 202)
 
 
 @router.get(
@@ -177,6 +215,6 @@ async def cancel(jobs: TheJobs, _: Caller, job_id: str) -> Response:
     dependencies=[NoParameters],
     responses=declare("invalid_parameter", "job_not_found"),
 )
-async def explain(reading: TheReading, _: Caller, job_id: str) -> Response:
+async def explain(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
     """Why the job is where it is, and what it waits for."""
-    return answer(await reading.explain(job_id))
+    return answer(request, await reading.explain(job_id))

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import Field
 
-from api.context import Caller, Query, TheContext, TheReading, answer
+from api.caching import answer
+from api.context import Caller, Query, TheContext, TheReading
 from api.problems import declare
 from api.waiting import MAX_WAIT_S, long_poll
 from dray import views
@@ -51,4 +52,4 @@ async def logs(
     page = await long_poll(
         context, request, job_id, query.wait_s, look, lambda page: bool(page.items) or page.complete
     )
-    return answer(page)
+    return answer(request, page)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import Field
 
-from api.context import Caller, Query, TheReading, answer
+from api.caching import answer
+from api.context import Caller, Query, TheReading
 from api.problems import declare
 from dray import views
 
@@ -32,6 +33,7 @@ class MetricsQuery(Query):
     responses=declare("invalid_parameter", "job_not_found"),
 )
 async def metrics(
+    request: Request,
     reading: TheReading,
     _: Caller,
     job_id: str,
@@ -46,4 +48,4 @@ async def metrics(
         after_step=query.after_step,
         max_points=query.max_points,
     )
-    return answer(found)
+    return answer(request, found)

@@ -11,6 +11,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         JobFinished         job_finished
         JobLive             job_live
         CheckpointInUse     checkpoint_in_use
+        IdempotencyInFlight idempotency_in_flight
       Unsatisfiable         unsatisfiable
       IdempotencyMismatch   idempotency_key_reused
       InitFromNotFound      init_from_not_found
@@ -102,6 +103,12 @@ class QuotaExceeded(DomainError):
     """The storage is full by the operator's settings: no job is taken."""
 
     code = "quota_exceeded"
+
+
+class IdempotencyInFlight(Conflict):
+    """The first request with this idempotency key has not been answered yet."""
+
+    code = "idempotency_in_flight"
 
 
 class BadCursor(DomainError):

@@ -1,17 +1,15 @@
-"""SQL on jobs, their labels, their events and the idempotency keys of their submission."""
+"""SQL on jobs, their labels and their events."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service.db.models import EventRow, IdempotencyRow, JobLabelRow, JobRow
+from service.db.models import EventRow, JobLabelRow, JobRow
 
 
 def get(session: Session, job_id: str) -> JobRow | None:
@@ -124,36 +122,6 @@ def note_waiting(
             blocked_by=blocked_by,
         )
         .execution_options(synchronize_session=False)
-    )
-
-
-def reserve_key(
-    session: Session, *, owner: str, key: str, fingerprint: str, job_id: str, now: datetime
-) -> IdempotencyRow | None:
-    """Bind the key to the job; or, if it is bound already, the row that says to which.
-
-    A second submit with the same key waits here until the first one's transaction has ended.
-    """
-    values = {
-        "owner": owner,
-        "key": key,
-        "fingerprint": fingerprint,
-        "job_id": job_id,
-        "created_at": now,
-    }
-    insert_ = (
-        postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    )
-    bound = session.execute(
-        insert_(IdempotencyRow)
-        .values(**values)
-        .on_conflict_do_nothing(index_elements=["owner", "key"])
-        .returning(IdempotencyRow.key)
-    ).scalar_one_or_none()
-    if bound is not None:
-        return None
-    return session.scalar(
-        select(IdempotencyRow).where(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
     )
 
 

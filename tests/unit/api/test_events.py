@@ -25,6 +25,12 @@ def frames(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield {**json.loads(line.removeprefix("data: ")), "id": last_id}
 
 
+def raw_frames(text: str) -> list[dict[str, str]]:
+    """The fields of each event of a stream that has ended."""
+    blocks = [block.split("\n") for block in text.split("\n\n") if "data: " in block]
+    return [dict(line.split(": ", 1) for line in block) for block in blocks]
+
+
 def test_events_are_numbered_without_gaps_and_paged_by_number(
     http: httpx.Client, server: LiveServer
 ) -> None:
@@ -91,13 +97,40 @@ def test_a_stream_that_has_nothing_more_to_tell_says_do_not_come_back(
     assert http.get(f"/v1/jobs/{job_id}/events", headers=headers).status_code == 204
 
 
-@pytest.mark.parametrize("last", ["x", "-1", "1.5", "9" * 30, "٣"])
-def test_an_event_id_that_is_none_is_refused(
+@pytest.mark.parametrize("last", ["x", "-1", "1.5", "9" * 30, "٣", "3", "job-1", "0x1"])
+def test_a_stream_that_can_not_go_on_where_it_was_says_so_and_begins_anew(
     http: httpx.Client, server: LiveServer, last: str
 ) -> None:
+    job_id = server.submit()
+    http.post(f"/v1/jobs/{job_id}/cancel")
     headers = {**STREAM, "Last-Event-ID": last.encode()}
-    response = http.get(f"/v1/jobs/{server.submit()}/events", headers=headers)
-    assert (response.status_code, response.json()["code"]) == (400, "malformed_request")
+    response = http.get(f"/v1/jobs/{job_id}/events", headers=headers)
+    assert response.status_code == 200
+    reset, *replayed = raw_frames(response.text)
+    assert (reset["event"], reset["id"]) == ("reset", "0")
+    assert json.loads(reset["data"])["newest_seq"] == 2
+    assert [(frame["event"], frame["id"]) for frame in replayed] == [("state", "1"), ("state", "2")]
+
+
+def test_a_stream_that_begins_beyond_the_newest_event_begins_anew(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    job_id = server.submit()
+    http.post(f"/v1/jobs/{job_id}/cancel")
+    response = http.get(f"/v1/jobs/{job_id}/events?after_seq=3", headers=STREAM)
+    assert [frame["event"] for frame in raw_frames(response.text)] == ["reset", "state", "state"]
+
+
+@pytest.mark.parametrize("last", ["", "0", "00"])
+def test_a_stream_from_the_start_is_no_reset(
+    http: httpx.Client, server: LiveServer, last: str
+) -> None:
+    job_id = server.submit()
+    http.post(f"/v1/jobs/{job_id}/cancel")
+    headers = {**STREAM, "Last-Event-ID": last}
+    response = http.get(f"/v1/jobs/{job_id}/events", headers=headers)
+    assert response.text.startswith("retry: ")
+    assert [frame["event"] for frame in raw_frames(response.text)] == ["state", "state"]
 
 
 def test_a_stream_of_a_job_that_is_not_there_is_a_problem(http: httpx.Client) -> None:

@@ -81,10 +81,41 @@ def test_the_same_key_and_document_make_one_job_whatever_the_order_of_fields(
 
 
 def test_the_same_key_at_the_same_time_makes_one_job(http: httpx.Client) -> None:
+    def submit(_: int) -> httpx.Response:
+        while (response := post(http, JOB, "at once")).status_code == 409:
+            assert response.json()["code"] == "idempotency_in_flight"
+            assert response.headers["retry-after"] == "1"
+        return response
+
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: post(http, JOB, "at once"), range(8)))
+        answers = list(pool.map(submit, range(8)))
     assert {answer.status_code for answer in answers} == {201}
     assert len({answer.json()["id"] for answer in answers}) == 1
+
+
+def test_a_key_whose_first_request_is_being_worked_on_is_a_409_at_once(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    """The writer of the database is kept busy, so that the first request can't end."""
+    busy, free = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        busy.set()
+        assert free.wait(20)
+
+    with ThreadPoolExecutor(2) as pool:
+        holding = pool.submit(server.hands.database.write_sync, hold)
+        assert busy.wait(10)
+        first = pool.submit(post, http, JOB, "in flight")
+        keys = server.context.runtime.jobs._keys_in_flight
+        wait_until(lambda: ("default", "in flight") in keys._held, "the first request")
+        second = post(http, {**JOB, "name": "other"}, "in flight")
+        assert (second.status_code, second.json()["code"]) == (409, "idempotency_in_flight")
+        assert second.headers["retry-after"] == "1"
+        free.set()
+        holding.result()
+        assert first.result().status_code == 201
+    assert post(http, JOB, "in flight").json()["id"] == first.result().json()["id"]
 
 
 def test_a_key_used_for_another_document_is_refused(http: httpx.Client) -> None:
@@ -93,7 +124,7 @@ def test_a_key_used_for_another_document_is_refused(http: httpx.Client) -> None:
     assert (response.status_code, response.json()["code"]) == (422, "idempotency_key_reused")
 
 
-@pytest.mark.parametrize("key", [b"", b"x" * 256, b"a\tb", "schlüssel".encode(), b"\x7f"])
+@pytest.mark.parametrize("key", [b"", b"x" * 256, b"a\tb", "schlüssel".encode()])
 def test_a_key_of_other_characters_or_length_is_refused(http: httpx.Client, key: bytes) -> None:
     response = http.post("/v1/jobs", json=JOB, headers={b"Idempotency-Key": key})
     assert (response.status_code, response.json()["code"]) == (400, "bad_idempotency_key")
@@ -133,7 +164,36 @@ def test_filters_must_all_hold_and_states_are_alternatives(
     assert ids("state=QUEUED") == {queued}
     assert ids("state=QUEUED&state=CANCELLED") == {queued, cancelled}
     assert ids("queue=b") == {cancelled}
-    assert ids("label=test=other") == set()
+    assert ids("label=more=x") == set()
+    assert ids("owner=default&project=default") == {queued, cancelled}
+    assert ids("owner=ann") == set()
+
+
+def test_times_bound_a_list_and_the_next_page_keeps_to_them(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    made = [server.submit(labels={"test": "times"}) for _ in range(4)]
+    times = [http.get(f"/v1/jobs/{job_id}").json()["created_at"] for job_id in made]
+    query = {"label": "test=times", "created_after": times[1], "created_before": times[3]}
+    page = http.get("/v1/jobs", params={**query, "limit": 1}).json()
+    more = {"limit": 1, "cursor": page["next_cursor"]}
+    rest = http.get("/v1/jobs", params={**query, **more}).json()
+    assert [job["id"] for job in page["items"] + rest["items"]] == [made[2], made[1]]
+    assert rest["next_cursor"] is None
+    other = http.get("/v1/jobs", params={"label": "test=times", **more})
+    assert (other.status_code, other.json()["code"]) == (400, "bad_cursor")
+
+
+@pytest.mark.parametrize("value", ["2026-01-31", "1767225600", "2026-01-31T12:00:00", "now", "-1"])
+def test_a_time_that_is_not_rfc_3339_is_refused(http: httpx.Client, value: str) -> None:
+    response = http.get("/v1/jobs", params={"created_after": value})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_parameter")
+    assert "'created_after' must be a time like" in response.json()["detail"]
+
+
+def test_two_values_of_one_label_are_refused(http: httpx.Client) -> None:
+    response = http.get("/v1/jobs?label=a=1&label=a=2")
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_parameter")
 
 
 def test_a_cursor_that_was_changed_is_refused(http: httpx.Client) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from dray.views import JobState
+from dray.views import Job, JobState
 from ray_workers.contracts import Cause, Phase
 from service import nodes
 from service.cluster.port import ClusterNode, ClusterSnapshot
@@ -15,13 +15,14 @@ from service.domain.cursors import encode_cursor
 from service.domain.errors import (
     ArtifactNotFound,
     BadCursor,
+    IdempotencyInFlight,
     IdempotencyMismatch,
     JobFinished,
     JobLive,
     NotFound,
     Unsatisfiable,
 )
-from service.jobs import IdempotencyKey
+from service.idempotency import IdempotencyKey
 from service.listing import JobFilter
 from tests.unit.service.helpers import START, Service, log, metrics, spec
 
@@ -81,9 +82,15 @@ async def test_keys_of_different_owners_do_not_meet(service: Service) -> None:
 
 async def test_many_submits_with_one_key_at_once_make_one_job(service: Service) -> None:
     key = IdempotencyKey("k1", "hash-1")
-    answers = await asyncio.gather(
-        *(service.jobs.submit(spec(), owner="ann", idempotency=key) for _ in range(12))
-    )
+
+    async def submit() -> tuple[Job, bool]:
+        while True:
+            try:
+                return await service.jobs.submit(spec(), owner="ann", idempotency=key)
+            except IdempotencyInFlight:
+                await asyncio.sleep(0.01)
+
+    answers = await asyncio.gather(*(submit() for _ in range(12)))
     assert len({job.id for job, _ in answers}) == 1
     assert [created for _, created in answers].count(True) == 1
     assert len((await service.jobs.list()).items) == 1

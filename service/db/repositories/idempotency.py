@@ -1,0 +1,48 @@
+"""SQL on the idempotency keys of submissions."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from service.db.models import IdempotencyRow
+
+
+def try_lock(session: Session, number: int) -> bool:
+    """Hold `number` to the end of this transaction; False at once if another one holds it.
+
+    On SQLite nobody else writes meanwhile.
+    """
+    if session.get_bind().dialect.name != "postgresql":
+        return True
+    return bool(session.scalar(select(func.pg_try_advisory_xact_lock(number))))
+
+
+def reserve(
+    session: Session, *, owner: str, key: str, fingerprint: str, job_id: str, now: datetime
+) -> IdempotencyRow | None:
+    """Bind the key to the job; or, if it is bound already, the row that says to which."""
+    values = {
+        "owner": owner,
+        "key": key,
+        "fingerprint": fingerprint,
+        "job_id": job_id,
+        "created_at": now,
+    }
+    insert_ = (
+        postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    )
+    bound = session.execute(
+        insert_(IdempotencyRow)
+        .values(**values)
+        .on_conflict_do_nothing(index_elements=["owner", "key"])
+        .returning(IdempotencyRow.key)
+    ).scalar_one_or_none()
+    if bound is not None:
+        return None
+    return session.scalar(
+        select(IdempotencyRow).where(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
+    )

@@ -1,0 +1,90 @@
+"""Idempotency keys of submissions: one key, one request, one job, whoever asks how often."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from service.db.models import IdempotencyRow
+from service.db.repositories import idempotency as repository
+from service.domain.errors import IdempotencyInFlight, IdempotencyMismatch
+
+
+@dataclass(frozen=True)
+class IdempotencyKey:
+    """What the caller named the request, and a hash of its canonical body."""
+
+    key: str
+    fingerprint: str
+
+
+class KeysInFlight:
+    """The keys whose first request this process has not answered yet; for one event loop.
+
+    The database holds them against other processes, by an advisory lock on PostgreSQL; SQLite
+    has one process.
+    """
+
+    def __init__(self) -> None:
+        self._held: set[tuple[str, str]] = set()
+
+    @contextmanager
+    def holding(self, owner: str, idempotency: IdempotencyKey | None) -> Iterator[None]:
+        """Raises IdempotencyInFlight at once if another request holds the key."""
+        if idempotency is None:
+            yield
+            return
+        held = (owner, idempotency.key)
+        if held in self._held:
+            raise _in_flight()
+        self._held.add(held)
+        try:
+            yield
+        finally:
+            self._held.discard(held)
+
+
+def reserve(
+    session: Session, owner: str, idempotency: IdempotencyKey, job_id: str, now: datetime
+) -> str | None:
+    """Bind the key to the job that is about to be written, or answer the one it is bound to.
+
+    IdempotencyMismatch if it is bound to another request, IdempotencyInFlight while another
+    process is about to bind it.
+    """
+    if not repository.try_lock(session, _lock_number(owner, idempotency.key)):
+        raise _in_flight()
+    bound: IdempotencyRow | None = repository.reserve(
+        session,
+        owner=owner,
+        key=idempotency.key,
+        fingerprint=idempotency.fingerprint,
+        job_id=job_id,
+        now=now,
+    )
+    if bound is None:
+        return None
+    if bound.fingerprint != idempotency.fingerprint:
+        raise IdempotencyMismatch(
+            "this Idempotency-Key was used before, for another request",
+            hint="take a key of its own for each job, and the same key only to send one again",
+        )
+    return bound.job_id
+
+
+def _lock_number(owner: str, key: str) -> int:
+    """A signed 64-bit number. A collision costs somebody one retry."""
+    digest = hashlib.sha256(f"idempotency\0{owner}\0{key}".encode()).digest()
+    return int.from_bytes(digest[:8], signed=True)
+
+
+def _in_flight() -> IdempotencyInFlight:
+    return IdempotencyInFlight(
+        "a request with this Idempotency-Key is being worked on",
+        hint="send it again in a moment: it will then answer with the job of the first",
+    )
