@@ -54,6 +54,32 @@ def _moment(time: datetime | None) -> str | None:
 
 
 @dataclass(frozen=True)
+class JobFilter:
+    """Which jobs to list; None is any."""
+
+    state: States | None = None
+    queue: str | None = None
+    label: Mapping[str, str] | None = None
+    owner: str | None = None
+    project: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+
+    def params(self) -> list[tuple[str, str]]:
+        return [
+            *(("state", state.value) for state in _states(self.state)),
+            *(("label", f"{key}={value}") for key, value in (self.label or {}).items()),
+            *params(
+                queue=self.queue,
+                owner=self.owner,
+                project=self.project,
+                created_after=_moment(self.created_after),
+                created_before=_moment(self.created_before),
+            ),
+        ]
+
+
+@dataclass(frozen=True)
 class Flows(Calls):
     """One flow for each method, against one server."""
 
@@ -72,26 +98,11 @@ class Flows(Calls):
     def wait(self, job_id: str, timeout_s: float | None, states: States | None) -> Flow[views.Job]:
         return _following.wait_for_state(self, job_id, timeout_s, frozenset(_states(states)))
 
-    def jobs(
-        self,
-        state: States | None,
-        queue: str | None,
-        label: Mapping[str, str] | None,
-        created_after: datetime | None,
-        created_before: datetime | None,
-        page_size: int,
-    ) -> Stream[views.Job]:
-        chosen = [("state", one.value) for one in _states(state)]
-        chosen += [("label", f"{key}={value}") for key, value in (label or {}).items()]
-        chosen += params(
-            queue=queue,
-            created_after=_moment(created_after),
-            created_before=_moment(created_before),
-            limit=page_size,
-        )
+    def jobs(self, chosen: JobFilter, page_size: int) -> Stream[views.Job]:
+        query = (*chosen.params(), *params(limit=page_size))
         cursor: str | None = None
         while True:
-            call = Call("GET", "/v1/jobs", (*chosen, *params(cursor=cursor)))
+            call = Call("GET", "/v1/jobs", (*query, *params(cursor=cursor)))
             page = yield from self.read(views.JobPage, call)
             for job in page.items:
                 yield Item(job)

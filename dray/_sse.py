@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dray import errors
+
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
 MAX_PENDING_CHARS = 16 << 20
@@ -49,7 +51,7 @@ class Decoder:
                 yield message
         self._pending = self._pending[start:]
         if len(self._pending) > MAX_PENDING_CHARS:
-            raise ValueError("a line without end")
+            raise errors.TransportError("the stream of events has a line without end")
 
     def _more(self, end: re.Match[str]) -> bool:
         return end.end() < len(self._pending)

@@ -14,7 +14,7 @@ import httpx
 from dray import views
 from dray._downloads import OnProgress
 from dray._drivers import AsyncDriver
-from dray._flows import Flows, Spec, States
+from dray._flows import Flows, JobFilter, Spec, States
 from dray._transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.client import trusts_environment
 from dray.views import JobState
@@ -68,13 +68,14 @@ class AsyncClient:
         state: States | None = None,
         queue: str | None = None,
         label: Mapping[str, str] | None = None,
+        owner: str | None = None,
+        project: str | None = None,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         page_size: int = 100,
     ) -> AsyncIterator[views.Job]:
-        return self._driver.iterate(
-            self._flows.jobs(state, queue, label, created_after, created_before, page_size)
-        )
+        chosen = JobFilter(state, queue, label, owner, project, created_after, created_before)
+        return self._driver.iterate(self._flows.jobs(chosen, page_size))
 
     async def wait(
         self,

@@ -15,7 +15,7 @@ import httpx
 from dray import views
 from dray._downloads import OnProgress
 from dray._drivers import SyncDriver
-from dray._flows import Flows, Spec, States
+from dray._flows import Flows, JobFilter, Spec, States
 from dray._transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.views import JobState
 
@@ -90,18 +90,19 @@ class Client:
         state: States | None = None,
         queue: str | None = None,
         label: Mapping[str, str] | None = None,
+        owner: str | None = None,
+        project: str | None = None,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         page_size: int = 100,
     ) -> Iterator[views.Job]:
         """Jobs, newest first, that fit all that is given; fetched page by page as you go.
 
-        In `state`, one or any of several; with every pair of `label`; submitted after and before
-        the times, which need a time zone.
+        In `state`, one or any of several; with every pair of `label`; submitted at `created_after`
+        or later and earlier than `created_before`, which need a time zone.
         """
-        return self._driver.iterate(
-            self._flows.jobs(state, queue, label, created_after, created_before, page_size)
-        )
+        chosen = JobFilter(state, queue, label, owner, project, created_after, created_before)
+        return self._driver.iterate(self._flows.jobs(chosen, page_size))
 
     def wait(
         self,

@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from dray import AsyncClient, Client, JobSpec, JobState, errors
-from dray._downloads import destination
 from dray._transport import Retry
 from ray_workers.contracts import Cause
 from tests.unit.api.serving import LiveServer, serving, wait_until
@@ -198,105 +197,7 @@ def test_cancel_and_delete_raise_what_stands_in_the_way(client: Client, server: 
         client.cancel(done)
 
 
-@pytest.fixture
-def trained(server: LiveServer) -> str:
-    job_id = server.submit()
-    frames = [
-        server.artifact(job_id, name, content)
-        for name, content in (
-            ("model.bin", MODEL),
-            ("more/empty", b""),
-            ("more/config.json", b"{}"),
-        )
-    ]
-    server.train(job_id, *frames)
-    server.succeed(job_id)
-    return job_id
-
-
 MODEL = bytes(range(256)) * 100
-
-
-def test_a_download_puts_every_file_in_its_place(
-    client: Client, trained: str, tmp_path: Path
-) -> None:
-    paths = client.download(trained, tmp_path / "out")
-    found = {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in paths}
-    assert found == {"model.bin": MODEL, "more/empty": b"", "more/config.json": b"{}"}
-    assert sorted(p for p in (tmp_path / "out").rglob("*") if p.is_file()) == sorted(paths)
-
-
-def test_one_artifact_is_downloaded_by_path_or_id(
-    client: Client, trained: str, tmp_path: Path
-) -> None:
-    assert client.download(trained, tmp_path, "model.bin") == [tmp_path / "model.bin"]
-    artifact = next(a for a in client.artifacts(trained) if a.path == "more/config.json")
-    assert client.download(trained, tmp_path, artifact.id) == [tmp_path / "more" / "config.json"]
-    with pytest.raises(errors.ArtifactNotFound, match=r"model\.bin"):
-        client.download(trained, tmp_path, "none")
-
-
-def test_a_broken_download_goes_on_where_it_stopped(
-    server: LiveServer, trained: str, tmp_path: Path
-) -> None:
-    digest = hashlib.sha256(MODEL).hexdigest()
-    (tmp_path / f".model.bin.{digest[:16]}.part").write_bytes(MODEL[:1000])
-    asked: list[str] = []
-    real = httpx.HTTPTransport()
-
-    class Noting(httpx.BaseTransport):
-        def handle_request(self, request: httpx.Request) -> httpx.Response:
-            asked.append(request.headers.get("range", ""))
-            return real.handle_request(request)
-
-    with Client(server.url, transport=Noting()) as client:
-        assert client.download(trained, tmp_path, "model.bin")[0].read_bytes() == MODEL
-        assert asked[-1] == "bytes=1000-"
-        asked.clear()
-        client.download(trained, tmp_path, "model.bin")
-    assert [value for value in asked if value] == []  # it is there already
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.bin"]
-
-
-def test_a_download_that_is_damaged_is_thrown_away(
-    client: Client, trained: str, tmp_path: Path
-) -> None:
-    digest = hashlib.sha256(MODEL).hexdigest()
-    (tmp_path / f".model.bin.{digest[:16]}.part").write_bytes(b"damaged" * 100)
-    with pytest.raises(errors.IntegrityError, match="sha256"):
-        client.download(trained, tmp_path, "model.bin")
-    assert list(tmp_path.iterdir()) == []
-    assert client.download(trained, tmp_path, "model.bin")[0].read_bytes() == MODEL
-
-
-@pytest.mark.parametrize(
-    "name", ["../x", "a/../../x", "/etc/passwd", "..", "", ".", "a\\..\\x", "a/\0b", "link/x"]
-)
-def test_no_artifact_leaves_the_destination(tmp_path: Path, name: str) -> None:
-    root = tmp_path / "root"
-    root.mkdir()
-    (root / "link").symlink_to(tmp_path)
-    with pytest.raises(errors.IntegrityError, match="leads out"):
-        destination(root, name)
-
-
-def test_a_server_that_ignores_ranges_is_downloaded_from(tmp_path: Path) -> None:
-    artifact = {
-        "id": "a",
-        "path": "f",
-        "size_bytes": len(MODEL),
-        "sha256": hashlib.sha256(MODEL).hexdigest(),
-        "created_at": "2026-01-01T00:00:00Z",
-    }
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.path.endswith("/artifacts"):
-            return httpx.Response(200, json={"items": [artifact]})
-        return httpx.Response(200, content=MODEL)
-
-    (tmp_path / f".f.{artifact['sha256'][:16]}.part").write_bytes(MODEL[:10])  # type: ignore[index]
-    with Client("http://localhost", transport=httpx.MockTransport(answer)) as client:
-        assert client.download("job", tmp_path)[0].read_bytes() == MODEL
 
 
 def test_a_server_that_is_none_is_named() -> None:
