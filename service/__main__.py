@@ -1,19 +1,27 @@
-"""`python -m service`: the scheduler and the reconciler alone, for a scaled deployment.
+"""`python -m service`: the loops alone, for a scaled deployment; and copies of a home.
 
-The API runs beside it, as many processes as are needed, with `python -m api --no-loops`.
+Without a command it runs the scheduler and the reconciler; the API runs beside it, as many
+processes as are needed, with `python -m api --no-loops`. `backup DEST.tar` copies the home of
+DRAY_HOME, also while its service runs; `restore SRC.tar --home NEW` puts a copy into a new one.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
+from service.backup import BackupError, backup, restore
+from service.home import HomeInUse
 from service.runtime import serve_loops
 from service.settings import Settings
 
 
-async def main() -> None:
+async def serve() -> None:
     """Until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -22,6 +30,42 @@ async def main() -> None:
     await serve_loops(Settings(), stop)
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    options = _parse(arguments)
+    try:
+        if options.command == "backup":
+            done = backup(Settings(), options.dest.absolute())
+            _say(f"{done.num_jobs} jobs and {done.num_files} files are in {options.dest}")
+            if not done.has_files:
+                _say("the storage is no folder: copy it by its own means, after this")
+        elif options.command == "restore":
+            done = restore(options.source, options.home)
+            _say(f"{done.num_jobs} jobs and {done.num_files} files are in {options.home}")
+            _say("start the service with DRAY_HOME set to it")
+        else:
+            asyncio.run(serve())
+    except (BackupError, HomeInUse) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m service", description=__doc__)
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    taking = commands.add_parser("backup", help="copy the home of DRAY_HOME into a tar file")
+    taking.add_argument("dest", type=Path, help="the file to write; it must not exist")
+    putting = commands.add_parser("restore", help="put a backup into a new home")
+    putting.add_argument("source", type=Path, help="a file that `backup` wrote")
+    putting.add_argument("--home", type=Path, required=True, help="an empty folder, or none yet")
+    return parser.parse_args(arguments)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    asyncio.run(main())
+    sys.exit(main())

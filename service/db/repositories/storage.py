@@ -63,7 +63,7 @@ def finished_beyond(session: Session, project: str, keep: int, limit: int) -> li
     return _pairs(session, query.order_by(JobRow.id.desc()).limit(limit))
 
 
-def _disposable() -> Select[tuple[str, str]]:
+def _disposable() -> Select[str, str]:
     return select(JobRow.id, JobRow.project).where(
         JobRow.finished_at.is_not(None), JobRow.deleted_at.is_(None), ~_needed()
     )
@@ -84,5 +84,5 @@ def _needed() -> ColumnElement[bool]:
     )
 
 
-def _pairs(session: Session, query: Select[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(job_id, project) for job_id, project in session.execute(query)]
+def _pairs(session: Session, query: Select[str, str]) -> list[tuple[str, str]]:
+    return [(row[0], row[1]) for row in session.execute(query)]
