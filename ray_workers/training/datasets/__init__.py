@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from dray import spec
 from ray_workers.contracts import DataPolicy
-from ray_workers.training.datasets import bundled
+from ray_workers.training.datasets import bundled, images, tables, text
 from ray_workers.training.datasets.kinds import Images, Table, Tokens
-from ray_workers.training.errors import DataError
 
 __all__ = ["Images", "Table", "Tokens", "open_images", "open_table", "open_text", "preload"]
 
@@ -23,19 +22,19 @@ def open_images(data: spec.Data, policy: DataPolicy) -> Images:
     """For formats `images`, `npz` and scikit-learn's sets of images."""
     if data.scheme == "sklearn":
         return bundled.images(bundled.name_of(data))
-    raise DataError(f"{data.source} can't be read")
+    return images.open_images(data, policy)
 
 
 def open_table(data: spec.Data, policy: DataPolicy, *, classifies: bool) -> Table:
     """For formats `csv`, `parquet`, `npz` and scikit-learn's tables."""
     if data.scheme == "sklearn":
         return bundled.table(bundled.name_of(data), classifies=classifies)
-    raise DataError(f"{data.source} can't be read")
+    return tables.open_table(data, policy, classifies=classifies)
 
 
 def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tokens:
     """For format `text`. `tokenizer` is the URL of a `tokenizer.json`; None for bytes."""
-    raise DataError(f"{data.source} can't be read")
+    return text.open_text(data, policy, tokenizer)
 
 
 def preload() -> None:

@@ -1,0 +1,252 @@
+"""CSV, Parquet and npz as tables: what is read, and the sentence for each fault."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from dray.spec import Data
+from ray_workers.contracts import DataPolicy
+from ray_workers.training.datasets import Table, open_table
+from ray_workers.training.errors import DataError
+
+
+def read_csv(
+    text: str | bytes,
+    tmp_path: Path,
+    policy: DataPolicy,
+    *,
+    classifies: bool = True,
+    **options: Any,
+) -> Table:
+    path = tmp_path / "table.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    data = Data(source=path.as_uri(), **{"target": "y", **options})
+    return open_table(data, policy, classifies=classifies)
+
+
+def test_numbers_are_numeric_and_text_is_categorical(tmp_path: Path, policy: DataPolicy) -> None:
+    text = "size,colour,sold,y\n1,red,true,dog\n 2.5 ,blue,False,cat\n-3e1,red,true,dog\n"
+    table = read_csv(text, tmp_path, policy)
+    assert table.numeric_names == ("size", "sold")
+    assert table.numeric.tolist() == [[1.0, 1.0], [2.5, 0.0], [-30.0, 1.0]]
+    assert table.category_names == ("colour",)
+    assert table.vocabularies == (("blue", "red"),)
+    assert table.categories.tolist() == [[1], [0], [1]]
+    assert table.classes == ("cat", "dog")
+    assert table.target.tolist() == [1, 0, 1]
+    assert (table.numeric.dtype, table.categories.dtype) == (np.float32, np.int32)
+
+
+def test_classes_that_are_numbers_are_named_alike_and_ordered_by_size(
+    tmp_path: Path, policy: DataPolicy
+) -> None:
+    table = read_csv("x,y\n1,10\n2,9\n3,9.0\n", tmp_path, policy)
+    assert table.classes == ("9", "10")
+    assert table.target.tolist() == [1, 0, 0]
+
+
+def test_chosen_and_forced_columns(tmp_path: Path, policy: DataPolicy) -> None:
+    text = ",zip,y,size\nr1,100,1,7\nr2,20,0,8\nr3,100,1,9\n"
+    table = read_csv(text, tmp_path, policy, features=["size", "zip"], categorical=["zip"])
+    assert table.numeric_names == ("size",)
+    assert table.vocabularies == (("20", "100"),)
+    assert table.categories.tolist() == [[1], [0], [1]]
+
+
+def test_a_number_to_predict(tmp_path: Path, policy: DataPolicy) -> None:
+    table = read_csv("x,y\n1,0.5\n2,-7\n", tmp_path, policy, classifies=False)
+    assert table.classes is None
+    assert table.target.dtype == np.float32
+    assert table.target.tolist() == [0.5, -7.0]
+
+
+def test_quoted_fields_and_a_byte_order_mark(tmp_path: Path, policy: DataPolicy) -> None:
+    text = '\ufeffname,y\n"a, b\nc",1\n"say ""x""",2\n'
+    assert read_csv(text, tmp_path, policy).vocabularies == (("a, b\nc", 'say "x"'),)
+
+
+def test_a_column_that_turns_into_text_late_is_text(tmp_path: Path, policy: DataPolicy) -> None:
+    """The first block of the file would have passed for numbers."""
+    rows = [
+        f"{'odd' if number == 900_000 else number % 7},{number % 2}" for number in range(900_001)
+    ]
+    table = read_csv("x,y\n" + "\n".join(rows), tmp_path, policy)
+    assert table.vocabularies == (("0", "1", "2", "3", "4", "5", "6", "odd"),)
+    assert len(table.target) == 900_001
+
+
+IDENTIFIERS = "x,y\n" + "".join(f"id{number},{number % 2}\n" for number in range(100))
+MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in range(300))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "table.csv: is an empty file"),
+        ("\n\n", "table.csv: is empty: it has not even a header"),
+        ("x,y\n", "table.csv: has column names but no row"),
+        ("x,y\n1,a\n2\n", "table.csv, line 3: has 1 fields, but the header names 2"),
+        ('x,y\n"1\n",a\n\n2,b,c\n', "table.csv, line 5: has 3 fields, but the header names 2"),
+        ("x,y\n1,a\n\n,b\n", "table.csv, line 4: the column 'x' has no value"),
+        ("x,y\n1,a\nNaN,b\n", "table.csv, line 3: the column 'x' has no value"),
+        ("x,y\n1,a\n-inf,b\n", "table.csv, line 3: the column 'x' is -inf, which is no finite"),
+        ("x,y\n1,a\n1e39,b\n", "table.csv, line 3: the column 'x' is 1e39, which is no finite"),
+        ("x,y\nred,a\n,b\n", "table.csv, line 3: the column 'x' has no value"),
+        ("x,y\n1,a\n2,\n", "table.csv, line 3: the target 'y' has no value"),
+        ("x,y\n1,a\n2,a\n", "table.csv: the target 'y' has one class only, 'a'; it takes two"),
+        ("x,Y\n1,a\n", "there is no column 'y', only 'x', 'Y'; did you mean 'Y'?"),
+        ("x;y\n1;2\n", "only 'x;y'; the fields must be separated by commas"),
+        ("y\n1\n2\n", "table.csv: has no column besides the target"),
+        ("x,x,y\n1,2,3\n", "table.csv: has 2 columns of the name 'x'"),
+        (",y\n1,2\n", "table.csv: column 1 has no name"),
+        (b"x,y\n1,\xff\n", "table.csv: is not UTF-8: the byte at offset 6 is not text"),
+        (IDENTIFIERS, "the column 'x' has another text in every row"),
+        (MEASURES, "the target 'y' has more than 100 different fractions, which are no classes"),
+        ('x,y\n"' + "z" * (5 << 20), "is a quotation mark left open?"),
+    ],
+)
+def test_what_is_wrong_with_a_csv_file_is_said(
+    text: str | bytes, fault: str, tmp_path: Path, policy: DataPolicy
+) -> None:
+    with pytest.raises(DataError) as raised:
+        read_csv(text, tmp_path, policy)
+    assert fault in str(raised.value)
+    assert str(raised.value).startswith("file:///")
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"features": ["z"]}, "data.features: there is no column 'z', only 'x', 'y'"),
+        ({"features": ["y"]}, "data.features: 'y' is the target"),
+        ({"categorical": ["xx"]}, "data.categorical: there is no feature 'xx', only 'x'"),
+        ({"size_bytes": 7}, "has 12 bytes, but data.size_bytes is 7"),
+        ({"sha256": "0" * 64}, f"but data.sha256 is {'0' * 64}"),
+    ],
+)
+def test_options_that_do_not_fit_the_file(
+    options: dict[str, Any], fault: str, tmp_path: Path, policy: DataPolicy
+) -> None:
+    with pytest.raises(DataError) as raised:
+        read_csv("x,y\n1,a\n2,b\n", tmp_path, policy, **options)
+    assert fault in str(raised.value)
+
+
+def test_regression_does_not_predict_text(tmp_path: Path, policy: DataPolicy) -> None:
+    with pytest.raises(DataError, match="line 3: the target 'y' is 'many', no number; regression"):
+        read_csv("x,y\n1,2\n2,many\n", tmp_path, policy, classifies=False)
+
+
+def test_a_compressed_csv_file(tmp_path: Path, policy: DataPolicy) -> None:
+    path = tmp_path / "table.csv.gz"
+    path.write_bytes(gzip.compress(b"x,y\n1,a\n2,b\n"))
+    data = Data(source=path.as_uri(), target="y")
+    assert open_table(data, policy, classifies=True).target.tolist() == [0, 1]
+    path.write_bytes(gzip.compress(b"x,y\n1,a\n2,b\n")[:-6])
+    with pytest.raises(DataError, match=r"table\.csv\.gz: can't be unpacked to its end"):
+        open_table(data, policy, classifies=True)
+
+
+def parquet_file(columns: dict[str, Any], path: Path) -> Data:
+    parquet.write_table(pa.table(columns), path)
+    return Data(source=path.as_uri(), target="y")
+
+
+def test_parquet_keeps_its_types(tmp_path: Path, policy: DataPolicy) -> None:
+    columns = {
+        "count": pa.array([1, 2, 3], pa.int16()),
+        "ok": pa.array([True, False, True]),
+        "kind": pa.array(["b", "a", "b"]).dictionary_encode(),
+        "y": pa.array([2.0, 1.0, 2.0]),
+    }
+    table = open_table(parquet_file(columns, tmp_path / "t.parquet"), policy, classifies=True)
+    assert table.numeric_names == ("count", "ok")
+    assert table.numeric.tolist() == [[1, 1], [2, 0], [3, 1]]
+    assert table.vocabularies == (("a", "b"),)
+    assert table.classes == ("1", "2")
+    assert table.target.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "fault"),
+    [
+        ({"x": [1, None, 3], "y": [1, 2, 3]}, "row 2: the column 'x' has no value"),
+        ({"x": [1.0, float("nan"), 3.0], "y": [1, 2, 3]}, "row 2: the column 'x' is nan"),
+        ({"x": [[1], [2]], "y": [1, 2]}, "'x' is of the type list<element: int64>: only numbers"),
+        ({"x": [1, 2], "y": [None, 2]}, "row 1: the target 'y' has no value"),
+        ({"x": [1, 2], "z": [1, 2]}, "there is no column 'y', only 'x', 'z'"),
+    ],
+)
+def test_what_is_wrong_with_a_parquet_file_is_said(
+    columns: dict[str, Any], fault: str, tmp_path: Path, policy: DataPolicy
+) -> None:
+    data = parquet_file(columns, tmp_path / "t.parquet")
+    with pytest.raises(DataError) as raised:
+        open_table(data, policy, classifies=True)
+    assert fault in str(raised.value)
+
+
+def test_a_parquet_file_cut_short(tmp_path: Path, policy: DataPolicy) -> None:
+    path = tmp_path / "t.parquet"
+    data = parquet_file({"x": list(range(1000)), "y": [0, 1] * 500}, path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="is no Parquet file, or not a whole one"):
+        open_table(data, policy, classifies=True)
+
+
+def npz_file(path: Path, **arrays: Any) -> Data:
+    np.savez(path, **arrays)
+    return Data(source=path.as_uri())
+
+
+def test_npz_as_a_table(tmp_path: Path, policy: DataPolicy) -> None:
+    x = np.asfortranarray(np.arange(6, dtype=np.int64).reshape(3, 2))
+    table = open_table(
+        npz_file(tmp_path / "t.npz", x=x, y=np.array(["b", "a", "b"])), policy, classifies=True
+    )
+    assert table.numeric.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert table.numeric_names == ("x0", "x1")
+    assert table.classes == ("a", "b")
+    assert table.target.tolist() == [1, 0, 1]
+    numbers = open_table(
+        npz_file(tmp_path / "n.npz", x=np.ones(2), y=np.array([[0.5], [2.0]])),
+        policy,
+        classifies=False,
+    )
+    assert numbers.numeric.shape == (2, 1)
+    assert numbers.target.tolist() == [0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fault"),
+    [
+        ({"x": np.ones((3, 2)), "y": np.array([0, 1])}, "has 2 values, but 'x' has 3 samples"),
+        ({"x": np.ones((2, 2, 2)), "y": np.array([0, 1])}, "array 'x': has the shape (2, 2, 2)"),
+        ({"x": np.ones(2), "y": np.ones((2, 2))}, "array 'y': has the shape (2, 2)"),
+        ({"x": np.ones(2), "y": np.array([{}, []], dtype=object)}, "'y': holds Python objects"),
+        ({"x": np.array([1, np.nan]), "y": np.array([0, 1])}, "array 'x', sample 1: has a value"),
+        ({"a": np.ones(2), "y": np.array([0, 1])}, "there is no array 'x', only 'a', 'y'"),
+        ({"x": np.ones(2), "y": np.array([1, 1])}, "array 'y': has one class only, '1'"),
+        ({"x": np.ones(0), "y": np.ones(0)}, "array 'y': has no value"),
+    ],
+)
+def test_what_is_wrong_with_an_npz_file_is_said(
+    arrays: dict[str, Any], fault: str, tmp_path: Path, policy: DataPolicy
+) -> None:
+    with pytest.raises(DataError) as raised:
+        open_table(npz_file(tmp_path / "t.npz", **arrays), policy, classifies=True)
+    assert fault in str(raised.value)
+
+
+def test_a_file_that_is_no_npz(tmp_path: Path, policy: DataPolicy) -> None:
+    path = tmp_path / "t.npz"
+    path.write_bytes(b"PK\x03\x04 not really")
+    with pytest.raises(DataError, match=r"t\.npz: is no npz file, or not a whole one"):
+        open_table(Data(source=path.as_uri()), policy, classifies=True)
