@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
 import sys
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 
 from api.app import create_app
 from api.auth import BadTokensFile, is_loopback, load_tokens
+from service import logs
 from service.cluster.port import ClusterUnavailable
 from service.db.migrate import SchemaTooNew
 from service.domain.errors import DomainError
@@ -165,9 +165,10 @@ def main() -> int:
         "--no-loops", action="store_true", help="answer only; `python -m service` runs the loops"
     )
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
-        asyncio.run(serve(Settings(), loops=not arguments.no_loops))
+        settings = Settings()
+        logs.configure(settings.log_format)
+        asyncio.run(serve(settings, loops=not arguments.no_loops))
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()

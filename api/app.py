@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 import dray
 from api import openapi, problems
 from api.auth import Authority, load_tokens
 from api.context import Context
+from api.gate import Gate, cors
+from api.observing import Observed
 from api.routes import (
     artifacts,
     attempts,
@@ -22,7 +25,7 @@ from api.routes import (
     logs,
     metrics,
 )
-from api.telemetry import Observed, Telemetry
+from api.telemetry import Telemetry
 from service.runtime import Runtime
 from service.settings import Settings
 
@@ -73,7 +76,14 @@ def create_app(
     )
     for router in ROUTERS:
         app.include_router(router)
-    app.add_middleware(Observed, telemetry=telemetry)
+    gate = Gate(
+        has_tokens=settings.tokens_file is not None,
+        hosts=settings.allowed_hosts,
+        origins=settings.allowed_origins,
+    )
+    if gate.origins:
+        app.add_middleware(CORSMiddleware, **cors(gate.origins))
+    app.add_middleware(Observed, telemetry=telemetry, gate=gate)
     problems.install(app, [route for router in ROUTERS for route in router.routes])
     openapi.install(app)
     return app

@@ -1,4 +1,4 @@
-"""Who calls: bearer tokens from a file, or, without one, anybody on this machine.
+"""Who calls: bearer tokens from a file, or, without one, anybody on this machine (see `api.gate`).
 
 The file has a line `name:sha256-of-the-token` for each caller; `#` begins a comment. Only hashes
 lie there, and they are compared in constant time.
@@ -11,7 +11,6 @@ import hmac
 import ipaddress
 import re
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from fastapi import Request
 
@@ -57,7 +56,6 @@ class Authority:
     def caller(self, request: Request) -> str:
         """Name of who calls; Refused if that is nobody we know."""
         if self._tokens is None:
-            _refuse_other_sites(request)
             return LOCAL_OWNER
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
@@ -76,38 +74,6 @@ class Authority:
 def _unauthorized(detail: str, challenge: str) -> Refused:
     hint = "send `Authorization: Bearer TOKEN`; the SDK and CLI take it from DRAY_TOKEN"
     return Refused("unauthorized", detail, None, hint, {"WWW-Authenticate": challenge})
-
-
-def _refuse_other_sites(request: Request) -> None:
-    """Keep web pages out of a server that trusts its machine.
-
-    A page's name can be pointed at 127.0.0.1 (DNS rebinding), and a page may POST without asking.
-    Neither works for an IP address or a name without a dot, and from the page's own origin.
-    """
-    host = request.headers.get("host", "")
-    origin = request.headers.get("origin")
-    if not _is_local_name(urlsplit(f"//{host}").hostname or ""):
-        raise Refused(
-            "forbidden",
-            f"a server without tokens does not answer under the name {host!r}",
-            hint="call it as localhost or by its IP address, or set DRAY_TOKENS_FILE",
-        )
-    if origin is not None and urlsplit(origin).netloc != host:
-        raise Refused(
-            "forbidden",
-            f"a server without tokens does not answer pages of {origin!r}",
-            hint="set DRAY_TOKENS_FILE",
-        )
-
-
-def _is_local_name(name: str) -> bool:
-    if "." not in name or name.endswith(".localhost"):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def is_loopback(host: str) -> bool:

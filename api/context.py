@@ -37,7 +37,9 @@ def caller(request: Request) -> str:
     """Name of who calls."""
     if "\0" in request.url.path or "%00" in str(request.url.query):
         raise Refused("malformed_request", "the address holds a NUL character")
-    return context(request).authority.caller(request)
+    name = context(request).authority.caller(request)
+    request.state.caller = name
+    return name
 
 
 def no_parameters(request: Request) -> None:

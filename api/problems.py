@@ -90,6 +90,7 @@ def problem(
         pointer=pointer,
         hint=hint,
         instance=request.url.path,
+        request_id=getattr(request.state, "request_id", None),
     )
     extra = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 or code in RETRIED else {}
     return Response(
@@ -107,6 +108,10 @@ async def _domain_error(request: Request, error: Exception) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
+    return refusal(request, error)
+
+
+def refusal(request: Request, error: Refused) -> Response:
     return problem(
         request,
         error.code,
@@ -165,10 +170,12 @@ def _methods(request: Request) -> set[str]:
     return found
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
+def unexpected(request: Request) -> Response:
     """A fault of dray: its log has the traceback, the caller gets none of it."""
     detail = "dray failed to answer this request; the server's log says why"
-    return problem(request, "internal_error", detail)
+    return problem(
+        request, "internal_error", detail, hint="its lines there have the same request_id"
+    )
 
 
 def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
@@ -178,7 +185,6 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(RequestValidationError, _bad_parameter)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _unexpected)
 
 
 def declare(*codes: str) -> dict[int | str, dict[str, Any]]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dray.views import JobState
 from service.runtime import Runtime
@@ -66,36 +63,3 @@ class Telemetry:
             self._slots.labels(kind, "total").set(total)
             self._slots.labels(kind, "held").set(held)
         return generate_latest(self.registry)
-
-
-class Observed:
-    """ASGI middleware that counts and times answers by the route's template."""
-
-    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
-        self._app = app
-        self._telemetry = telemetry
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began = time.monotonic()
-        status = 500
-
-        async def noticing(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noticing)
-        finally:
-            # A path that no route has must not become a label: anyone can make those up.
-            route = getattr(scope.get("route"), "path", "unknown")
-            seconds = time.monotonic() - began
-            self._telemetry.answered(_method(scope["method"]), route, status, seconds)
-
-
-def _method(method: str) -> str:
-    return method if method in ("GET", "POST", "DELETE", "HEAD", "PUT", "PATCH") else "other"

@@ -275,4 +275,4 @@ class Problem(View):
     hint: str | None = None
     instance: str | None = None
     request_id: str | None = None
-    """What the server's log calls this request."""
+    """Of the answer's `X-Request-Id`; the server's log has it too."""

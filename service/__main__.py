@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from service import logs
 from service.backup import BackupError, backup, restore
 from service.home import HomeInUse
 from service.runtime import serve_loops
@@ -27,7 +27,9 @@ async def serve() -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await serve_loops(Settings(), stop)
+    settings = Settings()
+    logs.configure(settings.log_format)
+    await serve_loops(settings, stop)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,5 +69,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     sys.exit(main())

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from service.logs import LogFormat
+
+
+def _listed(value: Any) -> Any:
+    """Names separated by commas."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
+HostNames = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[^\s:/@]+$")], ...] | None,
+    NoDecode,
+    BeforeValidator(_listed),
+]
+Origins = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^https?://[^\s/@]+$")], ...] | None,
+    NoDecode,
+    BeforeValidator(_listed),
+]
 
 
 class Settings(BaseSettings):
@@ -37,6 +56,13 @@ class Settings(BaseSettings):
     tokens_file: Path | None = None
     """Who may call: lines of `name:sha256-of-the-token`."""
 
+    allowed_hosts: HostNames = None
+    """Names, without port, that the server answers under besides localhost and IP addresses;
+    unset with tokens: any."""
+    allowed_origins: Origins = None
+    """Origins, such as `https://dray.example.org`, of web pages that may call the API besides the
+    server's own; unset with tokens: any, as far as their browsers let them."""
+
     max_body_bytes: int = Field(1 << 20, ge=1024)
     log_limit_bytes: int = Field(256 << 20, ge=1024)
     """Most log text that is kept of one job; further lines are counted."""
@@ -51,6 +77,8 @@ class Settings(BaseSettings):
     taken or started until some were deleted; jobs that run go on."""
     min_free_bytes: int | None = Field(None, ge=1)
     """Bytes of disk that must stay free under the storage and the database: as with the quota."""
+    log_format: LogFormat = "text"
+    """Of the service's own log on stderr: `text`, or `json` with an object in each line."""
     infra_retries: int = Field(10, ge=0)
     """How often a job is tried again after faults of the cluster."""
     start_timeout_s: float = Field(60.0, gt=0)

@@ -57,6 +57,7 @@ def test_an_unknown_path_is_a_problem(http: httpx.Client) -> None:
         "detail": "there is nothing at /v1/nothing",
         "code": "not_found",
         "instance": "/v1/nothing",
+        "request_id": response.headers["x-request-id"],
     }
 
 

@@ -1,0 +1,202 @@
+"""What surrounds each request: its id, its line in the log, safe headers; also when it fails."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.app import create_app
+from service.logs import JsonFormatter, LogFormat, TextFormatter, configure
+from service.settings import Settings
+from tests.unit.api.serving import LiveServer, serving, wait_until
+
+SECRET = "annas-secret-token"
+HASH = "00afbaa9c1d5cf0c8f71c3c3d2cbbd6f1ad5f4d7f1c1d5a0cf0bd1bd1e4f4f2a"
+
+
+class Log:
+    """What the service logs as JSON, while a test runs."""
+
+    def __init__(self) -> None:
+        self.stream = io.StringIO()
+        self.handler = logging.StreamHandler(self.stream)
+        self.handler.setFormatter(JsonFormatter())
+        self.handler.addFilter(lambda record: not record.name.startswith("httpx"))
+
+    def lines(self, logger: str = "api.access") -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in self.stream.getvalue().splitlines()]
+        return [line for line in found if line["logger"] == logger]
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    log, root = Log(), logging.getLogger()
+    level = root.level
+    root.addHandler(log.handler)
+    root.setLevel(logging.INFO)
+    yield log
+    root.setLevel(level)
+    root.removeHandler(log.handler)
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/job-none", "/nothing", "/healthz"])
+def test_every_answer_has_an_id_of_its_own(http: httpx.Client, path: str) -> None:
+    ids = {http.get(path).headers["x-request-id"] for _ in range(3)}
+    assert len(ids) == 3
+
+
+def test_a_sane_id_of_the_caller_is_kept_and_is_in_the_problem(http: httpx.Client) -> None:
+    response = http.get("/v1/jobs/job-none", headers={"X-Request-Id": "run-7:a.b_C"})
+    assert response.headers["x-request-id"] == "run-7:a.b_C"
+    assert response.json()["request_id"] == "run-7:a.b_C"
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 129, 'a"b', "<script>", b"\xe9", "-a"])
+def test_an_id_that_is_not_fit_for_a_log_is_replaced(
+    http: httpx.Client, given: str | bytes
+) -> None:
+    response = http.get("/healthz", headers={b"X-Request-Id": given})
+    assert response.headers["x-request-id"].isalnum()
+    assert len(response.headers["x-request-id"]) == 24
+
+
+def test_each_request_has_one_line_in_the_log_by_template_without_its_address(
+    http: httpx.Client, log: Log
+) -> None:
+    headers = {"X-Request-Id": "one", "Authorization": f"Bearer {SECRET}"}
+    response = http.get(f"/v1/jobs/job-none?wait_s=0&cursor={SECRET}", headers=headers)
+    assert response.status_code == 422
+    wait_until(log.lines, "the line")
+    (line,) = log.lines()
+    assert line.pop("duration_ms") >= 0
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "INFO",
+        "logger": "api.access",
+        "message": "GET /v1/jobs/{job_id} 422",
+        "method": "GET",
+        "route": "/v1/jobs/{job_id}",
+        "status": 422,
+        "caller": "default",
+        "request_id": "one",
+    }
+    assert SECRET not in log.stream.getvalue()
+
+
+def test_probes_and_made_up_paths_do_not_fill_the_log(http: httpx.Client, log: Log) -> None:
+    http.get("/healthz")
+    http.get("/readyz")
+    http.request("PROPFIND", "/made/up\r\nby/anyone".replace("\r\n", "%0d%0a"))
+    wait_until(log.lines, "the line")
+    assert [(line["method"], line["route"]) for line in log.lines()] == [("other", "unknown")]
+
+
+def test_a_token_is_never_logged_whether_it_is_known_or_not(
+    log: Log, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "tokens").write_text(f"ann:{HASH}\n")
+    with serving(folder / "home", tokens_file=folder / "tokens") as guarded:
+        for token in (SECRET, "x"):
+            headers = {"Authorization": f"Bearer {token}"}
+            assert httpx.get(f"{guarded.url}/v1/jobs", headers=headers).status_code == 401
+        wait_until(lambda: len(log.lines()) == 2, "both lines")
+    assert [line["caller"] for line in log.lines()] == ["-", "-"]
+    assert SECRET not in log.stream.getvalue()
+    assert HASH not in log.stream.getvalue()
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/nothing", "/v1/jobs?limit=x"])
+def test_no_browser_may_run_frame_or_embed_an_answer(http: httpx.Client, path: str) -> None:
+    headers = http.get(path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["content-security-policy"].startswith("default-src 'none'")
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+
+
+@pytest.mark.anyio
+async def test_a_fault_is_found_in_the_log_by_the_id_that_its_problem_has(
+    server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    runtime = server.context.runtime
+
+    async def broken(job_id: str) -> None:
+        raise RuntimeError(f"secret of {job_id}")
+
+    monkeypatch.setattr(runtime.reading, "explain", broken)
+    app = create_app(Settings(home=tmp_path), runtime)
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+        response = await client.get("/v1/jobs/job-x/explain")
+    assert response.status_code == 500
+    assert response.headers["x-request-id"] == response.json()["request_id"]
+    (line,) = log.lines("api.observing")
+    assert line["request_id"] == response.json()["request_id"]
+    assert "RuntimeError: secret of job-x" in line["exception"]
+    (access,) = log.lines()
+    assert access["status"] == 500
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_breaks_off_is_not_followed_by_another(
+    server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    job_id = server.submit()
+    server.train(job_id, server.artifact(job_id, "out", b"x" * 10))
+    runtime = server.context.runtime
+
+    def away(*_: object) -> bytes:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(runtime.storage, "read_bytes", away)
+    app = create_app(Settings(home=tmp_path), runtime)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost"
+        ) as client,
+    ):
+        items = (await client.get(f"/v1/jobs/{job_id}/artifacts")).json()["items"]
+        with pytest.raises(OSError, match="the disk is gone"):
+            await client.get(f"/v1/jobs/{job_id}/artifacts/{items[0]['id']}")
+    assert "the disk is gone" in log.lines("api.observing")[0]["exception"]
+
+
+def test_a_line_of_text_stays_one_line() -> None:
+    record = logging.makeLogRecord(
+        {"name": "a", "levelname": "INFO", "msg": "x\r\ny", "caller": "ann"}
+    )
+    assert TextFormatter().format(record) == "INFO a: x\\r\\ny caller=ann"
+
+
+def test_a_traceback_follows_its_line() -> None:
+    try:
+        raise ValueError("inside")
+    except ValueError as error:
+        fields = {"name": "a", "levelname": "ERROR", "msg": "x"}
+        record = logging.makeLogRecord({**fields, "exc_info": (type(error), error, None)})
+    assert TextFormatter().format(record) == "ERROR a: x\nValueError: inside"
+
+
+@pytest.mark.parametrize(("log_format", "kind"), [("text", TextFormatter), ("json", JsonFormatter)])
+def test_the_setting_chooses_the_format(log_format: LogFormat, kind: type) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()
+    try:
+        configure(log_format)
+        assert isinstance(root.handlers[0].formatter, kind)
+        assert root.level == logging.INFO
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
