@@ -16,7 +16,18 @@ from dray.views import MetricValue
 from service.db.models import AttemptRow, JobRow, MetricChunkRow
 from service.db.repositories import chunks as repository
 from service.db.repositories import jobs as jobs_repository
-from service.domain.series import CHUNK_POINTS, Points, pack, summarise, unpack
+from service.db.repositories.chunks import MetricChunk
+from service.domain.series import (
+    CHUNK_POINTS,
+    Points,
+    Summary,
+    append,
+    outline,
+    pack,
+    summarise,
+    tail,
+    whole_blocks,
+)
 from service.transitions import remark
 
 MAX_KEYS = 1000
@@ -108,9 +119,8 @@ class MetricStore:
         values: list[float],
     ) -> None:
         if chunk is not None and chunk.count < CHUNK_POINTS:
-            have_steps, have_values = unpack(chunk.points)
-            take = CHUNK_POINTS - len(have_steps)
-            _fill(chunk, have_steps + steps[:take], have_values + values[:take])
+            take = CHUNK_POINTS - chunk.count
+            _add(chunk, steps[:take], values[:take])
             steps, values = steps[take:], values[take:]
         while steps:
             if chunk is not None:
@@ -133,15 +143,47 @@ class MetricStore:
             )
 
 
+def summary_of(chunk: MetricChunkRow | MetricChunk) -> Summary:
+    """As the chunk's row holds it."""
+    return Summary(
+        count=chunk.count,
+        first=(chunk.first_step, _or_nan(chunk.first_value)),
+        last=(chunk.last_step, _or_nan(chunk.last_value)),
+        low=_extreme(chunk.min_step, chunk.min_value),
+        high=_extreme(chunk.max_step, chunk.max_value),
+        nan_step=chunk.nan_step,
+    )
+
+
 def _fill(chunk: MetricChunkRow, steps: list[int], values: list[float]) -> None:
-    summary = summarise(steps, values)
+    chunk.points = pack(steps, values)
+    chunk.outline = outline(steps, values)
+    _summarise(chunk, summarise(steps, values))
+
+
+def _add(chunk: MetricChunkRow, steps: list[int], values: list[float]) -> None:
+    """Only what is added, and the block that it begins in, is looked at."""
+    blocks, known = whole_blocks(chunk.outline, chunk.count)
+    chunk.points = append(chunk.points, steps, values)
+    chunk.outline = blocks + outline(*tail(chunk.points, known))
+    _summarise(chunk, summary_of(chunk).then(summarise(steps, values)))
+
+
+def _summarise(chunk: MetricChunkRow, summary: Summary) -> None:
     chunk.count = summary.count
     chunk.first_step, chunk.first_value = summary.first[0], _unless_nan(summary.first[1])
     chunk.last_step, chunk.last_value = summary.last[0], _unless_nan(summary.last[1])
     chunk.min_step, chunk.min_value = summary.low or (None, None)
     chunk.max_step, chunk.max_value = summary.high or (None, None)
     chunk.nan_step = summary.nan_step
-    chunk.points = pack(steps, values)
+
+
+def _extreme(step: int | None, value: float | None) -> tuple[int, float] | None:
+    return None if step is None or value is None else (step, value)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _unless_nan(value: float) -> float | None:

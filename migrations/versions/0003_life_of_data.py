@@ -39,5 +39,6 @@ def upgrade() -> None:
         sa.Column("updated_at", UtcDateTime(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_storage_state"),
     )
+    op.create_index("ix_metric_chunks_last_step", "metric_chunks", ["job_id", "rank", "last_step"])
     # Chunks of before have none, and are read whole.
     op.add_column("metric_chunks", sa.Column("outline", sa.LargeBinary(), nullable=True))

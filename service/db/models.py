@@ -209,6 +209,7 @@ class MetricChunkRow(Base):
             "uq_metric_chunks_series", "job_id", "rank", "key", "attempt", "first_step", unique=True
         ),
         Index("ix_metric_chunks_open", "job_id", "attempt", "is_open"),
+        Index("ix_metric_chunks_last_step", "job_id", "rank", "last_step"),
         {"sqlite_autoincrement": True},
     )
     id: Mapped[int] = mapped_column(BigId, primary_key=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,11 @@ from dataclasses import dataclass
 
 CHUNK_POINTS = 1024
 """Points after which a chunk is closed and the next one begun."""
+BLOCK_POINTS = 64
+"""Points of which a chunk's outline holds the extremes."""
+_BLOCK = struct.Struct("<qdqdq")
+"""Step and value of the least, step and value of the greatest, first step that is NaN; a step of
+-1 means that there is none."""
 
 Points = tuple[list[int], list[float]]
 """(steps, values), equally long, steps rising."""
@@ -40,6 +46,58 @@ def unpack(blob: bytes) -> Points:
     return steps.tolist(), values.tolist()
 
 
+def append(blob: bytes, steps: Sequence[int], values: Sequence[float]) -> bytes:
+    """What `pack` makes of the points in `blob` and these after them."""
+    half = len(blob) // 2
+    more = pack(steps, values)
+    return b"".join((blob[:half], more[: len(more) // 2], blob[half:], more[len(more) // 2 :]))
+
+
+def tail(blob: bytes, begin: int) -> Points:
+    """The packed points from number `begin` on."""
+    half = len(blob) // 2
+    return unpack(blob[8 * begin : half] + blob[half + 8 * begin :])
+
+
+def outline(steps: Sequence[int], values: Sequence[float]) -> bytes:
+    """The extremes of each `BLOCK_POINTS` points; of a part of a chunk a prefix of the whole's."""
+    blocks = []
+    for begin in range(0, len(steps), BLOCK_POINTS):
+        end = begin + BLOCK_POINTS
+        summary = summarise(steps[begin:end], values[begin:end])
+        low, high = summary.low or (-1, 0.0), summary.high or (-1, 0.0)
+        nan_step = -1 if summary.nan_step is None else summary.nan_step
+        blocks.append(_BLOCK.pack(*low, *high, nan_step))
+    return b"".join(blocks)
+
+
+def whole_blocks(blob: bytes | None, count: int) -> tuple[bytes, int]:
+    """Of the outline of `count` points the blocks that are full, and how many points those are.
+
+    An outline that is missing has none.
+    """
+    full = 0 if blob is None else count // BLOCK_POINTS
+    return (blob or b"")[: full * _BLOCK.size], full * BLOCK_POINTS
+
+
+def outlined(blob: bytes) -> list[tuple[int, float]]:
+    """The points that an outline names, in order of steps, each once."""
+    points: list[tuple[int, float]] = []
+    for low_step, low, high_step, high, nan_step in _BLOCK.iter_unpack(blob):
+        if nan_step < 0 and low_step >= 0:
+            if low_step < high_step:
+                points += ((low_step, low), (high_step, high))
+            elif high_step < low_step:
+                points += ((high_step, high), (low_step, low))
+            else:
+                points.append((low_step, low))
+            continue
+        chosen = {} if low_step < 0 else {low_step: low, high_step: high}
+        chosen[nan_step] = math.nan
+        points += sorted(chosen.items())
+    return points
+
+
 @dataclass(frozen=True)
 class Summary:
     """What a reader of a long series needs of a chunk without its values."""
@@ -52,6 +110,19 @@ class Summary:
     high: tuple[int, float] | None
     nan_step: int | None
     """The first step whose value is NaN."""
+
+    def then(self, later: Summary) -> Summary:
+        """Of these points and those that came after them; of equal extremes the first stays."""
+        lows = [one for one in (self.low, later.low) if one is not None]
+        highs = [one for one in (self.high, later.high) if one is not None]
+        return Summary(
+            count=self.count + later.count,
+            first=self.first,
+            last=later.last,
+            low=min(lows, key=lambda point: point[1], default=None),
+            high=max(highs, key=lambda point: point[1], default=None),
+            nan_step=later.nan_step if self.nan_step is None else self.nan_step,
+        )
 
     def points(self) -> list[tuple[int, float]]:
         """The extremes in order of steps, each step once."""
@@ -66,18 +137,34 @@ class Summary:
 
 def summarise(steps: Sequence[int], values: Sequence[float]) -> Summary:
     """Summary of at least one point. A NaN is no extreme, an infinity is."""
-    nan_at = next((i for i, value in enumerate(values) if value != value), None)
+    nan_at = _first_nan(values)
+    if nan_at is None:
+        low = values.index(min(values))
+        high = values.index(max(values))
+        return Summary(
+            count=len(steps),
+            first=(steps[0], values[0]),
+            last=(steps[-1], values[-1]),
+            low=(steps[low], values[low]),
+            high=(steps[high], values[high]),
+            nan_step=None,
+        )
     numbers = [i for i, value in enumerate(values) if value == value]
-    low = min(numbers, key=values.__getitem__, default=None)
-    high = max(numbers, key=values.__getitem__, default=None)
     return Summary(
         count=len(steps),
         first=(steps[0], values[0]),
         last=(steps[-1], values[-1]),
-        low=None if low is None else (steps[low], values[low]),
-        high=None if high is None else (steps[high], values[high]),
-        nan_step=None if nan_at is None else steps[nan_at],
+        low=min(((steps[i], values[i]) for i in numbers), key=lambda p: p[1], default=None),
+        high=max(((steps[i], values[i]) for i in numbers), key=lambda p: p[1], default=None),
+        nan_step=steps[nan_at],
     )
+
+
+def _first_nan(values: Sequence[float]) -> int | None:
+    """A sum is NaN if a value is, or if infinities of both signs are there: then they are asked."""
+    if not math.isnan(sum(values)):
+        return None
+    return next((i for i, value in enumerate(values) if value != value), None)
 
 
 def downsample(steps: Sequence[int], values: Sequence[float], max_points: int) -> Points:
@@ -91,19 +178,22 @@ def downsample(steps: Sequence[int], values: Sequence[float], max_points: int) -
         return list(steps), list(values)
     if max_points == 1:
         return [steps[-1]], [values[-1]]
-    has_nan = any(value != value for value in values)
+    has_nan = _first_nan(values) is not None
     buckets = (max_points - 2) // (3 if has_nan else 2)
     chosen = {0, count - 1}
     inner = count - 2
     for bucket in range(buckets):
         begin = 1 + bucket * inner // buckets
         end = 1 + (bucket + 1) * inner // buckets
-        numbers: Sequence[int] = range(begin, end)
-        if has_nan:
-            numbers = [i for i in numbers if values[i] == values[i]]
+        part = values[begin:end]
+        if has_nan and _first_nan(part) is not None:
+            numbers = [i for i in range(begin, end) if values[i] == values[i]]
             chosen.update([i for i in range(begin, end) if values[i] != values[i]][:1])
-        if numbers:
-            chosen.add(min(numbers, key=values.__getitem__))
-            chosen.add(max(numbers, key=values.__getitem__))
+            if numbers:
+                chosen.add(min(numbers, key=values.__getitem__))
+                chosen.add(max(numbers, key=values.__getitem__))
+        elif part:
+            chosen.add(begin + part.index(min(part)))
+            chosen.add(begin + part.index(max(part)))
     kept = sorted(chosen)
     return [steps[i] for i in kept], [values[i] for i in kept]

@@ -65,32 +65,44 @@ class MetricChunk:
     max_step: int | None
     max_value: float | None
     nan_step: int | None
+    has_outline: bool
+
+
+_COLUMNS = tuple(name for name in MetricChunk.__dataclass_fields__ if name != "has_outline")
 
 
 def metric_chunks(
-    session: Session, job_id: str, rank: int, keys: Sequence[str] | None
+    session: Session, job_id: str, rank: int, keys: Sequence[str] | None, after_step: int
 ) -> list[MetricChunk]:
-    """By key, attempt and step."""
+    """Those that have a step above `after_step`, by key, attempt and step.
+
+    Sorted here: a database that is asked for the order walks the whole series to have it.
+    """
     m = MetricChunkRow
-    query = select(
-        m.id,
-        m.key,
-        m.attempt,
-        m.count,
-        m.first_step,
-        m.first_value,
-        m.last_step,
-        m.last_value,
-        m.min_step,
-        m.min_value,
-        m.max_step,
-        m.max_value,
-        m.nan_step,
-    ).where(m.job_id == job_id, m.rank == rank)
-    if keys is not None:
+    columns = [getattr(m, name) for name in _COLUMNS]
+    query = select(*columns, m.outline.is_not(None)).where(m.job_id == job_id, m.rank == rank)
+    if after_step >= 0:
+        query = query.where(m.last_step > after_step)
+    elif keys is not None:
         query = query.where(m.key.in_(keys))
-    query = query.order_by(m.key, m.attempt, m.first_step)
-    return [MetricChunk(**row) for row in session.execute(query).mappings()]
+    wanted = None if keys is None else set(keys)
+    found = [
+        MetricChunk(*row) for row in session.execute(query) if wanted is None or row.key in wanted
+    ]
+    return sorted(found, key=lambda chunk: (chunk.key, chunk.attempt, chunk.first_step))
+
+
+def first_metric_steps(
+    session: Session, job_id: str, rank: int, after_attempt: int
+) -> dict[tuple[str, int], int]:
+    """The first step of each series, by (key, attempt), of attempts after the given one."""
+    m = MetricChunkRow
+    query = (
+        select(m.key, m.attempt, func.min(m.first_step))
+        .where(m.job_id == job_id, m.rank == rank, m.attempt > after_attempt)
+        .group_by(m.key, m.attempt)
+    )
+    return {(key, attempt): step for key, attempt, step in session.execute(query)}
 
 
 def metric_points(session: Session, chunk_ids: Collection[int]) -> dict[int, bytes]:
@@ -98,6 +110,16 @@ def metric_points(session: Session, chunk_ids: Collection[int]) -> dict[int, byt
     for batch in _batches(chunk_ids):
         query = select(MetricChunkRow.id, MetricChunkRow.points).where(MetricChunkRow.id.in_(batch))
         found.update({row.id: row.points for row in session.execute(query)})
+    return found
+
+
+def metric_outlines(session: Session, chunk_ids: Collection[int]) -> dict[int, bytes]:
+    """Of chunks that have one."""
+    m = MetricChunkRow
+    found: dict[int, bytes] = {}
+    for batch in _batches(chunk_ids):
+        query = select(m.id, m.outline).where(m.id.in_(batch))
+        found.update({row.id: row.outline for row in session.execute(query)})
     return found
 
 

@@ -44,13 +44,15 @@ async def test_the_migrated_schema_is_the_models_schema(database: Database) -> N
 
 
 async def test_a_database_of_a_newer_dray_is_refused(database: Database) -> None:
+    current = text("SELECT version_num FROM alembic_version")
+    before = database.read_sync(lambda s: s.execute(current).scalar_one())
     database.write_sync(lambda s: s.execute(text("UPDATE alembic_version SET version_num='9999'")))
     try:
         with pytest.raises(SchemaTooNew, match="newer dray"):
             migrate(database)
     finally:
-        back = text("UPDATE alembic_version SET version_num='0001'")
-        database.write_sync(lambda s: s.execute(back))
+        back = text("UPDATE alembic_version SET version_num=:before")
+        database.write_sync(lambda s: s.execute(back, {"before": before}))
 
 
 async def test_a_write_that_fails_leaves_nothing(database: Database) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from sqlalchemy import func, select
 
 from ray_workers.contracts import Cause, Frame
 from service.db.models import MetricChunkRow
-from service.domain.series import CHUNK_POINTS
-from service.metric_store import MAX_KEYS
+from service.db.repositories import chunks as repository
+from service.db.repositories.chunks import MetricChunk
+from service.domain.series import CHUNK_POINTS, outline, summarise, unpack
+from service.metric_store import MAX_KEYS, summary_of
 from tests.unit.service.helpers import Service, metrics, resumed
 
 pytestmark = pytest.mark.anyio
@@ -217,3 +220,79 @@ async def test_more_than_a_thousand_names_are_refused_once_and_the_known_go_on(
     assert await series(service, job_id, "k0") == {1: 1.0, 2: 2.0, 3: 3.0}
     types = [e.type for e in (await service.reading.events(job_id)).items]
     assert types.count("metric_keys_limit") == 1
+
+
+@pytest.mark.parametrize("count", [33 * 128, 300_000])
+async def test_no_level_of_detail_loses_a_spike_or_the_only_nan(
+    service: Service, count: int
+) -> None:
+    """Read point by point, by blocks or by chunks, by how many points there are for one answer."""
+    job_id = await service.running()
+    spikes = {count // 7: 50.0, count // 3: -50.0, count - 3: 70.0}
+    for begin in range(1, count + 1, 20_000):
+        frames = []
+        for step in range(begin, min(begin + 20_000, count + 1)):
+            value = spikes.get(step, math.sin(step / 100))
+            frames.append(metrics(step, {"loss": value, "holed": value}))
+        frames[0] = metrics(begin, {"loss": math.sin(begin / 100), "holed": math.nan})
+        service.report(job_id, 1, frames)
+    for max_points in (100, 1000, 20_000):
+        found = await service.reading.metrics(job_id, max_points=max_points)
+        series = found.series["loss"]
+        assert len(series.steps) <= max_points
+        assert (series.steps[0], series.steps[-1]) == (1, count)
+        assert series.steps == sorted(set(series.steps))
+        shown = dict(zip(series.steps, series.values, strict=True))
+        assert spikes.items() <= shown.items()
+        assert all(
+            value == math.sin(step / 100) for step, value in shown.items() if step not in spikes
+        )
+        assert "NaN" in found.series["holed"].values
+        assert {50.0, -50.0, 70.0} <= set(found.series["holed"].values)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 130, [63, 1, 64, 65, 1000, 2, 1023], [3000]])
+async def test_a_chunk_that_grew_is_summarised_as_one_that_was_written_at_once(
+    service: Service, sizes: list[int]
+) -> None:
+    job_id = await service.running()
+    steps = iter(range(1, 10_000))
+    values = [math.nan if step % 97 == 0 else math.cos(step) for step in range(10_000)]
+    for size in sizes:
+        taken = [next(steps) for _ in range(size)]
+        service.report(job_id, 1, [metrics(step, {"x": values[step]}) for step in taken])
+    rows = service.database.read_sync(lambda s: list(s.scalars(select(MetricChunkRow))))
+    assert sum(row.count for row in rows) == sum(sizes)
+    for row in rows:
+        its_steps, its_values = unpack(row.points)
+        assert row.outline == outline(its_steps, its_values)
+        told, whole = summary_of(row), summarise(its_steps, its_values)
+        assert (told.count, told.low, told.high) == (whole.count, whole.low, whole.high)
+        assert (told.nan_step, told.first[0], told.last[0]) == (
+            whole.nan_step,
+            whole.first[0],
+            whole.last[0],
+        )
+
+
+async def test_a_poll_reads_the_chunks_with_something_new_and_no_other(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [resumed(0), *losses(range(1, 20 * CHUNK_POINTS + 1))])
+    await next_attempt(service, job_id, 1)
+    last = 20 * CHUNK_POINTS
+    service.report(job_id, 2, [resumed(last), *losses(range(last, last + 11), 2.0)])
+    read: list[int] = []
+    chunks = repository.metric_chunks
+
+    def counting(*asked: Any) -> list[MetricChunk]:
+        found = chunks(*asked)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(repository, "metric_chunks", counting)
+    served = await series(service, job_id, after_step=last - 1)
+    assert served == dict.fromkeys(range(last, last + 11), 2.0)
+    assert read == [2], "the last chunk of the first attempt, and the one of the second"
+    assert await series(service, job_id, after_step=last - 2) == {last - 1: 1.0, **served}
