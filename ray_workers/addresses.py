@@ -1,0 +1,166 @@
+"""Which hosts a source may name: the public ones, and those that the operator allows.
+
+Pure rules, used twice: by the service when a job is submitted, on what the URL says, and by the
+worker on the very address it is about to connect to. Without the second a name could lead
+anywhere by the time it is looked up (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import unicodedata
+from collections.abc import Iterable
+from typing import Final
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+LOCAL_NAMES: Final = frozenset(
+    {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback", "broadcasthost"}
+)
+METADATA_NAMES: Final = frozenset(
+    {
+        "instance-data",
+        "instance-data.ec2.internal",
+        "metadata",
+        "metadata.goog",
+        "metadata.google.internal",
+    }
+)
+"""Names under which clouds hand a machine its credentials."""
+METADATA_ADDRESSES: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
+"""Azure's, which lies among the public ones; the other clouds' are link-local or private."""
+
+_SPECIAL: Final = tuple(
+    map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "64:ff9b:1::/48"))
+)
+"""Not public, though not every Python knows."""
+_NAT64: Final = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
+_IPV4_COMPATIBLE: Final = ipaddress.ip_network("::/96")
+_DOTS: Final = str.maketrans(dict.fromkeys("\u3002\uff0e\uff61", "."))
+
+
+class AllowedHosts:
+    """Names, addresses and networks (CIDR) that may be read from though they are private.
+
+    Raises ValueError for an entry that is none of them.
+    """
+
+    def __init__(self, entries: Iterable[str] = ()) -> None:
+        self._names: set[str] = set()
+        self._networks: list[Network] = []
+        for entry in entries:
+            try:
+                self._networks.append(ipaddress.ip_network(entry.strip("[]"), strict=False))
+            except ValueError:
+                self._names.add(_checked_name(entry))
+
+    def has_name(self, host: str) -> bool:
+        return canonical_host(host) in self._names
+
+    def has_address(self, address: Address) -> bool:
+        return any(address in network for network in self._networks)
+
+
+def refused_host(host: str, allowed: AllowedHosts) -> str | None:
+    """Why a URL may not name this host, as far as its spelling tells; None if it may.
+
+    A name that says nothing by itself is judged by the addresses it has.
+    """
+    name = canonical_host(host)
+    if allowed.has_name(name):
+        return None
+    address = literal_address(name)
+    if address is not None:
+        return refused_address(address, allowed)
+    if name in METADATA_NAMES:
+        return "it is where a cloud hands out a machine's credentials"
+    if name in LOCAL_NAMES or name.endswith(".localhost"):
+        return "it is the machine itself"
+    return None
+
+
+def refused_address(address: Address, allowed: AllowedHosts) -> str | None:
+    """Why nobody may connect to this address for a user; None if they may."""
+    for one in (address, *embedded_addresses(address)):
+        reason = _reason(one)
+        if reason is not None:
+            if allowed.has_address(address) or allowed.has_address(one):
+                return None
+            return f"{one} is {reason}"
+    return None
+
+
+def canonical_host(host: str) -> str:
+    """The host as resolvers take it: lower case, plain characters, without a dot at its end."""
+    text = unicodedata.normalize("NFKC", host.strip("[]").translate(_DOTS)).lower().rstrip(".")
+    if "xn--" in text:
+        try:
+            decoded = text.encode("ascii").decode("idna")
+        except UnicodeError:
+            return text
+        # A name that decodes to plain ASCII was spelled so to hide what it is.
+        plain = unicodedata.normalize("NFKC", decoded).lower()
+        return plain if plain.isascii() else text
+    return text
+
+
+def literal_address(host: str) -> Address | None:
+    """The address that a host spells out, in any spelling the C library takes (`127.1`,
+    `0x7f000001`, `2130706433`, `0177.0.0.1`); None for a name."""
+    text = host.split("%", 1)[0]
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        pass
+    if not text or ":" in text:
+        return None
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(text))
+    except (OSError, UnicodeEncodeError):
+        return None
+
+
+def embedded_addresses(address: Address) -> tuple[ipaddress.IPv4Address, ...]:
+    """IPv4 addresses that an IPv6 address leads on to: mapped, compatible, 6to4, Teredo, NAT64."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return ()
+    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    low = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    if any(address in network for network in (*_NAT64, _IPV4_COMPATIBLE)):
+        found.append(low)
+    return tuple(one for one in found if one is not None)
+
+
+def _reason(address: Address) -> str | None:
+    if address in METADATA_ADDRESSES:
+        return "an address at which a cloud hands out a machine's credentials"
+    if isinstance(address, ipaddress.IPv6Address):
+        if embedded_addresses(address) and not address.is_loopback and not address.is_unspecified:
+            return None  # judged by what it leads to
+        if address.is_site_local:
+            return "a private address"
+    for holds, reason in (
+        (address.is_unspecified, "no address of a host"),
+        (address.is_loopback, "the machine itself"),
+        (address.is_link_local, "a link-local address, where clouds hand out credentials"),
+        (address.is_multicast, "a multicast address"),
+        (
+            address.is_private or any(address in network for network in _SPECIAL),
+            "a private address",
+        ),
+        (not address.is_global, "an address that is not public"),
+        (address.is_reserved, "a reserved address"),
+    ):
+        if holds:
+            return reason
+    return None
+
+
+def _checked_name(entry: str) -> str:
+    name = canonical_host(entry)
+    labels = name.split(".")
+    if not all(label and label.replace("-", "").replace("_", "").isalnum() for label in labels):
+        raise ValueError(f"{entry!r} is no host name, address or network (such as 10.0.0.0/8)")
+    return name
