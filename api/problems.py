@@ -92,7 +92,8 @@ def problem(
         instance=request.url.path,
         request_id=getattr(request.state, "request_id", None),
     )
-    extra = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 or code in RETRIED else {}
+    extra = {"Cache-Control": "no-store"}
+    extra |= {"Retry-After": str(RETRY_AFTER_S)} if status == 503 or code in RETRIED else {}
     return Response(
         body.model_dump_json(exclude_none=True),
         status_code=status,

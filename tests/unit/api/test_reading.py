@@ -140,6 +140,64 @@ def test_a_range_beyond_the_end_is_a_416_with_the_size(
     assert response.headers["content-range"] == f"bytes */{len(CONTENT)}"
 
 
+@pytest.mark.parametrize(
+    ("asked", "start", "end"),
+    [
+        ("bytes=-16", -16, None),
+        ("bytes=-999999", 0, None),
+        ("bytes=4000-", 4000, None),
+        ("bytes=4000-999999", 4000, None),
+        ("bytes=0-0", 0, 1),
+    ],
+)
+def test_ranges_from_the_end_and_over_it_are_what_the_file_has_of_them(
+    http: httpx.Client, artifact_url: str, asked: str, start: int, end: int | None
+) -> None:
+    response = http.get(artifact_url, headers={"Range": asked})
+    assert (response.status_code, response.content) == (206, CONTENT[start:end])
+    assert response.headers["content-length"] == str(len(response.content))
+
+
+@pytest.mark.parametrize("asked", ["bytes=0-1,5-6", "bytes=5-2", "lines=0-1", "bytes=a-b"])
+def test_what_is_not_one_range_of_bytes_is_answered_with_the_whole(
+    http: httpx.Client, artifact_url: str, asked: str
+) -> None:
+    response = http.get(artifact_url, headers={"Range": asked})
+    assert (response.status_code, response.content) == (200, CONTENT)
+
+
+def test_if_range_keeps_the_range_only_for_the_same_version(
+    http: httpx.Client, artifact_url: str
+) -> None:
+    etag = http.head(artifact_url).headers["etag"]
+    for condition, status in (
+        (etag, 206),
+        (f"W/{etag}", 200),
+        ('"other"', 200),
+        ("Sat, 21 Nov 2026 00:00:00 GMT", 200),
+    ):
+        headers = {"Range": "bytes=0-1", "If-Range": condition}
+        assert http.get(artifact_url, headers=headers).status_code == status
+
+
+def test_head_says_what_get_would_and_sends_nothing(http: httpx.Client, artifact_url: str) -> None:
+    head, get = http.head(artifact_url), http.get(artifact_url)
+    assert (head.status_code, head.content) == (200, b"")
+    same = ("content-length", "etag", "content-type", "content-disposition", "accept-ranges")
+    assert [head.headers[name] for name in same] == [get.headers[name] for name in same]
+    assert http.head(artifact_url, headers={"Range": "bytes=0-1"}).status_code == 200
+
+
+def test_a_download_that_the_caller_has_already_is_not_sent_again(
+    http: httpx.Client, artifact_url: str
+) -> None:
+    etag = http.get(artifact_url).headers["etag"]
+    for headers in ({"If-None-Match": etag}, {"If-None-Match": etag, "Range": "bytes=0-1"}):
+        response = http.get(artifact_url, headers=headers)
+        assert (response.status_code, response.content) == (304, b"")
+        assert response.headers["etag"] == etag
+
+
 def test_an_empty_artifact_is_downloaded(http: httpx.Client, server: LiveServer) -> None:
     job_id = server.submit()
     server.train(job_id, server.artifact(job_id, "empty", b""))
