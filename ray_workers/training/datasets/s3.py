@@ -38,7 +38,12 @@ class S3Origin:
             endpoint_url=options.get("endpoint_url") or policy.s3_endpoint_url,
             skip_instance_cache=True,
             use_listings_cache=False,
-            config_kwargs={"connect_timeout": 30, "read_timeout": 60},
+            # We try again ourselves, from the start of a file.
+            config_kwargs={
+                "connect_timeout": 30,
+                "read_timeout": 60,
+                "retries": {"max_attempts": 0},
+            },
         )
 
     def listing(self) -> Listing:

@@ -1,0 +1,189 @@
+"""Objects from a server that speaks S3: sources, credentials, and the storage of results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dray.spec import Data
+from ray_workers.contracts import CheckpointRef, DataPolicy
+from ray_workers.training import checkpoints, storage
+from ray_workers.training.datasets import open_images, open_table, open_text, sources
+from ray_workers.training.datasets.faults import SourceUnavailableError
+from ray_workers.training.datasets.s3 import S3Origin
+from ray_workers.training.errors import BrokenCheckpointError, DataError
+from service.storage import Storage
+from tests.unit.datasets.conftest import ObjectStore
+from tests.unit.datasets.test_images import TWO
+
+CSV = b"x,y\n1,a\n2,b\n3,a\n"
+
+
+@pytest.fixture
+def cloud(s3: ObjectStore, policy: DataPolicy, tmp_path: Path) -> DataPolicy:
+    """This node may read the store, by the credentials `lab`."""
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    (folder / "lab.json").write_text(json.dumps({"key": s3.key, "secret": s3.secret}))
+    (folder / "lab.json").chmod(0o600)
+    return replace(policy, s3_endpoint_url=s3.endpoint_url, credentials_dir=str(folder))
+
+
+def read(url: str, policy: DataPolicy, **options: Any) -> Any:
+    data = Data(source=url, format="csv", target="y", **{"credentials": "lab", **options})
+    return open_table(data, policy, classifies=True)
+
+
+def test_an_object_is_fetched_once_while_it_stays_the_same(
+    s3: ObjectStore, cloud: DataPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = []
+    fetch = S3Origin.fetch
+    monkeypatch.setattr(
+        S3Origin, "fetch", lambda self, *rest: (fetched.append(1), fetch(self, *rest))
+    )
+    url = s3.put("t.csv", CSV)
+    sha256 = hashlib.sha256(CSV).hexdigest()
+    first = read(url, cloud, size_bytes=len(CSV), sha256=sha256)
+    assert first.target.tolist() == [0, 1, 0]
+    assert read(url, cloud).fingerprint == first.fingerprint
+    assert len(fetched) == 1
+    s3.put("t.csv", CSV + b"4,b\n")
+    assert len(read(url, cloud).target) == 4
+    assert len(fetched) == 2
+    with pytest.raises(DataError, match=f"but data.sha256 is {sha256}"):
+        read(url, cloud, sha256=sha256)
+
+
+def test_an_object_of_many_pieces(
+    s3: ObjectStore, cloud: DataPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray_workers.training.datasets.s3.PIECE_BYTES", 1000)
+    text = b"".join(b"line %d\n" % number for number in range(2000))
+    data = Data(source=s3.put("a.txt", text), credentials="lab")
+    assert bytes(open_text(data, cloud, None).ids) == text
+
+
+def test_a_prefix_is_a_folder(s3: ObjectStore, cloud: DataPolicy) -> None:
+    for name, content in TWO.items():
+        s3.put(f"sets/pets/{name}", content)
+    s3.put("sets/pets/cat/", b"")
+    s3.put("sets/pets/notes.md", b"x")
+    images = open_images(Data(source="s3://bucket/sets/pets", credentials="lab"), cloud)
+    assert images.classes == ("cat", "dog")
+    assert images.pixels[:, 0, 0, 0].tolist() == [10, 20, 30]
+    s3.put("sets/pets/dog/2.png", b"broken")
+    with pytest.raises(DataError, match=r"s3://bucket/sets/pets/dog/2\.png: is no image"):
+        open_images(Data(source="s3://bucket/sets/pets/", credentials="lab"), cloud)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/none.csv", "s3://no-such-bucket/t.csv"])
+def test_what_is_not_there(url: str, s3: ObjectStore, cloud: DataPolicy) -> None:
+    with pytest.raises(DataError, match="there is no such object, folder or bucket"):
+        read(url, cloud)
+
+
+def test_a_folder_where_a_file_is_meant(s3: ObjectStore, cloud: DataPolicy) -> None:
+    s3.put("set/t.csv", CSV)
+    with pytest.raises(DataError, match="is a folder, and this format is one file"):
+        read("s3://bucket/set", cloud)
+
+
+def test_a_node_without_an_identity_says_so(s3: ObjectStore, cloud: DataPolicy) -> None:
+    with pytest.raises(DataError, match="this node has no credentials for S3"):
+        read(s3.put("t.csv", CSV), cloud, credentials=None)
+
+
+def test_the_nodes_own_identity_is_used_without_credentials(
+    s3: ObjectStore, cloud: DataPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret)
+    assert len(read(s3.put("t.csv", CSV), cloud, credentials=None).target) == 3
+
+
+def test_credentials_that_s3_refuses_show_up_nowhere(
+    s3: ObjectStore, cloud: DataPolicy, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url = s3.put("t.csv", CSV)
+    s3.trust(0)
+    with pytest.raises(DataError, match=r"S3 (refuses it to these|does not know the)") as raised:
+        read(url, cloud)
+    assert raised.value.__suppress_context__
+    told = "".join((*capfd.readouterr(), str(raised.value)))
+    kept = b"".join(
+        path.read_bytes() for path in Path(cloud.cache_dir or "").rglob("*") if path.is_file()
+    )
+    for secret in (s3.key, s3.secret):
+        assert secret not in told
+        assert secret.encode() not in kept
+
+
+def test_a_store_that_does_not_answer_is_asked_again_and_then_given_up(
+    cloud: DataPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "FIRST_PAUSE_S", 0.001)
+    nowhere = replace(cloud, s3_endpoint_url="http://127.0.0.1:9")
+    with pytest.raises(SourceUnavailableError, match=r"the transfer failed .*; tried 4 times"):
+        read("s3://bucket/t.csv", nowhere)
+
+
+@pytest.fixture
+def results(s3: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A storage URL, reached as the service and the ranks reach it: by their environment."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint_url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret)
+    return "s3://bucket/dray"
+
+
+def test_the_services_storage_on_s3(results: str) -> None:
+    store = Storage(results)
+    assert not store.is_local
+    store.write_bytes("jobs/a/log", b"0123456789")
+    assert store.read_bytes("jobs/a/log") == b"0123456789"
+    assert store.read_bytes("jobs/a/log", 3, 5) == b"34"
+    assert store.read_bytes("jobs/a/log", 7) == b"789"
+    assert store.size_bytes("jobs/a/log") == 10
+    store.write_bytes("jobs/a/log", b"again")
+    assert store.read_bytes("jobs/a/log") == b"again"
+    store.write_bytes("jobs/ab/log", b"stays")
+    store.delete_tree("jobs/a")
+    store.delete_tree("jobs/a")
+    with pytest.raises(FileNotFoundError):
+        store.read_bytes("jobs/a/log")
+    with pytest.raises(FileNotFoundError):
+        store.size_bytes("jobs/a/log")
+    assert store.read_bytes("jobs/ab/log") == b"stays"
+    assert store.key_of(f"{results}/jobs/ab/log") == "jobs/ab/log"
+
+
+def test_the_ranks_storage_on_s3(results: str) -> None:
+    url = f"{results}/artifacts/a.bin"
+    size, sha256 = storage.write(url, lambda file: file.write(b"content"))
+    assert (size, sha256) == (7, hashlib.sha256(b"content").hexdigest())
+    assert storage.read(url) == b"content"
+    storage.remove_file(url)
+    storage.remove_file(url)
+    with pytest.raises(FileNotFoundError):
+        storage.read(url)
+
+
+def test_checkpoints_on_s3(results: str) -> None:
+    state = {"weight": torch.arange(5.0)}
+    saved = checkpoints.save(f"{results}/c", 3, state, metrics={"val/loss": 1.0}, position={})
+    ref = CheckpointRef(saved.url, saved.step, saved.manifest_sha256)
+    loaded = checkpoints.load(ref)
+    assert loaded.saved == saved
+    assert torch.equal(loaded.state["weight"], state["weight"])
+    storage.write(f"{saved.url}/{checkpoints.STATE}", lambda file: file.write(b"x" * 100))
+    assert checkpoints.newest_sound([ref]) is None
+    storage.remove_folder(saved.url)
+    with pytest.raises(BrokenCheckpointError, match="cannot be read"):
+        checkpoints.load(ref)
