@@ -24,12 +24,14 @@ from api.routes import (
     jobs,
     logs,
     metrics,
+    status,
 )
 from api.telemetry import Telemetry
 from service.runtime import Runtime
 from service.settings import Settings
 
 ROUTERS: tuple[APIRouter, ...] = (
+    status.router,
     jobs.router,
     metrics.router,
     logs.router,

@@ -41,7 +41,13 @@ def answer(request: Request, view: View, headers: Mapping[str, str] | None = Non
 
     It is written once and not checked again: it was checked when it was made.
     """
-    body = view.model_dump_json().encode()
+    return answer_json(request, view.model_dump_json().encode(), headers)
+
+
+def answer_json(
+    request: Request, body: bytes, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The same of a view that is written already."""
     etag = etag_of(body)
     if is_known(request, etag):
         return not_modified(etag, headers)

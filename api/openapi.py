@@ -1,13 +1,21 @@
-"""The description of the API: the job document and the problems are in it by name."""
+"""The description of the API: every operation with its examples and the problems it may answer.
+
+`python -m api.openapi` prints it; a test compares it with the one that was agreed on.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from api.problems import EVERYWHERE, declare
+from api import examples
+from api.downloads import BINARY
+from api.problems import CODES, EVERYWHERE, STATUS, declare
 from dray.spec import JobSpec
 from dray.views import Problem
 
@@ -17,10 +25,32 @@ SPEC_REF = "#/components/schemas/JobSpec.{model}"
 JOB_SPEC_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}}},
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/JobSpec"},
+                "example": examples.DOCUMENT,
+            }
+        },
     }
 }
 """Submit reads its body itself (see `api.body`), so it says here what that is."""
+
+PLAIN_EXAMPLES = {
+    "text/event-stream": examples.EVENT_STREAM,
+    "text/plain": examples.PROMETHEUS,
+    BINARY: "(bytes)",
+}
+UNGUARDED = ("/healthz", "/readyz")
+
+_ETAG = {"ETag": {"description": "Version of this answer.", "schema": {"type": "string"}}}
+_IF_NONE_MATCH = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "description": "ETags of the versions that the caller has.",
+    "schema": {"type": "string"},
+}
+_NOT_MODIFIED = {"description": "The caller has this answer already, by its `If-None-Match`."}
 
 
 def install(app: FastAPI) -> None:
@@ -47,23 +77,80 @@ def describe(app: FastAPI) -> dict[str, Any]:
     parts = spec.pop("$defs")
     schemas |= {f"JobSpec.{name}": schema for name, schema in parts.items()}
     schemas |= {"JobSpec": spec, "Problem": Problem.model_json_schema(mode="serialization")}
-    everywhere = {str(status): said for status, said in declare(*EVERYWHERE).items()}
-    for path, operations in document["paths"].items():
-        for operation in operations.values():
-            _describe_problems(path, operation["responses"], everywhere)
-            if path not in ("/healthz", "/readyz"):
-                operation["security"] = [{"token": []}, {}]
+    for path, method, operation in _operations(document):
+        _describe_problems(path, operation["responses"])
+        _describe_conditions(path, method, operation)
+        _describe_parameters(operation)
+        _give_examples(operation["responses"])
+        if path not in UNGUARDED:
+            operation["security"] = [{"token": []}, {}]
+    document["components"]["examples"] = {
+        code: {"value": examples.problem(code, status)} for code, status in STATUS.items()
+    }
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     return document
 
 
-def _describe_problems(path: str, responses: dict[str, Any], everywhere: dict[str, Any]) -> None:
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def _describe_problems(path: str, responses: dict[str, Any]) -> None:
     """FastAPI's own 422 is not what this API answers; what any call may answer is added."""
-    own = responses.get("422", {}).get("content", {}).get("application/json")
-    if own is not None:
+    if "application/json" in responses.get("422", {}).get("content", {}):
         responses["422"] = declare("invalid_parameter")[422]
-    if path.startswith("/v1/") or path == "/metrics":
-        for status, said in everywhere.items():
-            responses.setdefault(status, said)
+    if path in UNGUARDED:
+        return
+    codes = [code for said in responses.values() for code in said.get(CODES, ())]
+    for status, said in declare(*dict.fromkeys([*codes, *EVERYWHERE])).items():
+        responses[str(status)] = said
+
+
+def _describe_conditions(path: str, method: str, operation: dict[str, Any]) -> None:
+    """What is read with an ETag may be asked for again with it."""
+    responses = operation["responses"]
+    content = responses.get("200", {}).get("content", {})
+    if method == "get" and path.startswith("/v1/") and "application/json" in content:
+        responses["304"] = _NOT_MODIFIED
+    if "304" in responses:
+        responses["200"]["headers"] = _ETAG
+        operation.setdefault("parameters", []).append(_IF_NONE_MATCH)
+
+
+def _describe_parameters(operation: dict[str, Any]) -> None:
+    """A parameter that may be left out is not one that may be null: an address has no null."""
+    for parameter in operation.get("parameters", ()):
+        options = parameter["schema"].get("anyOf", ())
+        if {"type": "null"} in options:
+            (kind,) = [option for option in options if option != {"type": "null"}]
+            del parameter["schema"]["anyOf"]
+            parameter["schema"] |= kind
+
+
+def _give_examples(responses: dict[str, Any]) -> None:
+    for said in responses.values():
+        for media_type, content in said.get("content", {}).items():
+            if codes := said.get(CODES):
+                reference = "#/components/examples/{}"
+                content["examples"] = {code: {"$ref": reference.format(code)} for code in codes}
+            elif media_type in PLAIN_EXAMPLES:
+                content["example"] = PLAIN_EXAMPLES[media_type]
+            else:
+                content["example"] = examples.VIEWS[content["schema"]["$ref"].rpartition("/")[2]]
+
+
+def main() -> None:
+    from api.app import create_app  # which imports this module
+    from service.settings import Settings
+
+    document = create_app(Settings()).openapi()
+    json.dump(document, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()

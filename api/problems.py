@@ -188,6 +188,10 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     app.add_exception_handler(HTTPException, _http_error)
 
 
+CODES = "x-problem-codes"
+"""Where the description of an answer lists its problems, for programs."""
+
+
 def declare(*codes: str) -> dict[int | str, dict[str, Any]]:
     """The problems a route may answer, for OpenAPI; those of every route come by themselves."""
     schema = {"$ref": "#/components/schemas/Problem"}
@@ -198,10 +202,17 @@ def declare(*codes: str) -> dict[int | str, dict[str, Any]]:
         status: {
             "description": ", ".join(f"`{code}`" for code in named),
             "content": {MEDIA_TYPE: {"schema": schema}},
+            CODES: named,
         }
         for status, named in by_status.items()
     }
 
 
-EVERYWHERE = ("unauthorized", "forbidden", "internal_error", "database_unavailable")
-"""What any call under /v1 may answer."""
+EVERYWHERE = (
+    "malformed_request",
+    "unauthorized",
+    "forbidden",
+    "internal_error",
+    "database_unavailable",
+)
+"""What any call under /v1 may answer, and /metrics."""

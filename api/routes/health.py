@@ -3,41 +3,61 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from api.context import Caller, TheContext
+from api.caching import fresh
+from api.context import Caller, NoParameters, TheContext
+from api.problems import declare
+from dray.views import View
 
 router = APIRouter(tags=["health"])
 
 
-@router.get("/healthz", operation_id="get_liveness")
-async def healthz() -> dict[str, str]:
+class Liveness(View):
+    status: str
+
+
+class Readiness(View):
+    status: str
+    checks: dict[str, str]
+    """What each part says: `ok`, or what is wrong."""
+
+
+@router.get("/healthz", operation_id="get_liveness", response_model=Liveness)
+async def healthz() -> Response:
     """The process answers. Needs no token."""
-    return {"status": "ok"}
+    return fresh(Liveness(status="ok"), 200)
 
 
 @router.get(
     "/readyz",
     operation_id="get_readiness",
-    responses={503: {"description": "Something it stands on does not answer; same body."}},
+    response_model=Readiness,
+    responses={
+        503: {
+            "description": "Something it stands on does not answer.",
+            "model": Readiness,
+        }
+    },
 )
-async def readyz(context: TheContext) -> JSONResponse:
+async def readyz(context: TheContext) -> Response:
     """Whether jobs can be taken and run, and what each part says. Needs no token."""
-    readiness = await context.runtime.ready()
-    status = "ok" if readiness.ok else "not ready"
-    return JSONResponse(
-        {"status": status, "checks": readiness.checks}, 200 if readiness.ok else 503
-    )
+    found = await context.runtime.ready()
+    status = "ok" if found.ok else "not ready"
+    return fresh(Readiness(status=status, checks=found.checks), 200 if found.ok else 503)
 
 
 @router.get(
     "/metrics",
     operation_id="get_prometheus_metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    dependencies=[NoParameters],
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+        **declare("invalid_parameter"),
+    },
 )
 async def metrics(context: TheContext, _: Caller) -> Response:
     """Requests, jobs by state and slots, in Prometheus' format; nothing is labelled by job."""
     text = await context.telemetry.render(context.runtime)
-    return Response(text, media_type=CONTENT_TYPE_LATEST)
+    return Response(text, media_type=CONTENT_TYPE_LATEST, headers={"Cache-Control": "no-store"})

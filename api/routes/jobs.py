@@ -23,7 +23,6 @@ from api.context import (
 )
 from api.openapi import JOB_SPEC_BODY
 from api.problems import Refused, declare
-from api.waiting import MAX_WAIT_S, unless_over
 from dray import views
 from dray.views import JobState
 from service.idempotency import IdempotencyKey
@@ -61,13 +60,6 @@ class ListQuery(Query):
     limit: Annotated[int, Field(ge=1, le=500)] = 100
     cursor: str | None = None
     """`next_cursor` of the page before; the filters must be the same."""
-
-
-class GetQuery(Query):
-    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Answer when the state changes, or after so many seconds."""
-    state: JobState | None = None
-    """The state that the caller knows; by default the one at the time of the call."""
 
 
 @router.post(
@@ -155,28 +147,6 @@ def _labels(texts: Iterable[str]) -> dict[str, str]:
         if found.setdefault(key, value) != value:
             raise Refused("invalid_parameter", f"no job has two values of the label {key!r}")
     return found
-
-
-@router.get(
-    "/{job_id}",
-    operation_id="get_job",
-    response_model=views.Job,
-    responses=declare("invalid_parameter", "job_not_found"),
-)
-async def get(
-    request: Request,
-    context: TheContext,
-    jobs: TheJobs,
-    _: Caller,
-    job_id: str,
-    query: Annotated[GetQuery, QueryParameters()],
-) -> Response:
-    """One job, at once or when its state changes."""
-    job = None
-    if query.wait_s > 0:
-        waiting = jobs.wait(job_id, wait_s=query.wait_s, known_state=query.state)
-        job = await unless_over(context, request, waiting)
-    return answer(request, job or await jobs.get(job_id))
 
 
 @router.delete(

@@ -1,12 +1,25 @@
 from __future__ import annotations
 
+import difflib
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from api import examples
+from api.problems import STATUS
+from api.routes import health
+from dray import views
+from dray.spec import JobSpec
+
+ROOT = Path(__file__).resolve().parents[3]
+SNAPSHOT = Path(__file__).with_name("openapi.json")
 METHODS = ("get", "head", "post", "delete", "put", "patch")
 
 
@@ -53,19 +66,64 @@ def test_every_operation_has_a_name_of_its_own_a_tag_and_a_sentence(
         assert operation["description"]
 
 
-def test_every_problem_is_declared_as_problem_json(document: dict[str, Any]) -> None:
+def test_every_problem_is_declared_as_problem_json_with_its_codes(
+    document: dict[str, Any],
+) -> None:
     for path, operation in operations(document):
         for status, said in operation["responses"].items():
             if int(status) >= 400 and path != "/readyz":
                 schema = said["content"]["application/problem+json"]["schema"]
                 assert schema == {"$ref": "#/components/schemas/Problem"}, (path, status)
+                assert {STATUS[code] for code in said["x-problem-codes"]} == {int(status)}
+
+
+def test_every_body_has_an_example(document: dict[str, Any]) -> None:
+    for path, operation in operations(document):
+        bodies = [said.get("content", {}) for said in operation["responses"].values()]
+        bodies.append(operation.get("requestBody", {}).get("content", {}))
+        for content in bodies:
+            for media_type, described in content.items():
+                assert described.get("example") or described.get("examples"), (path, media_type)
+
+
+@pytest.mark.parametrize("name", sorted(examples.VIEWS))
+def test_the_example_of_an_answer_is_one(name: str) -> None:
+    kind = getattr(views, name, None) or getattr(health, name)
+    assert set(examples.VIEWS[name]) == set(kind.model_fields)
+    kind.model_validate_json(json.dumps(examples.VIEWS[name]))
+
+
+def test_the_example_of_a_document_is_one() -> None:
+    JobSpec.model_validate(dict(examples.DOCUMENT))
+
+
+@pytest.mark.parametrize("code", sorted(STATUS))
+def test_the_example_of_a_problem_is_one(code: str) -> None:
+    problem = views.Problem.model_validate(examples.problem(code, STATUS[code]))
+    assert (problem.code, problem.status) == (code, STATUS[code])
+
+
+def test_the_description_is_the_one_that_was_agreed_on() -> None:
+    """Whoever changes the API on purpose writes the file anew:
+
+    .venv/bin/python -m api.openapi > tests/unit/api/openapi.json
+    """
+    command = [sys.executable, "-m", "api.openapi"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    agreed = SNAPSHOT.read_text()
+    difference = "".join(
+        difflib.unified_diff(
+            agreed.splitlines(keepends=True), printed.splitlines(keepends=True), "agreed", "is", n=2
+        )
+    )
+    assert not difference, f"the API's description has changed:\n{difference}"
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
     references = set(re.findall(r'"\$ref": ?"([^"]+)"', re.sub("'", '"', str(document))))
     for reference in references:
-        name = reference.removeprefix("#/components/schemas/")
-        assert name in document["components"]["schemas"]
+        kind, _, name = reference.removeprefix("#/components/").partition("/")
+        assert name in document["components"][kind]
 
 
 def test_the_job_document_is_not_mixed_up_with_the_views(document: dict[str, Any]) -> None:

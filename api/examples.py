@@ -1,0 +1,277 @@
+"""One example of every request and answer, for the description of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+JOB_ID = "job-01kamq6v3c7y2m5w9r4t8e1x0z"
+OTHER_ID = "job-01kamq2b8n4f6h0j3k5p7s9v1d"
+SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+MADE, STARTED, STEPPED = (f"2026-11-21T08:45:0{second}Z" for second in (0, 1, 2))
+
+DOCUMENT: Mapping[str, Any] = {
+    "name": "digits",
+    "labels": {"team": "vision"},
+    "recipe": "image_classification",
+    "model": {"name": "cnn", "width": 32},
+    "data": {"source": "sklearn://digits"},
+    "train": {"epochs": 10, "optimizer": {"name": "adamw", "lr": 0.001}},
+    "resources": {"num_workers": 2},
+    "checkpoint": {"every_steps": 50, "best": "val/accuracy"},
+}
+
+JOB: Mapping[str, Any] = {
+    "id": JOB_ID,
+    "name": "digits",
+    "owner": "ann",
+    "project": "default",
+    "labels": {"team": "vision"},
+    "state": "RUNNING",
+    "reason": {"code": "running", "message": "trains on 2 workers"},
+    "queue": "default",
+    "priority": 50,
+    "spec": {"version": 1, **DOCUMENT},
+    "attempt": 1,
+    "world_size": 2,
+    "progress": {
+        "step": 12,
+        "total_steps": 60,
+        "epoch": 2,
+        "samples_per_s": 5230.5,
+        "eta_s": 2.4,
+    },
+    "summary": {"train/loss": 0.41, "val/accuracy": 0.93},
+    "created_at": MADE,
+    "started_at": STARTED,
+    "first_step_at": STEPPED,
+    "finished_at": None,
+    "links": {
+        "self": f"/v1/jobs/{JOB_ID}",
+        "metrics": f"/v1/jobs/{JOB_ID}/metrics",
+        "logs": f"/v1/jobs/{JOB_ID}/logs",
+        "events": f"/v1/jobs/{JOB_ID}/events",
+        "artifacts": f"/v1/jobs/{JOB_ID}/artifacts",
+        "ray_dashboard": None,
+    },
+}
+
+_EVENT: Mapping[str, Any] = {
+    "seq": 2,
+    "time": STARTED,
+    "type": "state",
+    "from_state": "QUEUED",
+    "to_state": "STARTING",
+    "attempt": 1,
+    "code": "placed",
+    "message": "2 slots on node-a",
+    "data": {},
+}
+
+_NODE: Mapping[str, Any] = {
+    "node_id": "3f6c1e0a",
+    "hostname": "gpu-7",
+    "alive": True,
+    "resources": {"CPU": 16.0, "GPU": 4.0},
+    "held": {"CPU": 2.0, "GPU": 2.0},
+    "accepted": True,
+    "reason": None,
+    "jobs": [JOB_ID],
+}
+
+VIEWS: Mapping[str, Mapping[str, Any]] = {
+    "Job": JOB,
+    "JobPage": {"items": [JOB], "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q"},
+    "Metrics": {
+        "series": {"train/loss": {"steps": [1, 2, 3], "values": [2.31, 1.87, "NaN"]}},
+        "next_step": 3,
+    },
+    "LogPage": {
+        "items": [{"attempt": 1, "rank": 0, "time": STEPPED, "text": "epoch 1: loss 1.87"}],
+        "next_cursor": "b7Qp2c1feJyrVkpUsjLUUUpSsjKoBQAVYQMb",
+        "complete": False,
+    },
+    "EventPage": {"items": [_EVENT], "next_seq": 2},
+    "AttemptPage": {
+        "items": [
+            {
+                "attempt": 1,
+                "state": "running",
+                "world_size": 2,
+                "resume_step": 0,
+                "reason": None,
+                "created_at": MADE,
+                "started_at": STARTED,
+                "finished_at": None,
+            }
+        ]
+    },
+    "CheckpointPage": {
+        "items": [
+            {
+                "attempt": 1,
+                "step": 50,
+                "size_bytes": 412_345,
+                "sha256": SHA256,
+                "created_at": STEPPED,
+                "is_latest": True,
+                "is_best": True,
+                "metric": 0.93,
+                "url": f"file:///srv/dray/storage/jobs/{JOB_ID}/attempts/1/checkpoints/step-50",
+            }
+        ]
+    },
+    "CheckpointFilePage": {
+        "items": [{"path": "model.safetensors", "size_bytes": 137_168, "sha256": SHA256}]
+    },
+    "ArtifactPage": {
+        "items": [
+            {
+                "id": "artifact-5t8e1x0z3c7y2m5w",
+                "path": "model.safetensors",
+                "size_bytes": 137_168,
+                "sha256": SHA256,
+                "created_at": STEPPED,
+            }
+        ]
+    },
+    "Explanation": {
+        "state": "QUEUED",
+        "reason": {"code": "no_slots", "message": "needs 4 GPUs, and 2 are free"},
+        "position": 1,
+        "blocked_by": [OTHER_ID],
+        "expected_start_at": "2026-11-21T09:45:00Z",
+    },
+    "Cluster": {
+        "connected": True,
+        "reason": None,
+        "ray_address": "10.0.0.7:6379",
+        "ray_dashboard": "http://10.0.0.7:8265",
+        "nodes": [_NODE],
+        "storage": {
+            "used_bytes": 7_340_032,
+            "quota_bytes": 1_073_741_824,
+            "free_bytes": None,
+            "min_free_bytes": None,
+            "problem": None,
+        },
+        "updated_at": STEPPED,
+    },
+    "Liveness": {"status": "ok"},
+    "Readiness": {"status": "ok", "checks": {"database": "ok", "cluster": "ok", "loops": "ok"}},
+}
+"""By the name of the answer's schema."""
+
+EVENT_STREAM = (
+    "retry: 1000\n\n"
+    "event: state\nid: 2\n"
+    'data: {"seq":2,"time":"2026-11-21T08:45:01Z","type":"state","from_state":"QUEUED",'
+    '"to_state":"STARTING","attempt":1,"code":"placed","message":"2 slots on node-a","data":{}}'
+    "\n\n"
+)
+PROMETHEUS = (
+    "# HELP dray_jobs Jobs by state.\n# TYPE dray_jobs gauge\n"
+    'dray_jobs{state="QUEUED"} 3.0\ndray_jobs{state="RUNNING"} 1.0\n'
+)
+
+_UNIQUE = "take a key of its own for each job, and the same key only to send one again"
+PROBLEMS: Mapping[str, Mapping[str, str]] = {
+    "malformed_request": {"detail": "the body is JSON, but not an object"},
+    "bad_idempotency_key": {
+        "detail": "the Idempotency-Key has 300 characters; it may have 1 to 255, printable ASCII",
+        "hint": "a random UUID does well",
+    },
+    "bad_cursor": {
+        "detail": "the cursor is not one that this listing gave out",
+        "hint": "take next_cursor from the page before, unchanged, or leave it out",
+    },
+    "unauthorized": {
+        "detail": "this server asks for a token",
+        "hint": "send `Authorization: Bearer TOKEN`; the SDK and CLI take it from DRAY_TOKEN",
+    },
+    "forbidden": {
+        "detail": "this server does not answer under the name 'evil.example.org'",
+        "hint": "call it as localhost or by its IP address, or add the name to DRAY_ALLOWED_HOSTS",
+    },
+    "data_source_forbidden": {
+        "detail": "169.254.169.254 is an address of the cluster's own network",
+        "pointer": "/data/source",
+    },
+    "job_not_found": {
+        "detail": f"there is no job {OTHER_ID}",
+        "hint": "`dray ls` shows the jobs there are",
+    },
+    "artifact_not_found": {
+        "detail": f"the job {JOB_ID} has no artifact artifact-0",
+        "hint": "the job's list of artifacts has their ids",
+    },
+    "checkpoint_not_found": {"detail": f"the job {JOB_ID} has no checkpoint of step 7"},
+    "not_found": {"detail": "there is nothing at /v1/nothing"},
+    "method_not_allowed": {
+        "detail": "PUT is not allowed on /v1/jobs",
+        "hint": "it takes GET, POST",
+    },
+    "conflict": {"detail": "the job's state does not allow it"},
+    "idempotency_in_flight": {
+        "detail": "a request with this Idempotency-Key is being worked on",
+        "hint": "send it again in a moment: it will then answer with the job of the first",
+    },
+    "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
+    "job_live": {
+        "detail": f"the job {JOB_ID} is RUNNING, and only a finished job can be deleted",
+        "hint": "cancel it first, and wait until it has ended",
+    },
+    "checkpoint_in_use": {"detail": f"the job {OTHER_ID} starts from a checkpoint of this one"},
+    "body_too_large": {"detail": "the body is larger than 1048576 bytes"},
+    "unsupported_media_type": {
+        "detail": "the content type is 'text/yaml', not application/json",
+        "hint": "a YAML document is turned into JSON by `dray submit`",
+    },
+    "range_not_satisfiable": {"detail": "the file has 137168 bytes, and none in that range"},
+    "invalid_document": {
+        "detail": "there is no field 'epocs'",
+        "pointer": "/train/epocs",
+        "hint": "did you mean 'epochs'?",
+    },
+    "invalid_parameter": {
+        "detail": "the parameter 'limit' must be less than or equal to 500",
+    },
+    "unsatisfiable": {
+        "detail": "this job could never start: it needs 8 GPUs, and the cluster has 4",
+        "pointer": "/resources/num_workers",
+        "hint": "ask for less, or add nodes to the cluster first; `dray cluster` shows what it has",
+    },
+    "idempotency_key_reused": {
+        "detail": "this Idempotency-Key was used before, for another request",
+        "hint": _UNIQUE,
+    },
+    "init_from_not_found": {
+        "detail": f"the job {OTHER_ID} has no checkpoint of step 7",
+        "pointer": "/init_from/step",
+    },
+    "internal_error": {
+        "detail": "dray failed to answer this request; the server's log says why",
+        "hint": "its lines there have the same request_id",
+    },
+    "unavailable": {"detail": "the service does not answer", "hint": "try again in a moment"},
+    "database_unavailable": {
+        "detail": "the database does not answer",
+        "hint": "try again in a moment",
+    },
+    "storage_unavailable": {"detail": "the storage can't be read"},
+    "quota_exceeded": {"detail": "the storage is full", "hint": "delete jobs that have ended"},
+}
+"""What is particular to each code's example."""
+
+
+def problem(code: str, status: int) -> dict[str, Any]:
+    """An answer with this code."""
+    return {
+        "type": f"urn:dray:problem:{code}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "code": code,
+        **PROBLEMS[code],
+        "request_id": "5642cea436f4434fed64cbbd",
+    }
