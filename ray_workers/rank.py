@@ -130,6 +130,8 @@ async def export_progress(task: RankTask) -> None:
 
     Reads the end of the rank's own spool, so that the training process does nothing for it.
     """
+    # The import takes a tenth of a second of a core, which belongs to the process that starts.
+    await asyncio.sleep(GAUGE_PERIOD_S)
     from ray.util.metrics import Gauge
 
     tags = {"job": task.job_id, "rank": str(task.rank)}
@@ -140,11 +142,11 @@ async def export_progress(task: RankTask) -> None:
     }
     spool_dir = Path(task.spool_dir)
     while True:
-        await asyncio.sleep(GAUGE_PERIOD_S)
         newest = _last_metrics(spool_dir)
         for key, gauge in shown.items():
             if key in newest:
                 gauge.set(newest[key], tags)
+        await asyncio.sleep(GAUGE_PERIOD_S)
 
 
 def _last_metrics(spool_dir: Path) -> dict[str, float]:
