@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -141,6 +140,8 @@ class AsyncDriver:
     async def _perform(
         self, effect: Effect, bodies: dict[httpx.Response, AsyncIterator[bytes]]
     ) -> Any:
+        import asyncio  # which is slow to import, and the blocking client does without
+
         match effect:
             case Send(call):
                 return await self._send(call, bodies)

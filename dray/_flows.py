@@ -9,23 +9,27 @@ from dataclasses import dataclass
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dray import _downloads, _following, errors, views
 from dray._calls import LONG_POLL_S, Calls, params
 from dray._downloads import OnProgress
 from dray._transport import Call, Flow, Item, Stream, segment
-from dray.documents import load_document
-from dray.spec import JobSpec
 from dray.views import JobState
 
-Spec = JobSpec | Mapping[str, Any] | str | PathLike[str]
-States = JobState | str | Iterable[JobState | str]
+if TYPE_CHECKING:  # most commands need neither the document's classes nor YAML
+    from dray.spec import JobSpec
+
+Spec: TypeAlias = "JobSpec | Mapping[str, Any] | str | PathLike[str]"
+States: TypeAlias = JobState | str | Iterable[JobState | str]
 """One state or several."""
 
 
 def _as_json(spec: Spec) -> bytes:
     """The document as the body of a submit; defaults are left to the server."""
+    from dray.documents import load_document
+    from dray.spec import JobSpec
+
     if isinstance(spec, JobSpec):
         document: Any = {
             "version": spec.version,

@@ -16,7 +16,7 @@ from dray._downloads import OnProgress
 from dray._drivers import AsyncDriver
 from dray._flows import Flows, JobFilter, Spec, States
 from dray._transport import DEFAULT_TIMEOUT_S, Connection, Retry
-from dray.client import trusts_environment
+from dray.client import http_options
 from dray.views import JobState
 
 
@@ -34,9 +34,7 @@ class AsyncClient:
     ) -> None:
         connection = Connection.open(url, token, timeout, retry or Retry())
         self.url = connection.url
-        self._http = httpx.AsyncClient(
-            transport=transport, trust_env=trusts_environment(connection.url)
-        )
+        self._http = httpx.AsyncClient(transport=transport, **http_options(connection.url))
         self._flows = Flows(connection)
         self._driver = AsyncDriver(connection, self._http)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Hashable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -84,11 +85,13 @@ def parse_yaml(text: str, *, source: str) -> Any:
 
 
 def load_document(path: str | PathLike[str]) -> dict[str, Any]:
-    """The raw job document in a YAML or JSON file, not yet checked against JobSpec.
+    """The raw job document in a YAML or JSON file, not yet checked; `-` is standard input.
 
     Raises SpecError when it can't be read, isn't a mapping, or has a key twice.
     """
     path = Path(path)
+    if str(path) == "-":
+        return _mapping(_standard_input(), source="standard input")
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
             raise SpecError(f"{path} is larger than {MAX_DOCUMENT_BYTES} bytes: is it a job?")
@@ -97,9 +100,22 @@ def load_document(path: str | PathLike[str]) -> dict[str, Any]:
         raise SpecError(f"can't read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise SpecError(f"{path} is not UTF-8 text") from None
-    document = parse_yaml(text, source=str(path))
+    return _mapping(text, source=str(path))
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read(MAX_DOCUMENT_BYTES)
+    except UnicodeDecodeError:
+        raise SpecError("standard input is not UTF-8 text") from None
+
+
+def _mapping(text: str, *, source: str) -> dict[str, Any]:
+    document = parse_yaml(text, source=source)
     if not isinstance(document, dict):
-        raise SpecError(f"{path} holds no job: a job document is a mapping, such as `name: digits`")
+        raise SpecError(
+            f"{source} holds no job: a job document is a mapping, such as `name: digits`"
+        )
     return document
 
 

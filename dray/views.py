@@ -37,7 +37,8 @@ MetricValue = float | Literal["NaN", "Infinity", "-Infinity"]
 class View(BaseModel):
     """Base of every answer."""
 
-    model_config = ConfigDict(extra="ignore")
+    # Each class is built when it is first used, not when the command line starts.
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
 
 class Reason(View):

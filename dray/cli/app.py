@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from dray.cli import exits
+from dray.cli import exits, terminal
 from dray.cli import jobs as _jobs  # noqa: F401  registers its commands
 from dray.cli import reading as _reading  # noqa: F401  registers its commands
+from dray.cli import results as _results  # noqa: F401  registers its commands
 from dray.cli.base import app
 from dray.cli.exits import Exit
 
@@ -17,6 +18,7 @@ def run(arguments: list[str]) -> int:
     from dray.cli.output import ReaderGone, flush, warn
     from dray.errors import DrayError
 
+    terminal.prepare()
     try:
         code = _run(arguments)
         flush()
@@ -29,6 +31,9 @@ def run(arguments: list[str]) -> int:
     except (ValueError, OSError) as error:  # an id or a state that can't be one; a full disk
         warn(f"error: {error}")
         return Exit.USAGE
+    except KeyboardInterrupt:
+        warn("\ninterrupted")
+        return Exit.INTERRUPTED
     return code
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +12,7 @@ import typer
 
 import dray
 from dray.cli import exits
+from dray.cli.completion import job_ids
 
 if TYPE_CHECKING:
     from dray.client import Client
@@ -25,7 +28,10 @@ app = typer.Typer(
 )
 
 # typer reads these annotations at run time, so the lazily imported names stay out of them.
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", autocompletion=job_ids)]
+JobIds = Annotated[
+    list[str], typer.Argument(metavar="JOB...", help="Ids of jobs.", autocompletion=job_ids)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")]
@@ -56,9 +62,57 @@ def options(
     _url = url
 
 
+def _travel_light() -> None:
+    """Leave out of this process what takes long to import and no command needs.
+
+    httpx brings a command line of its own, with rich and pygments, and does without when it can't
+    be imported (40 ms). pydantic looks through all that is installed for plugins (20 ms).
+    """
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
+
 @contextmanager
 def connect() -> Iterator[Client]:
+    _travel_light()
     from dray.client import Client
 
     with Client(_url) as client:
         yield client
+
+
+@contextmanager
+def interruptible(told: str) -> Iterator[None]:
+    """Ctrl-C ends the command and not the job: say so, and how to go on."""
+    from dray.cli.output import warn
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        warn(f"\n{told}")
+        raise typer.Exit(exits.Exit.INTERRUPTED) from None
+
+
+class Failures:
+    """Several jobs are dealt with one by one: what fails is told, and the others go on."""
+
+    def __init__(self) -> None:
+        self._code = exits.Exit.OK
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        from dray.cli.output import warn
+        from dray.errors import DrayError
+
+        try:
+            yield
+        except DrayError as error:
+            if exits.exit_code(error) is exits.Exit.NO_SERVER:
+                raise  # the others would wait for the same
+            warn(exits.sentence(error))
+            self._code = self._code or exits.exit_code(error)
+
+    def end(self) -> None:
+        """Exit as the first failure would have."""
+        if self._code:
+            raise typer.Exit(self._code)

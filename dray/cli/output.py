@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
+
+from dray.cli import terminal
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from dray import views
 
-Item = TypeVar("Item", bound="BaseModel")
-
 
 class ReaderGone(Exception):
     """Whoever read the output has enough of it: `dray logs JOB | head`."""
 
 
-def write(line: str) -> None:
-    """One line to standard output, as it is: nothing in it is markup."""
+def write(line: str, *, colours: bool = False) -> None:
+    """One line to standard output; nothing in it is markup, and nothing steers the terminal.
+
+    With `colours` the colours that a log line brings go to a terminal, and to a terminal alone.
+    """
+    _emit(terminal.clean(line, colours=colours and terminal.has_colours()))
+
+
+def write_drawn(line: str) -> None:
+    """A line that dray drew, with colours of its own and what it holds made harmless."""
+    _emit(line)
+
+
+def _emit(line: str) -> None:
     try:
         sys.stdout.write(line + "\n")
     except BrokenPipeError:
@@ -35,65 +48,38 @@ def flush() -> None:
         raise ReaderGone from None
 
 
-def warn(line: str) -> None:
-    sys.stderr.write(line + "\n")
+def warn(text: str) -> None:
+    """Lines to standard error."""
+    for line in text.split("\n"):
+        sys.stderr.write(terminal.clean(line) + "\n")
+
+
+def _inert(document: str) -> str:
+    """JSON means the same when what could steer a terminal is written as an escape."""
+    return re.sub(
+        "[\x7f-\x9f\u202a-\u202e\u2066-\u2069]",
+        lambda match: f"\\u{ord(match[0]):04x}",
+        document,
+    )
+
+
+def write_data(data: Any) -> None:
+    """One indented JSON document."""
+    _emit(_inert(json.dumps(data, indent=2, ensure_ascii=False)))
 
 
 def write_json(value: BaseModel | Sequence[BaseModel]) -> None:
-    """One indented document."""
+    """One indented document of answers."""
     if isinstance(value, Sequence):
-        data: Any = [item.model_dump(mode="json") for item in value]
+        write_data([item.model_dump(mode="json") for item in value])
     else:
-        data = value.model_dump(mode="json")
-    write(json.dumps(data, indent=2, ensure_ascii=False))
+        write_data(value.model_dump(mode="json"))
 
 
 def write_json_line(value: BaseModel) -> None:
     """One document on one line, for what comes as a stream."""
-    write(value.model_dump_json())
+    _emit(_inert(value.model_dump_json()))
     flush()
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns as wide as their content; on a terminal no wider than it."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    if not console.is_terminal:
-        texts = [[_cell(value) for value in row] for row in (headings, *rows)]
-        widths = [max(len(row[i]) for row in texts) for i in range(len(headings))]
-        for line in texts:
-            cells = (text.ljust(width) for text, width in zip(line, widths, strict=True))
-            write("  ".join(cells).rstrip())
-        return
-    drawn = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        drawn.add_row(*(Text(_cell(value)) for value in row))
-    console.print(drawn)
-
-
-def listing(
-    found: Sequence[Item],
-    as_json: bool,
-    headings: Sequence[str],
-    row: Callable[[Item], Sequence[object]],
-) -> None:
-    """A list of answers: a table with a row for each, or one JSON document."""
-    if as_json:
-        write_json(found)
-    else:
-        table(headings, map(row, found))
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    return number(value) if isinstance(value, float) else str(value)
 
 
 def number(value: float | str | None) -> str:
@@ -113,12 +99,31 @@ def size(num_bytes: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`4.2 s`, `3m05s`, `2h04m`."""
+    """`4.2 s`, `3m05s`, `2h04m`, `3d07h`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    days, hours_left = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours_left:02d}h"
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
+
+
+def age(moment: datetime) -> str:
+    """How long ago, on a terminal; the moment itself where a program reads it."""
+    if not sys.stdout.isatty():
+        return cell(moment)
+    return duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
+
+
+def cell(value: object) -> str:
+    """A value as people read it, in a table or on a line."""
+    if value is None:
+        return "-"
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def steps(job: views.Job) -> str:
@@ -132,12 +137,13 @@ def show_job(job: views.Job) -> None:
     lines: list[tuple[str, object]] = [
         ("id", job.id),
         ("name", job.name),
+        ("owner", f"{job.owner}, project {job.project}"),
         ("state", job.state),
         ("reason", f"{job.reason.message} ({job.reason.code})"),
         ("queue", f"{job.queue}, priority {job.priority}"),
         ("attempt", job.attempt),
         ("workers", job.world_size),
-        ("step", steps(job)),
+        ("step", _how_far(job)),
         ("created", job.created_at),
         ("started", job.started_at),
         ("finished", job.finished_at),
@@ -146,7 +152,18 @@ def show_job(job: views.Job) -> None:
         ("dashboard", job.links.ray_dashboard),
     ]
     for name, value in lines:
-        write(f"{name:<10} {_cell(value)}")
+        write(f"{name:<10} {cell(value)}")
+
+
+def _how_far(job: views.Job) -> str:
+    parts = [steps(job)]
+    progress = job.progress
+    if progress is not None and not job.state.is_terminal:
+        if progress.samples_per_s is not None:
+            parts.append(f"{progress.samples_per_s:,.0f} samples/s")
+        if progress.eta_s is not None:
+            parts.append(f"ETA {duration(progress.eta_s)}")
+    return ", ".join(parts)
 
 
 def summary(job: views.Job) -> str:

@@ -190,7 +190,7 @@ def test_the_rest_of_a_job_is_shown(cli: Cli, finished: str, tmp_path: Path) -> 
     assert set(cli.json("metrics", finished, "--key", "train/loss")["series"]) == {"train/loss"}
     assert cli("attempts", finished).splitlines()[1].split()[0] == "1"
     assert cli("checkpoints", finished).splitlines()[1].split()[0] == "10"
-    assert cli("artifacts", finished).splitlines()[1].split()[0] == "model.bin"
+    assert cli("artifacts", finished).splitlines()[1].split()[-1] == "model.bin"
     for command in ("attempts", "checkpoints", "artifacts"):
         assert len(cli.json(command, finished)) == 1
     assert "SUCCEEDED" in cli("explain", finished)

@@ -1,0 +1,44 @@
+"""Progress bars of downloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Column
+
+from dray._downloads import OnProgress
+from dray.cli.terminal import clean
+
+
+@contextmanager
+def download_bars(console: Console | None = None) -> Iterator[OnProgress]:
+    """What to tell the bytes of each file to; its bar appears with its first."""
+    name = Column(max_width=30, no_wrap=True, overflow="ellipsis")
+    bars = Progress(
+        TextColumn("{task.description}", markup=False, table_column=name),
+        BarColumn(bar_width=None),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console or Console(stderr=True),
+    )
+    tasks: dict[str, TaskID] = {}
+
+    def tell(path: str, here: int, whole: int) -> None:
+        if path not in tasks:
+            tasks[path] = bars.add_task(clean(path), total=whole)
+        bars.update(tasks[path], completed=here)
+
+    with bars:
+        yield tell

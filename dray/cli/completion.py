@@ -1,0 +1,37 @@
+"""What the shell offers when Tab is pressed."""
+
+from __future__ import annotations
+
+import typer
+
+_PATIENCE_S = 1.0
+_NUM_JOBS = 100
+
+STATES = (
+    *("QUEUED", "STARTING", "RUNNING", "RECOVERING", "CANCELLING"),
+    *("SUCCEEDED", "FAILED", "CANCELLED"),
+)
+
+
+def states(incomplete: str) -> list[str]:
+    return [state for state in STATES if state.startswith(incomplete.upper())]
+
+
+def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """The newest jobs, with name and state; nothing, quickly, where no server answers."""
+    from itertools import islice
+
+    from dray._transport import Retry
+    from dray.cli.terminal import clean
+    from dray.client import Client
+    from dray.errors import DrayError
+
+    url = ctx.find_root().params.get("url")
+    try:
+        with Client(url, timeout=_PATIENCE_S, retry=Retry(patience_s=0.0)) as client:
+            jobs = list(islice(client.jobs(page_size=_NUM_JOBS), _NUM_JOBS))
+    except (DrayError, ValueError):
+        return []
+    return [
+        (job.id, f"{clean(job.name)} {job.state}") for job in jobs if job.id.startswith(incomplete)
+    ]

@@ -1,0 +1,198 @@
+"""Series drawn in a terminal: dots on axes, several curves told apart by colour or by letter.
+
+Pure: numbers in, lines out. A braille character is a grid of 2 x 4 dots, so a chart of 60 x 12
+characters has 120 x 48 of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+Value = float | str
+"""A metric as it is served: NaN and infinities are words."""
+Span = tuple[str, int | None]
+"""Text and the series whose colour it has."""
+Line = list[Span]
+
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""Bit of the dot in each row and column of a braille character (Unicode, U+2800 block)."""
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A series to draw: equally long lists, steps ascending."""
+
+    key: str
+    steps: Sequence[int]
+    values: Sequence[Value]
+
+
+@dataclass(frozen=True)
+class Style:
+    """How much room there is and what the terminal can show."""
+
+    width: int = 80
+    height: int = 12
+    """Lines of the chart itself."""
+    log: bool = False
+    colours: bool = False
+    unicode: bool = True
+
+
+@dataclass(frozen=True)
+class _Axes:
+    first_step: int
+    last_step: int
+    low: float
+    high: float
+
+    def column(self, step: int, dots: int) -> float:
+        span = self.last_step - self.first_step
+        return (step - self.first_step) / span * (dots - 1) if span else (dots - 1) / 2
+
+    def row(self, value: float, dots: int) -> float:
+        """From the top."""
+        return (self.high - value) / (self.high - self.low) * (dots - 1)
+
+
+def chart(curves: Sequence[Curve], style: Style) -> list[Line]:
+    """The curves on common axes: their names, the chart, the steps, and what could not be drawn."""
+    lines: list[Line] = [[(_legend(curves, n, style), n)] for n in range(len(curves))]
+    pieces = [list(_drawable(curve, log=style.log)) for curve in curves]
+    flat = [point for runs in pieces for run in runs for point in run]
+    notes: list[Line] = [[(note, None)] for curve in curves for note in _notes(curve, style.log)]
+    if not flat:
+        return [*lines, [("  nothing to draw", None)], *notes]
+    axes = _axes(flat)
+    labels = _labels(axes, style)
+    gutter = max(map(len, labels.values()))
+    columns = max(10, style.width - gutter - 2)
+    canvas = _Canvas(columns, style.height)
+    for number, runs in enumerate(pieces):
+        for run in runs:
+            canvas.draw(number, [axes_point(axes, point, canvas) for point in run])
+    bar = "┤" if style.unicode else "|"
+    for row in range(style.height):
+        label = labels.get(row, "")
+        lines.append([(f"{label:>{gutter}} {bar}", None), *canvas.line(row, len(curves), style)])
+    return [*lines, [(_steps(axes, gutter + 2, columns), None)], *notes]
+
+
+def axes_point(axes: _Axes, point: tuple[int, float], canvas: _Canvas) -> tuple[float, float]:
+    step, value = point
+    return axes.column(step, canvas.columns * 2), axes.row(value, canvas.rows * 4)
+
+
+def _legend(curves: Sequence[Curve], number: int, style: Style) -> str:
+    curve = curves[number]
+    last = curve.values[-1] if curve.values else None
+    now = "" if last is None else f"  last {_number(last)}"
+    mark = "" if len(curves) == 1 or style.colours else f"{_letter(number)} "
+    return f"{mark}{curve.key}{now}{'  (log)' if style.log else ''}"
+
+
+def _letter(number: int) -> str:
+    return _LETTERS[number % len(_LETTERS)]
+
+
+def _drawable(curve: Curve, *, log: bool) -> Iterator[list[tuple[int, float]]]:
+    """Runs of points without a hole between; in powers of ten for a logarithmic axis."""
+    run: list[tuple[int, float]] = []
+    for step, value in zip(curve.steps, curve.values, strict=True):
+        if isinstance(value, str) or not math.isfinite(value) or (log and value <= 0):
+            if run:
+                yield run
+            run = []
+            continue
+        run.append((step, math.log10(value) if log else value))
+    if run:
+        yield run
+
+
+def _notes(curve: Curve, log: bool) -> Iterator[str]:
+    """What the chart leaves out, said below it."""
+    words = [value for value in curve.values if isinstance(value, str) or not math.isfinite(value)]
+    if words:
+        yield f"  {curve.key}: {len(words)} of {len(curve.values)} values are NaN or infinite"
+    numbers = [value for value in curve.values if not isinstance(value, str)]
+    hidden = sum(value <= 0 for value in numbers if math.isfinite(value)) if log else 0
+    if hidden:
+        yield f"  {curve.key}: {hidden} of {len(curve.values)} values are not above 0"
+
+
+def _axes(points: Sequence[tuple[int, float]]) -> _Axes:
+    steps, values = [step for step, _ in points], [value for _, value in points]
+    low, high = min(values), max(values)
+    if low == high:  # a level line runs through the middle
+        pad = abs(low) / 2 or 1.0
+        low, high = low - pad, high + pad
+    return _Axes(min(steps), max(steps), low, high)
+
+
+def _labels(axes: _Axes, style: Style) -> dict[int, str]:
+    """Row -> what stands beside it: top, middle and bottom."""
+    last = style.height - 1
+    found: dict[int, str] = {}
+    for row in sorted({0, last // 2, last}):
+        value = axes.high - (axes.high - axes.low) * (row / last if last else 0.5)
+        found[row] = _number(10.0**value if style.log and value < 308 else value)
+    return found
+
+
+def _number(value: Value) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _steps(axes: _Axes, indent: int, columns: int) -> str:
+    first, last = f"step {axes.first_step}", str(axes.last_step)
+    return " " * indent + first + last.rjust(max(columns - len(first), len(last) + 1))
+
+
+class _Canvas:
+    """Dots, and whose they are."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.columns, self.rows = columns, rows
+        self._dots: dict[tuple[int, int], int] = {}
+        self._owners: dict[tuple[int, int], set[int]] = {}
+
+    def draw(self, owner: int, points: Sequence[tuple[float, float]]) -> None:
+        """Join the points, (x, y) in dots from the upper left, by straight lines."""
+        previous = points[0]
+        for point in points:
+            (x0, y0), (x1, y1) = previous, point
+            num = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
+            for n in range(num + 1):
+                x, y = x0 + (x1 - x0) * n / num, y0 + (y1 - y0) * n / num
+                self._dot(owner, round(x), round(y))
+            previous = point
+
+    def _dot(self, owner: int, x: int, y: int) -> None:
+        cell = (y // 4, x // 2)
+        self._dots[cell] = self._dots.get(cell, 0) | _DOTS[y % 4][x % 2]
+        self._owners.setdefault(cell, set()).add(owner)
+
+    def line(self, row: int, num_curves: int, style: Style) -> Line:
+        spans: Line = []
+        for column in range(self.columns):
+            owners = self._owners.get((row, column))
+            if not owners:
+                spans.append((" ", None))
+                continue
+            braille = chr(0x2800 + self._dots[row, column])
+            spans.append((self._mark(owners, num_curves, braille, style), max(owners)))
+        while spans and spans[-1][0] == " ":
+            spans.pop()
+        return [
+            ("".join(text for text, _ in group), owner)
+            for owner, group in groupby(spans, key=lambda span: span[1])
+        ]
+
+    def _mark(self, owners: set[int], num_curves: int, braille: str, style: Style) -> str:
+        if num_curves > 1 and not style.colours:  # dots alone don't say whose they are
+            return _letter(min(owners)) if len(owners) == 1 else "*"
+        return braille if style.unicode else "*"

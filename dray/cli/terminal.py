@@ -1,0 +1,72 @@
+"""What the terminal can show, and what must not reach it."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import sys
+
+_SGR = r"\x1b\[[0-9;:]*m"
+"""Colours and the like: the one kind of escape sequence that stays within its line."""
+_SEQUENCE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: cursor, colours, modes (ECMA-48, 5.4)
+    r"|\x1b[PX^_\]].*?(?:\x07|\x1b\\|$)"  # strings: titles, clipboard, hyperlinks
+    r"|\x1b[ -/]*[0-~]?"
+)
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""C0 but the tab, DEL, C1, and what turns the direction of text."""
+_PARTS = re.compile(f"({_SGR})")
+
+BOLD, RED, GREEN, BLUE, MAGENTA, CYAN = 1, 31, 32, 34, 35, 36
+CURVES = (CYAN, MAGENTA, GREEN, RED, BLUE)
+"""Readable on light and on dark, as yellow and white are not."""
+
+
+def prepare() -> None:
+    """A character that the terminal's encoding lacks is spelt out instead of being an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def has_colours() -> bool:
+    """A terminal that was not asked to go without (see no-color.org)."""
+    return (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
+
+
+def has_unicode() -> bool:
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    try:
+        "┤⣿".encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def width() -> int:
+    """Columns; COLUMNS where there is no terminal, else 80."""
+    return max(20, shutil.get_terminal_size((80, 24)).columns)
+
+
+def styled(text: str, code: int | None) -> str:
+    """`text` in a colour or in bold (ECMA-48, 8.3.117), or as it is."""
+    return text if code is None else f"\x1b[{code}m{text}\x1b[0m"
+
+
+def clean(text: str, *, colours: bool = False) -> str:
+    """`text` on one line, without what would move the cursor, rename the window or turn the text
+    around. With `colours` those that it brings stay, and end with it."""
+    if text.isprintable():
+        return text
+    if not colours:
+        return _CONTROL.sub("", _SEQUENCE.sub("", text))
+    parts = _PARTS.split(text)
+    kept = [
+        part if number % 2 else _CONTROL.sub("", _SEQUENCE.sub("", part))
+        for number, part in enumerate(parts)
+    ]
+    return "".join(kept) + ("\x1b[0m" if len(parts) > 1 else "")
