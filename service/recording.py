@@ -19,7 +19,7 @@ from ray_workers.contracts import Cause, FrameKind, Outcome, Phase, PollReply
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
-from service.db.session import notify
+from service.db.session import notify, touch
 from service.domain.retries import Budget, Budgets, Fault, GiveUp, Retry, decide
 from service.domain.states import Trigger
 from service.intake import Intake, clean
@@ -54,6 +54,7 @@ def record(
     `asked` is the cursor that the poll was made with. Give it where two processes may poll the
     same attempt at once: a reply from an older cursor than the stored one is then ignored whole.
     """
+    touch(session, job_id)
     rows = _live(session, job_id, attempt)
     if rows is None:
         return Recorded(changed=False, live=False)

@@ -28,6 +28,7 @@ from service.reconciler import Reconciler
 from service.scheduler import Scheduler
 from service.settings import Settings
 from service.signals import Signals
+from service.status import StatusCache
 from service.storage import Storage
 from service.upkeep import Upkeep
 from service.watch import ClusterWatch
@@ -60,6 +61,7 @@ class Runtime:
         self.signals: Signals = database.signals
         self.storage = storage
         self.jobs = Jobs(database, storage, self.signals, settings)
+        self.status = StatusCache(database)
         self.reading = Reading(database, storage, self.signals, settings)
         self.watch: ClusterWatch | None = None
         self.cluster: Cluster | None = None

@@ -12,10 +12,10 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy.orm import Session
 
 from ray_workers.contracts import AttemptSpec, Slice
-from service import jobs, transitions
+from service import data_sources, jobs, transitions
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.db.repositories import storage as storage_repository
-from service.db.session import Database
+from service.db.session import Database, touch
 from service.domain import policy
 from service.settings import Settings
 from service.signals import QUEUE, Signals
@@ -96,6 +96,7 @@ class Scheduler:
         return policy.Wait(decision.job_id, decision.reason, place + 1)
 
     def _note(self, session: Session, decisions: list[policy.Decision], now: datetime) -> None:
+        touch(session)  # what waits as before is as it was
         waits = [d for d in decisions if isinstance(d, policy.Wait)]
         transitions.note_waiting(session, waits, now)
         for decision in decisions:
@@ -143,6 +144,7 @@ class Scheduler:
             init_from=claimed.init_from,
             start_timeout_s=self._settings.start_timeout_s,
             max_runtime_s=claimed.max_runtime_s,
+            data_policy=data_sources.policy_of(self._settings),
             spool_limit_bytes=self._settings.spool_limit_bytes,
         )
         try:

@@ -20,7 +20,7 @@ from service.checkpoints import counting_checkpoints
 from service.db.models import AttemptRow, EventRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
-from service.db.session import notify
+from service.db.session import notify, touch
 from service.domain import policy
 from service.domain.documents import upcast
 from service.domain.states import Trigger, transition
@@ -206,6 +206,7 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
             position=wait.position,
             blocked_by=list(wait.blocked_by),
         )
+        touch(session, wait.job_id)
         changed += 1
     return changed
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from service.db.models import StorageStateRow
 from service.db.repositories import storage as repository
-from service.db.session import Database, notify
+from service.db.session import Database, notify, touch
 from service.domain import capacity
 from service.domain.errors import CheckpointInUse, NotFound, QuotaExceeded
 from service.settings import Settings
@@ -61,6 +61,7 @@ class StorageWatch:
         problem = capacity.problem(used=used, free=free, quota=self._quota, min_free=self._min_free)
 
         def work(session: Session) -> bool:
+            touch(session)
             before = repository.state(session)
             changed = (before.problem if before else None) != problem
             row = StorageStateRow(

@@ -31,6 +31,9 @@ from service.listing import JobFilter
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 DEFAULT_PROJECT = "default"
+KEY_PATTERN = r"^[!-~](?:[ -~]{0,253}[!-~])?$"
+KEY_SCHEMA: dict[str, Any] = {"minLength": 1, "maxLength": 255, "pattern": KEY_PATTERN}
+"""Said to readers of the description; the code of a bad key is its own, so it is checked here."""
 
 
 def _rfc_3339(value: Any) -> Any:
@@ -75,6 +78,7 @@ class ListQuery(Query):
         "body_too_large",
         "unsupported_media_type",
         "invalid_document",
+        "data_source_forbidden",
         "unsatisfiable",
         "init_from_not_found",
         "quota_exceeded",
@@ -89,7 +93,7 @@ async def submit(
     context: TheContext,
     jobs: TheJobs,
     owner: Caller,
-    idempotency_key: Annotated[str | None, Header()] = None,
+    idempotency_key: Annotated[str | None, Header(json_schema_extra=KEY_SCHEMA)] = None,
 ) -> Response:
     """Queue a job.
 
@@ -107,7 +111,7 @@ async def submit(
 
 
 def _check_key(key: str | None) -> str | None:
-    if key is None or re.fullmatch(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?", key):
+    if key is None or re.fullmatch(KEY_PATTERN, key):
         return key
     raise Refused(
         "bad_idempotency_key",

@@ -16,7 +16,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from service.domain.errors import DatabaseUnavailable
+from service.domain.ids import is_job_id
 from service.signals import CHANNEL, PostgresListener, Signals
 
 T = TypeVar("T")
@@ -41,11 +42,18 @@ RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P
 """Serialization failure, deadlock, server shutting down or starting, lock not available."""
 
 _TOPICS = "topics"
+_TOUCHED = "touched"
 
 
 def notify(session: Session, *topics: str) -> None:
     """Publish these topics when, and only when, this transaction is committed."""
     session.info.setdefault(_TOPICS, {}).update(dict.fromkeys(topics))
+
+
+def touch(session: Session, *job_ids: str) -> None:
+    """Say that this transaction changes what is answered of these jobs, and of no others but
+    those it notifies of. Wakes nobody."""
+    session.info.setdefault(_TOUCHED, set()).update(job_ids)
 
 
 def normalise_url(url: str) -> URL:
@@ -71,6 +79,7 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._listener: PostgresListener | None = None
         self._write_lock = threading.Lock()
+        self._watchers: list[Callable[[frozenset[str] | None], None]] = []
         if self.is_sqlite:
             self.engine = _sqlite_engine(self.url, writes=True)
             self._read_engine = _sqlite_engine(self.url, writes=False)
@@ -102,6 +111,14 @@ class Database:
             return self._retrying(lambda: self._write_once(work))
         with self._write_lock:
             return self._retrying(lambda: self._write_once(work))
+
+    def on_commit(self, watcher: Callable[[frozenset[str] | None], None]) -> None:
+        """Call it after each commit of this process, before the writer goes on.
+
+        It is given the jobs that the transaction notified of or touched: it changed what is
+        answered of these and no others. None if it did neither, and anything may have changed.
+        """
+        self._watchers.append(watcher)
 
     def listen(self) -> None:
         """On PostgreSQL, begin to pass on what other processes publish. Ends with `close`."""
@@ -142,6 +159,9 @@ class Database:
                         {"channel": CHANNEL, "topic": topic},
                     )
             session.commit()
+        changed = _changed(topics, session.info.get(_TOUCHED))
+        for watcher in self._watchers:
+            watcher(changed)
         for topic in topics:
             self.signals.publish(topic)
         return result
@@ -161,6 +181,13 @@ class Database:
                     ) from error
                 logger.warning("a transaction is tried again (%d): %s", tried, error.orig)
                 time.sleep(FIRST_PAUSE_S * 2**tried * random.uniform(0.5, 1.0))
+
+
+def _changed(topics: Iterable[str], touched: set[str] | None) -> frozenset[str] | None:
+    jobs = frozenset(filter(is_job_id, topics))
+    if touched is None:
+        return jobs or None
+    return jobs | touched
 
 
 def _may_pass(error: DBAPIError) -> bool:

@@ -54,6 +54,11 @@ def new_job_id(now: datetime) -> str:
     return f"job-{_base32(milliseconds, 10)}{_base32(_sequence.next(milliseconds), 16)}"
 
 
+def is_job_id(text: str) -> bool:
+    """Whether it looks like one."""
+    return text.startswith("job-")
+
+
 def ids_since(time: datetime) -> str:
     """No id made at `time` or later is below this one."""
     return f"job-{_base32(_milliseconds(time), 10)}"

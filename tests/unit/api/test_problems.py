@@ -137,7 +137,7 @@ async def test_a_database_that_does_not_answer_is_a_503_that_says_when_to_come_b
     async def away(job_id: str) -> None:
         raise domain_errors.DatabaseUnavailable(f"no connection for {job_id}")
 
-    monkeypatch.setattr(runtime.jobs, "get", away)
+    monkeypatch.setattr(runtime.status, "read", away)
     app = create_app(Settings(home=tmp_path), runtime)
     async with (
         app.router.lifespan_context(app),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,11 @@ def storage(tmp_path: Path) -> Storage:
 @pytest.fixture
 def service(database: Database, storage: Storage, tmp_path: Path) -> Service:
     return Service(database, storage, tmp_path)
+
+
+@pytest.fixture
+def sqlite_service(sqlite_url: str, storage: Storage, tmp_path: Path) -> Iterator[Service]:
+    """On SQLite alone."""
+    database = Database(sqlite_url)
+    yield Service(database, storage, tmp_path)
+    database.close()

@@ -1,0 +1,68 @@
+"""GET /v1/jobs/{id}: how a job is doing, which most calls ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Query as QueryParameters
+from fastapi.routing import APIRoute
+from pydantic import Field
+
+from api.caching import answer, answer_json
+from api.context import Caller, Query, TheContext, TheJobs, caller
+from api.context import context as context_of
+from api.problems import declare
+from api.waiting import MAX_WAIT_S, unless_over
+from dray import views
+from dray.views import JobState
+
+
+class StatusRoute(APIRoute):
+    """Answers a call without parameters past what resolving them costs, by the same rules."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        usual = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            if request.scope["query_string"]:
+                return await usual(request)
+            caller(request)
+            status = context_of(request).runtime.status
+            job_id = request.path_params["job_id"]
+            return answer_json(request, status.peek(job_id) or await status.read(job_id))
+
+        return handler
+
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StatusRoute)
+
+
+class GetQuery(Query):
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
+    """Answer when the state changes, or after so many seconds."""
+    state: JobState | None = None
+    """The state that the caller knows; by default the one at the time of the call."""
+
+
+@router.get(
+    "/{job_id}",
+    operation_id="get_job",
+    response_model=views.Job,
+    responses=declare("invalid_parameter", "job_not_found"),
+)
+async def get(
+    request: Request,
+    context: TheContext,
+    jobs: TheJobs,
+    _: Caller,
+    job_id: str,
+    query: Annotated[GetQuery, QueryParameters()],
+) -> Response:
+    """One job, at once or when its state changes."""
+    job = None
+    if query.wait_s > 0:
+        waiting = jobs.wait(job_id, wait_s=query.wait_s, known_state=query.state)
+        job = await unless_over(context, request, waiting)
+    return answer(request, job or await jobs.get(job_id))
