@@ -29,6 +29,7 @@ STATUS: Mapping[str, int] = {
     "bad_cursor": 400,
     "unauthorized": 401,
     "forbidden": 403,
+    "data_source_forbidden": 403,
     "job_not_found": 404,
     "artifact_not_found": 404,
     "checkpoint_not_found": 404,

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.spec import JobSpec
 from dray.views import JobState
-from service import listing, nodes, origins, presenting
+from service import data_sources, listing, nodes, origins, presenting
 from service.db.models import EventRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
@@ -96,10 +96,12 @@ class Jobs:
     ) -> tuple[views.Job, bool]:
         """The job and True; or, if the key was used for the same request, the first one and False.
 
-        Unsatisfiable if the cluster as it is known now could never run it; InitFromNotFound if
-        the checkpoint it starts from is not there; QuotaExceeded while the storage is full;
-        IdempotencyMismatch if the key was used for another request.
+        DataSourceForbidden if it names data that nobody may read; Unsatisfiable if the cluster as
+        it is known now could never run it; InitFromNotFound if the checkpoint it starts from is
+        not there; QuotaExceeded while the storage is full; IdempotencyMismatch if the key was used
+        for another request.
         """
+        await data_sources.refuse_forbidden(spec, data_sources.policy_of(self._settings))
         now = self._clock()
         job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
 

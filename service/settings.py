@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from ray_workers.addresses import AllowedHosts
 from service.logs import LogFormat
 
 
@@ -26,6 +27,10 @@ Origins = Annotated[
     NoDecode,
     BeforeValidator(_listed),
 ]
+
+
+Hosts = Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_listed)]
+Folders = Annotated[tuple[Path, ...] | None, NoDecode, BeforeValidator(_listed)]
 
 
 class Settings(BaseSettings):
@@ -63,6 +68,20 @@ class Settings(BaseSettings):
     """Origins, such as `https://dray.example.org`, of web pages that may call the API besides the
     server's own; unset with tokens: any, as far as their browsers let them."""
 
+    data_roots: Folders = None
+    """Folders on the nodes that `file://` data must lie in; unset, any without tokens and none
+    with them."""
+    data_private_hosts: Hosts = None
+    """Names, addresses and networks (CIDR) that data may come from though they are private."""
+    data_cache_dir: Path | None = None
+    """Where each node keeps the data it fetched; unset, in its temporary folder."""
+    data_cache_limit_bytes: int = Field(100 << 30, ge=1 << 20)
+    """Most that a node keeps of them, and the largest source that is read."""
+    data_credentials_dir: Path | None = None
+    """Folder on each node with the files that `data.credentials` names."""
+    s3_endpoint_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+/?$")
+    """Where data of `s3://` are served, if not by AWS."""
+
     max_body_bytes: int = Field(1 << 20, ge=1024)
     log_limit_bytes: int = Field(256 << 20, ge=1024)
     """Most log text that is kept of one job; further lines are counted."""
@@ -91,6 +110,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _fill_in_what_follows_from_the_home(self) -> Self:
         self.home = self.home.expanduser().absolute()
+        AllowedHosts(self.data_private_hosts or ())  # a typing error must not wait for a job
         if not self.database_url:
             self.database_url = f"sqlite:///{self.home / 'dray.db'}"
         if not self.storage_url:

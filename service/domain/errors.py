@@ -13,6 +13,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         CheckpointInUse     checkpoint_in_use
         IdempotencyInFlight idempotency_in_flight
       Unsatisfiable         unsatisfiable
+      DataSourceForbidden   data_source_forbidden
       IdempotencyMismatch   idempotency_key_reused
       InitFromNotFound      init_from_not_found
       QuotaExceeded         quota_exceeded
@@ -85,6 +86,12 @@ class Unsatisfiable(DomainError):
     """The cluster could not run the job even if it were empty."""
 
     code = "unsatisfiable"
+
+
+class DataSourceForbidden(DomainError):
+    """The job names data that the operator lets nobody read."""
+
+    code = "data_source_forbidden"
 
 
 class IdempotencyMismatch(DomainError):
