@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
+
+from api.problems import title
 
 JOB_ID = "job-01kamq6v3c7y2m5w9r4t8e1x0z"
 OTHER_ID = "job-01kamq2b8n4f6h0j3k5p7s9v1d"
@@ -269,7 +270,7 @@ def problem(code: str, status: int) -> dict[str, Any]:
     """An answer with this code."""
     return {
         "type": f"urn:dray:problem:{code}",
-        "title": HTTPStatus(status).phrase,
+        "title": title(status),
         "status": status,
         "code": code,
         **PROBLEMS[code],

@@ -82,10 +82,11 @@ def describe(app: FastAPI) -> dict[str, Any]:
         _describe_conditions(path, method, operation)
         _describe_parameters(operation)
         _give_examples(operation["responses"])
+        operation["responses"] = dict(sorted(operation["responses"].items()))
         if path not in UNGUARDED:
             operation["security"] = [{"token": []}, {}]
     document["components"]["examples"] = {
-        code: {"value": examples.problem(code, status)} for code, status in STATUS.items()
+        code: {"value": examples.problem(code, status)} for code, status in sorted(STATUS.items())
     }
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     for unused in ("HTTPValidationError", "ValidationError"):
@@ -106,7 +107,7 @@ def _describe_problems(path: str, responses: dict[str, Any]) -> None:
     if path in UNGUARDED:
         return
     codes = [code for said in responses.values() for code in said.get(CODES, ())]
-    for status, said in declare(*dict.fromkeys([*codes, *EVERYWHERE])).items():
+    for status, said in declare(*sorted({*codes, *EVERYWHERE})).items():
         responses[str(status)] = said
 
 

@@ -84,7 +84,7 @@ def problem(
     status = STATUS[code]
     body = Problem(
         type=f"urn:dray:problem:{code}",
-        title=HTTPStatus(status).phrase,
+        title=title(status),
         status=status,
         detail=detail,
         code=code,
@@ -101,6 +101,16 @@ def problem(
         media_type=MEDIA_TYPE,
         headers={**extra, **(headers or {})},
     )
+
+
+def title(status: int) -> str:
+    """The name that RFC 9110 gives the status; Python's own changed with its versions."""
+    renamed = {
+        413: "Content Too Large",
+        416: "Range Not Satisfiable",
+        422: "Unprocessable Content",
+    }
+    return renamed.get(status) or HTTPStatus(status).phrase
 
 
 async def _domain_error(request: Request, error: Exception) -> Response:
