@@ -54,27 +54,35 @@ def check(document: Mapping[str, Any]) -> JobSpec:
 
 def check_values(document: Any) -> None:
     """Fault if it is too deep, or a text in it is none that a database can hold."""
-    level: list[Any] = [document]
+    level: list[tuple[str, Any]] = [("", document)]
     for _ in range(MAX_DEPTH):
         if not level:
             return
-        below: list[Any] = []
-        for value in level:
+        below: list[tuple[str, Any]] = []
+        for pointer, value in level:
             if isinstance(value, str):
-                _check_text(value)
+                _check_text(value, pointer)
             elif isinstance(value, Mapping):
-                below += value.keys()
-                below += value.values()
+                for key, inner in value.items():
+                    _check_text(key, pointer)
+                    below.append((f"{pointer}/{_escaped(key)}", inner))
             elif isinstance(value, list):
-                below += value
+                below += [(f"{pointer}/{index}", inner) for index, inner in enumerate(value)]
         level = below
     if level:
         raise Fault("malformed_request", TOO_DEEP)
 
 
-def _check_text(text: str) -> None:
-    if "\0" in text or (not text.isascii() and re.search("[\ud800-\udfff]", text)):
-        raise Fault("malformed_request", "a text holds NUL or half of a surrogate pair")
+def _check_text(text: Any, pointer: str) -> None:
+    if isinstance(text, str) and (
+        "\0" in text or (not text.isascii() and re.search("[\ud800-\udfff]", text))
+    ):
+        detail = "must not contain NUL or half of a surrogate pair"
+        raise Fault("invalid_document", detail, pointer)
+
+
+def _escaped(part: Any) -> str:
+    return str(part).replace("~", "~0").replace("/", "~1")
 
 
 def plainly(message: str) -> str:
@@ -120,14 +128,14 @@ def _pointer(error: Error, document: Any) -> str:
         else:
             break
         models = _models_of(models, part)
-        pointer += "/" + str(part).replace("~", "~0").replace("/", "~1")
+        pointer += f"/{_escaped(part)}"
     return pointer + "/name" if error["type"].startswith("union_tag_") else pointer
 
 
 def _message(error: Error) -> str:
     match error["type"]:
         case "extra_forbidden":
-            return f"there is no field {error['loc'][-1]!r}"
+            return f"there is no field {_shown(error['loc'][-1])}"
         case "missing":
             return f"the field {error['loc'][-1]!r} is missing"
         case "model_type" | "model_attributes_type" | "dict_type":
@@ -138,6 +146,12 @@ def _message(error: Error) -> str:
             return "the field 'name' is missing"
         case _:
             return plainly(str(error["msg"]))
+
+
+def _shown(name: Any) -> str:
+    """The name, cut where nobody would read on."""
+    text = str(name)
+    return repr(text if len(text) <= 100 else f"{text[:100]}...")
 
 
 def _hint(error: Error) -> str | None:
