@@ -51,7 +51,7 @@ class Gpt(Document):
     num_layers: Annotated[Int, Field(ge=1, le=256)] = 4
     num_heads: Annotated[Int, Field(ge=1, le=256)] = 4
     width: Annotated[Int, Field(ge=1, le=65536)] = 128
-    """Size of a token's vector; a multiple of `num_heads`."""
+    """Size of a token's vector; a multiple of twice `num_heads`."""
     context_length: Annotated[Int, Field(ge=2, le=2**20)] = 128
     """Tokens that a sample has and that a prediction may look back on."""
     dropout: Dropout = 0.0
@@ -60,8 +60,10 @@ class Gpt(Document):
 
     @model_validator(mode="after")
     def _heads_share_the_width(self) -> Self:
-        if self.width % self.num_heads:
-            raise ValueError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
+        if self.width % (2 * self.num_heads):
+            raise ValueError(
+                f"width {self.width} is not a multiple of twice num_heads {self.num_heads}"
+            )
         return self
 
 

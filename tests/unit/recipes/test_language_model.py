@@ -9,6 +9,7 @@ import torch
 from dray.spec import JobSpec
 from ray_workers import recipes
 from ray_workers.contracts import DataPolicy
+from ray_workers.recipes.models import gpt
 from ray_workers.training.errors import DataError
 from ray_workers.training.workload import Workload
 
@@ -97,3 +98,15 @@ def test_too_short_a_text_is_the_datas_fault(tmp_path: Path) -> None:
     path.write_text("too short")
     with pytest.raises(DataError, match="has 9 tokens, too few"):
         build(path)
+
+
+def test_attention_depends_on_distances_not_on_places() -> None:
+    turns = gpt.rotations(12, 8, torch.device("cpu"))
+    query, key = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(0))
+
+    def score(at: int, seen: int) -> float:
+        places = [gpt.rotate(v, turns[:, [n]]) for v, n in ((query, at), (key, seen))]
+        return (places[0] * places[1]).sum().item()
+
+    assert score(5, 2) == pytest.approx(score(11, 8), abs=1e-5)
+    assert score(5, 2) != pytest.approx(score(5, 4), abs=1e-2)

@@ -174,4 +174,4 @@ def test_options_that_would_be_ignored_are_refused(train: dict[str, Any], messag
 def test_the_heads_of_a_gpt_share_its_width() -> None:
     model = {"width": 10, "num_heads": 4}
     _, said = refusal(recipe("language_model", model=model))
-    assert "width 10 is not a multiple of num_heads 4" in said
+    assert "width 10 is not a multiple of twice num_heads 4" in said

@@ -1,0 +1,48 @@
+"""docs/recipes.md tells the truth: its tables are complete, its commands are run word for word."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from dray.spec import RECIPES, Optimizer, Schedule, Train
+from tests.integration.harness import ROOT, Service
+from tests.integration.tour import blocks_of, run_tour
+
+PAGE = (ROOT / "docs" / "recipes.md").read_text()
+TOUR_TAKES_S = 150
+
+
+@pytest.mark.ray
+def test_every_command_does_what_the_page_says(embedded: Service, tmp_path: Path) -> None:
+    _, predicted, trained, generated = run_tour(
+        embedded, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S
+    )
+    assert re.search(r"^a wine of class_[012]$", predicted, flags=re.MULTILINE)
+    progress = re.search(r"between 25 and 346: (\d+)", predicted)
+    assert progress
+    assert 25 <= int(progress[1]) <= 346
+    assert "val/perplexity" in trained
+    assert generated.strip() == "Beautiful is better than ugly."
+
+
+def test_the_table_of_recipes_is_complete() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \|$", PAGE, flags=re.MULTILINE)
+    rows = [row for row in rows if row[0] in RECIPES]
+    assert {row[0] for row in rows} == set(RECIPES)
+    for name, models, reads, metrics in rows:
+        options = RECIPES[name]
+        assert tuple(re.findall(r"`(\w+)`", models)) == options.models
+        assert {f"val/{one}" for one in re.findall(r"`(\w+)`", metrics)} == set(options.metrics)
+        assert all(one in reads for one in options.sklearn_sets)
+
+
+def test_the_table_of_options_names_every_field_and_choice() -> None:
+    told = set(re.findall(r"`(\w+)`", PAGE.split("## What can be said of training")[1]))
+    assert set(Train.model_fields) <= told
+    for part in (Optimizer, Schedule):
+        assert set(get_args(part.model_fields["name"].annotation)) <= told
+    assert set(get_args(Train.model_fields["precision"].annotation)) <= told
