@@ -32,6 +32,6 @@ def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
             jobs = list(islice(client.jobs(page_size=_NUM_JOBS), _NUM_JOBS))
     except (DrayError, ValueError):
         return []
-    return [
-        (job.id, f"{clean(job.name)} {job.state}") for job in jobs if job.id.startswith(incomplete)
-    ]
+    found = [job for job in jobs if job.id.startswith(incomplete)]
+    # typer takes the help for rich's markup.
+    return [(job.id, f"{clean(job.name)} {job.state}".replace("[", r"\[")) for job in found]

@@ -72,9 +72,8 @@ def _check(document: dict[str, Any], source: str, as_json: bool) -> None:
         return
     what = spec.recipe or (spec.script.entrypoint if spec.script else "")
     workers = spec.resources.num_workers
-    write(
-        f"{source} is a job: {what}, {workers} worker{'s' if workers != 1 else ''}. Nothing sent."
-    )
+    whom = f"{workers} worker" if workers == 1 else f"{workers} workers"
+    write(f"{source} is a job: {what} on {whom}. Nothing was sent.")
 
 
 @app.command("watch")

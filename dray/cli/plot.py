@@ -56,7 +56,9 @@ class _Axes:
 
     def row(self, value: float, dots: int) -> float:
         """From the top."""
-        return (self.high - value) / (self.high - self.low) * (dots - 1)
+        # Halved, as the difference of two finite numbers may be infinite.
+        span = self.high / 2 - self.low / 2
+        return (self.high / 2 - value / 2) / span * (dots - 1)
 
 
 def chart(curves: Sequence[Curve], style: Style) -> list[Line]:
@@ -138,7 +140,8 @@ def _labels(axes: _Axes, style: Style) -> dict[int, str]:
     last = style.height - 1
     found: dict[int, str] = {}
     for row in sorted({0, last // 2, last}):
-        value = axes.high - (axes.high - axes.low) * (row / last if last else 0.5)
+        below = row / last if last else 0.5
+        value = axes.high * (1 - below) + axes.low * below
         found[row] = _number(10.0**value if style.log and value < 308 else value)
     return found
 

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,36 +16,13 @@ from dray.errors import CODES, DrayError, IntegrityError, ServerUnreachable, Spe
 from dray.views import Problem
 from ray_workers.contracts import Cause
 from tests.unit.api.serving import LiveServer, wait_until
-from tests.unit.service.helpers import log, metrics
+from tests.unit.cli.running import Cli, as_process
+from tests.unit.service.helpers import metrics
 
 COMMANDS = (
-    *("submit", "watch", "ls", "get", "cancel", "delete", "logs", "events", "explain"),
+    *("submit", "watch", "wait", "ls", "get", "cancel", "delete", "logs", "events", "explain"),
     *("metrics", "attempts", "checkpoints", "artifacts", "download", "cluster"),
 )
-
-
-class Cli:
-    """Runs commands against one server, in this process."""
-
-    def __init__(self, url: str, capture: pytest.CaptureFixture[str]) -> None:
-        self._url = url
-        self._capture = capture
-        self.err = ""
-
-    def __call__(self, *arguments: str, exits: int = 0) -> str:
-        code = run(["--url", self._url, *arguments])
-        out, self.err = self._capture.readouterr()
-        assert code == exits, (out, self.err)
-        assert "Traceback" not in self.err
-        return out
-
-    def json(self, *arguments: str) -> Any:
-        return json.loads(self(*arguments, "--json"))
-
-
-@pytest.fixture
-def cli(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(server.url, capsys)
 
 
 @pytest.fixture
@@ -58,21 +30,6 @@ def document(tmp_path: Path) -> str:
     path = tmp_path / "job.yaml"
     path.write_text("recipe: image_classification\nname: digits\ntrain: {epochs: 1}\n")
     return str(path)
-
-
-@pytest.fixture
-def finished(server: LiveServer) -> str:
-    job_id = server.submit(resources={"num_workers": 2})
-    server.train(
-        job_id,
-        metrics(10, {"train/loss": 0.5, "val/accuracy": 0.9}, total_steps=10, samples_per_s=1234.5),
-        log(0, "zero says [bold]this[/bold]"),
-        log(0, "one says that", rank=1),
-        server.hands.checkpoint(job_id, 1, 10),
-        server.artifact(job_id, "model.bin", b"weights"),
-    )
-    server.succeed(job_id)
-    return job_id
 
 
 def meanwhile(work: Callable[[], object]) -> threading.Thread:
@@ -286,58 +243,7 @@ def test_every_error_has_an_exit_code_of_the_documented_ones() -> None:
         assert exits.exit_code(error) == code
 
 
-def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "dray.cli", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-
-
-def test_help_and_version_do_not_load_the_client() -> None:
-    code = (
-        "import sys; from dray.cli.app import run; run(['--help']); "
-        "print('loaded', *{'httpx', 'pydantic', 'yaml', 'torch', 'ray'} & set(sys.modules))"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(run.stdout.splitlines()[-1].split()[1:])
-    assert not loaded & {"httpx", "yaml", "torch", "ray"}
-
-
-def test_a_closed_pipe_is_no_error(server: LiveServer) -> None:
-    job_id = server.submit()
-    server.train(job_id, *(log(n, "x" * 1000) for n in range(500)))
-    server.succeed(job_id)
-    command = f"{sys.executable} -m dray.cli --url {server.url} logs {job_id} | head -n 1"
-    run = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
-    assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.startswith("[1:0] xxx")
-
-
-def test_interrupting_a_watch_leaves_the_job_alone(server: LiveServer) -> None:
-    import signal
-
-    job_id = server.submit()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dray.cli", "--url", server.url, "watch", job_id],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_until(lambda: server.num_waiting(job_id), "the watcher")
-    process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    _, err = process.communicate(timeout=10)
-    assert process.returncode == Exit.INTERRUPTED
-    assert time.monotonic() - began < 5
-    assert f"dray watch {job_id}" in err
-    assert "Traceback" not in err
-
-
 def test_the_module_is_the_command() -> None:
-    run = command_line("--version")
+    run = as_process("--version")
     assert (run.returncode, run.stdout.split()[0]) == (0, "dray")
-    assert command_line("ls", "--limit", "0").returncode == Exit.USAGE
+    assert as_process("ls", "--limit", "0").returncode == Exit.USAGE

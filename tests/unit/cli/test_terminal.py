@@ -1,0 +1,153 @@
+"""What reaches a terminal: tables that fit, colours that were asked for, nothing that steers it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+
+import pytest
+
+from dray.cli import terminal
+from dray.cli.output import duration, write, write_data
+from dray.cli.tables import display_width, shortened, table
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal of 80 columns, to be made standard output."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return Terminal()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("tab\there, ünï, 漢字, 🚚", "tab\there, ünï, 漢字, 🚚"),
+        ("[bold]no markup[/bold]", "[bold]no markup[/bold]"),
+        ("\x1b[2J\x1b[Hcleared", "cleared"),
+        ("\x1b]0;a title\x07rest", "rest"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1b]52;c;Y29weQ", ""),
+        ("\x1bP1$r\x1b\\x", "x"),
+        ("\x1bc\x1b(0reset", "reset"),
+        ("half\x1b[", "half"),
+        ("\x1b[3", "3"),
+        ("a\rb\bc\x00\x7f\x9b31md", "abc31md"),
+        ("txt.\u202efdp.exe", "txt.fdp.exe"),
+        ("two\nlines", "twolines"),
+    ],
+)
+def test_what_would_steer_the_terminal_is_left_out(text: str, shown: str) -> None:
+    assert terminal.clean(text) == shown
+    assert "\x1b" not in terminal.clean(text, colours=True)
+
+
+def test_colours_of_a_log_line_stay_if_wanted_and_end_with_it() -> None:
+    line = "\x1b[1;31mred\x1b[2J\x1b[38;5;9m more"
+    assert terminal.clean(line, colours=True) == "\x1b[1;31mred\x1b[38;5;9m more\x1b[0m"
+    assert terminal.clean(line) == "red more"
+
+
+def test_lines_keep_their_colours_on_a_terminal_alone(screen: Terminal) -> None:
+    with redirect_stdout(screen):
+        write("\x1b[31mred\x1b[0m", colours=True)
+    assert "\x1b[31mred" in screen.getvalue()
+    with redirect_stdout(io.StringIO()) as pipe:
+        write("\x1b[31mred\x1b[0m", colours=True)
+    assert pipe.getvalue() == "red\n"
+
+
+def test_json_means_the_same_and_steers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"name": "a\x9b31m\u202eb\x1b[2J ü"}
+    write_data(data)
+    out = capsys.readouterr().out
+    assert json.loads(out) == data
+    assert not {"\x9b", "\u202e", "\x1b"} & set(out)
+    assert "ü" in out
+
+
+ROWS = [
+    ("job-01m7ynws26fa88b15mb01s94m3", "short", "SUCCEEDED", "200/200", 1, "2m49s", "succeeded"),
+    ("job-01m7ynws26fa88b15mb01s94m4", "long " * 30, "FAILED", "-", 1, "43.5 s", "user_error"),
+    ("job-01m7ynws26fa88b15mb01s94m5", "漢字" * 30, "RUNNING", "5/50", 10, "3d02h", "running"),
+]
+HEADINGS = ("ID", "NAME", "STATE", "STEP", "ATTEMPT", "CREATED", "REASON")
+
+
+def drawn(screen: Terminal, rows: Sequence[Sequence[object]]) -> list[str]:
+    with redirect_stdout(screen):
+        table(HEADINGS, rows, flexible=("NAME",), optional=("ATTEMPT", "REASON"))
+    return screen.getvalue().splitlines()
+
+
+def test_a_table_fits_the_terminal_and_keeps_its_ids_whole(
+    screen: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = drawn(screen, ROWS)
+    assert all(display_width(line) <= 80 for line in lines)
+    assert [line.split()[0] for line in lines[1:]] == [row[0] for row in ROWS]
+    assert lines[0].split() == ["ID", "NAME", "STATE", "STEP", "CREATED"]
+    assert "…" in lines[2]
+    assert "\x1b" not in screen.getvalue()
+
+
+def test_a_wide_terminal_shows_every_column(
+    screen: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    lines = drawn(screen, ROWS)
+    assert "REASON" in lines[0]
+    assert ("long " * 30).strip() in lines[2]
+
+
+def test_states_have_colours_that_light_and_dark_both_show(screen: Terminal) -> None:
+    text = "\n".join(drawn(screen, ROWS))
+    assert "\x1b[32mSUCCEEDED\x1b[0m" in text
+    assert "\x1b[31mFAILED\x1b[0m" in text
+    for code in (30, 33, 37, 2):  # black, yellow, white, faint
+        assert f"\x1b[{code}m" not in text
+
+
+def test_columns_stand_under_each_other_in_a_pipe_too(capsys: pytest.CaptureFixture[str]) -> None:
+    table(("NAME", "N"), [("漢字", 1), ("ab", 22)])
+    assert capsys.readouterr().out == "NAME  N\n漢字  1\nab    22\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "short"), [("abc", 3, "abc"), ("abcd", 3, "ab…"), ("漢字漢", 4, "漢…")]
+)
+def test_what_is_too_long_is_cut_by_columns_not_characters(
+    screen: Terminal, text: str, width: int, short: str
+) -> None:
+    with redirect_stdout(screen):
+        assert shortened(text, width) == short
+
+
+def test_an_encoding_without_a_character_gets_it_spelt_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    terminal.prepare()
+    assert not terminal.has_unicode()
+    write("Größe 🚚")
+    stream.flush()
+    assert raw.getvalue() == b"Gr\\xf6\\xdfe \\U0001f69a\n"
+
+
+def test_days_read_easily() -> None:
+    assert duration(3 * 86400 + 7 * 3600 + 59) == "3d07h"
