@@ -46,9 +46,16 @@ def _step_time(num_rounds: int, tell: Tell) -> report.Result:
     return measure(num_rounds, tell)
 
 
+def _status_get(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.serving.status_get import measure
+
+    return measure(num_rounds, tell)
+
+
 BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "submit_to_first_step": _first_step,
     "step_time": _step_time,
+    "status_get": _status_get,
 }
 
 

@@ -1,0 +1,81 @@
+"""Requests over connections that stay open, one after the other on each, and how long each took.
+
+A client of a few lines over raw sockets: on a small machine one that does more would be measured
+instead of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.machine import BenchmarkError
+
+
+@dataclass(frozen=True)
+class Load:
+    """What some requests took, in seconds."""
+
+    wall_s: float
+    latencies_s: Sequence[float]
+
+    @property
+    def per_request_s(self) -> float:
+        """Of the server's time, with every connection always asking: one over the throughput."""
+        return self.wall_s / len(self.latencies_s)
+
+
+def get(path: str, port: int) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+
+
+def post(path: str, port: int, body: bytes) -> bytes:
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def ask(
+    port: int, request: Callable[[], bytes], *, num_requests: int, num_connections: int = 1
+) -> Load:
+    """Send `num_requests` over all connections together. BenchmarkError if one is no success."""
+    latencies: list[float] = []
+    left = num_requests
+
+    async def connection() -> None:
+        nonlocal left
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            while left > 0:
+                left -= 1
+                began = time.perf_counter()
+                writer.write(request())
+                await _answer(reader)
+                latencies.append(time.perf_counter() - began)
+        finally:
+            writer.close()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(connection() for _ in range(num_connections)))
+    return Load(time.perf_counter() - began, latencies)
+
+
+async def _answer(reader: asyncio.StreamReader) -> bytes:
+    """The body of one answer with a length, or in chunks."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    lower = head.lower()
+    if not head.startswith(b"HTTP/1.1 2"):
+        raise BenchmarkError(f"the server answered {head.splitlines()[0].decode()}")
+    if b"content-length:" in lower:
+        length = int(lower.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
+        return await reader.readexactly(length)
+    body = b""
+    while (size := int(await reader.readuntil(b"\r\n"), 16)) > 0:
+        body += await reader.readexactly(size)
+        await reader.readexactly(2)
+    await reader.readexactly(2)
+    return body

