@@ -57,18 +57,33 @@ class Authority:
         """Name of who calls; Refused if that is nobody we know."""
         if self._tokens is None:
             return LOCAL_OWNER
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not token.strip():
+        token = _token(request)
+        if token is None:
             raise _unauthorized("this server asks for a token", 'Bearer realm="dray"')
-        digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
-        name = None
-        for known, expected in self._tokens.items():
-            if hmac.compare_digest(digest, expected):
-                name = known
+        name = self._owner_of(token)
         if name is None:
             challenge = 'Bearer realm="dray", error="invalid_token"'
             raise _unauthorized("the token is not one of this server's", challenge)
         return name
+
+    def knows(self, request: Request) -> bool:
+        """Whether `caller` would have a name for it."""
+        token = _token(request)
+        return self._tokens is None or (token is not None and self._owner_of(token) is not None)
+
+    def _owner_of(self, token: str) -> str | None:
+        assert self._tokens is not None
+        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        name = None
+        for known, expected in self._tokens.items():  # all of them, whichever it is
+            if hmac.compare_digest(digest, expected):
+                name = known
+        return name
+
+
+def _token(request: Request) -> str | None:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() or None if scheme.lower() == "bearer" else None
 
 
 def _unauthorized(detail: str, challenge: str) -> Refused:

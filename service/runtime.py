@@ -133,7 +133,8 @@ class Runtime:
         try:
             full = await self.database.read(storage_repository.state)
         except Exception as error:
-            checks["database"] = f"does not answer: {error}"
+            logger.warning("the database does not answer: %s", error)
+            checks["database"] = "does not answer"
         if self.watch is not None:
             checks["cluster"] = self.watch.problem or "ok"
             ended = [loop.get_name() for loop in self._loops if loop.done()]

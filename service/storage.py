@@ -79,7 +79,9 @@ class Storage:
             else:
                 _write_atomically(path, data)
         except OSError as error:
-            raise StorageUnavailable(f"{key} can't be written to the storage: {error}") from error
+            raise StorageUnavailable(
+                f"{key} can't be written to the storage: {_why(error)}"
+            ) from error
 
     def read_bytes(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """Bytes `start` up to `end`. FileNotFoundError if there is no such object."""
@@ -94,12 +96,25 @@ class Storage:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise StorageUnavailable(f"{key} can't be read from the storage: {error}") from error
+            raise StorageUnavailable(
+                f"{key} can't be read from the storage: {_why(error)}"
+            ) from error
 
     def size_bytes(self, key: str) -> int:
         """Size of the object. FileNotFoundError if there is none."""
         path = self.local_path(key)
-        return path.stat().st_size if path is not None else int(self._fs.size(self._remote(key)))
+        try:
+            if path is None:
+                return int(self._fs.size(self._remote(key)))
+            return path.stat().st_size
+        except NotADirectoryError as error:
+            raise FileNotFoundError(str(error)) from error
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageUnavailable(
+                f"{key} can't be read from the storage: {_why(error)}"
+            ) from error
 
     def delete_tree(self, key: str) -> None:
         """Delete everything under the key; what is not there is no error."""
@@ -116,6 +131,11 @@ class Storage:
 
     def _remote(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"
+
+
+def _why(error: OSError) -> str:
+    """Without the path or address that its text would show to whoever asked for a file."""
+    return error.strerror or type(error).__name__
 
 
 def _protocols(filesystem: Any) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from api.caching import fresh
@@ -40,11 +40,17 @@ async def healthz() -> Response:
         }
     },
 )
-async def readyz(context: TheContext) -> Response:
-    """Whether jobs can be taken and run, and what each part says. Needs no token."""
+async def readyz(request: Request, context: TheContext) -> Response:
+    """Whether jobs can be taken and run, and what each part says.
+
+    Needs no token; but what is wrong with a part is told only to those who have one.
+    """
     found = await context.runtime.ready()
+    checks = found.checks
+    if not context.authority.knows(request):
+        checks = {part: said if said == "ok" else "not ok" for part, said in checks.items()}
     status = "ok" if found.ok else "not ready"
-    return fresh(Readiness(status=status, checks=found.checks), 200 if found.ok else 503)
+    return fresh(Readiness(status=status, checks=checks), 200 if found.ok else 503)
 
 
 @router.get(

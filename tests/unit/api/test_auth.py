@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from api.auth import BadTokensFile, is_loopback, load_tokens
+from service.runtime import Readiness
 from tests.unit.api.serving import LiveServer, serving
 
 JOB = {"recipe": "image_classification"}
@@ -59,6 +60,23 @@ def test_health_is_open_and_prometheus_is_not(guarded: LiveServer) -> None:
     assert httpx.get(f"{guarded.url}/healthz").status_code == 200
     assert httpx.get(f"{guarded.url}/readyz").status_code == 200
     assert httpx.get(f"{guarded.url}/metrics").status_code == 401
+
+
+def test_what_is_wrong_with_a_part_is_told_to_those_with_a_token(
+    guarded: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ready() -> Readiness:
+        return Readiness(False, {"database": "ok", "cluster": "no route to 10.0.0.7"})
+
+    monkeypatch.setattr(guarded.context.runtime, "ready", ready)
+    url = f"{guarded.url}/readyz"
+    strangers = ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic Yg=="})
+    for headers in strangers:
+        answer = httpx.get(url, headers=headers)
+        assert answer.status_code == 503
+        assert answer.json()["checks"] == {"database": "ok", "cluster": "not ok"}
+    known = httpx.get(url, headers={"Authorization": "Bearer b"}).json()
+    assert known["checks"]["cluster"] == "no route to 10.0.0.7"
 
 
 @pytest.mark.parametrize(
