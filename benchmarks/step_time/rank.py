@@ -42,7 +42,7 @@ class AlternatingLoop(Loop):
         super().__init__(task, spec, workload)
         self._plain = plain
         self._num_epochs = work.epochs_per_block
-        self._steps_per_block = work.epochs_per_block * self.batches.steps_per_epoch
+        self._steps_per_block = work.epochs_per_block * self.calendar.steps_per_epoch
         self.dray_s: list[float] = []
         self.plain_s: list[float] = []
 

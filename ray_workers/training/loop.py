@@ -8,19 +8,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import Tensor
 
 from dray import train
 from dray.spec import JobSpec
 from ray_workers.contracts import FrameKind, RankTask
 from ray_workers.training import checkpoints, process_group
 from ray_workers.training.checkpoints import Keeper, Loaded
-from ray_workers.training.data import Batch, Batches, derive_seed
+from ray_workers.training.data import Batches, derive_seed
 from ray_workers.training.errors import BrokenCheckpointError, DataError
 from ray_workers.training.evaluation import Evaluation
 from ray_workers.training.replica import Replica
 from ray_workers.training.reporting import StepFigures, StepReporter
-from ray_workers.training.samples import on_device
+from ray_workers.training.samples import Feed, on_device
 from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
 from ray_workers.training.stopping import Patience
 from ray_workers.training.update import Update
@@ -51,16 +50,21 @@ class Loop:
         self.rank, self.world_size = task.rank, task.world_size
         self.device = torch.device(task.device)
 
-        self.samples = on_device(workload.train, self.device)
-        self.batches = Batches(
+        batches = Batches(
             len(workload.train),
             global_batch_size=options.global_batch_size,
             seed=options.seed,
             rank=self.rank,
             world_size=self.world_size,
         )
-        self.micro_batch_size = options.micro_batch_size or options.global_batch_size
-        self.calendar = Calendar.of(options, spec.checkpoint, self.batches.steps_per_epoch)
+        micro_batch_size = options.micro_batch_size or options.global_batch_size
+        self.calendar = Calendar.of(options, spec.checkpoint, batches.steps_per_epoch)
+        self.feed = Feed(
+            on_device(workload.train, self.device),
+            batches,
+            micro_batch_size,
+            self.calendar.total_steps,
+        )
         self.lr = scaled_lr(options.optimizer.lr, options.lr_scaling, options.global_batch_size)
 
         self.model = workload.model.to(self.device)
@@ -70,7 +74,7 @@ class Loop:
             workload,
             self.device,
             self._autocast,
-            batch_size=self.micro_batch_size,
+            batch_size=micro_batch_size,
             rank=self.rank,
             world_size=self.world_size,
         )
@@ -138,8 +142,8 @@ class Loop:
         """One optimizer step: the mean gradient over one global batch."""
         options = self.options
         began = time.perf_counter()
-        batch = self.batches.at(step)
-        micro_batches = self._micro_batches(batch)
+        feeding = self.feed.at(step)
+        batch = feeding.batch
         data_wait_s = time.perf_counter() - began
 
         lr = lr_at(
@@ -149,7 +153,7 @@ class Loop:
         _seed(self.device, derive_seed("step", options.seed, step, self.rank))
         scale = self.update.loss_scale()
         weight = 0.0 if batch.is_empty else 1 / batch.num_global
-        self.replica.backward(micro_batches, weight, scale)
+        self.replica.backward(feeding.micro_batches, weight, scale)
         loss = self.replica.take_loss()
         if scale is not None:
             loss = loss / scale
@@ -178,10 +182,6 @@ class Loop:
         if self.rank == 0 and (self.calendar.saves_after(step) or self._is_stopped()):
             self._save(step)
         self.reporter.restart_clock()
-
-    def _micro_batches(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        """The rank's share in pieces of at most `micro_batch_size` samples."""
-        return [self.samples.take(at) for at in torch.split(batch.indices, self.micro_batch_size)]
 
     def _evaluate(self, step: int) -> None:
         """Measure on the validation split; everyone learns the result, and whether to go on."""
@@ -237,7 +237,7 @@ class Loop:
                 f"trained on: its content hashes to {self.workload.fingerprint}, not {known}. "
                 "Put the data back, or start a new job with init_from"
             )
-        self.replica.settle_buckets(self._micro_batches(self.batches.at(1)))
+        self.replica.settle_buckets(self.feed.at(1).micro_batches)
         self.model.load_state_dict(loaded.state["model"])
         self.update.load_state_dict(loaded.state)
         self.patience = Patience(**loaded.state["patience"])

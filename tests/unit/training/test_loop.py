@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from dray.spec import JobSpec
 from ray_workers import recipes
 from ray_workers.contracts import CheckpointRef, DataPolicy, RankTask
-from ray_workers.training import checkpoints
+from ray_workers.training import checkpoints, samples
 from ray_workers.training.loop import Loop
 from ray_workers.training.workload import Workload
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
@@ -367,3 +367,16 @@ def change_the_data(task: RankTask) -> None:
 def change_the_data_of_rank_1(task: RankTask) -> None:
     if task.rank == 1:
         change_the_data(task)
+
+
+def test_samples_read_batch_by_batch_are_learned_the_same_to_the_bit(
+    alone: Path, tmp_path: Path
+) -> None:
+    assert run_ranks(tmp_path, document(1), world_size=1, before=keep_nothing_in_memory) == [0]
+    for name, tensor in weights(alone).items():
+        assert torch.equal(weights(tmp_path)[name], tensor)
+    assert series(tmp_path, "train/loss") == series(alone, "train/loss")
+
+
+def keep_nothing_in_memory(task: RankTask) -> None:
+    samples.RESIDENT_BYTES = 0
