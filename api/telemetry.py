@@ -28,6 +28,9 @@ class Telemetry:
             registry=self.registry,
         )
         self._jobs = Gauge("dray_jobs", "Jobs by state.", ("state",), registry=self.registry)
+        self._waiting = Gauge(
+            "dray_queue_depth", "Jobs that wait for slots.", registry=self.registry
+        )
         self._connected = Gauge(
             "dray_cluster_connected", "1 while Ray answers.", registry=self.registry
         )
@@ -50,6 +53,7 @@ class Telemetry:
         counts = await runtime.reading.count_jobs()
         for state in JobState:
             self._jobs.labels(state.value).set(counts.get(state, 0))
+        self._waiting.set(counts.get(JobState.QUEUED, 0))
         cluster = await runtime.reading.cluster()
         alive = [node for node in cluster.nodes if node.alive]
         self._connected.set(cluster.connected)

@@ -1,0 +1,95 @@
+"""What Prometheus sees: few series, whatever people do."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.unit.api.serving import LiveServer
+
+LABELS = {
+    "dray_http_requests": {"method", "route", "status"},
+    "dray_http_request_seconds": {"method", "route"},
+    "dray_jobs": {"state"},
+    "dray_queue_depth": set(),
+    "dray_cluster_connected": set(),
+    "dray_nodes": {"accepted"},
+    "dray_resources": {"kind", "what"},
+}
+
+
+def scrape(http: httpx.Client) -> dict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]]:
+    """Of each family its samples, by name and labels."""
+    response = http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    return {
+        family.name: {(s.name, frozenset(s.labels.items())): s.value for s in family.samples}
+        for family in text_string_to_metric_families(response.text)
+    }
+
+
+def test_every_family_has_the_labels_it_should_have_and_no_others(http: httpx.Client) -> None:
+    http.get("/v1/jobs")
+    seen = scrape(http)
+    assert {name.removesuffix("_created") for name in seen} == LABELS.keys()
+    for name, samples in seen.items():
+        for _, labels in samples:
+            wanted = LABELS[name.removesuffix("_created")]
+            assert {label for label, _ in labels} - {"le"} == wanted, name
+
+
+def test_routes_are_templates_and_nothing_that_people_make_up_becomes_a_series(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    job_id = server.submit(name="made-up-name", queue="made-up-queue", labels={"made-up": "x"})
+    paths = set(http.get("/openapi.json").json()["paths"])
+
+    def visit() -> None:
+        for path in ("", "/events", "/logs", "/explain", "/artifacts/made-up"):
+            http.get(f"/v1/jobs/{job_id}{path}")
+        http.get("/v1/jobs/made-up?queue=made-up-queue")
+        http.get("/made/up")
+        http.request("MKCOL", "/v1/jobs")
+        http.put("/v1/jobs")
+
+    visit()
+    seen = scrape(http)
+    text = str(seen)
+    assert job_id not in text
+    assert "made" not in text
+    routes = {dict(labels)["route"] for _, labels in seen["dray_http_requests"]}
+    assert routes <= paths | {"unknown", "/openapi.json"}
+    before = sum(map(len, seen.values()))
+    for _ in range(3):
+        server.submit()
+        visit()
+    assert sum(map(len, scrape(http).values())) <= before + 20  # /metrics itself, and POST
+
+
+def test_jobs_are_counted_by_state_and_the_queue_by_its_depth(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    def depth() -> tuple[float, float]:
+        seen = scrape(http)
+        queued = seen["dray_jobs"]["dray_jobs", frozenset({("state", "QUEUED")})]
+        return seen["dray_queue_depth"]["dray_queue_depth", frozenset()], queued
+
+    before = depth()
+    assert before[0] == before[1]
+    job_id = server.submit()
+    assert depth() == (before[0] + 1, before[1] + 1)
+    server.hands.claim(job_id)
+    assert depth() == before
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_the_time_of_each_request_is_in_a_histogram(http: httpx.Client, method: str) -> None:
+    def count() -> float:
+        samples = scrape(http)["dray_http_request_seconds"]
+        labels = frozenset({("method", method), ("route", "/v1/jobs")})
+        return samples.get(("dray_http_request_seconds_count", labels), 0.0)
+
+    before = count()
+    http.request(method, "/v1/jobs", json={"recipe": "image_classification"})
+    assert count() == before + 1
