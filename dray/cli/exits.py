@@ -55,4 +55,6 @@ def sentence(error: errors.DrayError) -> str:
         return f"error: {error}"
     where = f" (at {error.pointer})" if error.pointer else ""
     hint = f"\nhint: {error.hint}" if error.hint else ""
+    if isinstance(error, errors.ServerError) and error.request_id:
+        hint += f"\nits log has more of the request {error.request_id}"
     return f"error: {error.detail}{where}{hint}"

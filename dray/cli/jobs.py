@@ -115,7 +115,10 @@ def wait(
     ] = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Wait until jobs are over; 1 if one failed or was cancelled, 5 if the time was up."""
+    """Wait until jobs are over.
+
+    Exits with 1 if one failed or was cancelled, with 5 if the time was up.
+    """
     import time
 
     from dray.cli.output import write, write_json_line
@@ -235,7 +238,10 @@ def get(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it is over.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one job; exits with 0 however it ended (see wait)."""
+    """Show one job.
+
+    Exits with 0 however it ended; wait tells that by its exit code.
+    """
     from dray.cli.output import show_job, write_json
 
     with connect() as client, interruptible("the job goes on"):
@@ -262,7 +268,10 @@ def cancel(jobs: JobIds, as_json: AsJsonLines = False) -> None:
 
 @app.command()
 def delete(jobs: JobIds, as_json: AsJsonLines = False) -> None:
-    """Remove finished jobs with their logs, checkpoints and artifacts."""
+    """Remove finished jobs and all that they left.
+
+    Logs, metrics, checkpoints and artifacts go with them.
+    """
     import json
 
     from dray.cli.output import write

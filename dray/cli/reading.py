@@ -17,7 +17,7 @@ from dray.cli.base import (
 )
 
 if TYPE_CHECKING:
-    from dray.views import Attempt, Event, LogLine, NodeSlots
+    from dray.views import Attempt, Event, LogLine, NodeSlots, StorageState
 
 _KINDS = ("CPU", "GPU")
 
@@ -129,6 +129,9 @@ def cluster(as_json: AsJson = False) -> None:
     write("connected" if answer.connected else f"not connected: {answer.reason}")
     if answer.ray_dashboard:
         write(f"dashboard: {answer.ray_dashboard}")
+    storage = _storage(answer.storage)
+    if storage:
+        write(f"storage: {storage}")
     rows = (
         (
             node.hostname,
@@ -139,6 +142,19 @@ def cluster(as_json: AsJson = False) -> None:
         for node in answer.nodes
     )
     table(("NODE", "STATE", *(f"{kind} HELD" for kind in _KINDS), "JOBS"), rows)
+
+
+def _storage(state: StorageState) -> str | None:
+    """How full it is, where there is a limit; what to do when it is full."""
+    from dray.cli.output import size
+
+    if state.problem:
+        return state.problem
+    if state.quota_bytes is not None and state.used_bytes is not None:
+        return f"{size(state.used_bytes)} of {size(state.quota_bytes)} used"
+    if state.min_free_bytes is not None and state.free_bytes is not None:
+        return f"{size(state.free_bytes)} free; {size(state.min_free_bytes)} must stay free"
+    return None
 
 
 def _health(node: NodeSlots) -> str:

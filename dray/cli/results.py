@@ -38,7 +38,7 @@ def metrics(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show each series' last value; or draw it, or print its points."""
+    """Show, draw or print the series of a job."""
     draw = plot or together or log
     if sum((as_json, as_csv, draw)) > 1:
         raise typer.BadParameter("choose one of --json, --csv and drawing")

@@ -247,3 +247,21 @@ def test_the_module_is_the_command() -> None:
     run = as_process("--version")
     assert (run.returncode, run.stdout.split()[0]) == (0, "dray")
     assert as_process("ls", "--limit", "0").returncode == Exit.USAGE
+
+
+def test_the_cluster_says_how_full_the_storage_is() -> None:
+    from dray.cli.reading import _storage
+    from dray.views import StorageState
+
+    assert _storage(StorageState()) is None
+    quota = StorageState(used_bytes=1 << 30, quota_bytes=10 << 30)
+    assert _storage(quota) == "1.0 GiB of 10.0 GiB used"
+    floor = StorageState(free_bytes=5 << 30, min_free_bytes=1 << 30)
+    assert _storage(floor) == "5.0 GiB free; 1.0 GiB must stay free"
+    assert _storage(quota.model_copy(update={"problem": "it is full"})) == "it is full"
+
+
+def test_a_fault_of_the_server_names_the_request_in_its_log() -> None:
+    fault = problem(500).model_copy(update={"request_id": "r-17"})
+    assert "the request r-17" in exits.sentence(CODES["internal_error"](fault))
+    assert "r-17" not in exits.sentence(CODES["job_not_found"](fault))

@@ -34,7 +34,7 @@ JOB = {"recipe": "image_classification"}
         ({**JOB, "train": {"optimizer": {"nesterov": True}}}, "/train/optimizer", None),
         ({**JOB, "parallel": {"data": 2}}, "/parallel/data", None),
         ({**JOB, "labels": {"~a/ b": "x"}}, "/labels/~0a~1 b", None),
-        ({**JOB, "name": "a\0b"}, None, None),
+        ({**JOB, "name": "a\0b"}, "/name", None),
         (
             {**JOB, "init_from": {"job": "job-a", "step": "bst"}},
             "/init_from/step",

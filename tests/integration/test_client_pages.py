@@ -1,0 +1,101 @@
+"""docs/sdk.md and docs/cli.md tell the truth: their tables are complete, their blocks are run."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from dray import Client, errors
+from dray.cli.exits import Exit
+from tests.integration.harness import ROOT, Service
+from tests.integration.tour import blocks_of, run_tour
+
+SDK = (ROOT / "docs" / "sdk.md").read_text()
+CLI = (ROOT / "docs" / "cli.md").read_text()
+TOUR_TAKES_S = 180
+
+
+@pytest.mark.ray
+def test_every_block_does_what_the_page_of_the_sdk_says(
+    embedded: Service, client: Client, tmp_path: Path
+) -> None:
+    said = run_tour(embedded, tmp_path, blocks_of(SDK), takes_s=TOUR_TAKES_S)
+    seen, checked, failed, listed, read, swept, keyed = said
+
+    assert "1 QUEUED" in seen
+    assert re.search(r"^SUCCEEDED 0\.\d+$", seen, flags=re.MULTILINE)
+    assert "/model/widht | there is no field 'widht' | did you mean 'width'?" in checked
+    assert "12 epochs on 2 workers" in checked
+    assert "unsatisfiable /resources/num_workers" in failed
+    assert "404 there is no job job-none" in failed
+    assert "sdk-tour SUCCEEDED" in listed
+    assert "0 jobs are alive" in listed
+    assert "loss from" in read
+    assert len(re.findall(r"^step \d+ accuracy 0\.\d+$", read, flags=re.MULTILINE)) == 3
+    assert "best/manifest.json" in read
+    assert re.search(r"model\.safetensors \d+ bytes", read)
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    assert len(re.findall(r"^lr .*: accuracy 0\.\d+$", swept, flags=re.MULTILINE)) == 2
+    assert "1 job" in keyed
+    assert not list(client.jobs(label={"tour": "sdk-sweep"}))
+
+
+@pytest.mark.ray
+def test_every_block_does_what_the_page_of_the_command_line_says(
+    embedded: Service, client: Client, tmp_path: Path
+) -> None:
+    said = run_tour(embedded, tmp_path, blocks_of(CLI), takes_s=TOUR_TAKES_S)
+    submitted, found, metrics, script, files, ended, scripted = said
+
+    assert "is a job: image_classification on 2 workers. Nothing was sent." in submitted
+    assert re.search(r"SUCCEEDED after .* s: ", submitted)
+    assert found.count("digits") >= 2
+    assert "RUNNING -> SUCCEEDED" in found
+    assert "val/accuracy" in metrics
+    assert "train/loss  last " in metrics
+    assert "(log)" in metrics
+    assert "key,step,value\nval/accuracy,23,0." in metrics
+    assert "y = 3.0" in script
+    assert "SUCCEEDED" in script
+    assert "latest" in files
+    assert "checkpoint/manifest.json" in files
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    assert '"model/model.safetensors"' in files
+    assert "ready" in ended
+    assert "exit code 1" in ended
+    assert ended.count("deleted") == 2
+    assert "exit code 3: error: there is no job job-none" in scripted
+    assert "exit code 2: error: there is no field 'epoch' (at /train/epoch)" in scripted
+
+
+def names_in(table: str) -> list[str]:
+    """What the first column of a table names in code."""
+    rows = re.findall(r"^\| (`.+?) \|", table, flags=re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+
+
+def test_the_page_of_the_sdk_names_every_method_once() -> None:
+    methods = [name for name, _ in inspect.getmembers(Client, inspect.isfunction) if name[0] != "_"]
+    assert sorted(names_in(SDK.split("\n## All methods\n")[1])) == sorted({*methods} - {"close"})
+
+
+def test_the_errors_it_names_are_there() -> None:
+    for name in names_in(SDK.split("\n## Errors\n")[1].split("\n## ")[0]):
+        assert issubclass(getattr(errors, name), errors.DrayError)
+
+
+def test_the_page_of_the_command_line_names_every_command_once() -> None:
+    from dray.cli.app import app
+
+    commands = [
+        one.name or one.callback.__name__ for one in app.registered_commands if one.callback
+    ]
+    assert sorted(names_in(CLI.split("\n## All commands\n")[1])) == sorted(commands)
+
+
+def test_its_exit_codes_are_the_exit_codes() -> None:
+    rows = re.findall(r"^\| (\d+) \|", CLI, flags=re.MULTILINE)
+    assert [int(code) for code in rows] == [code.value for code in Exit]
