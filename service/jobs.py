@@ -226,8 +226,12 @@ def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
     look = repository.lock if lock else repository.get
     row = look(session, job_id) if storable(job_id) else None
     if row is None or row.deleted_at is not None:
-        raise NotFound(f"there is no job {job_id}", hint="`dray ls` shows the jobs there are")
+        raise not_found(job_id)
     return row
+
+
+def not_found(job_id: str) -> NotFound:
+    return NotFound(f"there is no job {job_id}", hint="`dray ls` shows the jobs there are")
 
 
 def queue_snapshot(

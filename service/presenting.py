@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray import views
@@ -24,7 +26,12 @@ def job(session: Session, row: JobRow) -> views.Job:
     return jobs(session, [row])[0]
 
 
-def _job(row: JobRow, labels: dict[str, str], dashboard: str | None) -> views.Job:
+def status(row: Row[Any]) -> views.Job:
+    """What `repositories.jobs.status` found."""
+    return _job(row, row.labels or {}, row.ray_dashboard)
+
+
+def _job(row: JobRow | Row[Any], labels: dict[str, str], dashboard: str | None) -> views.Job:
     base = f"/v1/jobs/{row.id}"
     return views.Job(
         id=row.id,

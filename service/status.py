@@ -10,12 +10,25 @@ from __future__ import annotations
 
 import threading
 
+from sqlalchemy.orm import Session
+
+from dray import views
 from service import presenting
+from service.db.repositories import jobs as repository
 from service.db.session import Database
-from service.jobs import found
+from service.db.types import storable
+from service.jobs import not_found
 
 MAX_ANSWERS = 4096
 """Answers that are kept; the oldest goes first."""
+
+
+def _present(session: Session, job_id: str) -> views.Job:
+    """NotFound if there is no such job."""
+    row = repository.status(session, job_id) if storable(job_id) else None
+    if row is None:
+        raise not_found(job_id)
+    return presenting.status(row)
 
 
 class StatusCache:
@@ -37,7 +50,7 @@ class StatusCache:
     async def read(self, job_id: str) -> bytes:
         """The same from the database. NotFound if there is no such job."""
         changes = self._changes
-        view = await self._database.read(lambda s: presenting.job(s, found(s, job_id)))
+        view = await self._database.look_up(lambda s: _present(s, job_id))
         answer = view.model_dump_json().encode()
         if self._database.is_sqlite:
             with self._lock:

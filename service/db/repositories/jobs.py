@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import JSON, Row, Select, bindparam, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service.db.models import EventRow, JobLabelRow, JobRow
+from service.db.models import ClusterRow, EventRow, JobLabelRow, JobRow
 
 
 def get(session: Session, job_id: str) -> JobRow | None:
@@ -32,6 +33,37 @@ def labels(session: Session, job_ids: Sequence[str]) -> dict[str, dict[str, str]
     for row in rows:
         found[row.job_id][row.key] = row.value
     return found
+
+
+_STATUS = (
+    *("id", "name", "owner", "project", "queue", "priority", "spec", "attempt", "world_size"),
+    *("state", "reason_code", "reason_message", "progress", "summary"),
+    *("created_at", "started_at", "first_step_at", "finished_at"),
+)
+"""Columns of a job that its answer is made of."""
+
+
+@cache
+def _status_query(dialect: str) -> Select[Any]:
+    """One statement for all of a job's answer: labels as an object, and the dashboard's address."""
+    as_object = func.json_object_agg if dialect == "postgresql" else func.json_group_object
+    job_labels = (
+        select(as_object(JobLabelRow.key, JobLabelRow.value, type_=JSON))
+        .where(JobLabelRow.job_id == JobRow.id)
+        .correlate(JobRow)
+        .scalar_subquery()
+    )
+    dashboard = select(ClusterRow.ray_dashboard).where(ClusterRow.id == 1).scalar_subquery()
+    columns = [getattr(JobRow, name) for name in _STATUS]
+    return select(*columns, job_labels.label("labels"), dashboard.label("ray_dashboard")).where(
+        JobRow.id == bindparam("job_id"), JobRow.deleted_at.is_(None)
+    )
+
+
+def status(session: Session, job_id: str) -> Row[Any] | None:
+    """What the job's answer is made of, without building objects of rows; None if it is gone."""
+    query = _status_query(session.get_bind().dialect.name)
+    return session.connection().execute(query, {"job_id": job_id}).one_or_none()
 
 
 def insert(session: Session, row: JobRow, job_labels: Mapping[str, str]) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import Session
 
 from service import nodes, presenting, status, transitions
 from service.cluster.port import ClusterSnapshot
@@ -86,16 +85,16 @@ async def test_an_answer_that_was_overtaken_is_not_kept(
     service, cache = sqlite_service, StatusCache(sqlite_service.database)
     job_id = await service.submit()
     reading, changed = threading.Event(), threading.Event()
-    present = presenting.job
+    present = presenting.status
 
-    def slowly(session: Session, row: Any) -> Any:
-        view = present(session, row)
+    def slowly(row: Any) -> Any:
+        view = present(row)
         reading.set()
         assert changed.wait(10)
         return view
 
-    monkeypatch.setattr(presenting, "job", slowly)
-    answer = asyncio.create_task(cache.read(job_id))
+    monkeypatch.setattr(presenting, "status", slowly)
+    answer = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(cache.read(job_id))))
     assert await asyncio.to_thread(reading.wait, 10)
     assert await asyncio.to_thread(service.claim, job_id) is not None
     changed.set()
