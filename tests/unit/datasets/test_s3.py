@@ -19,7 +19,7 @@ from ray_workers.training.datasets.faults import SourceUnavailableError
 from ray_workers.training.datasets.s3 import S3Origin
 from ray_workers.training.errors import BrokenCheckpointError, DataError
 from service.storage import Storage
-from tests.unit.datasets.conftest import ObjectStore
+from tests.object_store import ObjectStore
 from tests.unit.datasets.test_images import TWO
 
 CSV = b"x,y\n1,a\n2,b\n3,a\n"

@@ -1,0 +1,70 @@
+"""Write a small data set of each format into a folder, from the sets that come with scikit-learn.
+
+python examples/data/make_data.py data
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import sklearn.datasets
+from PIL import Image
+from pyarrow import parquet
+
+
+def write_wine(folder: Path) -> None:
+    """A table with a header; what to predict is a name."""
+    wine = sklearn.datasets.load_wine()
+    with open(folder / "wine.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow([*wine.feature_names, "grower"])
+        for values, grower in zip(wine.data, wine.target, strict=True):
+            rows.writerow([*values, "ABC"[grower]])
+
+
+def write_diabetes(folder: Path) -> None:
+    """A table with types; what to predict is a number, and one column is a name."""
+    diabetes = sklearn.datasets.load_diabetes()
+    columns = dict(zip(diabetes.feature_names, diabetes.data.T, strict=True))
+    columns["sex"] = np.where(columns["sex"] > 0, "f", "m")
+    parquet.write_table(
+        pa.table(columns | {"progression": diabetes.target}), folder / "diabetes.parquet"
+    )
+
+
+def write_digits(folder: Path) -> None:
+    """Images as arrays, as a folder for each class, and as an archive of that."""
+    digits = sklearn.datasets.load_digits()
+    pixels = (digits.images / 16 * 255).astype(np.uint8)
+    np.savez_compressed(folder / "digits.npz", x=pixels, y=digits.target)
+    for number, (image, digit) in enumerate(zip(pixels[:600], digits.target[:600], strict=True)):
+        path = folder / "digits" / str(digit) / f"{number:04}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    with zipfile.ZipFile(folder / "digits.zip", "w") as archive:
+        for path in sorted((folder / "digits").rglob("*.png")):
+            archive.write(path, path.relative_to(folder))
+
+
+def write_texts(folder: Path) -> None:
+    """A folder of text files."""
+    (folder / "texts").mkdir(exist_ok=True)
+    for name in ("breast_cancer", "diabetes", "digits", "iris", "wine"):
+        text = getattr(sklearn.datasets, f"load_{name}")().DESCR
+        (folder / "texts" / f"{name}.txt").write_text(text)
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for write in (write_wine, write_diabetes, write_digits, write_texts):
+        write(folder)
+    print("wrote", ", ".join(sorted(path.name for path in folder.iterdir())))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

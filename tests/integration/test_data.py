@@ -1,0 +1,155 @@
+"""Data of every source and format, through the whole of dray; docs/data.md tells the truth."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from dray import Client
+from dray.spec import Data
+from dray.views import JobState
+from tests.integration.harness import ROOT, Service
+from tests.integration.tour import blocks_of, run_tour
+from tests.object_store import ObjectStore, serving_s3
+from tests.unit.datasets.web import Answer, Web, serving
+
+PAGE = (ROOT / "docs" / "data.md").read_text()
+EXAMPLES = sorted((ROOT / "examples" / "data").glob("*.yaml"))
+TOUR_TAKES_S = 240
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what make_data.py writes."""
+    folder = tmp_path_factory.mktemp("samples")
+    script = ROOT / "examples" / "data" / "make_data.py"
+    subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def web(samples: Path) -> Iterator[Web]:
+    with serving() as server:
+        content = (samples / "wine.csv").read_bytes()
+        server.answers["/wine.csv"] = Answer(content, headers={"ETag": '"1"'})
+        yield server
+
+
+@pytest.fixture(scope="module")
+def s3(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    with serving_s3(tmp_path_factory.mktemp("s3")) as store:
+        store.empty()
+        store.put("digits.npz", (samples / "digits.npz").read_bytes())
+        yield store
+
+
+@pytest.fixture(scope="module")
+def supplied(
+    web: Web, s3: ObjectStore, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    """A service whose nodes may read this machine's servers, and have credentials for one."""
+    folder = tmp_path_factory.mktemp("supplied")
+    keys = folder / "keys"
+    keys.mkdir()
+    (keys / "lab.json").write_text(json.dumps({"key": s3.key, "secret": s3.secret}))
+    (keys / "lab.json").chmod(0o600)
+    service = Service(
+        folder / "home",
+        {
+            "DRAY_LOCAL_SLOTS": "2",
+            "DRAY_DATA_PRIVATE_HOSTS": "127.0.0.1",
+            "DRAY_DATA_CACHE_DIR": str(folder / "cache"),
+            "DRAY_DATA_CREDENTIALS_DIR": str(keys),
+            "DRAY_S3_ENDPOINT_URL": s3.endpoint_url,
+        },
+    )
+    service.start()
+    yield service
+    assert service.stop() == 0
+
+
+@pytest.mark.ray
+def test_every_command_of_the_page_does_what_it_says(
+    supplied: Service, web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEB", web.url(""))
+    monkeypatch.setenv("BUCKET", "s3://bucket")
+    said = run_tour(supplied, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S)
+    made, tables, images, text, from_web, from_s3, fault, refused = said
+    assert "wine.csv" in made
+    for told, jobs in ((tables, 2), (images, 3), (text, 1), (from_web, 1), (from_s3, 1)):
+        assert told.count("SUCCEEDED") >= jobs, told
+    assert "FAILED" in fault
+    assert "data/holey.csv, line 12: the column 'alcohol' has no value" in fault
+    assert '"code":"data_source_forbidden"' in refused
+    assert '"pointer":"/data/source"' in refused
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("document", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_of_each_source_and_format_trains(
+    document: Path, supplied: Service, samples: Path, web: Web, s3: ObjectStore
+) -> None:
+    text = document.read_text().replace("file:///srv/data", samples.as_uri())
+    text = text.replace("https://data.example.org", web.url("")).replace("datasets", "bucket")
+    with supplied.client as client:
+        job = client.wait(client.submit(yaml.safe_load(text)).id, timeout_s=120)
+        assert job.state is JobState.SUCCEEDED, job.reason
+        assert job.attempt == 1
+        assert client.artifacts(job.id)
+
+
+@pytest.mark.ray
+def test_broken_data_end_the_job_at_once_and_no_secret_gets_out(
+    supplied: Service, s3: ObjectStore
+) -> None:
+    """Not in the job, its events, its log, the database or the service's own log."""
+    s3.put("broken.npz", b"no arrays")
+    spec = {
+        "recipe": "image_classification",
+        "data": {"source": "s3://bucket/broken.npz", "credentials": "lab"},
+        "max_retries": 3,
+    }
+    with supplied.client as client:
+        job = client.wait(client.submit(spec).id, timeout_s=60)
+        assert (job.state, job.reason.code) == (JobState.FAILED, "bad_data")
+        assert "s3://bucket/broken.npz: is no npz file, or not a whole one" in job.reason.message
+        assert job.attempt == 1, "trying again would not help"
+        told = everything_told(client, job.id) + supplied.log()
+    stored = b"".join(
+        path.read_bytes()
+        for path in supplied.home.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )
+    assert "broken.npz" in told
+    for secret in (s3.key, s3.secret):
+        assert secret not in told
+        assert secret.encode() not in stored
+
+
+def everything_told(client: Client, job_id: str) -> str:
+    parts: list[Any] = [client.get(job_id), *client.follow(job_id)]
+    return "".join(part.model_dump_json() for part in parts) + "".join(
+        line.text for line in client.logs(job_id)
+    )
+
+
+def test_the_page_names_every_option_scheme_and_format() -> None:
+    told = set(re.findall(r"data\.(\w+)", PAGE))
+    assert set(Data.model_fields) - {"source", "validation_fraction"} <= told
+    formats = {name for one in get_args(Data.model_fields["format"].annotation)
+               for name in get_args(one)}  # fmt: skip
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE)) == formats
+
+
+def test_the_documents_cover_every_format() -> None:
+    found = {Data(**yaml.safe_load(path.read_text())["data"]).known_format for path in EXAMPLES}
+    assert {"csv", "parquet", "npz", "images"} <= found
