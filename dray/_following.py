@@ -17,6 +17,8 @@ SILENCE_S = 15.0
 RESET = "reset"
 """The server can't resume after the id it was sent; all events follow, from the first."""
 METRIC_TICK_S = 1.0
+MOST_POINTS = 100_000
+"""Of a series in one answer; the server allows no more."""
 
 
 def follow_events(calls: Calls, job_id: str, after_seq: int) -> Stream[views.Event]:
@@ -111,10 +113,10 @@ def follow_metrics(
     """Each point once, in the order of steps, until the job is over."""
     given: dict[str, int] = {}
     after_step: int | None = None
+    # The state before the points: of a job that is over by then, they are all there will be.
+    job = yield from get(calls, job_id, patient=True)
     while True:
-        # The state first: of a job that is over by then, the answer holds all there will be.
-        job = yield from get(calls, job_id, patient=True)
-        call = metrics_call(job_id, keys, rank, after_step, max_points=None)
+        call = metrics_call(job_id, keys, rank, after_step, MOST_POINTS)
         found = yield from calls.read(views.Metrics, call, patient=True)
         points = [
             views.Point(key=key, step=step, value=value)
@@ -128,7 +130,10 @@ def follow_metrics(
         after_step = found.next_step
         if job.state.is_terminal:
             return
-        yield from get(calls, job_id, METRIC_TICK_S, job.state, patient=True)
+        asked = calls.connection.retry.clock()
+        known = job.state
+        job = yield from get(calls, job_id, METRIC_TICK_S, known, patient=True)
+        yield from calls.pause_if_hurried(asked, METRIC_TICK_S, changed=job.state != known)
 
 
 def metrics_call(

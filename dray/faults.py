@@ -161,7 +161,7 @@ def _hint(error: Error) -> str | None:
         *parents, name = error["loc"]
         candidates = list(_fields_at(parents))
         listed = f"its fields are {', '.join(candidates)}" if candidates else None
-        return _nearest(str(name), candidates) or listed
+        return _elsewhere(str(name)) or _nearest(str(name), candidates) or listed
     if kind == "union_tag_invalid":
         return _nearest(context["tag"], _quoted(context["expected_tags"]))
     if kind == "literal_error" and isinstance(error.get("input"), str):
@@ -177,6 +177,19 @@ def _nearest(name: str, candidates: Sequence[str]) -> str | None:
     # A long name is like none, and comparing it would take long.
     close = difflib.get_close_matches(name, candidates, n=1) if len(name) <= 100 else []
     return f"did you mean {close[0]!r}?" if close else None
+
+
+def _elsewhere(name: str) -> str | None:
+    """A field of this very name stands in another part: `epochs` belongs into `train`."""
+    parts: list[tuple[str, list[type[BaseModel]]]] = [("", [JobSpec])]
+    for pointer, models in parts:
+        for field in dict.fromkeys(field for model in models for field in model.model_fields):
+            if field == name:
+                return f"did you mean {f'{pointer}/{field}'!r}?"
+            below = _models_of(models, field)
+            if below:
+                parts.append((f"{pointer}/{field}", below))
+    return None
 
 
 def _fields_at(parents: Iterable[Any]) -> Iterator[str]:

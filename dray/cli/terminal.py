@@ -63,10 +63,15 @@ def clean(text: str, *, colours: bool = False) -> str:
     if text.isprintable():
         return text
     if not colours:
-        return _CONTROL.sub("", _SEQUENCE.sub("", text))
+        return _CONTROL.sub(_harmless, _SEQUENCE.sub("", text))
     parts = _PARTS.split(text)
     kept = [
-        part if number % 2 else _CONTROL.sub("", _SEQUENCE.sub("", part))
+        part if number % 2 else _CONTROL.sub(_harmless, _SEQUENCE.sub("", part))
         for number, part in enumerate(parts)
     ]
     return "".join(kept) + ("\x1b[0m" if len(parts) > 1 else "")
+
+
+def _harmless(control: re.Match[str]) -> str:
+    """What parted two lines, or two states of a progress bar, parts words."""
+    return " " if control[0] in "\n\r" else ""

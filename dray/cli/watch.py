@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from dray import errors
+from dray.cli import terminal
 from dray.cli.output import duration, flush, number, summary, write
 from dray.views import Job, JobState
 
@@ -109,6 +110,7 @@ class _Lines:
 
 def _bar(console: Console) -> AbstractContextManager[Screen]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+    from rich.table import Column
 
     class Bar(Progress):
         def show(self, job: Job) -> None:
@@ -118,7 +120,7 @@ def _bar(console: Console) -> AbstractContextManager[Screen]:
                 state=str(job.state),
                 completed=progress.step if progress else 0,
                 total=(progress.total_steps if progress else None),
-                status=status(job) if progress else job.reason.message,
+                status=terminal.clean(status(job) if progress else job.reason.message),
             )
 
     bar = Bar(
@@ -126,7 +128,11 @@ def _bar(console: Console) -> AbstractContextManager[Screen]:
         TextColumn("{task.fields[state]}", style="bold", markup=False),
         BarColumn(bar_width=30),
         TaskProgressColumn(),
-        TextColumn("{task.fields[status]}", markup=False),
+        TextColumn(
+            "{task.fields[status]}",
+            markup=False,
+            table_column=Column(no_wrap=True, overflow="ellipsis"),
+        ),
         console=console,
     )
     task = bar.add_task("", total=None, state="", status="")

@@ -44,9 +44,9 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Terminal:
         ("\x1bc\x1b(0reset", "reset"),
         ("half\x1b[", "half"),
         ("\x1b[3", "3"),
-        ("a\rb\bc\x00\x7f\x9b31md", "abc31md"),
+        ("10%\r20%\bc\x00\x7f\x9b31md", "10% 20%c31md"),
         ("txt.\u202efdp.exe", "txt.fdp.exe"),
-        ("two\nlines", "twolines"),
+        ("two\nlines", "two lines"),
     ],
 )
 def test_what_would_steer_the_terminal_is_left_out(text: str, shown: str) -> None:
