@@ -1,0 +1,157 @@
+"""Submit, list and get with few jobs in the table and with a million."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+from benchmarks.figures import ratio_of_medians
+from benchmarks.machine import wait_until_quiet
+from benchmarks.report import Comparison, Result, Row, Table, seconds
+from benchmarks.serving import jobs, load
+from benchmarks.serving.servers import Running, dray, postgres
+
+FEW, MANY = 1_000, 1_000_000
+GOAL = 1.2
+BLOCK_REQUESTS = 200
+DATABASES = ("SQLite", "PostgreSQL")
+BODY = json.dumps(jobs.SPEC.model_dump(mode="json")).encode()
+
+METHOD = (
+    f"Four servers (`python -m api --no-loops`): SQLite and PostgreSQL, each with {FEW:,} and with "
+    f"{MANY:,} finished jobs in the table, each job with a label. All run during everybody's "
+    "turns; PostgreSQL is one server with its own defaults and a database for each.",
+    "submit: POST of a new job. get: GET of a job, another one each time, spread over the whole "
+    "table. list: the first page of 50; filtered: the first page of 50 with a state and a label; "
+    "deep: a page of 50 from the middle of the table.",
+    f"Blocks of {BLOCK_REQUESTS} requests, one after the other over one connection, take turns; "
+    "the first round is not counted. A sample is a block's mean. Processor time is that of the "
+    "server, and of all of PostgreSQL's processes where that is the database.",
+    "Ratio of medians, many / few; the interval is a bootstrap of both sides. A/A: odd blocks with "
+    "few jobs against even ones.",
+)
+
+
+@dataclass
+class Site:
+    """One server, and the requests for it."""
+
+    server: Running
+    requests: dict[str, Iterator[bytes]]
+    wall_s: dict[str, list[float]] = field(default_factory=dict)
+    cpu_s: dict[str, list[float]] = field(default_factory=dict)
+
+    def block(self, what: str, *, counts: bool) -> None:
+        requests = self.requests[what]
+        before = self.server.cpu_s()
+        done = asyncio.run(
+            load.ask(self.server.port, lambda: next(requests), num_requests=BLOCK_REQUESTS)
+        )
+        if counts:
+            used = (self.server.cpu_s() - before) / BLOCK_REQUESTS
+            self.wall_s.setdefault(what, []).append(done.per_request_s)
+            self.cpu_s.setdefault(what, []).append(used)
+
+
+def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+    with ExitStack() as stack:
+        sites = stack.enter_context(_sites(tell))
+        for number in range(num_rounds + 1):
+            wait_until_quiet(at_most_s=10)
+            for what in ("submit", "get", "list", "list filtered", "list deep"):
+                for site in sites.values():
+                    site.block(what, counts=number > 0)
+            tell(f"round {number} of {num_rounds}")
+    return conclude(sites)
+
+
+@contextmanager
+def _sites(tell: Callable[[str], None]) -> Iterator[dict[tuple[str, int], Site]]:
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-")))
+        url, processes = stack.enter_context(postgres())
+        sites = {}
+        for database in DATABASES:
+            for number in (FEW, MANY):
+                home = root / f"{database}-{number}"
+                database_url, beside = "", list[psutil.Process]()
+                if database == "PostgreSQL":
+                    database_url, beside = _make_database(url, f"jobs_{number}"), processes
+                tell(f"writing {number:,} jobs into {database}")
+                ids = jobs.finished(home, number, database_url)
+                server = stack.enter_context(dray(home, database_url=database_url, beside=beside))
+                sites[database, number] = Site(server, _requests(server.port, ids))
+        yield sites
+
+
+def _make_database(url: str, name: str) -> str:
+    import psycopg
+    from sqlalchemy import make_url
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return make_url(url).set(database=name).render_as_string(hide_password=False)
+
+
+def _requests(port: int, ids: list[str]) -> dict[str, Iterator[bytes]]:
+    spread = [ids[number * 7919 % len(ids)] for number in range(len(ids))]
+    return {
+        "submit": _cycle([load.post("/v1/jobs", port, BODY)]),
+        "get": _cycle([load.get(f"/v1/jobs/{job_id}", port) for job_id in spread]),
+        "list": _cycle([load.get("/v1/jobs?limit=50", port)]),
+        "list filtered": _cycle(
+            [load.get("/v1/jobs?limit=50&state=SUCCEEDED&label=team%3Da", port)]
+        ),
+        "list deep": _cycle([load.get(f"/v1/jobs?limit=50&cursor={_middle(port)}", port)]),
+    }
+
+
+def _middle(port: int) -> str:
+    """A cursor that pages through the first half of the smaller table would come to."""
+    url = f"http://127.0.0.1:{port}/v1/jobs?limit={FEW // 2}"
+    cursor: str = httpx.get(url, trust_env=False, timeout=60).json()["next_cursor"]
+    return cursor
+
+
+def _cycle(requests: list[bytes]) -> Iterator[bytes]:
+    while True:
+        yield from requests
+
+
+def conclude(sites: dict[tuple[str, int], Site]) -> Result:
+    rows, comparisons, cpu = [], [], []
+    for database in DATABASES:
+        few, many = sites[database, FEW], sites[database, MANY]
+        for what in few.wall_s:
+            rows.append(Row(f"{database}, {FEW:,} jobs: {what}", few.wall_s[what]))
+            rows.append(Row(f"{database}, {MANY:,} jobs: {what}", many.wall_s[what]))
+            ratio = ratio_of_medians(many.wall_s[what], few.wall_s[what])
+            comparisons.append(
+                Comparison(
+                    label=f"{what} on {database}, {MANY:,} / {FEW:,} jobs",
+                    n=len(few.wall_s[what]),
+                    ratio=ratio,
+                    same=ratio_of_medians(few.wall_s[what][::2], few.wall_s[what][1::2]),
+                    goal=f"interval includes {GOAL} or less",
+                    met=ratio.low <= GOAL,
+                )
+            )
+            used = [sorted(site.cpu_s[what])[len(site.cpu_s[what]) // 2] for site in (few, many)]
+            cpu.append([database, what, *map(seconds, used), f"{used[1] / used[0]:.2f}"])
+    columns = ["", "", f"{FEW:,} jobs", f"{MANY:,} jobs", "ratio"]
+    return Result(
+        name="service_scale",
+        title="Many jobs in the table",
+        method=METHOD,
+        rows=rows,
+        comparisons=comparisons,
+        tables=[Table("Processor time per request (p50)", columns, cpu)],
+    )
