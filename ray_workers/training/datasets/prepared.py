@@ -89,8 +89,8 @@ def prepare(
 def _build(
     cache: NodeCache, source: Source, content: Content, fingerprint: str, build: Build
 ) -> Path:
-    files = source.files(content)
     try:
+        files = source.files(content)
         with cache.scratch() as scratch:
             output = scratch / "prepared"
             output.mkdir()
@@ -101,7 +101,7 @@ def _build(
                 raise broken(source.place, "changed while it was read")
             return cache.add("prepared", fingerprint, output)
     finally:
-        source.release(files)
+        source.release()
 
 
 def read_small_file(url: str, policy: DataPolicy, limit_bytes: int) -> bytes:
@@ -112,11 +112,10 @@ def read_small_file(url: str, policy: DataPolicy, limit_bytes: int) -> bytes:
         content = source.identify(size_bytes=None, sha256=None)
         if content.files[0][2] > limit_bytes:
             raise broken(source.place, f"has more than {limit_bytes:,} bytes")
-        files = source.files(content)
         try:
-            return files[0].path.read_bytes()
+            return source.files(content)[0].path.read_bytes()
         finally:
-            source.release(files)
+            source.release()
 
 
 class ArrayWriter:

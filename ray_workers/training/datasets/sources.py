@@ -39,11 +39,15 @@ class SourceFile:
     """Its URL, as errors name it."""
 
 
+Hashed = tuple[str, str, int]
+"""(name, SHA-256, bytes) of a file."""
+
+
 @dataclass(frozen=True)
 class Content:
-    """What a source holds: (name, SHA-256, bytes) of each file."""
+    """What a source holds."""
 
-    files: tuple[tuple[str, str, int], ...]
+    files: tuple[Hashed, ...]
     is_folder: bool
 
     @property
@@ -79,6 +83,7 @@ class Source:
         self.place = url.split("?", 1)[0]
         self._origin = _origin(url, policy, credentials, suffixes)
         self._listing: Listing | None = None
+        self._kept: Path | None = None
 
     def identify(self, *, size_bytes: int | None, sha256: str | None) -> Content:
         """What the source holds now, hashed once for each version of it. Raises DataError if it
@@ -105,23 +110,22 @@ class Source:
     def files(self, content: Content) -> tuple[SourceFile, ...]:
         """The files themselves, on this node; `release` them in the end."""
         assert self._listing is not None
-        by_name = {file.name: file for file in self._listing.files}
+        listed = self._listing.files
+        if listed[0].path is None:
+            self._kept = self._cache.hold("objects", content.sha256)
+            if self._kept is None and self._fetch(self._listing) != content:
+                raise SourceUnavailableError(f"{self.place} changed while it was read")
         found = []
-        for name, sha256, _ in content.files:
-            listed = by_name[name]
-            path = listed.path or self._cache.hold("objects", sha256)
-            if path is None:
-                if self._read(listed)[0] != sha256:
-                    place = self._place_of(name)
-                    raise SourceUnavailableError(f"{place} changed while it was read")
-                path = self._cache.root / "objects" / sha256
+        for number, (file, (name, _, _)) in enumerate(zip(listed, content.files, strict=True)):
+            path = file.path or self._place_in_cache(number, content)
             found.append(SourceFile(name, path, self._place_of(name)))
         return tuple(found)
 
-    def release(self, files: tuple[SourceFile, ...]) -> None:
-        """The files of `files` may be removed from the cache again."""
-        for file in files:
-            self._cache.let_go(file.path)
+    def release(self) -> None:
+        """What was fetched may be removed from the cache again."""
+        if self._kept is not None:
+            self._cache.let_go(self._kept)
+            self._kept = None
 
     def is_unchanged(self) -> bool:
         """Whether a file of this node's own is still what it was when it was identified."""
@@ -137,47 +141,51 @@ class Source:
         return Content.from_json(found)
 
     def _read_all(self, listing: Listing) -> Content:
-        files = listing.files
-        if files[0].path is None:
-            total = sum(file.size_bytes or 0 for file in files)
-            self._refuse_too_large(total)
-            self._cache.sweep(total)
-        if len(files) == 1 or files[0].path is not None:
-            read = [self._read(file) for file in files]
-        else:
-            with ThreadPoolExecutor(FETCHED_AT_ONCE) as pool:
-                read = list(pool.map(self._read, files))
-        together = zip(files, read, strict=True)
-        return Content(tuple((file.name, *one) for file, one in together), listing.is_folder)
+        if listing.files[0].path is None:
+            return self._fetch(listing)
+        return Content(tuple(map(self._hash, listing.files)), listing.is_folder)
 
-    def _read(self, file: Listed) -> tuple[str, int]:
-        """(SHA-256, bytes) of the file, which is now in the cache if it came from elsewhere."""
-        place = self._place_of(file.name)
-        if file.path is not None:
-            digest = hashlib.sha256()
-            self._origin.fetch(file, digest.update)
-            return digest.hexdigest(), file.path.stat().st_size
-        return retried(lambda: self._download(file, place), place)
+    def _hash(self, file: Listed) -> Hashed:
+        """Of a file of this node's own, which is not copied."""
+        digest = HashingSink()
+        self._origin.fetch(file, digest)
+        return (file.name, digest.sha256, digest.size_bytes)
 
-    def _download(self, file: Listed, place: str) -> tuple[str, int]:
-        digest = hashlib.sha256()
-        size = 0
+    def _fetch(self, listing: Listing) -> Content:
+        """Bring all files into the cache, as one entry that is held."""
+        total = sum(file.size_bytes or 0 for file in listing.files)
+        self._refuse_too_large(total)
+        self._cache.sweep(total)
         with self._cache.scratch() as scratch:
-            partial = scratch / "partial"
-            with open(partial, "wb") as target:
+            folder = scratch / "fetched"
+            folder.mkdir()
+            targets = [folder / _numbered(number) for number in range(len(listing.files))]
+            pool = ThreadPoolExecutor(FETCHED_AT_ONCE)
+            try:
+                content = Content(
+                    tuple(pool.map(self._download, listing.files, targets)), listing.is_folder
+                )
+            finally:
+                pool.shutdown(cancel_futures=True)
+            made = folder if listing.is_folder else targets[0]
+            self._kept = self._cache.add("objects", content.sha256, made)
+        return content
 
-                def sink(piece: bytes) -> None:
-                    nonlocal size
-                    size += len(piece)
-                    self._refuse_too_large(size)
-                    digest.update(piece)
-                    target.write(piece)
-
+    def _download(self, file: Listed, target: Path) -> Hashed:
+        def transfer() -> Hashed:
+            with open(target, "wb") as opened:
+                sink = HashingSink(opened.write, self._refuse_too_large)
                 self._origin.fetch(file, sink)
-            if file.size_bytes is not None and size != file.size_bytes:
-                raise TransferError(f"{size:,} bytes came, not {file.size_bytes:,}")
-            self._cache.add("objects", digest.hexdigest(), partial)
-        return digest.hexdigest(), size
+            if file.size_bytes is not None and sink.size_bytes != file.size_bytes:
+                fault = f"{sink.size_bytes:,} bytes came, not {file.size_bytes:,}"
+                raise TransferError(fault)
+            return (file.name, sink.sha256, sink.size_bytes)
+
+        return retried(transfer, self._place_of(file.name))
+
+    def _place_in_cache(self, number: int, content: Content) -> Path:
+        assert self._kept is not None
+        return self._kept / _numbered(number) if content.is_folder else self._kept
 
     def _place_of(self, name: str) -> str:
         assert self._listing is not None
@@ -204,6 +212,37 @@ class Source:
             raise broken(self.place, f"has the SHA-256 {found}, but data.sha256 is {sha256}")
         if size == 0:
             raise broken(self.place, "is an empty file")
+
+
+class HashingSink:
+    """Takes a file piece by piece, hashes it and passes it on."""
+
+    def __init__(
+        self,
+        write: Callable[[bytes], object] | None = None,
+        check: Callable[[int], None] | None = None,
+    ) -> None:
+        """write: gets each piece. check: gets the size so far, and raises if it is too much."""
+        self._write, self._check = write, check
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+
+    def __call__(self, piece: bytes) -> None:
+        self.size_bytes += len(piece)
+        if self._check is not None:
+            self._check(self.size_bytes)
+        self._digest.update(piece)
+        if self._write is not None:
+            self._write(piece)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+def _numbered(number: int) -> str:
+    """Name of a fetched file within its folder: not one that its source chose."""
+    return f"{number:08}"
 
 
 def retried(action: Callable[[], T], place: str) -> T:

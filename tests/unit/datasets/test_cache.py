@@ -72,9 +72,9 @@ def test_a_local_file_is_hashed_once_until_it_changes(
     tmp_path: Path, policy: DataPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = []
-    look = Source._read
+    look = Source._hash
     monkeypatch.setattr(
-        Source, "_read", lambda self, file: (read.append(file.name), look(self, file))[1]
+        Source, "_hash", lambda self, file: (read.append(file.name), look(self, file))[1]
     )
     data = write(tmp_path / "a.txt", "one")
     first = open_text(data, policy, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,23 @@ def test_a_prefix_is_a_folder(s3: ObjectStore, cloud: DataPolicy) -> None:
     s3.put("sets/pets/dog/2.png", b"broken")
     with pytest.raises(DataError, match=r"s3://bucket/sets/pets/dog/2\.png: is no image"):
         open_images(Data(source="s3://bucket/sets/pets/", credentials="lab"), cloud)
+
+
+def test_a_folder_of_very_many_objects_takes_few_descriptors(
+    s3: ObjectStore, cloud: DataPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(60):
+        s3.put(f"many/{number % 2}/{number}.png", TWO["cat/1.png"])
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 45, before[1]))
+    try:
+        images = open_images(Data(source="s3://bucket/many", credentials="lab"), cloud)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert len(images.labels) == 60
+    (kept,) = Path(cloud.cache_dir or "", "objects").iterdir()
+    assert len(list(kept.iterdir())) == 60
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/none.csv", "s3://no-such-bucket/t.csv"])
