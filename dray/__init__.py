@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dray import errors as errors
+    from dray._transport import Retry as Retry
     from dray.aio import AsyncClient as AsyncClient
     from dray.client import Client as Client
     from dray.documents import load_spec as load_spec
@@ -29,6 +30,7 @@ __all__ = [
     "Client",
     "JobSpec",
     "JobState",
+    "Retry",
     "__version__",
     "errors",
     "load_spec",
@@ -40,6 +42,7 @@ _HOMES = {
     "Client": "dray.client",
     "JobSpec": "dray.spec",
     "JobState": "dray.views",
+    "Retry": "dray._transport",
     "load_spec": "dray.documents",
     "validate": "dray.documents",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ class SyncDriver:
         finally:
             self._end(flow, bodies)
 
-    def iterate(self, stream: Stream[T]) -> Iterator[T]:
+    def iterate(self, stream: Stream[T]) -> Generator[T, None, None]:
         bodies: dict[httpx.Response, Iterator[bytes]] = {}
         try:
             step = next(stream)
@@ -114,7 +114,7 @@ class AsyncDriver:
         finally:
             await self._end(flow, bodies)
 
-    async def iterate(self, stream: Stream[T]) -> AsyncIterator[T]:
+    async def iterate(self, stream: Stream[T]) -> AsyncGenerator[T, None]:
         bodies: dict[httpx.Response, AsyncIterator[bytes]] = {}
         try:
             step = next(stream)

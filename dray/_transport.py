@@ -205,7 +205,7 @@ class Connection:
     """Where the server is, who asks, and how patiently; the same for both clients."""
 
     url: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)  # the token is among them
     timeout_s: float
     retry: Retry
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
@@ -71,7 +71,7 @@ class AsyncClient:
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         page_size: int = 100,
-    ) -> AsyncIterator[views.Job]:
+    ) -> AsyncGenerator[views.Job, None]:
         chosen = JobFilter(state, queue, label, owner, project, created_after, created_before)
         return self._driver.iterate(self._flows.jobs(chosen, page_size))
 
@@ -83,10 +83,10 @@ class AsyncClient:
     ) -> views.Job:
         return await self._driver.run(self._flows.wait(job_id, timeout_s, states))
 
-    def follow(self, job_id: str, *, after_seq: int = 0) -> AsyncIterator[views.Event]:
+    def follow(self, job_id: str, *, after_seq: int = 0) -> AsyncGenerator[views.Event, None]:
         return self._driver.iterate(self._flows.follow(job_id, after_seq))
 
-    def events(self, job_id: str, *, after_seq: int = 0) -> AsyncIterator[views.Event]:
+    def events(self, job_id: str, *, after_seq: int = 0) -> AsyncGenerator[views.Event, None]:
         return self._driver.iterate(self._flows.events(job_id, after_seq))
 
     async def metrics(
@@ -104,7 +104,7 @@ class AsyncClient:
 
     def follow_metrics(
         self, job_id: str, keys: Sequence[str] | None = None, *, rank: int | None = None
-    ) -> AsyncIterator[views.Point]:
+    ) -> AsyncGenerator[views.Point, None]:
         return self._driver.iterate(self._flows.follow_metrics(job_id, keys, rank))
 
     def logs(
@@ -114,7 +114,7 @@ class AsyncClient:
         *,
         attempt: int | None = None,
         follow: bool = False,
-    ) -> AsyncIterator[views.LogLine]:
+    ) -> AsyncGenerator[views.LogLine, None]:
         return self._driver.iterate(self._flows.logs(job_id, rank, attempt, follow))
 
     async def attempts(self, job_id: str) -> list[views.Attempt]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
@@ -101,7 +101,7 @@ class Client:
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         page_size: int = 100,
-    ) -> Iterator[views.Job]:
+    ) -> Generator[views.Job, None, None]:
         """Jobs, newest first, that fit all that is given; fetched page by page as you go.
 
         In `state`, one or any of several; with every pair of `label`; submitted at `created_after`
@@ -123,7 +123,7 @@ class Client:
         """
         return self._driver.run(self._flows.wait(job_id, timeout_s, states))
 
-    def follow(self, job_id: str, *, after_seq: int = 0) -> Iterator[views.Event]:
+    def follow(self, job_id: str, *, after_seq: int = 0) -> Generator[views.Event, None, None]:
         """Each event after `after_seq` when it happens, up to the one that ends the job.
 
         Over one stream (SSE) that is opened again where it broke, also over a restart of the
@@ -131,7 +131,7 @@ class Client:
         """
         return self._driver.iterate(self._flows.follow(job_id, after_seq))
 
-    def events(self, job_id: str, *, after_seq: int = 0) -> Iterator[views.Event]:
+    def events(self, job_id: str, *, after_seq: int = 0) -> Generator[views.Event, None, None]:
         """The events so far after `after_seq`."""
         return self._driver.iterate(self._flows.events(job_id, after_seq))
 
@@ -149,7 +149,7 @@ class Client:
 
     def follow_metrics(
         self, job_id: str, keys: Sequence[str] | None = None, *, rank: int | None = None
-    ) -> Iterator[views.Point]:
+    ) -> Generator[views.Point, None, None]:
         """Each point when it is reported, all series or `keys`, until the job is over."""
         return self._driver.iterate(self._flows.follow_metrics(job_id, keys, rank))
 
@@ -160,7 +160,7 @@ class Client:
         *,
         attempt: int | None = None,
         follow: bool = False,
-    ) -> Iterator[views.LogLine]:
+    ) -> Generator[views.LogLine, None, None]:
         """Lines of every rank and attempt, or of one; with `follow` until the job is over."""
         return self._driver.iterate(self._flows.logs(job_id, rank, attempt, follow))
 

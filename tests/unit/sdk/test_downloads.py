@@ -15,6 +15,7 @@ from dray._transport import Retry
 from tests.unit.api.serving import LiveServer
 from tests.unit.api.test_checkpoints import saved
 
+BEGAN = "2026-01-01T00:00:00Z"
 MODEL = bytes(range(256)) * 100
 PATIENT = Retry(first_delay_s=0.01, max_delay_s=0.05)
 
@@ -102,6 +103,26 @@ def test_no_artifact_leaves_the_destination(tmp_path: Path, name: str) -> None:
     (root / "link").symlink_to(tmp_path)
     with pytest.raises(errors.IntegrityError, match="leads out"):
         destination(root, name)
+
+
+def test_a_server_that_lists_a_path_outside_gets_nothing_fetched(tmp_path: Path) -> None:
+    asked: list[str] = []
+    items = [
+        {"id": name, "path": path, "size_bytes": 1, "sha256": "0" * 64, "created_at": BEGAN}
+        for name, path in (("a", "fine"), ("b", "../../evil"))
+    ]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        return httpx.Response(200, json={"items": items})
+
+    with (
+        Client("http://localhost", transport=httpx.MockTransport(answer)) as client,
+        pytest.raises(errors.IntegrityError, match="leads out"),
+    ):
+        client.download("job", tmp_path / "out")
+    assert asked == ["/v1/jobs/job/artifacts"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_that_ignores_ranges_is_downloaded_from(tmp_path: Path) -> None:

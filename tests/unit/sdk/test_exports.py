@@ -14,6 +14,7 @@ def test_the_exported_names_are_these() -> None:
         "Client",
         "JobSpec",
         "JobState",
+        "Retry",
         "__version__",
         "errors",
         "load_spec",

@@ -145,7 +145,7 @@ def test_who_stops_iterating_closes_the_stream(server: LiveServer) -> None:
         following = client.follow(job_id)
         assert next(following).seq == 1
         wait_until(lambda: server.num_waiting(job_id), "the stream")
-        following.close()  # type: ignore[attr-defined]
+        following.close()
         wait_until(lambda: not server.num_waiting(job_id), "the server to see it go")
 
 
@@ -157,7 +157,7 @@ async def test_who_stops_iterating_closes_the_stream_of_the_asynchronous_client_
     async with AsyncClient(server.url) as client:
         following = client.follow(job_id)
         assert (await anext(following)).seq == 1
-        await following.aclose()  # type: ignore[attr-defined]
+        await following.aclose()
         await asyncio.to_thread(
             wait_until, lambda: not server.num_waiting(job_id), "the server to see it go"
         )

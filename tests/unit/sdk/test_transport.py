@@ -238,6 +238,7 @@ def test_url_and_token_come_from_the_environment(monkeypatch: pytest.MonkeyPatch
     found = Connection.open(None, None, 30.0, Retry())
     assert found.url == "http://there:1"
     assert found.headers["Authorization"] == "Bearer secret"
+    assert "secret" not in repr(found)
     given = Connection.open("http://here:2", "other", 30.0, Retry())
     assert (given.url, given.headers["Authorization"]) == ("http://here:2", "Bearer other")
     monkeypatch.delenv("DRAY_URL")

@@ -12,6 +12,7 @@ from tests.integration.harness import ROOT
 PROGRAM = """
 import asyncio
 from collections.abc import Iterator
+from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -48,7 +49,11 @@ def train(client: dray.Client) -> list[Path]:
 
 
 async def look() -> str:
-    async with dray.AsyncClient() as client:
+    async with dray.AsyncClient(retry=dray.Retry(patience_s=1.0)) as client:
+        async with aclosing(client.follow("job-a")) as following:
+            async for event in following:
+                print(event.seq)
+                break
         async for job in client.jobs(state="FAILED"):
             async for line in client.logs(job.id, rank=0):
                 return line.text
