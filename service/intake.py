@@ -52,6 +52,10 @@ class Intake:
         self._logs = LogStore(session, storage, job, attempt, now)
         self._metrics = MetricStore(session, job, attempt, now)
         self._refused: Counter[str] = Counter()
+        self._known_keys: set[str] = set()
+        self._said: dict[str, Any] = dict(job.progress or {})
+        self._reached: tuple[int, datetime] | None = None
+        """Newest step of rank 0, and when."""
 
     def take(self, frames: Sequence[Frame]) -> None:
         handlers = {
@@ -75,6 +79,8 @@ class Intake:
                 AttributeError,
             ) as error:
                 self._refused[f"{frame.kind}: {clean(str(error))[:200]}"] += 1
+        if self._reached is not None:
+            self._job.progress = progress(self._attempt, self._said, *self._reached)
         self._metrics.store()
         self._logs.store()
         self._tell_of_refused()
@@ -100,18 +106,27 @@ class Intake:
         values = body["values"]
         if not isinstance(values, Mapping):
             raise Refused("values is not a mapping")
-        numbers = {metric_key(key): number(value) for key, value in values.items()}
-        at = time_of(frame, self._now)
+        numbers = {
+            key if key in self._known_keys else self._new_key(key): number(value)
+            for key, value in values.items()
+        }
         attempt = self._attempt
-        if attempt.first_metric_step is None or step < attempt.first_metric_step:
-            attempt.first_metric_step, attempt.first_metric_at = step, at
+        first = attempt.first_metric_step
         if frame.rank == 0:
-            known = self._job.progress or {}
-            self._job.progress = progress(attempt, known, frame.body, step, at)
+            self._said.update(said_of_progress(body))
+            self._reached = step, time_of(frame, self._now)
+        if first is None or step < first:
+            attempt.first_metric_step, attempt.first_metric_at = step, time_of(frame, self._now)
         if self._job.first_step_at is None:
-            self._job.first_step_at = at
+            self._job.first_step_at = time_of(frame, self._now)
         repeats = frame.incarnation > 0
         self._metrics.add(rank=frame.rank, step=step, values=numbers, repeats=repeats)
+
+    def _new_key(self, key: Any) -> str:
+        """The same few names come again and again: each is looked at once."""
+        name = metric_key(key)
+        self._known_keys.add(name)
+        return name
 
     def _take_log(self, frame: Frame) -> None:
         text = frame.body["text"]
@@ -210,6 +225,8 @@ def count(body: Mapping[str, Any], name: str, limit: int) -> int:
 
 
 def number(value: Any) -> float:
+    if type(value) is float:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Refused(f"not a number: {value!r}")
     return float(value)
@@ -236,20 +253,24 @@ def time_of(frame: Frame, now: datetime) -> datetime:
         return now
 
 
-def progress(
-    attempt: AttemptRow,
-    known: Mapping[str, Any],
-    body: Mapping[str, Any],
-    step: int,
-    at: datetime,
-) -> dict[str, Any]:
-    """How far rank 0 is, and how long the rest takes at the attempt's own mean speed.
+def said_of_progress(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a frame says of it, checked; what it does not say, such as one of an evaluation, stays
+    what it was."""
+    said: dict[str, Any] = {}
+    for name in ("total_steps", "epoch"):
+        if body.get(name) is not None:
+            said[name] = count(body, name, MAX_STEP)
+    if body.get("samples_per_s") is not None:
+        speed = number(body["samples_per_s"])
+        said["samples_per_s"] = speed if math.isfinite(speed) else None
+    return said
 
-    known: the progress so far; what a frame does not say, such as one of an evaluation, stays.
-    """
-    said = {**known, **{key: value for key, value in body.items() if value is not None}}
-    total = count(said, "total_steps", MAX_STEP) if said.get("total_steps") is not None else None
-    speed = number(said["samples_per_s"]) if said.get("samples_per_s") is not None else None
+
+def progress(
+    attempt: AttemptRow, said: Mapping[str, Any], step: int, at: datetime
+) -> dict[str, Any]:
+    """How far rank 0 is, and how long the rest takes at the attempt's own mean speed."""
+    total = said.get("total_steps")
     eta_s = None
     if total is not None and attempt.first_metric_at is not None:
         steps = step - (attempt.first_metric_step or 0)
@@ -259,7 +280,7 @@ def progress(
     return {
         "step": step,
         "total_steps": total,
-        "epoch": count(said, "epoch", MAX_STEP) if said.get("epoch") is not None else None,
-        "samples_per_s": speed if speed is not None and math.isfinite(speed) else None,
+        "epoch": said.get("epoch"),
+        "samples_per_s": said.get("samples_per_s"),
         "eta_s": eta_s,
     }

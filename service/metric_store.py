@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import datetime
+from operator import lt
 
 from sqlalchemy.orm import Session
 
@@ -48,11 +49,14 @@ class MetricStore:
     def add(self, *, rank: int, step: int, values: Mapping[str, float], repeats: bool) -> None:
         """`repeats`: the rank was started again within the attempt and may go back some steps."""
         for key, value in values.items():
-            steps, so_far = self._points.setdefault((key, rank), ([], []))
-            steps.append(step)
-            so_far.append(value)
+            name = (key, rank)
+            points = self._points.get(name)
+            if points is None:
+                points = self._points[name] = ([], [])
+            points[0].append(step)
+            points[1].append(value)
             if repeats:
-                self._may_repeat.add((key, rank))
+                self._may_repeat.add(name)
 
     def store(self) -> None:
         if not self._points:
@@ -95,6 +99,8 @@ class MetricStore:
     def _rising(self, key: str, rank: int, points: Points, chunk: MetricChunkRow | None) -> Points:
         """The points whose step is above all before it."""
         last = -1 if chunk is None else chunk.last_step
+        if points[0][0] > last and all(map(lt, points[0], points[0][1:])):
+            return points
         steps: list[int] = []
         values: list[float] = []
         for step, value in zip(*points, strict=True):
