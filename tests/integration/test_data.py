@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -10,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from dray import Client
 from dray.spec import Data
@@ -105,6 +108,55 @@ def test_an_example_of_each_source_and_format_trains(
         assert job.state is JobState.SUCCEEDED, job.reason
         assert job.attempt == 1
         assert client.artifacts(job.id)
+
+
+def broken_sets(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
+    """Data that each lack something else, and what is to be said of them."""
+    table = {"recipe": "tabular_classification"}
+    texts = {
+        "empty.csv": ("", "empty.csv: is an empty file"),
+        "ragged.csv": ("x,y\n1,a\n2\n", "ragged.csv, line 3: has 1 fields, but the header names 2"),
+        "target.csv": ("x,z\n1,a\n", "target.csv: data.target: there is no column 'y'"),
+        "class.csv": ("x,y\n1,a\n2,a\n", "class.csv: the target 'y' has one class only, 'a'"),
+        "nan.csv": ("x,y\n1,a\nNaN,b\n", "nan.csv, line 3: the column 'x' has no value"),
+    }
+    found: dict[str, tuple[dict[str, Any], str]] = {}
+    for name, (text, fault) in texts.items():
+        (folder / name).write_text(text)
+        source = (folder / name).as_uri()
+        found[name] = ({**table, "data": {"source": source, "target": "y"}}, fault)
+    for number, cut in enumerate((None, -30)):
+        path = folder / "images" / str(number) / "1.png"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(_noise()[:cut])
+    images = {"recipe": "image_classification", "data": {"source": (folder / "images").as_uri()}}
+    found["images"] = (images, "images/1/1.png: is a broken or truncated image")
+    missing = {**table, "data": {"source": "file:///nowhere/t.csv", "target": "y"}}
+    found["missing"] = (missing, "there is no such file or folder on this node")
+    return found
+
+
+def _noise() -> bytes:
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 255, (64, 64), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer, "png")
+    return buffer.getvalue()
+
+
+@pytest.mark.ray
+def test_each_fault_of_the_data_fails_the_job_with_a_sentence(
+    supplied: Service, tmp_path: Path
+) -> None:
+    with supplied.client as client:
+        jobs = {
+            name: (client.submit(document).id, fault)
+            for name, (document, fault) in broken_sets(tmp_path).items()
+        }
+        for name, (job_id, fault) in jobs.items():
+            job = client.wait(job_id, timeout_s=90)
+            assert (job.state, job.reason.code) == (JobState.FAILED, "bad_data"), name
+            assert fault in job.reason.message, name
+            assert job.attempt == 1, "trying again would not help"
 
 
 @pytest.mark.ray

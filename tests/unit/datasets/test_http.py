@@ -120,6 +120,14 @@ def test_redirects_are_followed_within_what_is_allowed(web: Web, near: DataPolic
     assert len(read(web.url("/moved.csv"), near).target) == 3
 
 
+def test_no_redirect_leads_off_encryption(policy: DataPolicy) -> None:
+    origin = http.HttpOrigin("https://example.org/t.csv", policy, {}, None)
+    assert origin._next("http://example.org/a", "https://x.org/b") == "https://x.org/b"
+    assert origin._next("https://example.org/a/b", "../c") == "https://example.org/c"
+    with pytest.raises(DataError, match="leads on from https:// to http://"):
+        origin._next("https://example.org/a", "http://example.org/a")
+
+
 @pytest.mark.parametrize(
     "target", ["http://localhost:{}/t.csv", "http://169.254.169.254/t.csv", "http://[::1]:{}/t.csv"]
 )
