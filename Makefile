@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+MLFLOW := .venv-mlflow
 BIN := $(VENV)/bin
 # Which build of torch `make setup` installs: auto (what pip finds first), cpu, or cuda.
 # For cpu and cuda give the index that pytorch.org/get-started names, as TORCH_INDEX_URL.
@@ -55,12 +56,18 @@ format: setup ## put the code into its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.bench-ready ## measure against peers, about 15 minutes (see benchmarks/README.md)
+bench: $(VENV)/.bench-ready $(MLFLOW)/.ready ## measure against peers, about an hour (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks
 
 $(VENV)/.bench-ready: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
+# A peer that can't share our environment: its own pins would change what is measured.
+$(MLFLOW)/.ready: benchmarks/mlflow-requirements.txt
+	$(PYTHON) -m venv $(MLFLOW)
+	$(MLFLOW)/bin/python -m pip install --quiet --requirement benchmarks/mlflow-requirements.txt
+	@touch $@
+
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf $(VENV) $(MLFLOW) .mypy_cache .ruff_cache .pytest_cache *.egg-info

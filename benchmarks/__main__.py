@@ -64,12 +64,19 @@ def _metrics(num_rounds: int, tell: Tell) -> report.Result:
     return measure(num_rounds, tell)
 
 
+def _onlookers(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.serving.onlookers import measure
+
+    return measure(num_rounds, tell)
+
+
 BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "submit_to_first_step": _first_step,
     "step_time": _step_time,
     "status_get": _status_get,
     "service_scale": _service_scale,
     "metrics": _metrics,
+    "onlookers": _onlookers,
 }
 
 

@@ -53,8 +53,7 @@ async def ask(
             while left > 0:
                 left -= 1
                 began = time.perf_counter()
-                writer.write(request())
-                await _answer(reader)
+                await exchange(reader, writer, request())
                 latencies.append(time.perf_counter() - began)
         finally:
             writer.close()
@@ -62,6 +61,14 @@ async def ask(
     began = time.perf_counter()
     await asyncio.gather(*(connection() for _ in range(num_connections)))
     return Load(time.perf_counter() - began, latencies)
+
+
+async def exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
+) -> bytes:
+    """The body of the answer to one request."""
+    writer.write(request)
+    return await _answer(reader)
 
 
 async def _answer(reader: asyncio.StreamReader) -> bytes:

@@ -44,8 +44,8 @@ METHOD = (
     f"Ingest: {BATCH_POINTS} points, {len(KEYS)} metrics of {BATCH_POINTS // len(KEYS)} steps, in "
     "one transaction on SQLite. dray: `recording.record` on the frames of one reply, as the "
     "reconciler calls it, synced to disk at each commit. MLflow: `MlflowClient.log_batch` on "
-    "its SQLite store, in its own process and without its server or HTTP. Both at their own durability "
-    "(MLflow leaves SQLite's default, which also syncs).",
+    "its SQLite store, in its own process and without its server or HTTP. Each at its own "
+    "durability (MLflow leaves SQLite's default, which also syncs).",
     "Blocks of batches take turns; a sample is one batch. The first round is not counted.",
     f"Read: {ANSWER_POINTS} points out of a series of {LONG_POINTS:,} with one spike, through "
     "`Reading.metrics` and written as JSON, as the API does it. Poll: the same job asked with "

@@ -1,0 +1,270 @@
+"""What training pays for people who look on: 200 clients that poll and 20 that follow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import median_of_ratios
+from benchmarks.machine import BenchmarkError, wait_until_quiet
+from benchmarks.report import Comparison, Result, Row, Table, seconds
+from benchmarks.serving.load import exchange, get
+from benchmarks.serving.servers import Running, dray
+from dray import Client
+from dray.views import JobState
+
+NUM_JOBS = 8
+NUM_POLLERS = 200
+NUM_FOLLOWERS = 20
+PERIOD_S = 5.0
+"""Between two polls of one client."""
+TURN_S = 15.0
+WARMUP_S = 20.0
+START_WITHIN_S = 180.0
+SLOWDOWN_GOAL = 1.01
+P99_GOAL_S = 0.1
+
+METHOD = (
+    f"A real `python -m api` with its embedded Ray and {NUM_JOBS} slots trains {NUM_JOBS} jobs of "
+    "one worker each (the digits CNN), which want more processors than the machine has.",
+    f"Looked on: {NUM_POLLERS} clients ask every {PERIOD_S:g} s, each for the status of one job "
+    f"and for its metrics since the last time; {NUM_FOLLOWERS} others hold an event stream open. "
+    "They are one process on the same machine, so their own work is in the figure, too.",
+    f"Turns of {TURN_S:g} s without and with them alternate, A B B A. Training speed is the steps "
+    "of all jobs in the turn by the series that the service stored, over its time.",
+    "Slowdown: median over neighbouring turns of the speed without over the speed with; the "
+    "interval is a bootstrap of the pairs. A/A: neighbouring turns without.",
+    "Nothing lost: each poller has every step of its job from its first poll to its last, each "
+    "stream every event number, and each stored series every step.",
+)
+
+
+@dataclass
+class Seen:
+    """What the clients of all turns found."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    num_points: int = 0
+    gaps: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Turn:
+    looked_on: bool
+    steps_per_s: float
+    server_share: float
+    """Of one processor, the service without Ray and training."""
+
+
+def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+    seen, turns = Seen(), list[Turn]()
+    with _training() as (server, client, job_ids):
+        tell(f"{NUM_JOBS} jobs train; warming up")
+        time.sleep(WARMUP_S)
+        for number in range(num_rounds):
+            order = (False, True) if number % 2 == 0 else (True, False)
+            for looked_on in order:
+                turns.append(_turn(server, client, job_ids, seen, looked_on=looked_on))
+            tell(f"round {number + 1}: {turns[-2]}, {turns[-1]}")
+        seen.gaps += _holes(client, job_ids)
+    if seen.gaps:
+        raise BenchmarkError(f"something was lost: {seen.gaps[:5]}")
+    return conclude(turns, seen)
+
+
+@contextmanager
+def _training() -> Iterator[tuple[Running, Client, list[str]]]:
+    wait_until_quiet()
+    with (
+        tempfile.TemporaryDirectory(prefix="dray-bench-") as home,
+        dray(Path(home), loops=True, DRAY_LOCAL_SLOTS=str(NUM_JOBS)) as server,
+        Client(f"http://127.0.0.1:{server.port}") as client,
+    ):
+        document = {
+            "name": "looked-on",
+            "recipe": "image_classification",
+            "train": {"epochs": 1_000_000, "global_batch_size": 256},
+            "checkpoint": {"every_steps": 10**6},
+        }
+        ids = [client.submit(document).id for _ in range(NUM_JOBS)]
+        for job_id in ids:
+            job = client.wait(job_id, START_WITHIN_S, [JobState.RUNNING, JobState.FAILED])
+            if job.state is not JobState.RUNNING:
+                raise BenchmarkError(f"job {job_id} does not train: {job.reason.message}")
+        try:
+            yield server, client, ids
+        finally:
+            for job_id in ids:
+                client.cancel(job_id)
+            for job_id in ids:
+                client.wait(job_id, START_WITHIN_S)
+
+
+def _turn(
+    server: Running, client: Client, job_ids: list[str], seen: Seen, *, looked_on: bool
+) -> Turn:
+    own = server.processes[0]
+    steps, began = _steps(client, job_ids), time.monotonic()
+    used = sum(own.cpu_times()[:2])
+    if looked_on:
+        asyncio.run(_look_on(server.port, job_ids, seen))
+    else:
+        time.sleep(TURN_S)
+    took = time.monotonic() - began
+    share = (sum(own.cpu_times()[:2]) - used) / took
+    return Turn(looked_on, (_steps(client, job_ids) - steps) / took, share)
+
+
+def _steps(client: Client, job_ids: list[str]) -> int:
+    """Steps of all jobs so far, as the service has stored them."""
+    jobs = [client.get(job_id) for job_id in job_ids]
+    return sum(job.progress.step for job in jobs if job.progress is not None)
+
+
+async def _look_on(port: int, job_ids: list[str], seen: Seen) -> None:
+    until = time.monotonic() + TURN_S
+    followers = [
+        asyncio.create_task(_follow(port, job_ids[number % NUM_JOBS], until, seen))
+        for number in range(NUM_FOLLOWERS)
+    ]
+    pollers = [
+        _poll(port, job_ids[number % NUM_JOBS], number / NUM_POLLERS * PERIOD_S, until, seen)
+        for number in range(NUM_POLLERS)
+    ]
+    await asyncio.gather(*pollers, *followers)
+
+
+async def _poll(port: int, job_id: str, offset_s: float, until: float, seen: Seen) -> None:
+    """One client: first all of the last steps, then whatever is new."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    steps: dict[int, Any] = {}
+    after = None
+    await asyncio.sleep(offset_s)
+    try:
+        while time.monotonic() < until:
+            path = f"/v1/jobs/{job_id}"
+            metrics = f"{path}/metrics?keys=train/loss&max_points=100000"
+            if after is None:
+                newest = json.loads(await exchange(reader, writer, get(path, port)))
+                after = (newest["progress"] or {"step": 0})["step"]
+            for asked in (path, f"{metrics}&after_step={after}"):
+                began = time.perf_counter()
+                answer = await exchange(reader, writer, get(asked, port))
+                seen.latencies_s.append(time.perf_counter() - began)
+            found = json.loads(answer)
+            series = found["series"].get("train/loss", {"steps": [], "values": []})
+            steps.update(zip(series["steps"], series["values"], strict=True))
+            after = found["next_step"]
+            await asyncio.sleep(PERIOD_S)
+    finally:
+        writer.close()
+    seen.num_points += len(steps)
+    if steps and len(steps) != max(steps) - min(steps) + 1:
+        seen.gaps.append(
+            f"a poller of {job_id} has {len(steps)} steps of {min(steps)} to {max(steps)}"
+        )
+
+
+async def _follow(port: int, job_id: str, until: float, seen: Seen) -> None:
+    """Hold an event stream open; its ids must count up without a gap."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = (
+        f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        "Accept: text/event-stream\r\n\r\n"
+    )
+    writer.write(head.encode())
+    ids = []
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(until - time.monotonic()):
+                while line := await reader.readline():
+                    if line.startswith(b"id:"):
+                        ids.append(int(line[3:]))
+    finally:
+        writer.close()
+    if ids != list(range(1, len(ids) + 1)) or not ids:
+        seen.gaps.append(f"a follower of {job_id} got the events {ids}")
+
+
+def _holes(client: Client, job_ids: list[str]) -> list[str]:
+    """Steps that the stored series lack."""
+    found = []
+    for job_id in job_ids:
+        after, count, last = None, 0, 0
+        while True:
+            page = client.metrics(job_id, keys=["train/loss"], after_step=after, max_points=100_000)
+            steps = page.series["train/loss"].steps if "train/loss" in page.series else []
+            new = [step for step in steps if step > last]
+            if not new:
+                break
+            count, last, after = count + len(new), new[-1], new[-1]
+        if count != last:
+            found.append(f"{job_id} has {count} of {last} steps")
+    return found
+
+
+def conclude(turns: list[Turn], seen: Seen) -> Result:
+    quiet = [turn.steps_per_s for turn in turns if not turn.looked_on]
+    busy = [turn.steps_per_s for turn in turns if turn.looked_on]
+    pairs = list(zip(quiet, busy, strict=True))
+    slowdown = median_of_ratios(pairs)
+    same = [
+        (one, two) if number % 2 else (two, one)
+        for number, (one, two) in enumerate(pairwise(quiet))
+    ]
+    ordered = sorted(seen.latencies_s)
+    p50, p99 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
+    shares = {
+        looked_on: [turn.server_share for turn in turns if turn.looked_on is looked_on]
+        for looked_on in (False, True)
+    }
+    return Result(
+        name="onlookers",
+        title="Many who look on while jobs train",
+        method=METHOD,
+        rows=[
+            Row("a step of all jobs together, nobody looks on", [1 / speed for speed in quiet]),
+            Row("a step of all jobs together, looked on", [1 / speed for speed in busy]),
+            Row("a poll", seen.latencies_s),
+        ],
+        comparisons=[
+            Comparison(
+                label="training time, looked on / not",
+                n=len(pairs),
+                ratio=slowdown,
+                same=median_of_ratios(same or [(1.0, 1.0)]),
+                goal=f"interval includes {SLOWDOWN_GOAL} or less; p99 of a poll at most "
+                f"{seconds(P99_GOAL_S)}",
+                met=slowdown.low <= SLOWDOWN_GOAL and p99 <= P99_GOAL_S,
+            )
+        ],
+        tables=[
+            Table(
+                "Polls and the service's own processor time",
+                ("", "value"),
+                [
+                    ["polls", str(len(ordered))],
+                    ["p50", seconds(p50)],
+                    ["p99", seconds(p99)],
+                    ["points that pollers got", str(seen.num_points)],
+                    ["lost", "nothing"],
+                    *(
+                        [
+                            f"share of one processor, {'looked on' if looked_on else 'not'}",
+                            f"{sum(share) / len(share):.1%}",
+                        ]
+                        for looked_on, share in shares.items()
+                    ),
+                ],
+            )
+        ],
+    )
