@@ -8,6 +8,7 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dray import AsyncClient, Client, JobSpec, JobState, errors
 from dray._transport import Retry
 from ray_workers.contracts import Cause
 from tests.unit.api.serving import LiveServer, serving, wait_until
+from tests.unit.api.test_checkpoints import saved
 from tests.unit.service.helpers import log, metrics
 
 JOB = {"recipe": "image_classification"}
@@ -320,3 +322,42 @@ def test_following_outlives_a_restart_of_the_server(
         seqs = [event.seq for event in client.follow(job_id)]
     assert seqs == list(range(1, len(seqs) + 1))
     assert len(seqs) >= 3
+
+
+@pytest.mark.anyio
+async def test_each_method_gives_the_same_awaited(
+    client: Client, server: LiveServer, tmp_path: Path
+) -> None:
+    job_id = server.submit()
+    frames = [log(0, "hello"), metrics(1, {"loss": 0.5}), saved(server, job_id, 10)]
+    server.train(job_id, *frames, server.artifact(job_id, "model.bin", MODEL))
+    server.succeed(job_id)
+    async with AsyncClient(server.url) as other:
+        for name in ("get", "metrics", "attempts", "checkpoints", "artifacts", "explain"):
+            found = await getattr(other, name)(job_id)
+            assert found == getattr(client, name)(job_id), name
+        assert await other.checkpoint_files(job_id, 10) == client.checkpoint_files(job_id, 10)
+        assert await other.cluster() == client.cluster()
+        for name in ("events", "follow", "logs", "follow_metrics"):
+            streamed = [one async for one in getattr(other, name)(job_id)]
+            assert streamed == list(getattr(client, name)(job_id)), name
+            assert streamed
+        with pytest.raises(errors.JobFinished):
+            await other.cancel(job_id)
+
+
+def test_times_without_a_zone_are_refused_here(client: Client) -> None:
+    with pytest.raises(ValueError, match="no time zone"):
+        list(client.jobs(created_after=datetime(2026, 1, 1)))
+
+
+def test_jobs_are_narrowed_by_time_owner_and_project(client: Client) -> None:
+    before = datetime.now(UTC)
+    made = client.submit({**JOB, "labels": {"test": "narrow"}})
+    chosen = {"test": "narrow"}
+    after = made.created_at + timedelta(microseconds=1)
+    assert [job.id for job in client.jobs(label=chosen, created_after=made.created_at)] == [made.id]
+    assert not list(client.jobs(label=chosen, created_after=after))
+    assert not list(client.jobs(label=chosen, created_before=before - timedelta(hours=1)))
+    assert [job.id for job in client.jobs(label=chosen, owner=made.owner)] == [made.id]
+    assert not list(client.jobs(label=chosen, project="another"))

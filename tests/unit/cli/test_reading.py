@@ -1,0 +1,77 @@
+"""How answers read that a test's server does not give: a full cluster, a job that waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from dray import Client
+from dray.cli.app import run
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command of `dray.cli.reading` against a server that gives one answer."""
+
+    def command(answer: dict[str, Any], *arguments: str) -> list[str]:
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
+        monkeypatch.setattr(
+            "dray.cli.reading.connect", lambda: Client("http://localhost", transport=transport)
+        )
+        assert run(list(arguments)) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return command
+
+
+def node(name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "node_id": name,
+        "hostname": name,
+        "alive": True,
+        "resources": {"CPU": 8.0, "GPU": 2.0},
+        "held": {"GPU": 1.0},
+        "accepted": True,
+        "jobs": [],
+        **more,
+    }
+
+
+def test_each_node_has_its_state_its_slots_and_its_jobs(answered: Any) -> None:
+    nodes = [
+        node("one", jobs=["job-a", "job-b"]),
+        node("two", accepted=False, reason="it has dray 0.2"),
+        node("three", alive=False, resources={}, held={}),
+    ]
+    cluster = {"connected": True, "ray_dashboard": "http://x:8265", "nodes": nodes}
+    lines = answered(cluster, "cluster")
+    assert lines[:2] == ["connected", "dashboard: http://x:8265"]
+    assert [line.split() for line in lines[3:]] == [
+        ["one", "ready", "0/8", "1/2", "job-a,", "job-b"],
+        ["two", "refused:", "it", "has", "dray", "0.2", "0/8", "1/2", "-"],
+        ["three", "lost", "0/0", "0/0", "-"],
+    ]
+
+
+def test_a_storage_that_is_full_is_told_with_the_cluster(answered: Any) -> None:
+    storage = {"problem": "the storage is full; delete finished jobs"}
+    lines = answered({"connected": True, "nodes": [], "storage": storage}, "cluster")
+    assert lines[1] == "storage: the storage is full; delete finished jobs"
+
+
+def test_a_job_that_waits_says_for_whom_and_until_when(answered: Any) -> None:
+    explanation = {
+        "state": "QUEUED",
+        "reason": {"code": "waiting", "message": "waits for 2 GPUs"},
+        "position": 3,
+        "blocked_by": ["job-a", "job-b"],
+        "expected_start_at": "2026-01-31T12:00:00Z",
+    }
+    assert answered(explanation, "explain", "job-x") == [
+        "QUEUED: waits for 2 GPUs (waiting)",
+        "position in the queue: 3",
+        "waits for: job-a, job-b",
+        "starts by: 2026-01-31T12:00:00+00:00",
+    ]
