@@ -30,7 +30,7 @@ app = typer.Typer(
 # typer reads these annotations at run time, so the lazily imported names stay out of them.
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", autocompletion=job_ids)]
 JobIds = Annotated[
-    list[str], typer.Argument(metavar="JOB...", help="Ids of jobs.", autocompletion=job_ids)
+    list[str], typer.Argument(metavar="JOB", help="Ids of jobs.", autocompletion=job_ids)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]

@@ -154,7 +154,7 @@ def _span(text: str, curve: int | None, colours: bool) -> str:
 @app.command()
 def checkpoints(
     job_id: JobId,
-    dest: Annotated[Path, typer.Argument(metavar="[DEST]", help="Folder to download to.")] = Path(),
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder to download to.")] = Path(),
     step: Annotated[
         int | None, typer.Option("--download", metavar="STEP", help="Fetch this one.", min=0)
     ] = None,
@@ -203,7 +203,7 @@ def artifacts(job_id: JobId, as_json: AsJson = False) -> None:
 @app.command()
 def download(
     job_id: JobId,
-    dest: Annotated[Path, typer.Argument(metavar="[DEST]", help="Folder to put them in.")] = Path(),
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder to put them in.")] = Path(),
     artifact: Annotated[str | None, typer.Option(help="Only this path or id.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -115,15 +115,17 @@ def _bar(console: Console) -> AbstractContextManager[Screen]:
     class Bar(Progress):
         def show(self, job: Job) -> None:
             progress = job.progress if is_training(job) else None
+            if not self.task_ids:
+                self.add_task("", total=None, state="", status="")
             self.update(
-                task,
+                self.task_ids[0],
                 state=str(job.state),
                 completed=progress.step if progress else 0,
                 total=(progress.total_steps if progress else None),
                 status=terminal.clean(status(job) if progress else job.reason.message),
             )
 
-    bar = Bar(
+    return Bar(
         SpinnerColumn(),
         TextColumn("{task.fields[state]}", style="bold", markup=False),
         BarColumn(bar_width=30),
@@ -135,5 +137,3 @@ def _bar(console: Console) -> AbstractContextManager[Screen]:
         ),
         console=console,
     )
-    task = bar.add_task("", total=None, state="", status="")
-    return bar

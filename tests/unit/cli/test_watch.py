@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from dray import Client
 from dray.cli.output import duration, number, size
-from dray.cli.watch import ending, status, watch
+from dray.cli.watch import _bar, ending, status, watch
 from dray.views import Job, JobState, Links, Progress, Reason
 from tests.unit.api.serving import LiveServer, wait_until
 from tests.unit.service.helpers import metrics
@@ -154,3 +155,28 @@ def test_without_a_terminal_each_state_is_a_line(
     assert lines[0].startswith(f"{job_id} QUEUED: ")
     assert any(line.startswith(f"{job_id} SUCCEEDED after") for line in lines)
     assert "\x1b" not in "".join(lines)
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_bar_gives_way_to_the_figures_and_the_eta(width: int) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=width, color_system=None)
+    progress = Progress(step=1200, total_steps=10000, samples_per_s=12345.6, eta_s=4321.0)
+    running = job(JobState.RUNNING, progress=progress, summary={"train/loss": 0.123456})
+    with _bar(console) as shown:
+        shown.show(running)
+    frame = screen.getvalue().split("\r")[-1].strip()
+    text = Text.from_ansi(frame).plain.splitlines()[0]
+    assert len(text) <= width
+    assert "step 1200/10000, loss 0.1235, 12,346 samples/s, ETA 1h12m" in text
+
+
+def test_a_reason_that_would_steer_the_terminal_does_not() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    reason = Reason(code="x", message="two\nlines [bold]\x1b]0;title\x07\x1b[2J")
+    with _bar(console) as shown:
+        shown.show(job(JobState.QUEUED, reason=reason))
+    assert "two lines [bold]" in screen.getvalue()
+    assert "\x1b]0" not in screen.getvalue()
+    assert "\x1b[2J" not in screen.getvalue()
