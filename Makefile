@@ -14,6 +14,9 @@ torch_pin_cpu := torch==$(TORCH_VERSION)+cpu
 torch_pin_cuda := torch==$(TORCH_VERSION)
 torch_index := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
+# How many processes share the unit tests; the rest needs one Ray, and runs in one.
+TEST_PROCESSES ?= 2
+
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
@@ -38,7 +41,8 @@ run: setup ## run the service here, until Ctrl-C
 	$(BIN)/python -m api
 
 test: setup ## run the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/unit
+	$(BIN)/python -m pytest tests/contract tests/integration tests/chaos
 
 check: lint types imports test ## everything that CI runs
 

@@ -13,6 +13,7 @@ from benchmarks.first_step.contenders import Turn
 from benchmarks.first_step.work import recipe_job, script_job
 from benchmarks.step_time.measure import Times
 from dray.spec import JobSpec
+from ray_workers.contracts import DataPolicy
 from ray_workers.recipes import RECIPES
 
 
@@ -22,11 +23,12 @@ def test_the_documents_are_valid_jobs(tmp_path: Path) -> None:
 
 
 def test_the_peers_train_the_recipes_model_on_as_many_of_its_images() -> None:
-    workload = RECIPES["image_classification"].build(JobSpec.model_validate(recipe_job()))
+    document = JobSpec.model_validate(recipe_job())
+    workload = RECIPES["image_classification"].build(document, DataPolicy())
     images, labels = plain.load_images()
-    assert images.shape == workload.train.inputs.shape
-    assert images.dtype == workload.train.inputs.dtype
-    assert labels.dtype == workload.train.targets.dtype
+    inputs, targets = workload.train.take(torch.arange(len(workload.train)))
+    assert (images.shape, images.dtype) == (inputs.shape, inputs.dtype)
+    assert labels.dtype == targets.dtype
 
     theirs = plain.build_model()
     mine = list(workload.model.state_dict().values())
