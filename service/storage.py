@@ -6,9 +6,12 @@ lead out of the storage: parts like `..` are refused, and on a folder links are 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from errno import EIO
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +78,9 @@ class Storage:
         path = self.local_path(key)
         try:
             if path is None:
-                self._fs.pipe_file(self._remote(key), data)
+                remote = self._remote(key)
+                with _reaching():
+                    self._fs.pipe_file(remote, data)
             else:
                 _write_atomically(path, data)
         except OSError as error:
@@ -88,7 +93,9 @@ class Storage:
         path = self.local_path(key)
         try:
             if path is None:
-                data: bytes = self._fs.cat_file(self._remote(key), start=start, end=end)
+                remote = self._remote(key)
+                with _reaching():
+                    data: bytes = self._fs.cat_file(remote, start=start, end=end)
                 return data
             with path.open("rb") as file:
                 file.seek(start)
@@ -105,7 +112,9 @@ class Storage:
         path = self.local_path(key)
         try:
             if path is None:
-                return int(self._fs.size(self._remote(key)))
+                remote = self._remote(key)
+                with _reaching():
+                    return int(self._fs.size(remote))
             return path.stat().st_size
         except NotADirectoryError as error:
             raise FileNotFoundError(str(error)) from error
@@ -126,8 +135,14 @@ class Storage:
                 shutil.rmtree(path)
             return
         remote = self._remote(key)
-        if self._fs.exists(remote):
-            self._fs.rm(remote, recursive=True)
+        try:
+            with _reaching():
+                if self._fs.exists(remote):
+                    self._fs.rm(remote, recursive=True)
+        except OSError as error:
+            raise StorageUnavailable(
+                f"{key} can't be deleted from the storage: {_why(error)}"
+            ) from error
 
     def _remote(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"
@@ -136,6 +151,17 @@ class Storage:
 def _why(error: OSError) -> str:
     """Without the path or address that its text would show to whoever asked for a file."""
     return error.strerror or type(error).__name__
+
+
+@contextlib.contextmanager
+def _reaching() -> Iterator[None]:
+    """What the client of an object store raises, as the OSError that it means."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(EIO, f"the object store fails ({type(error).__name__})") from error
 
 
 def _protocols(filesystem: Any) -> tuple[str, ...]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import s3fs
 import torch
 
 from dray.spec import Data
@@ -19,6 +21,7 @@ from ray_workers.training.datasets import open_images, open_table, open_text, so
 from ray_workers.training.datasets.faults import SourceUnavailableError
 from ray_workers.training.datasets.s3 import S3Origin
 from ray_workers.training.errors import BrokenCheckpointError, DataError
+from service.domain.errors import StorageUnavailable
 from service.storage import Storage
 from tests.object_store import ObjectStore
 from tests.unit.datasets.test_images import TWO
@@ -153,12 +156,14 @@ def test_a_store_that_does_not_answer_is_asked_again_and_then_given_up(
 
 
 @pytest.fixture
-def results(s3: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> str:
+def results(s3: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A storage URL, reached as the service and the ranks reach it: by their environment."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint_url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret)
-    return "s3://bucket/dray"
+    s3fs.S3FileSystem.clear_instance_cache()  # it may remember another environment
+    yield "s3://bucket/dray"
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def test_the_services_storage_on_s3(results: str) -> None:
@@ -205,3 +210,34 @@ def test_checkpoints_on_s3(results: str) -> None:
     storage.remove_folder(saved.url)
     with pytest.raises(BrokenCheckpointError, match="cannot be read"):
         checkpoints.load(ref)
+
+
+def test_what_another_process_left_is_deleted_too(results: str, s3: ObjectStore) -> None:
+    """A listing that was remembered from before it was written would miss it."""
+    store = Storage(results)
+    store.write_bytes("jobs/a/log", b"x")
+    store.delete_tree("jobs/b")
+    storage.remove_folder(f"{results}/jobs/b")
+    s3.put("dray/jobs/a/attempts/1/checkpoints/state.pt", b"x" * 10)
+    s3.put("dray/jobs/b/attempts/1/checkpoints/state.pt", b"x" * 10)
+    assert store.size_bytes("jobs/a/attempts/1/checkpoints/state.pt") == 10
+    store.delete_tree("jobs/a")
+    storage.remove_folder(f"{results}/jobs/b")
+    assert s3.files.find("bucket/dray", refresh=True) == []
+
+
+def test_storage_that_can_not_be_reached_is_unavailable(
+    results: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    store = Storage(results)
+    for act in (
+        lambda: store.read_bytes("a/b"),
+        lambda: store.write_bytes("a/b", b"x"),
+        lambda: store.size_bytes("a/b"),
+        lambda: store.delete_tree("a"),
+    ):
+        with pytest.raises(StorageUnavailable, match="the object store fails"):
+            act()
