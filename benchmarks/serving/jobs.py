@@ -51,9 +51,9 @@ async def _finished(database: Database, settings: Settings, number: int) -> list
     await database.write(lambda session: _copy(session, job.id, number))
     if not database.is_sqlite:
         with database.engine.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT").execute(
-                text("VACUUM ANALYZE")
-            )
+            outside = connection.execution_options(isolation_level="AUTOCOMMIT")
+            outside.execute(text("VACUUM ANALYZE"))
+            outside.execute(text("CHECKPOINT"))
     return [COPIES.format(copy) for copy in range(number)]
 
 

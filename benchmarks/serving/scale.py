@@ -29,9 +29,9 @@ METHOD = (
     f"Four servers (`python -m api --no-loops`): SQLite and PostgreSQL, each with {FEW:,} and with "
     f"{MANY:,} finished jobs in the table, each job with a label. All run during everybody's "
     "turns; PostgreSQL is one server with its own defaults and a database for each.",
-    "submit: POST of a new job. get: GET of a job, another one each time, spread over the whole "
-    "table. list: the first page of 50; filtered: the first page of 50 with a state and a label; "
-    "deep: a page of 50 from the middle of the table.",
+    f"submit: POST of a new job. get: GET of a job, another one each time, {FEW:,} in turn that are "
+    "spread over the whole table. list: the first page of 50; filtered: the same with a state and "
+    "a label; deep: a page of 50 from further down the table.",
     f"Blocks of {BLOCK_REQUESTS} requests, one after the other over one connection, take turns; "
     "the first round is not counted. A sample is a block's mean. Processor time is that of the "
     "server, and of all of PostgreSQL's processes where that is the database.",
@@ -102,7 +102,7 @@ def _make_database(url: str, name: str) -> str:
 
 
 def _requests(port: int, ids: list[str]) -> dict[str, Iterator[bytes]]:
-    spread = [ids[number * 7919 % len(ids)] for number in range(len(ids))]
+    spread = [ids[number * (len(ids) // FEW)] for number in range(FEW)]
     return {
         "submit": _cycle([load.post("/v1/jobs", port, BODY)]),
         "get": _cycle([load.get(f"/v1/jobs/{job_id}", port) for job_id in spread]),

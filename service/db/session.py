@@ -88,7 +88,9 @@ class Database:
             self.engine = create_engine(
                 self.url, pool_size=THREADS, max_overflow=THREADS, pool_pre_ping=True
             )
-            self._read_engine = self._near_engine = self.engine
+            self._read_engine = self.engine
+            # One statement is one view of the database: no BEGIN, no COMMIT.
+            self._near_engine = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._readers = ThreadPoolExecutor(THREADS, thread_name_prefix="dray-db-read")
         self._writers = ThreadPoolExecutor(
             1 if self.is_sqlite else THREADS, thread_name_prefix="dray-db-write"
@@ -105,9 +107,14 @@ class Database:
         On SQLite that takes less than handing it to a thread: it is done here, over a connection
         that nobody else holds, and readers there never wait for the writer.
         """
-        if not self.is_sqlite:
-            return await self.read(work)
-        return self._retrying(lambda: self._read_once(work, self._near_engine))
+
+        def once() -> T:
+            return self._read_once(work, self._near_engine)
+
+        if self.is_sqlite:
+            return self._retrying(once)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, self._retrying, once)
 
     async def write(self, work: Work[T]) -> T:
         """What `work` returns, once it is committed; on any exception nothing is kept."""
@@ -155,7 +162,7 @@ class Database:
 
     def _read_once(self, work: Work[T], engine: Engine | None = None) -> T:
         with Session(engine or self._read_engine, expire_on_commit=False) as session:
-            if not self.is_sqlite:
+            if not self.is_sqlite and engine is None:
                 session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
             return work(session)
 
