@@ -100,7 +100,8 @@ def _fetch(calls: Calls, file: RemoteFile, target: Path, tell: OnProgress) -> Fl
     part = target.with_name(f".{target.name[:40]}.{file.sha256[:16]}.part")
     offset: int = yield Run(partial(_begin, part, file.size_bytes))
     retry = calls.patient
-    heard, fruitless = retry.clock(), 0
+    fruitless = 0
+    silent_since: float | None = None
     while offset < file.size_bytes:
         response = yield from calls.send(_range_call(file, offset), patient=True)
         if response.status_code != 206:
@@ -111,14 +112,15 @@ def _fetch(calls: Calls, file: RemoteFile, target: Path, tell: OnProgress) -> Fl
             while offset <= file.size_bytes and (piece := (yield Read(response))):
                 yield Run(partial(_write_at, part, offset, piece))
                 offset += len(piece)
-                heard, fruitless = retry.clock(), 0
+                fruitless, silent_since = 0, None
                 tell(file.path, min(offset, file.size_bytes), file.size_bytes)
         except httpx.RequestError as error:
             broken = error
         yield Close(response)
         if broken is None:
             break  # all that there is
-        if retry.clock() - heard > retry.patience_s:
+        silent_since = retry.clock() if silent_since is None else silent_since
+        if retry.clock() - silent_since > retry.patience_s:
             raise no_answer(broken, calls.connection.url)
         yield Sleep(retry.delay_s(fruitless + 1, None))
     yield Run(partial(_finish, part, target, file))

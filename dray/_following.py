@@ -28,7 +28,8 @@ def follow_events(calls: Calls, job_id: str, after_seq: int) -> Stream[views.Eve
     """
     retry = calls.patient
     given: dict[int, datetime] = {}
-    position, quiet, heard = after_seq, 0, retry.clock()
+    position, fruitless = after_seq, 0
+    silent_since: float | None = None
     while True:
         call = _stream_call(job_id, position)
         response = yield from calls.send(call, patient=True)
@@ -37,11 +38,11 @@ def follow_events(calls: Calls, job_id: str, after_seq: int) -> Stream[views.Eve
         if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
             raise errors.TransportError(f"{calls.connection.url} answered with no event stream")
         decoder = _sse.Decoder()
-        quiet += 1
+        fruitless += 1
         broken: httpx.RequestError | None = None
         try:
             while piece := (yield Read(response)):
-                quiet, heard = 0, retry.clock()
+                fruitless, silent_since = 0, None
                 for message in decoder.feed(piece):
                     if message.name == RESET:
                         position = 0
@@ -59,11 +60,13 @@ def follow_events(calls: Calls, job_id: str, after_seq: int) -> Stream[views.Eve
         except httpx.RequestError as error:
             broken = error
         yield Close(response)
-        if retry.clock() - heard > retry.patience_s:
+        # Counted from the first break: before it, the caller may have taken long with an event.
+        silent_since = retry.clock() if silent_since is None else silent_since
+        if retry.clock() - silent_since > retry.patience_s:
             if broken is not None:
                 raise no_answer(broken, calls.connection.url)
             raise errors.TransportError(f"{calls.connection.url} ends every stream of events")
-        yield Sleep(retry.delay_s(quiet + 1, decoder.retry_s))
+        yield Sleep(retry.delay_s(fruitless + 1, decoder.retry_s))
 
 
 def _stream_call(job_id: str, position: int) -> Call:

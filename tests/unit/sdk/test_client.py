@@ -83,7 +83,7 @@ def test_one_key_makes_one_job(client: Client) -> None:
 def test_a_submit_whose_answer_was_lost_makes_one_job(server: LiveServer) -> None:
     """The server gets the request; the connection breaks before the answer is read."""
     real = httpx.HTTPTransport()
-    lost = []
+    lost: list[httpx.Response] = []
 
     class Lossy(httpx.BaseTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:

@@ -123,6 +123,17 @@ def test_a_server_that_ends_every_stream_is_given_up() -> None:
         follow(Streams(*[""] * 50), retry=impatient)
 
 
+def test_who_takes_long_with_an_event_does_not_lose_the_stream() -> None:
+    now = 0.0
+    patient = Retry(first_delay_s=0.0, clock=lambda: now)
+    streams = Streams(event(1) + "BREAK", event(2, "SUCCEEDED"))
+    with Client("http://localhost", transport=streams, retry=patient) as client:
+        following = client.follow("job")
+        assert next(following).seq == 1
+        now += 3600
+        assert [found.seq for found in following] == [2]
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -184,7 +195,8 @@ def test_waiting_and_following_outlive_a_restart_of_the_server(
     tmp_path_factory: pytest.TempPathFactory, way: str
 ) -> None:
     home = tmp_path_factory.mktemp("restarted")
-    transport, found = Moving(), []
+    transport = Moving()
+    found: list[JobState | int] = []
 
     def watch() -> None:
         with Client("http://localhost", transport=transport, retry=PATIENT) as client:
