@@ -104,7 +104,7 @@ def _first_of(errors: Iterable[Error], document: Mapping[str, Any]) -> Fault:
     if others:
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         detail += f"; also wrong: {', '.join(others[:5])}{more}"
-    return Fault("invalid_document", detail, pointer, _hint(at_first[0]))
+    return Fault("invalid_document", detail, pointer, _hint(at_first[0], pointer))
 
 
 def _pointer(error: Error, document: Any) -> str:
@@ -154,14 +154,14 @@ def _shown(name: Any) -> str:
     return repr(text if len(text) <= 100 else f"{text[:100]}...")
 
 
-def _hint(error: Error) -> str | None:
+def _hint(error: Error, pointer: str) -> str | None:
     """What was probably meant, by likeness."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         *parents, name = error["loc"]
         candidates = list(_fields_at(parents))
         listed = f"its fields are {', '.join(candidates)}" if candidates else None
-        return _elsewhere(str(name)) or _nearest(str(name), candidates) or listed
+        return _elsewhere(str(name), pointer) or _nearest(str(name), candidates) or listed
     if kind == "union_tag_invalid":
         return _nearest(context["tag"], _quoted(context["expected_tags"]))
     if kind == "literal_error" and isinstance(error.get("input"), str):
@@ -179,16 +179,20 @@ def _nearest(name: str, candidates: Sequence[str]) -> str | None:
     return f"did you mean {close[0]!r}?" if close else None
 
 
-def _elsewhere(name: str) -> str | None:
-    """A field of this very name stands in another part: `epochs` belongs into `train`."""
+def _elsewhere(name: str, pointer: str) -> str | None:
+    """A field of this very name stands in another part: `epochs` belongs into `train`.
+
+    The place at `pointer`, where it was found wrong, is none: another model may have it there.
+    """
     parts: list[tuple[str, list[type[BaseModel]]]] = [("", [JobSpec])]
-    for pointer, models in parts:
+    for part, models in parts:
         for field in dict.fromkeys(field for model in models for field in model.model_fields):
-            if field == name:
-                return f"did you mean {f'{pointer}/{field}'!r}?"
+            place = f"{part}/{field}"
+            if field == name and place != pointer:
+                return f"did you mean {place!r}?"
             below = _models_of(models, field)
             if below:
-                parts.append((f"{pointer}/{field}", below))
+                parts.append((place, below))
     return None
 
 

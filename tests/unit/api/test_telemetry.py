@@ -58,7 +58,7 @@ def test_routes_are_templates_and_nothing_that_people_make_up_becomes_a_series(
     text = str(seen)
     assert job_id not in text
     assert "made" not in text
-    routes = {dict(labels)["route"] for _, labels in seen["dray_http_requests"]}
+    routes = {dict(key[1])["route"].replace(":path}", "}") for key in seen["dray_http_requests"]}
     assert routes <= paths | {"unknown", "/openapi.json"}
     before = sum(map(len, seen.values()))
     for _ in range(3):
