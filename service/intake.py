@@ -54,8 +54,8 @@ class Intake:
         self._refused: Counter[str] = Counter()
         self._known_keys: set[str] = set()
         self._said: dict[str, Any] = dict(job.progress or {})
-        self._reached: tuple[int, datetime] | None = None
-        """Newest step of rank 0, and when."""
+        self._reached: tuple[int, Frame] | None = None
+        """Newest step of rank 0, and the frame that told of it."""
 
     def take(self, frames: Sequence[Frame]) -> None:
         handlers = {
@@ -80,7 +80,9 @@ class Intake:
             ) as error:
                 self._refused[f"{frame.kind}: {clean(str(error))[:200]}"] += 1
         if self._reached is not None:
-            self._job.progress = progress(self._attempt, self._said, *self._reached)
+            step, frame = self._reached
+            at = time_of(frame, self._now)
+            self._job.progress = progress(self._attempt, self._said, step, at)
         self._metrics.store()
         self._logs.store()
         self._tell_of_refused()
@@ -114,7 +116,7 @@ class Intake:
         first = attempt.first_metric_step
         if frame.rank == 0:
             self._said.update(said_of_progress(body))
-            self._reached = step, time_of(frame, self._now)
+            self._reached = step, frame
         if first is None or step < first:
             attempt.first_metric_step, attempt.first_metric_at = step, time_of(frame, self._now)
         if self._job.first_step_at is None:

@@ -62,9 +62,10 @@ class MetricStore:
         if not self._points:
             return
         ranks = {rank for _, rank in self._points}
-        open_ = repository.open_metric_chunks(
-            self._session, self._job.id, self._attempt.attempt, ranks
-        )
+        with self._session.no_autoflush:  # no chunk was changed yet in this transaction
+            open_ = repository.open_metric_chunks(
+                self._session, self._job.id, self._attempt.attempt, ranks
+            )
         allowed = self._allowed_keys({key for key, _ in self._points}, {key for key, _ in open_})
         summary = dict(self._job.summary)
         for (key, rank), points in self._points.items():

@@ -29,7 +29,7 @@ METHOD = (
     f"Four servers (`python -m api --no-loops`): SQLite and PostgreSQL, each with {FEW:,} and with "
     f"{MANY:,} finished jobs in the table, each job with a label. All run during everybody's "
     "turns; PostgreSQL is one server with its own defaults and a database for each.",
-    f"submit: POST of a new job. get: GET of a job, another one each time, {FEW:,} in turn that are "
+    f"submit: POST of a new job. get: GET of a job, another each time, {FEW:,} in turn that are "
     "spread over the whole table. list: the first page of 50; filtered: the same with a state and "
     "a label; deep: a page of 50 from further down the table.",
     f"Blocks of {BLOCK_REQUESTS} requests, one after the other over one connection, take turns; "
