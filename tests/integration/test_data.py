@@ -19,7 +19,7 @@ from PIL import Image
 from dray import Client
 from dray.spec import Data
 from dray.views import JobState
-from tests.integration.harness import ROOT, Service
+from tests.integration.harness import ROOT, Service, digits
 from tests.integration.tour import blocks_of, run_tour
 from tests.object_store import ObjectStore, serving_s3
 from tests.unit.datasets.web import Answer, Web, serving
@@ -58,7 +58,8 @@ def s3(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Obje
 def supplied(
     web: Web, s3: ObjectStore, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
-    """A service whose nodes may read this machine's servers, and have credentials for one."""
+    """A service whose nodes may read this machine's servers, and have credentials for one. Its own
+    storage lies on S3, too, reached by the identity of its environment."""
     folder = tmp_path_factory.mktemp("supplied")
     keys = folder / "keys"
     keys.mkdir()
@@ -72,6 +73,10 @@ def supplied(
             "DRAY_DATA_CACHE_DIR": str(folder / "cache"),
             "DRAY_DATA_CREDENTIALS_DIR": str(keys),
             "DRAY_S3_ENDPOINT_URL": s3.endpoint_url,
+            "DRAY_STORAGE_URL": "s3://bucket/results",
+            "AWS_ENDPOINT_URL": s3.endpoint_url,
+            "AWS_ACCESS_KEY_ID": "AKIAOFTHENODE",
+            "AWS_SECRET_ACCESS_KEY": "the-nodes-own-secret",
         },
     )
     service.start()
@@ -108,6 +113,27 @@ def test_an_example_of_each_source_and_format_trains(
         assert job.state is JobState.SUCCEEDED, job.reason
         assert job.attempt == 1
         assert client.artifacts(job.id)
+
+
+@pytest.mark.ray
+def test_results_and_checkpoints_lie_on_s3(
+    supplied: Service, s3: ObjectStore, tmp_path: Path
+) -> None:
+    spec = digits(checkpoint={"every_steps": 20, "best": "val/accuracy"})
+    with supplied.client as client:
+        job = client.wait(client.submit(spec).id, timeout_s=90)
+        assert job.state is JobState.SUCCEEDED, job.reason
+        saved = client.checkpoints(job.id)
+        assert saved
+        again = client.submit({**spec, "init_from": {"job": job.id, "step": "best"}})
+        assert client.wait(again.id, timeout_s=90).state is JobState.SUCCEEDED
+        downloaded = client.download(job.id, tmp_path)
+        assert {path.name for path in downloaded} >= {"model.safetensors"}
+        left = s3.files.find(f"bucket/results/jobs/{job.id}", refresh=True)
+        assert any(path.endswith("manifest.json") for path in left)
+        client.delete(again.id)
+        client.delete(job.id)
+    assert s3.files.find(f"bucket/results/jobs/{job.id}", refresh=True) == []
 
 
 def broken_sets(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
