@@ -25,6 +25,8 @@ from service.runtime import Runtime
 from service.settings import Settings
 from service.signals import QUEUE
 
+KEEP_ALIVE_S = 75
+"""Longer than the pause between two polls, so that these don't open a connection each."""
 STOP_WITHIN_S = 5
 """Downloads under way get this long to end; whoever waits for a change is answered at once."""
 
@@ -120,6 +122,7 @@ async def _answer(
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_WITHIN_S,
     )
     server = Server(config)
