@@ -55,6 +55,10 @@ class LocalOrigin:
         assert self._suffixes is not None
         for parent, folders, names in os.walk(folder, onerror=self._refuse):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in folders:
+                if Path(parent, name).is_symlink():
+                    fault = "is a link to a folder; only links to files are followed"
+                    raise broken(f"file://{parent}/{name}", fault)
             for name in names:
                 path = Path(parent, name)
                 if name.startswith(".") or path.suffix.lower() not in self._suffixes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -69,9 +70,11 @@ class CsvFile:
             raise self._explained(error) from None
 
     def where(self, row: int) -> str:
-        for number, (line, _) in enumerate(self._records()):
-            if number == row + 1:  # the first is the header
-                return f"{self.place}, line {line}"
+        # A column that nobody asked for may hold what can't be read.
+        with contextlib.suppress(UnicodeDecodeError, csv.Error):
+            for number, (line, _) in enumerate(self._records()):
+                if number == row + 1:  # the first is the header
+                    return f"{self.place}, line {line}"
         return f"{self.place}, row {row + 1}"
 
     def _header(self) -> tuple[str, ...]:

@@ -216,6 +216,15 @@ def test_links_within_a_folder_of_files_are_followed_within_it_only(
         open_text(data, guarded, None)
 
 
+def test_a_link_to_a_folder_is_not_passed_over(tmp_path: Path, policy: DataPolicy) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a.txt").write_text("a")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "class").symlink_to(tmp_path / "real")
+    with pytest.raises(DataError, match="set/class: is a link to a folder"):
+        open_text(Data(source=(tmp_path / "set").as_uri(), format="text"), policy, None)
+
+
 def test_only_files_are_read(tmp_path: Path, policy: DataPolicy) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     for source in ((tmp_path / "pipe.txt").as_uri(), "file:///dev/zero"):

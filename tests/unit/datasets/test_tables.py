@@ -139,6 +139,14 @@ def test_options_that_do_not_fit_the_file(
     assert fault in str(raised.value)
 
 
+def test_a_row_is_named_though_another_column_is_no_text(
+    tmp_path: Path, policy: DataPolicy
+) -> None:
+    text = b"x,note,y\n" + b"1,ok,a\n" * 9998 + b"1,\xff,a\n,ok,b\n"
+    with pytest.raises(DataError, match=r"table\.csv, row 10000: the column 'x' has no value"):
+        read_csv(text, tmp_path, policy, features=["x"])
+
+
 def test_regression_does_not_predict_text(tmp_path: Path, policy: DataPolicy) -> None:
     with pytest.raises(DataError, match="line 3: the target 'y' is 'many', no number; regression"):
         read_csv("x,y\n1,2\n2,many\n", tmp_path, policy, classifies=False)
