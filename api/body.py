@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -15,11 +16,25 @@ from dray import faults
 from dray.faults import TOO_DEEP, Fault
 from dray.spec import JobSpec
 
+SMALL_BYTES = 64 << 10
+"""A larger body, which no job needs, is looked at in a thread: others are answered meanwhile."""
 
-async def read_json(request: Request, limit_bytes: int) -> dict[str, Any]:
-    """The body as a JSON object; Refused if it is too large, not JSON, or ambiguous JSON."""
+
+async def read_spec(request: Request, limit_bytes: int) -> tuple[JobSpec, str]:
+    """The job that the body describes, and the fingerprint of it.
+
+    Refused if the body is too large, not JSON, ambiguous JSON, or no job.
+    """
     _check_content_type(request.headers.get("content-type", ""))
-    return parse(await _read(request, limit_bytes))
+    body = await _read(request, limit_bytes)
+    if len(body) <= SMALL_BYTES:
+        return _understand(body)
+    return await asyncio.to_thread(_understand, body)
+
+
+def _understand(body: bytes) -> tuple[JobSpec, str]:
+    document = parse(body)
+    return check(document), fingerprint(document)
 
 
 def _check_content_type(value: str) -> None:

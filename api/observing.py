@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import problems
@@ -73,6 +74,8 @@ class Observed:
                 await answer(scope, receive, noticing)
             else:
                 await self._app(scope, receive, noticing)
+        except ClientDisconnect:
+            pass  # in the middle of its body: there is nobody to answer
         except Exception:
             logger.exception("a request failed")
             if status:

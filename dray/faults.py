@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -16,6 +17,8 @@ from dray.spec import JobSpec
 
 MAX_DEPTH = 32
 """Levels of objects and lists that a document may have."""
+MAX_FAULTS = 20
+"""Faults of one document that are looked at: who sends thousands must not keep a server busy."""
 TOO_DEEP = f"the document is nested deeper than {MAX_DEPTH} levels"
 
 _PLAINLY = (
@@ -23,6 +26,7 @@ _PLAINLY = (
     ("Input should", "must"),
     ("String should", "must"),
     ("List should", "must"),
+    ("Value should", "must"),
     ("Tuple should", "must"),
     ("Dictionary should", "must"),
 )
@@ -96,13 +100,13 @@ def plainly(message: str) -> str:
 def _first_of(errors: Iterable[Error], document: Mapping[str, Any]) -> Fault:
     """One fault of all that is wrong: the first field in full, the others by name."""
     found: dict[str, list[Error]] = {}
-    for error in errors:
+    for error in islice(errors, MAX_FAULTS):
         found.setdefault(_pointer(error, document), []).append(error)
     pointer, at_first = next(iter(found.items()))
     detail = "; or ".join(dict.fromkeys(_message(error) for error in at_first))
-    others = [name or "the document" for name in found if name != pointer]
+    others = [_cut(name) or "the document" for name in found if name != pointer]
     if others:
-        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        more = " and more" if len(others) > 5 else ""
         detail += f"; also wrong: {', '.join(others[:5])}{more}"
     return Fault("invalid_document", detail, pointer, _hint(at_first[0], pointer))
 
@@ -149,9 +153,12 @@ def _message(error: Error) -> str:
 
 
 def _shown(name: Any) -> str:
-    """The name, cut where nobody would read on."""
-    text = str(name)
-    return repr(text if len(text) <= 100 else f"{text[:100]}...")
+    return repr(_cut(str(name)))
+
+
+def _cut(text: str) -> str:
+    """The text up to where nobody would read on."""
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _hint(error: Error, pointer: str) -> str | None:

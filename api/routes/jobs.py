@@ -104,9 +104,8 @@ async def submit(
     again answers with the job of the first time.
     """
     key = _check_key(idempotency_key)
-    document = await body.read_json(request, context.runtime.settings.max_body_bytes)
-    spec = body.check(document)
-    idempotency = IdempotencyKey(key, body.fingerprint(document)) if key is not None else None
+    spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
+    idempotency = IdempotencyKey(key, fingerprint) if key is not None else None
     job, _created = await jobs.submit(
         spec, owner=owner, project=DEFAULT_PROJECT, idempotency=idempotency
     )

@@ -131,3 +131,11 @@ def test_a_fingerprint_does_not_depend_on_the_order_of_fields() -> None:
     assert fingerprint(one) == fingerprint(other)
     assert fingerprint(one) != fingerprint({**one, "a": 2})
     assert fingerprint(one) == fingerprint(json.loads(json.dumps(one)))
+
+
+def test_thousands_of_faults_are_told_in_one_short_sentence() -> None:
+    many = {f"k{n}" * 50: 1 for n in range(20_000)}
+    refused = refusal(job(labels={"a": 1}, train=many, **many))
+    assert refused.code == "invalid_document"
+    assert refused.detail.endswith(" and more")
+    assert len(refused.detail) < 1000

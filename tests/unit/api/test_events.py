@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from api.routes import events as events_route
+from service.domain.errors import DatabaseUnavailable
 from tests.unit.api.serving import LiveServer, serving, wait_until
 
 STREAM = {"Accept": "text/event-stream"}
@@ -154,6 +155,22 @@ def test_a_stream_whose_reader_has_gone_ends(http: httpx.Client, server: LiveSer
         wait_until(lambda: server.num_waiting(job_id), "the stream to wait")
         reading.close()
     wait_until(lambda: not server.num_waiting(job_id), "the stream to end")
+
+
+def test_a_stream_that_can_not_be_read_on_ends_so_that_its_reader_comes_back(
+    http: httpx.Client, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = server.submit()
+
+    async def away(*_: object, **__: object) -> None:
+        raise DatabaseUnavailable("the database does not answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(server.context.runtime.reading, "events", away)
+        assert http.get(f"/v1/jobs/{job_id}/events", headers=STREAM).text == "retry: 1000\n\n"
+    http.post(f"/v1/jobs/{job_id}/cancel")
+    resumed = http.get(f"/v1/jobs/{job_id}/events", headers={**STREAM, "Last-Event-ID": "1"})
+    assert [frame["id"] for frame in raw_frames(resumed.text)] == ["2"]
 
 
 def test_a_stop_ends_a_stream(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -71,6 +71,16 @@ def test_a_body_over_the_limit_is_refused_whether_declared_or_not(http: httpx.Cl
         assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
 
 
+def test_a_large_body_is_taken_and_refused_by_the_same_rules(http: httpx.Client) -> None:
+    labels = {f"label-{n}": "x" * 255 for n in range(64)}
+    script = {"entrypoint": "a.py", "args": ["x" * 100] * 1000}
+    taken = post(http, {"script": script, "labels": labels})
+    assert taken.status_code == 201
+    assert taken.json()["spec"]["script"] == script
+    refused = post(http, {"script": {**script, "argz": 1}, "labels": labels})
+    assert (refused.status_code, refused.json()["pointer"]) == (422, "/script/argz")
+
+
 def test_the_same_key_and_document_make_one_job_whatever_the_order_of_fields(
     http: httpx.Client,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,20 @@ async def test_a_fault_is_found_in_the_log_by_the_id_that_its_problem_has(
     (line,) = log.lines("api.observing")
     assert line["request_id"] == response.json()["request_id"]
     assert "RuntimeError: secret of job-x" in line["exception"]
-    (access,) = log.lines()
-    assert access["status"] == 500
+    ended = {line["request_id"]: line["status"] for line in log.lines()}
+    assert ended[line["request_id"]] == 500
+
+
+def test_who_hangs_up_in_the_middle_of_a_body_is_no_fault_of_the_server(
+    server: LiveServer, log: Log
+) -> None:
+    address = httpx.URL(server.url)
+    head = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((address.host, address.port or 80)) as connection:
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+    wait_until(log.lines, "the line")
+    assert [(line["route"], line["status"]) for line in log.lines()] == [("/v1/jobs", 499)]
+    assert not log.lines("api.observing")
 
 
 @pytest.mark.anyio
