@@ -20,7 +20,7 @@ TEST_PROCESSES ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test check lint types imports format bench clean
+.PHONY: help setup demo run test check lint types imports format openapi bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -72,6 +72,9 @@ $(MLFLOW)/.ready: benchmarks/mlflow-requirements.txt
 	$(PYTHON) -m venv $(MLFLOW)
 	$(MLFLOW)/bin/python -m pip install --quiet --requirement benchmarks/mlflow-requirements.txt
 	@touch $@
+
+openapi: setup ## write the agreed description of the API anew, after a change on purpose
+	$(BIN)/python -m api.openapi > tests/unit/api/openapi.json
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) $(MLFLOW) .mypy_cache .ruff_cache .pytest_cache *.egg-info

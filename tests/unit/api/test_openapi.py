@@ -104,10 +104,7 @@ def test_the_example_of_a_problem_is_one(code: str) -> None:
 
 
 def test_the_description_is_the_one_that_was_agreed_on() -> None:
-    """Whoever changes the API on purpose writes the file anew:
-
-    .venv/bin/python -m api.openapi > tests/unit/api/openapi.json
-    """
+    """Whoever changes the API on purpose writes the file anew with `make openapi`."""
     command = [sys.executable, "-m", "api.openapi"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     agreed = SNAPSHOT.read_text()
