@@ -114,6 +114,16 @@ def test_a_source_larger_than_the_cache_is_not_fetched(web: Web, near: DataPolic
         read(web.url("/t.csv"), replace(near, cache_limit_bytes=1000))
 
 
+def test_a_server_that_announces_no_length_is_read_to_the_limit(web: Web, near: DataPolicy) -> None:
+    web.answers["/t.csv"] = Answer(CSV, announced=-1)
+    assert len(read(web.url("/t.csv"), near).target) == 3
+    web.answers["/long.csv"] = Answer(CSV * 1000, announced=-1)
+    small = replace(near, cache_limit_bytes=1000)
+    with pytest.raises(DataError, match="has more than the 1,000 bytes that a node's cache"):
+        read(web.url("/long.csv"), small)
+    assert list(Path(near.cache_dir or "", "scratch").iterdir()) == []
+
+
 def test_redirects_are_followed_within_what_is_allowed(web: Web, near: DataPolicy) -> None:
     web.answers["/t.csv"] = Answer(CSV)
     web.answers["/moved.csv"] = Answer(status=307, headers={"Location": "/t.csv"})

@@ -16,7 +16,7 @@ class Answer:
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     announced: int | None = None
-    """Content-Length, if another than the body's."""
+    """Content-Length, if another than the body's; -1 announces none."""
 
 
 @dataclass
@@ -45,7 +45,8 @@ def serving() -> Iterator[Web]:
             for name, value in answer.headers.items():
                 self.send_header(name, value)
             length = len(answer.body) if answer.announced is None else answer.announced
-            self.send_header("Content-Length", str(length))
+            if length >= 0:
+                self.send_header("Content-Length", str(length))
             self.end_headers()
             self.wfile.write(answer.body)
 
