@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray import views
@@ -20,7 +22,7 @@ MANIFEST = "manifest.json"
 """Written last by `ray_workers.training.checkpoints`: it commits the checkpoint."""
 
 
-def began_at_step(attempt: AttemptRow) -> int | None:
+def began_at_step(attempt: AttemptRow | Row[Any, Any, Any]) -> int | None:
     """Steps done when the attempt began to train; None if it never did.
 
     A script that says nothing of resuming is taken to begin right before its first metric.

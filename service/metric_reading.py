@@ -39,7 +39,7 @@ def read(
     max_points: int,
 ) -> dict[str, Points]:
     """Each series' points with a step above `after_step`, at most `max_points` of each."""
-    attempts = attempts_repository.of_job(session, job_id)
+    attempts = attempts_repository.beginnings(session, job_id)
     starts = {row.attempt: began_at_step(row) for row in attempts}
     chunks = repository.metric_chunks(session, job_id, rank, keys, after_step)
     first: dict[tuple[str, int], int] = {}

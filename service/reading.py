@@ -20,7 +20,7 @@ from service.db.session import Database
 from service.db.types import storable
 from service.domain import policy
 from service.domain.errors import ArtifactNotFound
-from service.jobs import found
+from service.jobs import found, not_found
 from service.settings import Settings
 from service.signals import Signals
 from service.storage import Storage
@@ -60,11 +60,15 @@ class Reading:
         wanted = None if keys is None else [key for key in keys if storable(key)]
 
         def work(session: Session) -> views.Metrics:
-            live = not found(session, job_id).state.is_terminal
+            state = repository.state_of(session, job_id) if storable(job_id) else None
+            if state is None:
+                raise not_found(job_id)
             series = metric_reading.read(
                 session, job_id, keys=wanted, rank=rank, after_step=after, max_points=points
             )
-            return metric_reading.as_view(series, after_step=max(after, 0), live=live)
+            return metric_reading.as_view(
+                series, after_step=max(after, 0), live=not state.is_terminal
+            )
 
         return await self._database.read(work)
 

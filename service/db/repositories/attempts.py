@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import delete, select
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Row, bindparam, delete, select
 from sqlalchemy.orm import Session
 
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow
@@ -20,6 +23,17 @@ def insert(session: Session, row: AttemptRow) -> None:
 def of_job(session: Session, job_id: str) -> list[AttemptRow]:
     query = select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.attempt)
     return list(session.scalars(query))
+
+
+def beginnings(session: Session, job_id: str) -> Sequence[Row[Any, Any, Any]]:
+    """(attempt, resume_step, first_metric_step) of each attempt, without the rest of the rows."""
+    table = AttemptRow.__table__
+    query = (
+        select(table.c.attempt, table.c.resume_step, table.c.first_metric_step)
+        .where(table.c.job_id == bindparam("job_id"))
+        .order_by(table.c.attempt)
+    )
+    return session.connection().execute(query, {"job_id": job_id}).all()
 
 
 def live(session: Session) -> list[AttemptRow]:

@@ -87,7 +87,7 @@ def metric_chunks(
     elif keys is not None:
         query = query.where(m.key.in_(keys))
     wanted = None if keys is None else set(keys)
-    rows = session.execute(query).mappings()
+    rows = session.connection().execute(query).mappings()
     found = [MetricChunk(**row) for row in rows if wanted is None or row["key"] in wanted]
     return sorted(found, key=lambda chunk: (chunk.key, chunk.attempt, chunk.first_step))
 

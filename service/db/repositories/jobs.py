@@ -66,6 +66,16 @@ def status(session: Session, job_id: str) -> Row[Any] | None:
     return session.connection().execute(query, {"job_id": job_id}).one_or_none()
 
 
+def state_of(session: Session, job_id: str) -> JobState | None:
+    """The job's state, without the rest of its row; None if there is no such job."""
+    table = JobRow.__table__
+    query = select(table.c.state).where(
+        table.c.id == bindparam("job_id"), table.c.deleted_at.is_(None)
+    )
+    state: JobState | None = session.connection().execute(query, {"job_id": job_id}).scalar()
+    return state
+
+
 def insert(session: Session, row: JobRow, job_labels: Mapping[str, str]) -> None:
     session.add(row)
     session.flush()
