@@ -76,7 +76,10 @@ class DataPolicy:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DataPolicy:
         """From what JSON made of `asdict`: it knows no tuples."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+        fields: dict[str, Any] = dict(data)
+        for name in ("private_hosts", "file_roots"):
+            fields[name] = None if fields[name] is None else tuple(fields[name])
+        return cls(**fields)
 
 
 @dataclass(frozen=True)
