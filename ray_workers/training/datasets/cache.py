@@ -75,6 +75,9 @@ class NodeCache:
     def add(self, kind: Kind, key: str, made: Path) -> Path:
         """Move what was made in a scratch folder to its place, and hold it."""
         path = self.root / kind / key
+        there = self.hold(kind, key)
+        if there is not None:  # from another source, of the same content
+            return there
         fd = os.open(made, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(fd, fcntl.LOCK_SH)
         try:

@@ -121,8 +121,8 @@ class Column:
         found: Numbers = numbers.to_numpy(zero_copy_only=False)
         return found
 
-    def collect(self, batch: Any, limit: int, file: TableFile) -> None:
-        """Gather the names that occur. DataError if they are more than `limit`."""
+    def collect(self, batch: Any, limit: int, file: TableFile, advice: str) -> None:
+        """Gather the names that occur. DataError, with the advice, for more than `limit`."""
         import pyarrow.compute as pc
 
         self.values.update(pc.unique(self.names_of(batch)).to_pylist())
@@ -130,7 +130,7 @@ class Column:
             raise broken(
                 file.place,
                 f"the column {shortened(self.name)} has more than {limit:,} different names; "
-                "if it is a name of its own for each row, leave it out of data.features",
+                f"{advice}",
             )
 
     def vocabulary(self) -> tuple[str, ...]:

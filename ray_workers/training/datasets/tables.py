@@ -21,6 +21,10 @@ from ray_workers.training.datasets.table_files import CsvFile, ParquetFile, Tabl
 from ray_workers.training.datasets.unpacking import plain_file
 
 
+_NO_IDENTIFIERS = "if it names each row, leave it out of data.features"
+_NO_MEASUREMENTS = "if it is a number to predict, take the recipe tabular_regression"
+
+
 def open_table(data: spec.Data, policy: DataPolicy, *, classifies: bool) -> Table:
     """Raises DataError."""
     form = data.known_format
@@ -137,11 +141,12 @@ class _Building:
         for batch in self.file.batches([column.name for column in named]):
             for column, values in zip(named, batch, strict=True):
                 if column is not self.target:
-                    column.collect(values, column_kinds.MAX_CATEGORIES, self.file)
+                    column.collect(values, column_kinds.MAX_CATEGORIES, self.file, _NO_IDENTIFIERS)
                     continue
                 if column.holds_numbers:
                     self._refuse_measurements(column.numbers_of(values), fractions)
-                column.collect(self._class_names(values), column_kinds.MAX_CLASSES, self.file)
+                names = self._class_names(values)
+                column.collect(names, column_kinds.MAX_CLASSES, self.file, _NO_MEASUREMENTS)
         for column in categories:
             is_identifier = len(column.values) == column.num_rows > column_kinds.FEW_ROWS
             if is_identifier and not column.is_named:

@@ -130,6 +130,16 @@ def test_what_was_used_longest_ago_goes_first_and_what_is_in_use_stays(tmp_path:
     cache.let_go(paths[3])
 
 
+def test_what_is_there_already_stays_the_one_that_is_in_use(tmp_path: Path) -> None:
+    cache = NodeCache(tmp_path, limit_bytes=1000)
+    path = fill(cache, "key", 10, age_s=0)
+    inode = path.stat().st_ino
+    cache.let_go(path)
+    assert fill(cache, "key", 10, age_s=0) == path
+    assert path.stat().st_ino == inode
+    cache.let_go(path)
+
+
 HOLDER = """
 import sys
 from pathlib import Path
@@ -223,6 +233,24 @@ def test_a_link_to_a_folder_is_not_passed_over(tmp_path: Path, policy: DataPolic
     (tmp_path / "set" / "class").symlink_to(tmp_path / "real")
     with pytest.raises(DataError, match="set/class: is a link to a folder"):
         open_text(Data(source=(tmp_path / "set").as_uri(), format="text"), policy, None)
+
+
+def test_a_link_to_nothing_is_named(tmp_path: Path, policy: DataPolicy) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.txt").symlink_to(tmp_path / "gone.txt")
+    with pytest.raises(DataError, match=r"set/a\.txt: is a link to nothing"):
+        open_text(Data(source=(tmp_path / "set").as_uri(), format="text"), policy, None)
+
+
+def test_a_folder_where_one_file_is_meant(tmp_path: Path, policy: DataPolicy) -> None:
+    with pytest.raises(DataError, match="is a folder, and this format is one file"):
+        open_table(Data(source=tmp_path.as_uri(), format="csv", target="y"), policy,
+                   classifies=True)  # fmt: skip
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.txt").write_text("a")
+    data = Data(source=(tmp_path / "set").as_uri(), format="text", size_bytes=1)
+    with pytest.raises(DataError, match=r"data\.size_bytes and data\.sha256 are of one file"):
+        open_text(data, policy, None)
 
 
 def test_only_files_are_read(tmp_path: Path, policy: DataPolicy) -> None:

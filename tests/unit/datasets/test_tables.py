@@ -139,6 +139,14 @@ def test_options_that_do_not_fit_the_file(
     assert fault in str(raised.value)
 
 
+def test_a_category_of_too_many_names(tmp_path: Path, policy: DataPolicy) -> None:
+    text = "x,y\n" + "".join(f"n{number // 2},{number % 2}\n" for number in range(200_004))
+    with pytest.raises(DataError, match="'x' has more than 100,000 different names"):
+        read_csv(text, tmp_path, policy)
+    with pytest.raises(DataError, match=r"'y' has more than 10,000 different names; .*regression"):
+        read_csv("x,y\n" + "".join(f"1,{number}\n" for number in range(20_000)), tmp_path, policy)
+
+
 def test_a_row_is_named_though_another_column_is_no_text(
     tmp_path: Path, policy: DataPolicy
 ) -> None:
@@ -243,6 +251,16 @@ def test_npz_as_a_table(tmp_path: Path, policy: DataPolicy) -> None:
         ({"a": np.ones(2), "y": np.array([0, 1])}, "there is no array 'x', only 'a', 'y'"),
         ({"x": np.ones(2), "y": np.array([1, 1])}, "array 'y': has one class only, '1'"),
         ({"x": np.ones(0), "y": np.ones(0)}, "array 'y': has no value"),
+        ({"x": np.array(["a", "b"]), "y": np.array([0, 1])}, "array 'x': has the shape (2,)"),
+        ({"x": np.ones(2), "y": np.array([0, np.nan])}, "array 'y': has a value that is missing"),
+        (
+            {"x": np.ones(200), "y": np.arange(200) * 0.37},
+            "array 'y': has more than 100 different fractions",
+        ),
+        (
+            {"x": np.ones(20_000), "y": np.arange(20_000)},
+            "array 'y': has more than 10,000 different values",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_npz_file_is_said(
@@ -251,6 +269,12 @@ def test_what_is_wrong_with_an_npz_file_is_said(
     with pytest.raises(DataError) as raised:
         open_table(npz_file(tmp_path / "t.npz", **arrays), policy, classifies=True)
     assert fault in str(raised.value)
+
+
+def test_npz_targets_that_are_text_are_no_numbers(tmp_path: Path, policy: DataPolicy) -> None:
+    data = npz_file(tmp_path / "t.npz", x=np.ones(2), y=np.array(["a", "b"]))
+    with pytest.raises(DataError, match="array 'y': is text; regression predicts numbers"):
+        open_table(data, policy, classifies=False)
 
 
 def test_a_file_that_is_no_npz(tmp_path: Path, policy: DataPolicy) -> None:
