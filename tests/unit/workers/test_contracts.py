@@ -6,7 +6,7 @@ import json
 import pickle
 
 from ray_workers import contracts
-from ray_workers.contracts import AttemptSpec, CheckpointRef, RankTask, Slice
+from ray_workers.contracts import AttemptSpec, CheckpointRef, DataPolicy, RankTask, Slice
 
 
 def task(**more: object) -> RankTask:
@@ -31,7 +31,12 @@ def task(**more: object) -> RankTask:
 
 def test_a_rank_task_comes_back_from_json_as_it_was() -> None:
     refs = (CheckpointRef("file:///c/9", 9, "a" * 64), CheckpointRef("file:///c/6", 6, "b" * 64))
-    for sent in (task(), task(resume_from=refs, device="cuda", env={"A": "b\n"})):
+    policies = [DataPolicy(), DataPolicy("/c", 9, ("10.0.0.0/8",), ("/a", "/b"), "/s", "http://m")]
+    for sent in (
+        task(data_policy=policies[0]),
+        task(resume_from=refs, device="cuda", env={"A": "b\n"}),
+        task(data_policy=policies[1], init_from=refs[0]),
+    ):
         text = sent.to_json()
         assert "\n" not in text  # a request to the forkserver is one line
         assert RankTask.from_json(text) == sent
