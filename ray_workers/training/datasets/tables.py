@@ -20,7 +20,6 @@ from ray_workers.training.datasets.prepared import ArrayWriter, Prepared, Worksh
 from ray_workers.training.datasets.table_files import CsvFile, ParquetFile, TableFile
 from ray_workers.training.datasets.unpacking import plain_file
 
-
 _NO_IDENTIFIERS = "if it names each row, leave it out of data.features"
 _NO_MEASUREMENTS = "if it is a number to predict, take the recipe tabular_regression"
 
