@@ -18,6 +18,7 @@ from ray_workers.recipes import measures, results, splits
 from ray_workers.recipes.models.tables import UNKNOWN, TableMlp
 from ray_workers.training.data import derive_seed
 from ray_workers.training.datasets import Table, open_table
+from ray_workers.training.datasets.columns import number_name
 from ray_workers.training.samples import Rows, Samples
 from ray_workers.training.workload import LossSum, Workload
 
@@ -164,8 +165,18 @@ class Predictor:
 
     def _encoded(self, row: Mapping[str, Any]) -> list[float]:
         numbers = [float(row[name]) for name in self.numeric]
-        codes = [known.get(str(row[name]), UNKNOWN) for name, known in self.categories.items()]
+        codes = [_code(known, row[name]) for name, known in self.categories.items()]
         return [*numbers, *map(float, codes)]
+
+
+def _code(known: Mapping[str, int], value: Any) -> int:
+    """Of a category as the data set names it: a number without a needless fraction, `true`."""
+    names = [str(value)]
+    if isinstance(value, bool):
+        names.append(str(value).lower())
+    elif isinstance(value, float):
+        names.append(number_name(value))
+    return next((known[name] for name in names if name in known), UNKNOWN)
 
 
 def load(folder: Path) -> Predictor:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -96,3 +98,22 @@ def test_a_column_that_never_changes_does_no_harm(tmp_path: Path) -> None:
     work = build("tabular_classification", data={"source": path.as_uri()})
     taken, _ = work.train.take(torch.arange(10))
     assert work.model.eval()(taken).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("values", "asked"),
+    [([True, False], True), ([3.0, 4.5], 3.0), ([7, 8], 7), (["3", "x"], 3)],
+    ids=["booleans", "fractions", "numbers", "text"],
+)
+def test_a_category_is_found_by_the_value_it_has_in_the_table(
+    tmp_path: Path, values: list[Any], asked: Any
+) -> None:
+    path = tmp_path / "table.parquet"
+    rows = {"kind": values * 20, "size": list(range(40)), "price": [1.0, 2.0] * 20}
+    pyarrow.parquet.write_table(pyarrow.table(rows), path)
+    data = {"source": path.as_uri(), "target": "price", "categorical": ["kind"]}
+    work = build("tabular_regression", data=data)
+    work.write_results(work.model, {}, 1, tmp_path)
+    predictor = recipes.load(tmp_path)
+    assert predictor._encoded({"kind": asked, "size": 1})[-1] != 0.0
+    assert predictor._encoded({"kind": "never seen", "size": 1})[-1] == 0.0
