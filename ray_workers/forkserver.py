@@ -249,6 +249,7 @@ def _child(request: dict[str, Any], output: int) -> None:
     code = 1
     try:
         os.setsid()
+        _keep_niceness()
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
@@ -267,6 +268,16 @@ def _child(request: dict[str, Any], output: int) -> None:
         traceback.print_exc()
     finally:
         _leave(code)
+
+
+def _keep_niceness() -> None:
+    """Give the new session the niceness that Ray gave its worker.
+
+    Where Linux groups processes by session (sched_autogroup), a process's own niceness counts only
+    within its session, and a service beside the ranks would wait for each of them in turn.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
+        group.write(str(os.nice(0)))
 
 
 def _operation(request: dict[str, Any]) -> Callable[[], int]:
