@@ -48,7 +48,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    found = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    # Ray marks every record of a process that imports it, by a name that begins with `_`.
+    given = {name: value for name, value in vars(record).items() if not name.startswith("_")}
+    found = {name: value for name, value in given.items() if name not in _STANDARD}
     current = request_id.get()
     if current is not None:
         found.setdefault("request_id", current)

@@ -66,6 +66,8 @@ class OnTerminal:
             stderr=side,
             env={**clean, "TERM": "xterm-256color", **environment},
             start_new_session=True,
+            # A shell's background job ignores Ctrl-C, and so would all that it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(side)
         self._shown = b""
