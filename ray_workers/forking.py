@@ -36,6 +36,7 @@ class ForkedProcess:
     async def start(cls, socket_path: str, request: dict[str, Any]) -> ForkedProcess:
         read_end, write_end = os.pipe()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        writer: asyncio.StreamWriter | None = None
         try:
             connection.connect(socket_path)
             line = json.dumps(request).encode() + b"\n"
@@ -47,9 +48,14 @@ class ForkedProcess:
             if not answer:
                 raise ForkFailed("the forkserver closed the connection without an answer")
             return cls(json.loads(answer)["pid"], read_end, reader, writer)
-        except (OSError, TimeoutError, ForkFailed) as error:
+        except BaseException as error:
+            # Also when it is cancelled: the connection is the life of what may have been forked.
             os.close(read_end)
+            if writer is not None:
+                writer.close()
             connection.close()
+            if not isinstance(error, OSError | TimeoutError | ForkFailed):
+                raise
             raise ForkFailed(f"no answer from the forkserver at {socket_path}: {error}") from error
         finally:
             os.close(write_end)

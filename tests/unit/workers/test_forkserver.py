@@ -209,6 +209,35 @@ async def test_a_client_that_lets_go_takes_the_session_with_it(server: Server) -
         assert time.monotonic() < deadline, "what is gone is still listed"
 
 
+async def test_a_start_that_is_cancelled_leaves_nothing_running(server: Server) -> None:
+    """At any moment: the request may be on its way, or the answer."""
+    kept = []  # with the frames of the start, or the garbage collector would tidy up
+    for turns in range(8):
+        starting = asyncio.ensure_future(server.fork("import signal; signal.pause()"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if turns > 4:
+            await until_forked(server)
+        starting.cancel()
+        try:
+            (await starting).process.abandon()  # it was there before the cancel
+        except asyncio.CancelledError as cancelled:
+            kept.append(cancelled)
+
+    async def empty() -> bool:
+        return not await list_tasks(server.path)
+
+    async with asyncio.timeout(PATIENCE_S):
+        while not await empty():
+            await asyncio.sleep(0.01)
+
+
+async def until_forked(server: Server) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await list_tasks(server.path):
+            await asyncio.sleep(0.001)
+
+
 async def test_the_list_says_what_runs(server: Server) -> None:
     wait = "print('here', flush=True); import time; time.sleep(60)"
     one = await server.fork(wait, job_id="job-1", attempt=2, rank=0)
