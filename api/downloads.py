@@ -26,6 +26,11 @@ DOWNLOAD: dict[int | str, dict[str, Any]] = {
     304: {"description": "The caller has it already, by its `If-None-Match`."},
 }
 """What a download may answer besides problems, for OpenAPI."""
+DOWNLOAD_HEAD: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Size, type and hash of the file are in the headers."},
+    304: DOWNLOAD[304],
+}
+"""The same of a HEAD."""
 
 
 @dataclass(frozen=True)

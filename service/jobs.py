@@ -33,8 +33,8 @@ from service.listing import JobFilter
 from service.settings import Settings
 from service.signals import QUEUE, Signals
 from service.storage import Storage
+from service.storage_watch import StorageWatch, refuse_if_full
 from service.transitions import move
-from service.upkeep import StorageWatch, refuse_if_full
 
 LIVE_STATES = (
     JobState.STARTING,

@@ -1,29 +1,21 @@
-"""Upkeep: how full the storage is, and deleting what the operator does not want kept."""
+"""Upkeep: looking at how full the storage is, and deleting what the operator does not want kept."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sqlalchemy.orm import Session
 
-from service.db.models import StorageStateRow
 from service.db.repositories import storage as repository
-from service.db.session import Database, notify, touch
-from service.domain import capacity
-from service.domain.errors import CheckpointInUse, NotFound, QuotaExceeded
+from service.db.session import Database
+from service.domain.errors import CheckpointInUse, NotFound
+from service.jobs import Jobs
 from service.settings import Settings
-from service.signals import QUEUE
-from service.storage import Storage
-
-if TYPE_CHECKING:
-    from service.jobs import Jobs
+from service.storage_watch import StorageWatch
 
 logger = logging.getLogger(__name__)
 
@@ -33,65 +25,6 @@ MOST_SHARE = 0.02
 """Of the time, what looking at the storage may take: it adds up rows, and there may be many."""
 BATCH = 100
 """Jobs deleted by one rule in one round."""
-
-
-class StorageWatch:
-    """Looks at how full the storage is and keeps it in SQL, for every process to read."""
-
-    def __init__(self, database: Database, storage: Storage, settings: Settings) -> None:
-        self._database = database
-        self._quota = settings.storage_quota_bytes
-        self._min_free = settings.min_free_bytes
-        self._folders = [path for path in (storage.folder, _folder_of(database)) if path]
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether the operator set any limit."""
-        return self._quota is not None or self._min_free is not None
-
-    async def look(self, now: datetime) -> str | None:
-        """Store how full it is, waking the scheduler if that changes what may start.
-
-        Answers why no job is taken, or None.
-        """
-        free = None if self._min_free is None else await asyncio.to_thread(self._free_bytes)
-        used = None
-        if self._quota is not None:
-            used = await self._database.read(repository.used_bytes)
-        problem = capacity.problem(used=used, free=free, quota=self._quota, min_free=self._min_free)
-
-        def work(session: Session) -> bool:
-            touch(session)
-            before = repository.state(session)
-            changed = (before.problem if before else None) != problem
-            row = StorageStateRow(
-                id=repository.THE_STORAGE,
-                used_bytes=used,
-                free_bytes=free,
-                problem=problem,
-                updated_at=now,
-            )
-            repository.put_state(session, row)
-            if changed:
-                notify(session, QUEUE)
-            return changed
-
-        changed = await self._database.write(work)
-        if changed and problem is not None:
-            logger.warning("no job is taken or started: %s", problem)
-        elif changed:
-            logger.info("the storage has room again: jobs are taken and started")
-        return problem
-
-    def _free_bytes(self) -> int | None:
-        return min((shutil.disk_usage(folder).free for folder in self._folders), default=None)
-
-
-def refuse_if_full(session: Session) -> None:
-    """QuotaExceeded while the storage, as it was last seen, is full."""
-    state = repository.state(session)
-    if state is not None and state.problem is not None:
-        raise QuotaExceeded(f"no job is taken now: {state.problem}", hint=capacity.HINT)
 
 
 class Upkeep:
@@ -170,10 +103,3 @@ def _surplus(session: Session, keep: int) -> list[tuple[str, str]]:
         for project in list(repository.projects(session))
         for pair in repository.finished_beyond(session, project, keep, BATCH)
     ]
-
-
-def _folder_of(database: Database) -> Path | None:
-    """Where a SQLite database lies, which needs room as the storage does."""
-    if not database.is_sqlite or database.url.database is None:
-        return None
-    return Path(database.url.database).absolute().parent

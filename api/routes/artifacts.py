@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from api.caching import answer
 from api.context import Caller, NoParameters, TheContext, TheReading
-from api.downloads import DOWNLOAD, StoredFile, download
+from api.downloads import DOWNLOAD, DOWNLOAD_HEAD, StoredFile, download
 from api.problems import declare
 from dray import views
 from service.domain.errors import ArtifactNotFound
@@ -42,11 +42,7 @@ async def artifacts(request: Request, reading: TheReading, _: Caller, job_id: st
     operation_id="head_artifact",
     response_class=Response,
     dependencies=[NoParameters],
-    responses={
-        200: {"description": "Size, type and hash of the file are in the headers."},
-        304: DOWNLOAD[304],
-        **_PROBLEMS,
-    },
+    responses={**DOWNLOAD_HEAD, **_PROBLEMS},
 )
 @router.get(
     "/artifacts/{artifact_id}",

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Request, Response
 
 from api.caching import answer
 from api.context import Caller, NoParameters, TheContext, TheReading
-from api.downloads import DOWNLOAD, StoredFile, download
+from api.downloads import DOWNLOAD, DOWNLOAD_HEAD, StoredFile, download
 from api.problems import declare
 from dray import views
 from service.reading import MAX_SEQ
@@ -59,11 +59,7 @@ async def files(
     operation_id="head_checkpoint_file",
     response_class=Response,
     dependencies=[NoParameters],
-    responses={
-        200: {"description": "Size, type and hash of the file are in the headers."},
-        304: DOWNLOAD[304],
-        **_PROBLEMS,
-    },
+    responses={**DOWNLOAD_HEAD, **_PROBLEMS},
 )
 @router.get(
     "/checkpoints/{step}/files/{path:path}",

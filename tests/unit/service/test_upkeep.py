@@ -18,7 +18,8 @@ from service.domain import capacity
 from service.domain.errors import NotFound, QuotaExceeded
 from service.jobs import IdempotencyKey
 from service.storage import Storage
-from service.upkeep import StorageWatch, Upkeep
+from service.storage_watch import StorageWatch
+from service.upkeep import Upkeep
 from tests.unit.service.helpers import Service, spec
 
 pytestmark = pytest.mark.anyio

@@ -1,0 +1,88 @@
+"""How full the storage is: looked at, kept in SQL, and a reason to take no job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from service.db.models import StorageStateRow
+from service.db.repositories import storage as repository
+from service.db.session import Database, notify, touch
+from service.domain import capacity
+from service.domain.errors import QuotaExceeded
+from service.settings import Settings
+from service.signals import QUEUE
+from service.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+
+class StorageWatch:
+    """Looks at how full the storage is and keeps it in SQL, for every process to read."""
+
+    def __init__(self, database: Database, storage: Storage, settings: Settings) -> None:
+        self._database = database
+        self._quota = settings.storage_quota_bytes
+        self._min_free = settings.min_free_bytes
+        self._folders = [path for path in (storage.folder, _folder_of(database)) if path]
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the operator set any limit."""
+        return self._quota is not None or self._min_free is not None
+
+    async def look(self, now: datetime) -> str | None:
+        """Store how full it is, waking the scheduler if that changes what may start.
+
+        Answers why no job is taken, or None.
+        """
+        free = None if self._min_free is None else await asyncio.to_thread(self._free_bytes)
+        used = None
+        if self._quota is not None:
+            used = await self._database.read(repository.used_bytes)
+        problem = capacity.problem(used=used, free=free, quota=self._quota, min_free=self._min_free)
+
+        def work(session: Session) -> bool:
+            touch(session)
+            before = repository.state(session)
+            changed = (before.problem if before else None) != problem
+            row = StorageStateRow(
+                id=repository.THE_STORAGE,
+                used_bytes=used,
+                free_bytes=free,
+                problem=problem,
+                updated_at=now,
+            )
+            repository.put_state(session, row)
+            if changed:
+                notify(session, QUEUE)
+            return changed
+
+        changed = await self._database.write(work)
+        if changed and problem is not None:
+            logger.warning("no job is taken or started: %s", problem)
+        elif changed:
+            logger.info("the storage has room again: jobs are taken and started")
+        return problem
+
+    def _free_bytes(self) -> int | None:
+        return min((shutil.disk_usage(folder).free for folder in self._folders), default=None)
+
+
+def refuse_if_full(session: Session) -> None:
+    """QuotaExceeded while the storage, as it was last seen, is full."""
+    state = repository.state(session)
+    if state is not None and state.problem is not None:
+        raise QuotaExceeded(f"no job is taken now: {state.problem}", hint=capacity.HINT)
+
+
+def _folder_of(database: Database) -> Path | None:
+    """Where a SQLite database lies, which needs room as the storage does."""
+    if not database.is_sqlite or database.url.database is None:
+        return None
+    return Path(database.url.database).absolute().parent
