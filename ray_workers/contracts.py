@@ -146,6 +146,8 @@ class Cause(StrEnum):
     SUPERVISOR_LOST = "supervisor_lost"
     NODE_LOST = "node_lost"
     """The cluster or the node that carried the attempt is gone. Nobody is charged."""
+    PREEMPTED = "preempted"
+    """It was asked to leave its slots, and saved a checkpoint first. Nobody is charged."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,58 @@ class FrameKind(StrEnum):
     """body: {step, url}: optimizer steps done when training began, and from which checkpoint"""
     ERROR = "error"
     """body: {cause: Cause, type, message, traceback}"""
+
+    # What the supervisor tells, as the rank SUPERVISOR_RANK.
+    REGROUPING = "regrouping"
+    """body: {generation, ranks: [rank], code, message}: these ranks were lost or hang, `code` says
+    how (`killed`, `lost`, `hang`); the others keep their state and wait for the group to be whole"""
+    REGROUPED = "regrouped"
+    """body: {generation, ranks: [rank], step, steps_lost, recovery_s, world_size}: the group
+    trains again from after `step`; `recovery_s` from the loss to the next committed step"""
+    HANG = "hang"
+    """body: {culprits: [rank], step, phase, waited_s, limit_s, ranks: [{rank, step, phase,
+    collective, since_s, stack}]}: who stood still, and where everyone was"""
+    DRILL = "drill"
+    """body: {id, state: DrillState, step, recovery_s, steps_lost, message}: how a drill goes"""
+    LEDGER = "ledger"
+    """body: {slot_seconds: {class: number}}: what the slots of the attempt were used for so far"""
+
+
+SUPERVISOR_RANK = -1
+"""The rank of the frames that the supervisor itself writes."""
+
+
+class DrillKind(StrEnum):
+    """Which fault a user tries on a job of their own."""
+
+    KILL = "kill"
+    """SIGKILL to the training process of a rank."""
+    STALL = "stall"
+    """SIGSTOP to it: it hangs."""
+    PREEMPT = "preempt"
+    """The whole job is asked to leave its slots."""
+
+
+class DrillState(StrEnum):
+    WAITING = "waiting"
+    """For its step."""
+    STRUCK = "struck"
+    """The fault was injected; the group is being mended."""
+    PASSED = "passed"
+    """It trains again."""
+    FAILED = "failed"
+    """The fault could not be injected, or the group was not mended in place."""
+
+
+@dataclass(frozen=True)
+class Drill:
+    """A fault to inject on purpose."""
+
+    id: str
+    kind: DrillKind
+    rank: int = 0
+    at_step: int | None = None
+    """Strike when this many optimizer steps are done; None is at once."""
 
 
 @dataclass(frozen=True)

@@ -42,3 +42,8 @@ def socket_path(deployment_id: str, node_id: str) -> str:
 def spool_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
     """The spools of one attempt on one node."""
     return runtime_dir(deployment_id, node_id) / "spool" / job_id / str(attempt)
+
+
+def page_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
+    """Where the ranks of one attempt on one node say how far they are, and are told to regroup."""
+    return runtime_dir(deployment_id, node_id) / "pages" / job_id / str(attempt)

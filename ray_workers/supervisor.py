@@ -21,6 +21,7 @@ from ray_workers import node_agent, spool
 from ray_workers.contracts import (
     AttemptSpec,
     Cause,
+    Drill,
     Frame,
     FrameKind,
     Outcome,
@@ -123,6 +124,13 @@ class Supervisor:
     async def stop(self) -> None:
         """End the attempt: the job is being cancelled."""
         self._stop_asked.set()
+
+    async def preempt(self, grace_s: float) -> None:
+        """Have the group save a checkpoint and leave within `grace_s` seconds."""
+        self._stop_asked.set()
+
+    async def drill(self, drill: Drill) -> None:
+        """Inject a fault, once by the drill's id."""
 
     async def acknowledge(self) -> None:
         """The last reply is stored: delete the spools. Whoever asked then ends this actor."""

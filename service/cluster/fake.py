@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ray_workers import spool
-from ray_workers.contracts import AttemptSpec, Cause, Frame, Outcome, Phase, PollReply
+from ray_workers.contracts import AttemptSpec, Cause, Drill, Frame, Outcome, Phase, PollReply
 from service.cluster.fake_attempt import FakeAttempt, Play
 from service.cluster.fake_node import FakeNode, Pulse
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
@@ -151,6 +151,18 @@ class FakeCluster:
         attempt = self._attempts.get((ref.job_id, ref.attempt))
         if attempt is not None:
             attempt.stop()
+
+    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
+        self._check()
+        attempt = self._attempts.get((ref.job_id, ref.attempt))
+        if attempt is not None:
+            attempt.preempt()
+
+    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
+        self._check()
+        attempt = self._attempts.get((ref.job_id, ref.attempt))
+        if attempt is not None:
+            attempt.drill(drill)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         self._check()

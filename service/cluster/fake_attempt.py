@@ -13,6 +13,8 @@ from ray_workers import spool
 from ray_workers.contracts import (
     AttemptSpec,
     Cause,
+    Drill,
+    DrillKind,
     Frame,
     FrameKind,
     Outcome,
@@ -110,6 +112,8 @@ class FakeAttempt:
         self._started = started
         self._outcome: Outcome | None = None
         self._stop_asked = False
+        self._leave_asked = False
+        self._drills: set[str] = set()
         self._held: list[Slice] = []
         self._ranks: dict[int, FakeRank] = {}
         self._processes: dict[int, asyncio.Task[int | None]] = {}
@@ -151,6 +155,19 @@ class FakeAttempt:
     def stop(self) -> None:
         self._stop_asked = True
         self._pulse.beat()
+
+    def preempt(self) -> None:
+        self._leave_asked = True
+        self._pulse.beat()
+
+    def drill(self, drill: Drill) -> None:
+        if drill.id in self._drills:
+            return
+        self._drills.add(drill.id)
+        if drill.kind is DrillKind.PREEMPT:
+            self.preempt()
+        else:
+            self.kill(drill.rank, exit_code=-9)
 
     def kill(self, rank: int, exit_code: int | None) -> None:
         """End a training process; None also takes the rank actor that stands for it."""
@@ -269,6 +286,8 @@ class FakeAttempt:
         while True:
             if self._stop_asked:
                 return Outcome(Cause.STOPPED, "stopped as asked")
+            if self._leave_asked:
+                return Outcome(Cause.PREEMPTED, "left its slots as asked")
             ended = self._exits()
             if any(rank.exit_code != 0 for rank in ended):
                 await asyncio.wait(self._processes.values(), timeout=ECHO_S)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_workers.contracts import AttemptSpec, PollReply
+from ray_workers.contracts import AttemptSpec, Drill, PollReply
 from service.cluster.embedded import Daemon, EmbeddedRay
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 
@@ -101,6 +101,12 @@ class GatewayCluster:
 
     async def stop_attempt(self, ref: AttemptRef) -> None:
         await self._call("stop_attempt", ref)
+
+    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
+        await self._call("preempt", ref, grace_s)
+
+    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
+        await self._call("drill", ref, drill)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         await self._call("acknowledge", ref)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ray_workers.contracts import AttemptSpec, PollReply
+from ray_workers.contracts import AttemptSpec, Drill, PollReply
 
 
 class ClusterUnavailable(Exception):
@@ -82,6 +82,14 @@ class Cluster(Protocol):
 
     async def stop_attempt(self, ref: AttemptRef) -> None:
         """Ask an attempt to end; its outcome comes by `poll`."""
+
+    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
+        """Ask an attempt to save a checkpoint and leave its slots within `grace_s` seconds; its
+        outcome comes by `poll`. Harmless to repeat."""
+
+    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
+        """Inject a fault into an attempt; DRILL frames tell how it goes. Harmless to repeat: a
+        drill strikes once by its id."""
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         """The outcome is stored: forget the attempt. Harmless to repeat."""

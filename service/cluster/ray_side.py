@@ -28,6 +28,7 @@ from ray_workers import spool
 from ray_workers.contracts import (
     AttemptSpec,
     Cause,
+    Drill,
     Frame,
     Outcome,
     Phase,
@@ -270,6 +271,16 @@ class RayCluster:
         with contextlib.suppress(ValueError, ActorDiedError):
             supervisor = await self._supervisor(ref)
             await supervisor.stop.remote()
+
+    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
+        with contextlib.suppress(ValueError, ActorDiedError):
+            supervisor = await self._supervisor(ref)
+            await supervisor.preempt.remote(grace_s)
+
+    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
+        with contextlib.suppress(ValueError, ActorDiedError):
+            supervisor = await self._supervisor(ref)
+            await supervisor.drill.remote(drill)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         try:
