@@ -180,7 +180,8 @@ class FrameKind(StrEnum):
     # What the supervisor tells, as the rank SUPERVISOR_RANK.
     REGROUPING = "regrouping"
     """body: {generation, ranks: [rank], code, message}: these ranks were lost or hang, `code` says
-    how (`killed`, `lost`, `hang`); the others keep their state and wait for the group to be whole"""
+    how (`killed`, `lost`, `hang`); the others keep their state and wait for the group to be
+    whole"""
     REGROUPED = "regrouped"
     """body: {generation, ranks: [rank], step, steps_lost, recovery_s, world_size}: the group
     trains again from after `step`; `recovery_s` from the loss to the next committed step"""
