@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dray import train
+from ray_workers.pages import Page, Untold
 
 FLUSH_S = 0.05
 """Most seconds that a step's figures wait to be written while steps go on. A frame written in
@@ -38,14 +39,14 @@ class StepReporter:
     copied to pinned memory in the stream, and read when the next step was launched.
     """
 
-    def __init__(self, rank: int, total_steps: int) -> None:
+    def __init__(self, rank: int, total_steps: int, page: Page) -> None:
         self._rank = rank
         self._total_steps = total_steps
-        self._waiting: list[tuple[StepFigures, float, float, float]] = []
+        self._page = page
+        self._waiting: list[Untold] = []
         self._on_device: tuple[StepFigures, float, Tensor, torch.cuda.Event] | None = None
         self._began = self._flushed = time.perf_counter()
         self._is_first = True
-        self.last_loss = float("nan")
 
     def restart_clock(self) -> None:
         """What happened since the last step (evaluation, a checkpoint) is not the next one's."""
@@ -57,13 +58,12 @@ class StepReporter:
         now = time.perf_counter()
         step_time_s, self._began = now - self._began, now
         if self._rank != 0:
-            self._waiting.append((figures, step_time_s, 0.0, 0.0))
+            self._waiting.append(_untold(figures, step_time_s, 0.0, 0.0))
         elif figures.loss.is_cuda:
             self._read_device()
             self._on_device = (figures, step_time_s, *_start_copy(figures))
         else:
-            loss, norm = figures.loss.item(), _norm(figures).item()
-            self._waiting.append((figures, step_time_s, loss, norm))
+            self._take(figures, step_time_s, figures.loss.item(), _norm(figures).item())
         if self._is_first or now - self._flushed > FLUSH_S:
             self.flush(wait_for_device=self._is_first)
             self._is_first = False
@@ -73,39 +73,59 @@ class StepReporter:
         if wait_for_device:
             self._read_device()
         for waiting in self._waiting:
-            self._report(*waiting)
+            self.tell(waiting)
         self._waiting.clear()
         self._flushed = time.perf_counter()
 
-    def _read_device(self) -> None:
-        if self._on_device is not None:
-            figures, step_time_s, host, copied = self._on_device
-            copied.synchronize()
-            self._waiting.append((figures, step_time_s, *host.tolist()))
-            self._on_device = None
-
-    def _report(
-        self, figures: StepFigures, step_time_s: float, loss: float, grad_norm: float
-    ) -> None:
-        values = {"perf/step_time_s": step_time_s, "perf/data_wait_s": figures.data_wait_s}
+    def tell(self, figures: Untold) -> None:
+        """Write one step's figures."""
+        values = {
+            "perf/step_time_s": figures.step_time_s,
+            "perf/data_wait_s": figures.data_wait_s,
+        }
         if self._rank != 0:
             train.report(figures.step, values)
             return
-        self.last_loss = loss
-        samples_per_s = figures.num_samples / step_time_s
+        samples_per_s = figures.num_samples / figures.step_time_s
+        values |= {
+            "train/loss": figures.loss,
+            "train/lr": figures.lr,
+            "train/grad_norm": figures.grad_norm,
+            "perf/samples_per_s": samples_per_s,
+        }
         train.report(
             figures.step,
-            values
-            | {
-                "train/loss": loss,
-                "train/lr": figures.lr,
-                "train/grad_norm": grad_norm,
-                "perf/samples_per_s": samples_per_s,
-            },
+            values,
             epoch=figures.epoch,
             total_steps=self._total_steps,
             samples_per_s=samples_per_s,
         )
+
+    def _read_device(self) -> None:
+        if self._on_device is not None:
+            figures, step_time_s, host, copied = self._on_device
+            self._on_device = None
+            copied.synchronize()
+            self._take(figures, step_time_s, *host.tolist())
+
+    def _take(self, figures: StepFigures, step_time_s: float, loss: float, norm: float) -> None:
+        """Rank 0: what waits to be told also lies where a sudden end does not lose it."""
+        untold = _untold(figures, step_time_s, loss, norm)
+        self._waiting.append(untold)
+        self._page.keep(untold)
+
+
+def _untold(figures: StepFigures, step_time_s: float, loss: float, norm: float) -> Untold:
+    return Untold(
+        figures.step,
+        figures.epoch,
+        figures.num_samples,
+        figures.lr,
+        loss,
+        norm,
+        step_time_s,
+        figures.data_wait_s,
+    )
 
 
 def _norm(figures: StepFigures) -> Tensor:

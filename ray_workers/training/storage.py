@@ -70,6 +70,24 @@ def read(url: str) -> bytes:
         return cast(bytes, source.read())
 
 
+def folders(url: str) -> list[str]:
+    """The folders directly below a URL, by name; none if there is no such folder."""
+    base = url.rstrip("/")
+    path = local_path(url)
+    if path is not None:
+        found = [entry.name for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
+    else:
+        filesystem, name = fsspec.core.url_to_fs(url)
+        filesystem.invalidate_cache()
+        there = filesystem.ls(name, detail=True) if filesystem.exists(name) else []
+        found = [
+            entry["name"].rstrip("/").rsplit("/", 1)[-1]
+            for entry in there
+            if entry["type"] == "directory"
+        ]
+    return [f"{base}/{name}" for name in sorted(found)]
+
+
 def remove_file(url: str) -> None:
     """Remove a file for good; it may be gone already."""
     path = local_path(url)
