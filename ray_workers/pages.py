@@ -21,13 +21,14 @@ from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-SIZE_BYTES = 8192
 _WORDS = 24
 _HEAD = struct.Struct(f"<{_WORDS}Q")
 _RING_AT = 1024
 _FIGURES = struct.Struct("<QQQddddd")
-RING = 64
-"""Steps of which rank 0 keeps the figures here until they are told: more than are told at once."""
+RING = 128
+"""Steps of which a rank keeps the figures here: rank 0 tells them, and if it dies with some of
+them untold, whoever comes in its place."""
+SIZE_BYTES = _RING_AT + RING * _FIGURES.size
 
 
 class Doing(IntEnum):
@@ -177,6 +178,10 @@ class Page:
         at = _RING_AT + figures.step % RING * _FIGURES.size
         _FIGURES.pack_into(self._map, at, *figures)
 
+    def kept(self) -> list[Untold]:
+        """The figures that are held, in order of their steps."""
+        return untold(self._map)
+
 
 _USE_AT = {use: _Word.USES + place for place, use in enumerate(USES)}
 
@@ -216,13 +221,13 @@ def look(data: bytes) -> Look:
     )
 
 
-def untold(data: bytes, after_step: int) -> list[Untold]:
-    """The figures that a page still holds, of steps after `after_step`, in order."""
+def untold(data: bytes | mmap.mmap) -> list[Untold]:
+    """The figures that a page holds, in order of their steps."""
     found = [
         Untold(*_FIGURES.unpack_from(data, _RING_AT + place * _FIGURES.size))
         for place in range(RING)
     ]
-    return sorted((f for f in found if f.step > after_step), key=lambda f: f.step)
+    return sorted(figures for figures in found if figures.step)
 
 
 def announce(prefix: str, place: Place) -> None:

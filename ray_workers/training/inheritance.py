@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ray_workers import pages, spool
@@ -11,16 +11,21 @@ from ray_workers.contracts import FrameKind, Predecessor
 from ray_workers.pages import Untold
 
 
-def untold(predecessors: Sequence[Predecessor], last_step: int) -> list[Untold]:
-    """Figures of steps up to `last_step` that lie on the pages of rank 0's predecessors and on
-    none of their spools, in order."""
+def untold(
+    predecessors: Sequence[Predecessor], survivors: Iterable[Untold], last_step: int
+) -> list[Untold]:
+    """Figures of steps up to `last_step` that rank 0's predecessors or a survivor have kept, and
+    that lie on none of the predecessors' spools, in order.
+
+    Where the spools are gone with their node, all of them: told twice, they are stored once.
+    """
     told = max((_last_told(Path(one.spool_dir)) for one in predecessors), default=0)
-    found: dict[int, Untold] = {}
+    found = {figures.step: figures for figures in survivors}
     for one in predecessors:
         with contextlib.suppress(FileNotFoundError):  # it died before its first line
             data = pages.page_path(one.page_prefix).read_bytes()
-            found |= {f.step: f for f in pages.untold(data, told) if f.step <= last_step}
-    return [found[step] for step in sorted(found)]
+            found |= {figures.step: figures for figures in pages.untold(data)}
+    return [found[step] for step in sorted(found) if told < step <= last_step]
 
 
 def _last_told(directory: Path) -> int:

@@ -15,7 +15,7 @@ import torch
 from dray import train
 from dray.spec import JobSpec
 from ray_workers.contracts import FrameKind, RankTask
-from ray_workers.pages import Doing, Page, Place, Use
+from ray_workers.pages import Doing, Page, Place, Untold, Use
 from ray_workers.training import checkpoints, handover, inheritance, process_group
 from ray_workers.training.checkpoints import Keeper, Loaded
 from ray_workers.training.data import Batches, derive_seed, steps_per_epoch
@@ -122,6 +122,7 @@ class Loop:
         self.metrics: dict[str, float] = {}  # what was last measured, the same on all ranks
         self.patience = Patience()
         self.loss = torch.zeros((), device=self.device)  # of the last step, until the next
+        self.handed_figures: list[Untold] = []  # what those who stayed know of the last steps
         self.rank, self.world_size = NOWHERE, 0
         self.progress = NO_STATE
 
@@ -182,7 +183,9 @@ class Loop:
     def _take_over(self) -> None:
         """Rank 0 died, and this process stands in its place: tell what it had no time to tell, and
         commit the checkpoint that it may have been writing."""
-        for figures in inheritance.untold(self.task.predecessors, self.progress.step):
+        for figures in inheritance.untold(
+            self.task.predecessors, self.handed_figures, self.progress.step
+        ):
             self.reporter.tell(figures)
         self.keeper.adopt_own()
         if self.progress.step:
@@ -285,7 +288,7 @@ class Loop:
         if scale is not None:
             loss = loss / scale
         self.loss = loss
-        grad_norm = self.update.step(lr, wants_norm=self.rank == 0)
+        grad_norm = self.update.step(lr)
 
         self.reporter.step_done(
             StepFigures(
@@ -355,6 +358,7 @@ class Loop:
             "progress": self.progress.number,
             "metrics": self.metrics,
             "loss": self.loss,
+            "figures": [tuple(figures) for figures in self.page.kept()],
         }
 
     def _take_handed_over(self, state: Mapping[str, Any]) -> None:
@@ -362,6 +366,7 @@ class Loop:
         self.progress = Progress(state["progress"])
         self.metrics = dict(state["metrics"])
         self.loss = state["loss"]
+        self.handed_figures = [Untold(*figures) for figures in state["figures"]]
 
     def _save(self, step: int) -> None:
         self.page.enter(Doing.SAVE, Use.CHECKPOINTING)

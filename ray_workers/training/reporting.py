@@ -28,12 +28,13 @@ class StepFigures(NamedTuple):
     data_wait_s: float
     loss: Tensor
     """Mean over the global batch: a scalar, on the device, good until the next backward pass."""
-    grad_norm: Tensor | None
-    """Before clipping; None where it was not computed."""
+    grad_norm: Tensor
+    """Before clipping."""
 
 
 class StepReporter:
-    """Reports every step: rank 0 the global figures, the others only their own times.
+    """Reports every step: rank 0 the global figures, the others only their own times. Each keeps
+    them all on its page, for the one that may have to tell them in rank 0's place.
 
     On a GPU, asking for a number waits for all that was launched before it. There the numbers are
     copied to pinned memory in the stream, and read when the next step was launched.
@@ -57,13 +58,11 @@ class StepReporter:
         people wait for it."""
         now = time.perf_counter()
         step_time_s, self._began = now - self._began, now
-        if self._rank != 0:
-            self._waiting.append(_untold(figures, step_time_s, 0.0, 0.0))
-        elif figures.loss.is_cuda:
+        if figures.loss.is_cuda:
             self._read_device()
             self._on_device = (figures, step_time_s, *_start_copy(figures))
         else:
-            self._take(figures, step_time_s, figures.loss.item(), _norm(figures).item())
+            self._take(figures, step_time_s, figures.loss.item(), figures.grad_norm.item())
         if self._is_first or now - self._flushed > FLUSH_S:
             self.flush(wait_for_device=self._is_first)
             self._is_first = False
@@ -109,34 +108,24 @@ class StepReporter:
             self._take(figures, step_time_s, *host.tolist())
 
     def _take(self, figures: StepFigures, step_time_s: float, loss: float, norm: float) -> None:
-        """Rank 0: what waits to be told also lies where a sudden end does not lose it."""
-        untold = _untold(figures, step_time_s, loss, norm)
+        untold = Untold(
+            figures.step,
+            figures.epoch,
+            figures.num_samples,
+            figures.lr,
+            loss,
+            norm,
+            step_time_s,
+            figures.data_wait_s,
+        )
         self._waiting.append(untold)
         self._page.keep(untold)
-
-
-def _untold(figures: StepFigures, step_time_s: float, loss: float, norm: float) -> Untold:
-    return Untold(
-        figures.step,
-        figures.epoch,
-        figures.num_samples,
-        figures.lr,
-        loss,
-        norm,
-        step_time_s,
-        figures.data_wait_s,
-    )
-
-
-def _norm(figures: StepFigures) -> Tensor:
-    assert figures.grad_norm is not None, "rank 0 reports the gradient's norm"
-    return figures.grad_norm
 
 
 def _start_copy(figures: StepFigures) -> tuple[Tensor, torch.cuda.Event]:
     """(loss, norm) on their way to the host, and what tells that they have arrived."""
     host = torch.empty(2, pin_memory=True)
-    host.copy_(torch.stack((figures.loss, _norm(figures))), non_blocking=True)
+    host.copy_(torch.stack((figures.loss, figures.grad_norm)), non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
     return host, copied

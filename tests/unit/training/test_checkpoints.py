@@ -143,7 +143,7 @@ def test_of_equals_the_earliest_is_the_best() -> None:
 def test_the_keeper_deletes_what_is_superseded_also_of_an_earlier_attempt_and_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spool = tmp_path / "attempt-2" / "spool-0"
+    spool = tmp_path / "attempt-2" / "spool" / "r0.0.metrics"
     monkeypatch.setenv("DRAY_SPOOL_DIR", str(spool))
     earlier = [save(tmp_path / "attempt-1", step) for step in (10, 5)]
     keeper = Keeper((tmp_path / "attempt-2").as_uri(), keep=2, best=None)
