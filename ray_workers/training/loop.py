@@ -120,6 +120,7 @@ class Loop:
             task.checkpoint_url, keep=spec.checkpoint.keep, best=spec.checkpoint.best
         )
         self.metrics: dict[str, float] = {}  # what was last measured, the same on all ranks
+        self.measured_at = 0  # after which step of this attempt
         self.patience = Patience()
         self.loss = torch.zeros((), device=self.device)  # of the last step, until the next
         self.handed_figures: list[Untold] = []  # what those who stayed know of the last steps
@@ -135,8 +136,8 @@ class Loop:
         use = Use.RECOVERING if place.generation else Use.STARTING
         self.page.enter(Doing.JOINING, use)
         self.rank, self.world_size = place.rank, place.world_size
-        _check_same_data(self.workload.fingerprint, self.device, self.world_size)
         self._divide()
+        _check_same_data(self.workload.fingerprint, self.device, self.world_size)
         was_here = self.progress != NO_STATE
         newest, source, all_have_it = handover.newest(
             self.progress.number, self.device, self.world_size
@@ -182,11 +183,14 @@ class Loop:
 
     def _take_over(self) -> None:
         """Rank 0 died, and this process stands in its place: tell what it had no time to tell, and
-        commit the checkpoint that it may have been writing."""
+        commit the checkpoint that it may have been writing. What was told before is stored once."""
         for figures in inheritance.untold(
             self.task.predecessors, self.handed_figures, self.progress.step
         ):
             self.reporter.tell(figures)
+        if self.measured_at:
+            measured = {key: value for key, value in self.metrics.items() if key != "train/loss"}
+            train.report(self.measured_at, measured)
         self.keeper.adopt_own()
         if self.progress.step:
             self._save(self.progress.step)
@@ -323,6 +327,7 @@ class Loop:
         if rule is not None:
             self.patience = self.patience.after(rule, self.metrics)
         measured = dict(self.metrics)
+        self.measured_at = step
         self.metrics["train/loss"] = self.loss.item()
         if self.rank == 0:
             eval_time_s = time.perf_counter() - began
@@ -357,6 +362,7 @@ class Loop:
         return self._state() | {
             "progress": self.progress.number,
             "metrics": self.metrics,
+            "measured_at": self.measured_at,
             "loss": self.loss,
             "figures": [tuple(figures) for figures in self.page.kept()],
         }
@@ -365,6 +371,7 @@ class Loop:
         self._load_state(state)
         self.progress = Progress(state["progress"])
         self.metrics = dict(state["metrics"])
+        self.measured_at = state["measured_at"]
         self.loss = state["loss"]
         self.handed_figures = [Untold(*figures) for figures in state["figures"]]
 

@@ -214,7 +214,7 @@ def test_whatever_a_replica_is_made_of_goes_to_the_newcomer(
 def test_a_step_that_is_done_again_starts_from_the_buffers_it_had(tmp_path: Path) -> None:
     """A ResNet's running means change in the forward pass, before the step breaks off."""
     document_ = small(2, max_steps=6, global_batch_size=64) | {
-        "model": {"name": "resnet", "depth": 18, "width": 8}
+        "model": {"name": "resnet", "depth": 8, "width": 8}
     }
     plain, mended = tmp_path / "plain", tmp_path / "mended"
     assert run_ranks(plain, document_, world_size=2) == [0, 0]
