@@ -8,7 +8,13 @@ write end of a pipe for stdout and stderr) attached as SCM_RIGHTS. Requests:
 
     {"op": "rank", "task": RankTask}     fork a training process
     {"op": "store"}                      fork a process that serves a TCPStore
-    {"op": "list"}                       -> {"tasks": [{"job_id", "attempt", "rank", "pid"}]}
+    {"op": "list"}                       -> {"tasks": [{"job_id", "attempt", "rank",
+                                                        "incarnation", "pid"}]}
+    {"op": "signal", "job_id", "attempt", "rank", "signal"}
+                                         a signal to the whole session of the newest process
+                                         at this rank -> {"pids": [...]}
+    {"op": "dump", "job_id", "attempt", "rank"}
+                                         have it write its stacks -> {"pids": [...]}
 
 A fork is answered by `{"pid": ...}` and, when the process and every process of its session are
 seen gone, `{"exit": code}` (negative: the signal). In between the client may send
@@ -42,48 +48,25 @@ from pathlib import Path
 from typing import Any
 
 from ray_workers.contracts import RankTask
+from ray_workers.processes import (
+    MARK_VARIABLE,
+    handles,
+    is_stopped,
+    send_signal,
+    session_members,
+)
 
-MARK_VARIABLE = "DRAY_PROCESS_MARK"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 REQUEST_LIMIT_BYTES = 4 << 20
+DUMP_SIGNAL = signal.SIGUSR2
+"""On which a rank writes the stacks of its threads, once it has a handler for it."""
 SWEEP_S = 0.02
 """Pause between two looks for what is left of a session that was killed."""
 
 
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def session_members(session: int, mark: str = "") -> list[int]:
-    """Pids of the live (not zombie) processes of a session, by /proc/PID/stat (proc(5)).
-
-    mark: those that left the session are found by it, if they were started as a program: a
-    program's environment says which rank it came from.
-    """
-    members = []
-    entry_of_mark = f"{MARK_VARIABLE}={mark}".encode()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = Path(entry.path, "stat").read_bytes()
-        except OSError:
-            continue
-        # The command may hold spaces and brackets; the fields begin after its last ')'.
-        state, _ppid, _pgrp, sid = stat[stat.rindex(b")") + 2 :].split()[:4]
-        if state in (b"Z", b"X"):
-            continue
-        if int(sid) == session or (mark and _has_environment(entry.path, entry_of_mark)):
-            members.append(int(entry.name))
-    return members
-
-
-def _has_environment(process: str, entry: bytes) -> bool:
-    try:
-        return entry in Path(process, "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
 
 
 @dataclass
@@ -101,6 +84,12 @@ class Client:
     def members(self) -> list[int]:
         """Live processes of what was forked for this client."""
         return session_members(self.pid, self.mark)
+
+    def stands_at(self, message: dict[str, Any]) -> bool:
+        """Whether it was forked for the rank that a request names."""
+        described = _described(self)
+        names = ("job_id", "attempt", "rank")
+        return bool(self.pid) and all(described[name] == message[name] for name in names)
 
     def send(self, message: dict[str, Any]) -> None:
         # A client that does not listen any more finds out by itself.
@@ -163,16 +152,34 @@ class ForkServer:
         return None
 
     def _handle(self, client: Client, message: dict[str, Any]) -> None:
-        if "signal" in message:
+        if "signal" in message and "op" not in message:
             if client.pid and client.exit_code is None:
-                _signal(client.members(), message["signal"])
+                send_signal(client.members(), message["signal"])
         elif message["op"] == "list":
             client.send(
                 {"tasks": [_described(c) for c in self._clients + self._abandoned if c.pid]}
             )
+        elif message["op"] in ("signal", "dump"):
+            ranks = [c for c in self._clients if c.exit_code is None and c.stands_at(message)]
+            # The newest: of one that was given up there may be something left.
+            pids = self._deliver(message, ranks[-1]) if ranks else []
+            client.send({"pids": pids})
         else:
             client.request = message
             self._fork(client)
+
+    def _deliver(self, message: dict[str, Any], rank: Client) -> list[int]:
+        """Send a signal, or have a stack written; answer to whom it went."""
+        if message["op"] == "signal":
+            pids = rank.members()
+            send_signal(pids, message["signal"])
+            return pids
+        if not handles(rank.pid, DUMP_SIGNAL):
+            return []
+        send_signal([rank.pid], DUMP_SIGNAL)
+        if is_stopped(rank.pid):
+            send_signal([rank.pid], signal.SIGCONT)
+        return [rank.pid]
 
     def _fork(self, client: Client) -> None:
         if client.pid or not client.fds:
@@ -193,7 +200,7 @@ class ForkServer:
         for fd in client.fds:
             os.close(fd)
         if client.pid:
-            _signal(client.members(), signal.SIGKILL)
+            send_signal(client.members(), signal.SIGKILL)
             self._abandoned.append(client)
 
     def _reap(self) -> None:
@@ -202,7 +209,7 @@ class ForkServer:
         for group in (self._clients, self._abandoned):
             for client in [c for c in group if c.exit_code is not None]:
                 if left := client.members():
-                    _signal(left, signal.SIGKILL)
+                    send_signal(left, signal.SIGKILL)
                     continue
                 group.remove(client)
                 client.send({"exit": client.exit_code})
@@ -223,7 +230,7 @@ class ForkServer:
     def _end_everything(self) -> None:
         forked = [client for client in self._clients + self._abandoned if client.pid]
         while left := [pid for client in forked for pid in client.members()]:
-            _signal(left, signal.SIGKILL)
+            send_signal(left, signal.SIGKILL)
             self._collect_exit_codes()
             time.sleep(SWEEP_S)
 
@@ -234,14 +241,9 @@ def _described(client: Client) -> dict[str, Any]:
         "job_id": task.get("job_id", ""),
         "attempt": task.get("attempt", 0),
         "rank": task.get("rank", -1),
+        "incarnation": task.get("incarnation", 0),
         "pid": client.pid,
     }
-
-
-def _signal(pids: list[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 def _child(request: dict[str, Any], output: int) -> None:

@@ -12,17 +12,17 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import ray
 
 import dray
-from ray_workers import spool
+from ray_workers import spool, stacks
 from ray_workers.contracts import Frame, FrameKind
-from ray_workers.forking import ForkFailed, list_tasks
-from ray_workers.paths import runtime_dir, socket_path, spool_dir
+from ray_workers.forking import ForkFailed, list_tasks, send_to_rank
+from ray_workers.paths import page_dir, runtime_dir, socket_path, spool_dir
 from ray_workers.spool import SpoolRead
 
 CODE_ROOT = Path(__file__).resolve().parent.parent
@@ -158,9 +158,33 @@ class NodeAgent:
             if frame.kind is FrameKind.ERROR
         ]
 
+    async def stacks(
+        self, job_id: str, attempt: int, ranks: Sequence[int], wait_s: float
+    ) -> dict[int, str]:
+        """The stacks of all threads of these ranks, of those that write them within `wait_s`."""
+        directory = page_dir(self._deployment_id, self._node_id, job_id, attempt)
+        try:
+            return await stacks.collect(
+                self._socket_path, directory, job_id, attempt, ranks, wait_s
+            )
+        except ForkFailed:
+            return {}  # its end took every process along
+
+    async def pages(self, job_id: str, attempt: int) -> dict[str, bytes]:
+        """The page of each rank of an attempt, by file name: `r{rank}.{incarnation}.page`."""
+        return stacks.read_pages(page_dir(self._deployment_id, self._node_id, job_id, attempt))
+
+    async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
+        """Send a signal to every process of a rank; False if none runs here."""
+        try:
+            return bool(await send_to_rank(self._socket_path, job_id, attempt, rank, number))
+        except ForkFailed:
+            return False
+
     async def drop(self, job_id: str, attempt: int) -> None:
-        """Delete an attempt's spools: everything in them was stored."""
+        """Delete an attempt's spools and pages: everything in them was stored."""
         spool.remove(spool_dir(self._deployment_id, self._node_id, job_id, attempt))
+        spool.remove(page_dir(self._deployment_id, self._node_id, job_id, attempt))
 
     async def spooled(self) -> list[tuple[str, int]]:
         """(job, attempt) of the spools on this node."""
