@@ -29,6 +29,8 @@ class ForkedProcess:
         self.pid = pid
         self.output = output
         """Read end of the pipe that is the process's stdout and stderr."""
+        self.left: list[int] = []
+        """Once it has ended: pids of what can't be ended."""
         self._reader = reader
         self._writer = writer
 
@@ -63,10 +65,16 @@ class ForkedProcess:
     async def wait(self) -> int | None:
         """Exit code once the process and its session are seen gone (negative: the signal).
 
-        None if the forkserver itself went away; its end takes the process along.
+        None if the forkserver itself went away, which takes the process along, or if the process
+        survives SIGKILL. What is not gone in time is in `left`.
         """
         line = await self._reader.readline()
-        return json.loads(line)["exit"] if line else None
+        if not line:
+            return None
+        last_word = json.loads(line)
+        self.left = last_word.get("left", [])
+        code: int | None = last_word["exit"]
+        return code
 
     def signal(self, number: int) -> None:
         """Send a signal to every process of the session."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dray.spec import JobSpec
+from ray_workers import processes
 from ray_workers.forking import ForkedProcess, ForkFailed, list_tasks
-from ray_workers.processes import session_members
 from tests.unit.workers.forked import PATIENCE_S, Forked, Server, is_alive, light, server, until
 from tests.unit.workers.test_contracts import task
 
@@ -84,12 +84,17 @@ async def test_a_signal_reaches_the_whole_session(server: Server) -> None:
     code = "import subprocess, sys\nsubprocess.run(['sleep', '60'], stderr=sys.stderr)"
     forked = await server.fork("print('here', flush=True)\n" + code)
     assert await forked.line() == "here"
-    await until(lambda: len(session_members(forked.pid)) == 2, "there is no child")
-    members = session_members(forked.pid)
+    session = processes.Session(forked.pid, 0, processes.new_mark())
+
+    def members() -> list[int]:
+        return processes.find_members([session])[session.mark]
+
+    await until(lambda: len(members()) == 2, "there is no child")
+    whole = members()
     forked.process.signal(signal.SIGTERM)
     ends, _ = await forked.end()
     assert ends == -signal.SIGTERM
-    assert not any(is_alive(pid) for pid in members)
+    assert not any(is_alive(pid) for pid in whole)
 
 
 async def test_a_process_is_gone_only_when_its_children_are(server: Server) -> None:
