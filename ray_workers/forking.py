@@ -86,7 +86,8 @@ class ForkedProcess:
 
 
 async def list_tasks(socket_path: str) -> list[dict[str, Any]]:
-    """What the forkserver at `socket_path` runs: job_id, attempt, rank, incarnation, pid."""
+    """What the forkserver at `socket_path` runs: job_id, attempt, rank, incarnation, pid, and what
+    is left of one that can't be ended."""
     tasks: list[dict[str, Any]] = (await _ask(socket_path, {"op": "list"}))["tasks"]
     return tasks
 

@@ -9,7 +9,7 @@ write end of a pipe for stdout and stderr) attached as SCM_RIGHTS. Requests:
     {"op": "rank", "task": RankTask}     fork a training process
     {"op": "store"}                      fork a process that serves a TCPStore
     {"op": "list"}                       -> {"tasks": [{"job_id", "attempt", "rank",
-                                                        "incarnation", "pid"}]}
+                                                        "incarnation", "pid", "left"}]}
     {"op": "signal", "job_id", "attempt", "rank", "signal"}
                                          a signal to the whole session of the newest process
                                          at this rank -> {"pids": [...]}
@@ -82,8 +82,8 @@ class Client:
     exit_code: int | None = None
     ending_since: float | None = None
     """Since when it is dead or was sent SIGKILL, by `time.monotonic`."""
-    stuck: bool = False
-    """It was not gone in time, and its client was told."""
+    left: list[int] = field(default_factory=list)
+    """What was not gone in time, and its client was told."""
 
     @property
     def pid(self) -> int:
@@ -147,7 +147,7 @@ class ForkServer:
         ending = [c for c in self._clients + self._abandoned if c.ending_since is not None]
         if not ending:
             return None
-        return STUCK_SWEEP_S if all(client.stuck for client in ending) else SWEEP_S
+        return STUCK_SWEEP_S if all(client.left for client in ending) else SWEEP_S
 
     def _receive(self, client: Client) -> None:
         try:
@@ -280,9 +280,9 @@ class ForkServer:
         assert since is not None
         if client.exit_code is not None and not any(_session_of(p) == session.pid for p in left):
             client.session = replace(session, closed=True)
-        if client.stuck or time.monotonic() - since < STUCK_S:
+        if client.left or time.monotonic() - since < STUCK_S:
             return
-        client.stuck = True
+        client.left = left
         sys.stderr.write(f"not gone {STUCK_S:g} s after SIGKILL: {left}\n")
         self._dismiss(client, {"exit": client.exit_code, "left": left})
         self._abandoned.append(client)
@@ -344,6 +344,7 @@ def _described(client: Client) -> dict[str, Any]:
         "rank": task.get("rank", -1),
         "incarnation": task.get("incarnation", 0),
         "pid": client.pid,
+        "left": client.left,
     }
 
 

@@ -51,15 +51,17 @@ def reap(directory: Path) -> list[Orphan]:
     return left
 
 
-async def reap_all(deployment_root: Path, within_s: float) -> list[Orphan]:
-    """End the orphans of every node of a deployment on this machine; answer what is not gone."""
+async def reap_all(deployment_root: Path, own: Path, within_s: float) -> list[Orphan]:
+    """End the orphans of every node of a deployment on this machine.
+
+    Answers what is not gone in time, of other nodes than the one whose folder is `own`.
+    """
     deadline = time.monotonic() + within_s
     while True:
-        left = [
-            orphan
-            for node in records.nodes_of(deployment_root)
-            for orphan in await asyncio.to_thread(reap, records.sessions_dir(node))
-        ]
+        left = []
+        for node in records.nodes_of(deployment_root):
+            orphans = await asyncio.to_thread(reap, records.sessions_dir(node))
+            left += orphans if node != own else []
         if not left or time.monotonic() > deadline:
             return left
         await asyncio.sleep(CHECK_S)

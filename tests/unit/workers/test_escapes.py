@@ -77,7 +77,8 @@ async def test_what_can_not_be_ended_is_named_and_stays_listed_until_it_is_gone(
     forked.process.signal(signal.SIGKILL)
     code = await asyncio.wait_for(forked.process.wait(), PATIENCE_S)
     assert (code, forked.process.left) == (-signal.SIGKILL, [GHOST])
-    assert [each["pid"] for each in await list_tasks(server.path)] == [forked.pid]
+    listed = await list_tasks(server.path)
+    assert [(each["pid"], each["left"]) for each in listed] == [(forked.pid, [GHOST])]
     other = await server.fork("")
     assert (await other.end(), other.process.left) == ((0, ""), [])  # the others are served
     haunted.unlink()

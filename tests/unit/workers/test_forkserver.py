@@ -149,8 +149,8 @@ async def test_the_list_says_what_runs(server: Server) -> None:
     one = await server.fork(wait, job_id="job-1", attempt=2, rank=0)
     two = await server.fork(wait, job_id="job-2", attempt=1, rank=3)
     assert sorted(await list_tasks(server.path), key=lambda each: str(each["job_id"])) == [
-        {"job_id": "job-1", "attempt": 2, "rank": 0, "incarnation": 0, "pid": one.pid},
-        {"job_id": "job-2", "attempt": 1, "rank": 3, "incarnation": 0, "pid": two.pid},
+        {"job_id": "job-1", "attempt": 2, "rank": 0, "incarnation": 0, "pid": one.pid, "left": []},
+        {"job_id": "job-2", "attempt": 1, "rank": 3, "incarnation": 0, "pid": two.pid, "left": []},
     ]
     one.process.signal(signal.SIGKILL)
     assert (await one.end())[0] == -signal.SIGKILL
