@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ray_workers import orphans, records
+from ray_workers import orphans
 from ray_workers.forking import ForkFailed, list_tasks
 
 CODE_ROOT = Path(__file__).resolve().parent.parent
@@ -17,6 +17,8 @@ LOOK_S = 0.2
 ANSWER_LOOK_S = 0.05
 RESTART_PAUSES_S = (0.0, 1.0, 5.0, 15.0)
 """Before each restart in a row of one that ended before it served."""
+REAP_BOUND_S = 5.0
+"""How long is waited for what it left to be gone; whoever asks what is left goes on killing."""
 
 
 class ForkserverKeeper:
@@ -53,7 +55,7 @@ class ForkserverKeeper:
             )
 
     async def keep(self) -> None:
-        """Until cancelled: start it again whenever it ends, after its orphans were sent SIGKILL."""
+        """Until cancelled: start it again whenever it ends, and end what it left."""
         failures = 0
         while True:
             served = False
@@ -64,10 +66,10 @@ class ForkserverKeeper:
             self._failure = f"its forkserver ended with code {code}: {tail}"
             print(self._failure, flush=True)  # noqa: T201  # into the node agent's log
             self._close_lifeline()
-            await asyncio.to_thread(orphans.reap, records.sessions_dir(self._directory))
             failures = 0 if served else failures + 1
             await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
             self._process = self._start()
+            await orphans.reap_within([self._directory], REAP_BOUND_S)
 
     def _close_lifeline(self) -> None:
         assert self._process.stdin is not None

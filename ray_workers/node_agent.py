@@ -105,7 +105,8 @@ class NodeAgent:
     async def _problem(self) -> str | None:
         """Why ranks can't be started here: the forkserver, or the remains of a dead node."""
         deployment = deployment_root(self._deployment_id)
-        left = await orphans.reap_all(deployment, self._directory, ORPHANS_BOUND_S)
+        others = [node for node in records.nodes_of(deployment) if node != self._directory]
+        left = await orphans.reap_within(others, ORPHANS_BOUND_S)
         removed = await asyncio.to_thread(orphans.remove_dead_nodes, deployment, self._directory)
         for folder in removed:
             print(f"removed what a dead node left in {folder}", flush=True)  # noqa: T201

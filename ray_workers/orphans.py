@@ -10,6 +10,7 @@ import asyncio
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,17 +52,13 @@ def reap(directory: Path) -> list[Orphan]:
     return left
 
 
-async def reap_all(deployment_root: Path, own: Path, within_s: float) -> list[Orphan]:
-    """End the orphans of every node of a deployment on this machine.
-
-    Answers what is not gone in time, of other nodes than the one whose folder is `own`.
-    """
+async def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
+    """End the orphans of the nodes with these folders; answer what is not gone in time."""
     deadline = time.monotonic() + within_s
     while True:
         left = []
-        for node in records.nodes_of(deployment_root):
-            orphans = await asyncio.to_thread(reap, records.sessions_dir(node))
-            left += orphans if node != own else []
+        for node in nodes:
+            left += await asyncio.to_thread(reap, records.sessions_dir(node))
         if not left or time.monotonic() > deadline:
             return left
         await asyncio.sleep(CHECK_S)

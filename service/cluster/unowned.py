@@ -13,6 +13,9 @@ from ray_workers import releasing
 Key = tuple[str, int]
 """A job and its attempt."""
 
+LOOK_S = 1.0
+"""How long one question waits for the release to come to its end."""
+
 
 class UnownedSlots:
     """Releases the slots of attempts without a supervisor, once at a time for each."""
@@ -31,7 +34,7 @@ class UnownedSlots:
             return True
         self.begin(key, node_ids)
         task = self._releases[key]
-        await asyncio.wait({task}, timeout=0)
+        await asyncio.wait({task}, timeout=LOOK_S)
         if not task.done():
             return False
         del self._releases[key]

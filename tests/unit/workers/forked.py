@@ -50,8 +50,7 @@ class Server:
 
     async def fork(self, code: str, **fields: Any) -> Forked:
         """Run a text of Python as a rank."""
-        request = {"op": "rank", "task": json.loads(task(spec={"code": code}, **fields).to_json())}
-        return Forked(await ForkedProcess.start(self.path, request))
+        return await fork(self.path, code, **fields)
 
     def let_go(self) -> None:
         """Close the lifeline, as the end of the node agent would."""
@@ -62,6 +61,11 @@ class Server:
         self.let_go()
         self.process.wait(timeout=PATIENCE_S)
         self._directory.cleanup()
+
+
+async def fork(socket_path: str, code: str, **fields: Any) -> Forked:
+    request = {"op": "rank", "task": json.loads(task(spec={"code": code}, **fields).to_json())}
+    return Forked(await ForkedProcess.start(socket_path, request))
 
 
 class Forked:
