@@ -227,6 +227,15 @@ class Explanation(View):
     """When the jobs in its way reach their `max_runtime_s`, if they have one."""
 
 
+class QuarantinedSlots(View):
+    """Slots that no job is given, because something of the job that had them is not gone."""
+
+    slots: int
+    reason: str
+    since: datetime
+    job_id: str
+
+
 class NodeSlots(View):
     node_id: str
     hostname: str
@@ -237,6 +246,8 @@ class NodeSlots(View):
     accepted: bool
     reason: str | None = None
     """Why the node is refused, when it is."""
+    quarantined: list[QuarantinedSlots] = []
+    """They are tried again every few seconds, and given back when they are clean."""
     jobs: list[str]
 
 

@@ -16,20 +16,14 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ray_workers import paths, spool
+from ray_workers import paths, releasing, spool
 from ray_workers.contracts import (
     AttemptSpec,
     RankTask,
     Slice,
-    agent_name,
     attempt_prefix,
     rank_name,
 )
@@ -40,9 +34,6 @@ from ray_workers.verdict import RankExit
 ROLE = "worker"
 STOP_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL."""
-RELEASE_TIMEOUT_S = 30.0
-"""How long slots may take to be seen free in Ray's books before that is an error."""
-CHECK_S = 0.02
 
 
 class SlotsUnavailable(Exception):
@@ -82,7 +73,8 @@ class WorkerGroup:
                 placement_group(
                     [dict(spec.bundle)] * part.num_workers,
                     strategy="STRICT_PACK",
-                    name=f"dray:{spec.job_id}:{spec.attempt}:slots:{len(self._slots)}",
+                    name=releasing.slots_name(spec.job_id, spec.attempt, len(self._slots)),
+                    lifetime="detached",
                     bundle_label_selector=[{"ray.io/node-id": part.node_id}] * part.num_workers,
                 )
             )
@@ -193,7 +185,8 @@ class WorkerGroup:
     async def release(self) -> None:
         """Give everything back; returns when the processes are seen gone and the slots free.
 
-        May be repeated when it failed. The slots come last: they are offered to others at once.
+        Slots whose processes can't be ended stay with their node's agent (`quarantine`). May be
+        repeated when it failed. The slots come last: they are offered to others at once.
         """
         for member in self._members:
             with contextlib.suppress(RayActorError):
@@ -201,37 +194,11 @@ class WorkerGroup:
         if self._store is not None:
             self._store.abandon()
         nodes = {part.node_id for part in self._spec.slices} | {self._own_node_id}
-        while not all(await asyncio.gather(*map(self._is_empty, nodes))):
-            await asyncio.sleep(CHECK_S)
-        for slots in reversed(self._slots):
-            await asyncio.to_thread(remove_placement_group, slots)
-        deadline = time.monotonic() + RELEASE_TIMEOUT_S
-        while not all(await asyncio.gather(*(_is_removed(slots) for slots in self._slots))):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"Ray still holds slots after {RELEASE_TIMEOUT_S:g} s")
-            await asyncio.sleep(CHECK_S)
-
-    async def _is_empty(self, node_id: str) -> bool:
-        """Whether no process of the attempt is left there: seen, or the node itself is gone."""
-        try:
-            agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
-            return not await agent.running.remote(self._spec.job_id, self._spec.attempt)
-        except (ValueError, RayActorError):
-            return node_id not in await asyncio.to_thread(alive_nodes)
+        await releasing.release(self._spec.job_id, self._spec.attempt, nodes, self._slots)
 
     async def has_lost_a_node(self) -> bool:
-        alive = await asyncio.to_thread(alive_nodes)
+        alive = await asyncio.to_thread(releasing.alive_nodes)
         return any(part.node_id not in alive for part in self._spec.slices)
 
 
-def alive_nodes() -> set[str]:
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    return {node["NodeID"] for node in nodes if node["Alive"]}
-
-
 _NAMED_RESOURCES = ("CPU", "GPU", "memory")
-
-
-async def _is_removed(slots: PlacementGroup) -> bool:
-    table = await asyncio.to_thread(placement_group_table, slots)
-    return table.get("state") in (None, "REMOVED")

@@ -314,4 +314,6 @@ class NodeRow(Base):
     reason: Mapped[str | None]
     total: Mapped[dict[str, Any]]
     available: Mapped[dict[str, Any]]
+    quarantined: Mapped[list[Any]]
+    """`ray_workers.quarantine.Quarantined`, as JSON."""
     updated_at: Mapped[datetime]
