@@ -24,6 +24,7 @@ from ray_workers.forking import ForkFailed, list_tasks, send_to_rank
 from ray_workers.gpu_memory import GpuMemory, NvmlMemory
 from ray_workers.keeper import ForkserverKeeper
 from ray_workers.leftovers import Leftovers
+from ray_workers.pages import Sight, see
 from ray_workers.paths import deployment_root, page_dir, runtime_dir, socket_path, spool_dir
 from ray_workers.quarantine import QuarantineBook, Quarantined
 from ray_workers.spool import SpoolRead
@@ -227,9 +228,9 @@ class NodeAgent:
         except ForkFailed:
             return {}  # its end took every process along
 
-    async def pages(self, job_id: str, attempt: int) -> dict[str, bytes]:
-        """The page of each rank of an attempt, by file name: `r{rank}.{incarnation}.page`."""
-        return stacks.read_pages(page_dir(self._deployment_id, self._node_id, job_id, attempt))
+    async def sights(self, job_id: str, attempt: int) -> list[Sight]:
+        """What is seen of each training process of an attempt, also of those that are dead."""
+        return see(page_dir(self._deployment_id, self._node_id, job_id, attempt))
 
     async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
         """Send a signal to every process of a rank; False if none runs here."""

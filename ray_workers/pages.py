@@ -5,7 +5,7 @@ does into it without a system call; whoever watches reads the file. So a process
 stopped or dead has still said where it was, without its help. Two words go the other way: which
 generation of the group is wanted, and whether the rank is asked to leave.
 
-Times are of the node's monotonic clock, which all its processes share, but for `committed_at`.
+Times are of the node's monotonic clock, which all its processes share, but for `first_at`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import NamedTuple
+
+from ray_workers.processes import DEAD, stat_fields
 
 _WORDS = 24
 _HEAD = struct.Struct(f"<{_WORDS}Q")
@@ -74,10 +76,12 @@ class _Word(IntEnum):
     SINCE = 3
     GENERATION = 4
     RESUMED_STEP = 5
-    COMMITTED_AT = 6
+    FIRST_AT = 6
     WANTED = 7
     LEAVE = 8
-    USES = 9  # and the six behind it
+    PID = 9
+    USE = 10
+    USES = 11  # and the six behind it
 
 
 @dataclass(frozen=True)
@@ -103,10 +107,26 @@ class Look:
     generation: int
     resumed_step: int
     """After which step this generation began."""
-    committed_at: float
-    """Unix seconds of the last committed step; 0 before the first."""
+    first_at: float
+    """Unix seconds of the first step that this generation committed; 0 before it."""
+    pid: int
+    use: Use
+    """What goes on now is booked on."""
     uses: Mapping[Use, float]
     """Seconds, without what goes on now."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What is seen of one training process from its node."""
+
+    rank: int
+    incarnation: int
+    look: Look
+    age_s: float
+    """How long it has been at what it does."""
+    state: str
+    """Of its process, as proc(5) has it: `T` is stopped; empty if it is gone."""
 
 
 class Untold(NamedTuple):
@@ -137,6 +157,7 @@ class Page:
                 self._map = mmap.mmap(file.fileno(), SIZE_BYTES)
         self._ints = memoryview(self._map)[: _WORDS * 8].cast("Q")
         self._floats = memoryview(self._map)[: _WORDS * 8].cast("d")
+        self._ints[_Word.PID] = os.getpid()
         self._use = Use.STARTING
         self._began = time.monotonic()
         self._floats[_Word.SINCE] = self._began
@@ -147,6 +168,7 @@ class Page:
         self._floats[_USE_AT[self._use]] += now - self._began
         self._use, self._began = use, now
         self._ints[_Word.DOING] = doing
+        self._ints[_Word.USE] = _PLACE_OF[use]
         self._floats[_Word.SINCE] = now
 
     def exchange(self) -> None:
@@ -158,10 +180,12 @@ class Page:
         """A generation of the group trains on from after `step`."""
         self._ints[_Word.RESUMED_STEP] = self._ints[_Word.STEP] = step
         self._ints[_Word.COLLECTIVE] = 0
+        self._floats[_Word.FIRST_AT] = 0.0
         self._ints[_Word.GENERATION] = generation
 
     def commit(self, step: int) -> None:
-        self._floats[_Word.COMMITTED_AT] = time.time()
+        if not self._ints[_Word.FIRST_AT]:
+            self._floats[_Word.FIRST_AT] = time.time()
         self._ints[_Word.STEP] = step
 
     @property
@@ -183,6 +207,7 @@ class Page:
         return untold(self._map)
 
 
+_PLACE_OF = {use: place for place, use in enumerate(USES)}
 _USE_AT = {use: _Word.USES + place for place, use in enumerate(USES)}
 
 
@@ -216,9 +241,31 @@ def look(data: bytes) -> Look:
         since=floats[_Word.SINCE],
         generation=ints[_Word.GENERATION],
         resumed_step=ints[_Word.RESUMED_STEP],
-        committed_at=floats[_Word.COMMITTED_AT],
+        first_at=floats[_Word.FIRST_AT],
+        pid=ints[_Word.PID],
+        use=USES[ints[_Word.USE]],
         uses={use: floats[at] for use, at in _USE_AT.items()},
     )
+
+
+def see(folder: Path) -> list[Sight]:
+    """Every process of an attempt that left a page in its folder on this node, also the dead."""
+    sights = []
+    for path in sorted(folder.glob("r*.page")):
+        try:
+            with path.open("rb") as file:
+                data = file.read(_HEAD.size)
+        except FileNotFoundError:
+            continue
+        if len(data) < _HEAD.size:
+            continue  # it is just being made
+        rank, incarnation = path.stem.removeprefix("r").split(".")
+        seen = look(data)
+        fields = stat_fields(seen.pid) if seen.pid else []
+        state = fields[0].decode() if fields and fields[0] not in DEAD else ""
+        age_s = max(0.0, time.monotonic() - seen.since)
+        sights.append(Sight(int(rank), int(incarnation), seen, age_s, state))
+    return sights
 
 
 def untold(data: bytes | mmap.mmap) -> list[Untold]:

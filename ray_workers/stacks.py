@@ -1,8 +1,7 @@
-"""What the ranks of an attempt leave beside their spools, for whoever watches them.
+"""Where the ranks of an attempt stand right now: the stacks of all their threads.
 
-In the attempt's page directory each rank has `r{rank}.{incarnation}.page`, how far it is, and
-`r{rank}.{incarnation}.stack`, to which `faulthandler` adds the stacks of all its threads on
-DUMP_SIGNAL. That handler is C code: it runs at once, whatever the rank is stuck in.
+Beside its page each rank has a file to which `faulthandler` adds them on DUMP_SIGNAL. That handler
+is C code: it runs at once, whatever the rank is stuck in.
 """
 
 from __future__ import annotations
@@ -14,31 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ray_workers.forking import ask_dump, list_tasks
+from ray_workers.pages import prefix_of, stack_path
 
 STACK_LIMIT_BYTES = 64 << 10
-PAGE_LIMIT_BYTES = 4 << 10
 LOOK_S = 0.02
 """Pause between two looks at a stack file; it is whole when a look finds it as long as before."""
-
-
-def page_path(directory: Path, rank: int, incarnation: int) -> Path:
-    return directory / f"r{rank}.{incarnation}.page"
-
-
-def stack_path(directory: Path, rank: int, incarnation: int) -> Path:
-    return directory / f"r{rank}.{incarnation}.stack"
-
-
-def read_pages(directory: Path) -> dict[str, bytes]:
-    """The bytes of each rank's page, by file name."""
-    found = {}
-    for path in sorted(directory.glob("r*.page")):
-        try:
-            with path.open("rb") as file:
-                found[path.name] = file.read(PAGE_LIMIT_BYTES)
-        except FileNotFoundError:
-            continue
-    return found
 
 
 @dataclass
@@ -81,7 +60,7 @@ async def collect(
             incarnations[task["rank"]] = max(known, task["incarnation"])
     growing: dict[int, _Growing] = {}
     for rank in incarnations.keys() & set(ranks):
-        path = stack_path(directory, rank, incarnations[rank])
+        path = stack_path(prefix_of(directory, rank, incarnations[rank]))
         start = _size(path)
         if await ask_dump(socket_path, job_id, attempt, rank):
             growing[rank] = _Growing(path, start, start)

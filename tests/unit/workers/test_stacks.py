@@ -10,6 +10,7 @@ import pytest
 
 from ray_workers import processes, stacks
 from ray_workers.forking import ForkFailed, list_tasks, send_to_rank
+from ray_workers.pages import prefix_of, stack_path
 from tests.unit.workers.forked import Forked, Server, is_alive, light, server, until
 
 __all__ = ["light", "server"]
@@ -29,7 +30,7 @@ the_place_it_is_stuck_at()
 
 
 async def stuck(server: Server, directory: Path, rank: int, incarnation: int = 0) -> Forked:
-    path = stacks.stack_path(directory, rank, incarnation)
+    path = stack_path(prefix_of(directory, rank, incarnation))
     code = STUCK.format(path=str(path))
     forked = await server.fork(code, job_id="j", attempt=1, rank=rank, incarnation=incarnation)
     assert await forked.line() == "here"
@@ -50,15 +51,15 @@ async def test_stacks_are_of_the_newest_process_at_each_rank_asked_for(
     found = await collected(server, tmp_path, [0, 1, 7])
     assert sorted(found) == [0, 1]
     assert all("the_place_it_is_stuck_at" in text for text in found.values())
-    assert stacks.stack_path(tmp_path, 1, 0).read_bytes() == b""
-    assert stacks.stack_path(tmp_path, 2, 0).read_bytes() == b""
+    assert stack_path(prefix_of(tmp_path, 1, 0)).read_bytes() == b""
+    assert stack_path(prefix_of(tmp_path, 2, 0)).read_bytes() == b""
     assert all(is_alive(forked.pid) for forked in running)
 
 
 async def test_a_second_dump_is_not_the_first_one_again(server: Server, tmp_path: Path) -> None:
     forked = await stuck(server, tmp_path, 0)
     first = await collected(server, tmp_path, [0])
-    stacks.stack_path(tmp_path, 0, 0).open("a").write("between\n")
+    stack_path(prefix_of(tmp_path, 0, 0)).open("a").write("between\n")
     second = await collected(server, tmp_path, [0])
     assert "between" not in second[0]
     assert first[0].count("the_place_it_is_stuck_at") == 1
@@ -122,14 +123,3 @@ async def test_nobody_at_that_rank_is_told(server: Server, tmp_path: Path) -> No
     with pytest.raises(ForkFailed):
         await stacks.collect(f"{server.path}.none", tmp_path, "j", 1, [0], wait_s=1.0)
     assert is_alive(forked.pid)
-
-
-def test_pages_are_read_by_name_and_nothing_else_is(tmp_path: Path) -> None:
-    assert stacks.read_pages(tmp_path / "none") == {}
-    stacks.page_path(tmp_path, 0, 0).write_bytes(b"a" * 256)
-    stacks.page_path(tmp_path, 1, 3).write_bytes(b"b" * (stacks.PAGE_LIMIT_BYTES + 1))
-    stacks.stack_path(tmp_path, 0, 0).write_bytes(b"c")
-    assert stacks.read_pages(tmp_path) == {
-        "r0.0.page": b"a" * 256,
-        "r1.3.page": b"b" * stacks.PAGE_LIMIT_BYTES,
-    }
