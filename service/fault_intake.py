@@ -136,7 +136,8 @@ class FaultIntake:
             self._remark("regrouped", "recovered", message, data)
 
     def _take_hang(self, frame: Frame) -> None:
-        body = hangs.bundle(frame.body, self._job.world_size)
+        num_ranks = max(self._attempt.world_size, self._job.world_size)
+        body = hangs.bundle(frame.body, num_ranks)
         seq = repository.add_hang(
             self._session,
             self._job.id,

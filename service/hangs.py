@@ -19,13 +19,13 @@ MAX_PHASE_CHARS = 64
 _CUT = "\n[... cut here: the stack is too long ...]\n"
 
 
-def bundle(body: Mapping[str, Any], world_size: int) -> dict[str, Any]:
-    """What is stored of a HANG frame. Refused if it is none."""
-    culprits = ranks_of(body, "culprits", world_size)
+def bundle(body: Mapping[str, Any], num_ranks: int) -> dict[str, Any]:
+    """What is stored of a HANG frame, of at most so many ranks. Refused if it is none."""
+    culprits = ranks_of(body, "culprits", num_ranks)
     told = body["ranks"]
     if not isinstance(told, list | tuple):
         raise Refused("ranks is not a list")
-    ranks = sorted((_rank(one) for one in told[:world_size]), key=lambda rank: rank["rank"])
+    ranks = sorted((_rank(one) for one in told[:num_ranks]), key=lambda rank: rank["rank"])
     _bound(ranks, set(culprits))
     return {
         "culprits": culprits,
