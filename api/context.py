@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from api.auth import Authority
 from api.problems import Refused
 from api.telemetry import Telemetry
+from service.faults import Faults
 from service.jobs import Jobs
 from service.reading import Reading
 from service.runtime import Runtime
@@ -56,9 +57,14 @@ def _reading(request: Request) -> Reading:
     return context(request).runtime.reading
 
 
+def _faults(request: Request) -> Faults:
+    return context(request).runtime.faults
+
+
 TheContext = Annotated[Context, Depends(context)]
 TheJobs = Annotated[Jobs, Depends(_jobs)]
 TheReading = Annotated[Reading, Depends(_reading)]
+TheFaults = Annotated[Faults, Depends(_faults)]
 Caller = Annotated[str, Depends(caller)]
 NoParameters = Depends(no_parameters)
 

@@ -195,16 +195,7 @@ class NodeAgent:
             if asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(POLL_S)
-        found, more = {}, False
-        for left, key in zip(range(len(keys), 0, -1), keys, strict=True):
-            offset = cursor.get(key, 0)
-            spool.discard(directory / key, before=offset)
-            data = spool.read(directory / key, offset, max(max_bytes // left, 1))
-            if data:
-                found[key] = data
-                max_bytes -= len(data)
-                more = more or spool.has_more(directory / key, offset + len(data))
-        return SpoolRead(found, more)
+        return spool.read_all(directory, keys, cursor, max_bytes)
 
     async def errors(self, job_id: str, attempt: int) -> list[Frame]:
         """The ERROR frames that the ranks of an attempt left here as their last words."""
@@ -252,7 +243,7 @@ class NodeAgent:
 
 def _spool_keys(directory: Path) -> list[str]:
     try:
-        return sorted(path.name for path in directory.iterdir())
+        return sorted((path.name for path in directory.iterdir()), key=spool.parse_key)
     except FileNotFoundError:
         return []
 

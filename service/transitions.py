@@ -19,6 +19,7 @@ from service import origins
 from service.checkpoints import counting_checkpoints
 from service.db.models import AttemptRow, EventRow, JobRow
 from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain import policy
@@ -72,6 +73,9 @@ def move(
             data=dict(data or {}),
         ),
     )
+    if after.is_terminal:
+        message = "the job ended before it was seen to train on"
+        faults_repository.fail_drills(session, job.id, message, now)
     notify(session, job.id, QUEUE)
     return True
 

@@ -10,10 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ray_workers import spool
-from ray_workers.contracts import AttemptSpec, Cause, Drill, Frame, Outcome, Phase, PollReply
+from ray_workers.contracts import (
+    AttemptSpec,
+    Cause,
+    Drill,
+    Frame,
+    FrameKind,
+    Outcome,
+    Phase,
+    PollReply,
+)
 from service.cluster.fake_attempt import FakeAttempt, Play
 from service.cluster.fake_node import FakeNode, Pulse
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
@@ -211,6 +220,10 @@ class FakeCluster:
     def kill_rank(self, job_id: str, rank: int, attempt: int = 1) -> None:
         """SIGKILL a training process."""
         self._attempts[job_id, attempt].kill(rank, exit_code=-9)
+
+    def tell(self, job_id: str, kind: FrameKind, body: Mapping[str, Any], attempt: int = 1) -> None:
+        """Its supervisor tells something: of a loss, a hang, a drill, its slots."""
+        self._attempts[job_id, attempt].tell(kind, body)
 
     def add_node(self, node_id: str, resources: Mapping[str, float]) -> None:
         self.nodes[node_id] = FakeNode(dict(resources))

@@ -67,14 +67,24 @@ def _backoff(first_s: float, before: int, cap_s: float) -> float:
     return min(cap_s, first_s * 2.0 ** min(before, 30))
 
 
-def decide(fault: Fault, budgets: Budgets) -> Retry | GiveUp:
-    """The user's own errors, the infrastructure's and preemptions are counted apart."""
+BY_DRILL = frozenset({Fault.USER_ERROR, Fault.WORKER_LOST})
+"""How a group ends that a drill struck and that was not mended in place."""
+
+
+def decide(fault: Fault, budgets: Budgets, *, by_drill: bool = False) -> Retry | GiveUp:
+    """The user's own errors, the infrastructure's and preemptions are counted apart.
+
+    by_drill: the fault was injected on purpose, so that it is nobody's.
+    """
     if fault is Fault.BAD_DATA:
         return GiveUp(fault, Budget.USER, "trying again would not mend the data")
     if fault is Fault.RUNTIME_EXCEEDED:
         return GiveUp(fault, Budget.USER, "max_runtime_s is used up")
     if budgets.runtime_left_s is not None and budgets.runtime_left_s <= 0:
         return GiveUp(Fault.RUNTIME_EXCEEDED, Budget.USER, "max_runtime_s is used up")
+    if by_drill and fault in BY_DRILL:
+        delay_s = _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_FREE_BACKOFF_S)
+        return Retry(delay_s, Budget.FREE)
     match fault:
         case Fault.USER_ERROR:
             if budgets.user_failures >= budgets.max_user_retries:

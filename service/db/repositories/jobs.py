@@ -38,6 +38,7 @@ def labels(session: Session, job_ids: Sequence[str]) -> dict[str, dict[str, str]
 _STATUS = (
     *("id", "name", "owner", "project", "queue", "priority", "spec", "attempt", "world_size"),
     *("state", "reason_code", "reason_message", "progress", "summary"),
+    *("recoveries", "slot_seconds"),
     *("created_at", "started_at", "first_step_at", "finished_at"),
 )
 """Columns of a job that its answer is made of."""

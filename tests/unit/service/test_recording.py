@@ -119,14 +119,6 @@ async def test_a_script_without_metrics_runs_when_its_process_is_seen(service: S
     assert (job.state, job.first_step_at) == (JobState.RUNNING, service.now)
 
 
-async def test_a_group_mended_in_place_is_recovering_then_running(service: Service) -> None:
-    job_id = await service.running()
-    service.report(job_id, 1, phase=Phase.STARTING)
-    assert (await service.jobs.get(job_id)).state == JobState.RECOVERING
-    service.report(job_id, 1, phase=Phase.RUNNING)
-    assert (await service.jobs.get(job_id)).state == JobState.RUNNING
-
-
 async def test_progress_and_summary_show_the_newest_of_rank_0(service: Service) -> None:
     job_id = await service.running()
     at = START
