@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from ray_workers.contracts import Frame, FrameKind, attempt_prefix
+from service import metric_frames
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
@@ -67,18 +68,21 @@ class Intake:
             FrameKind.RESUMED: self._take_resumed,
             FrameKind.ERROR: self._take_error,
         }
-        for frame in frames:
-            try:
-                handlers[frame.kind](frame)
-            except (
-                Refused,
-                LookupError,
-                TypeError,
-                ValueError,
-                OverflowError,
-                AttributeError,
-            ) as error:
-                self._refused[f"{frame.kind}: {clean(str(error))[:200]}"] += 1
+        for run in metric_frames.runs(frames):
+            if run[0].kind == FrameKind.METRICS and self._take_run(run):
+                continue
+            for frame in run:
+                try:
+                    handlers[frame.kind](frame)
+                except (
+                    Refused,
+                    LookupError,
+                    TypeError,
+                    ValueError,
+                    OverflowError,
+                    AttributeError,
+                ) as error:
+                    self._refused[f"{frame.kind}: {clean(str(error))[:200]}"] += 1
         if self._reached is not None:
             step, frame = self._reached
             at = time_of(frame, self._now)
@@ -102,6 +106,28 @@ class Intake:
             data={"refused": dict(self._refused.most_common(10))},
         )
 
+    def _take_run(self, frames: Sequence[Frame]) -> bool:
+        """Take frames of one form at once; False, and nothing is taken, if one is unusual."""
+        run = metric_frames.run_of(frames, MAX_STEP)
+        if run is None or not all(map(self._may_name, run.columns)):
+            return False
+        lowest = min(run.steps)
+        self._saw_step(lowest, frames[run.steps.index(lowest)], first=frames[0])
+        rank = frames[0].rank
+        if rank == 0:
+            self._said.update(run.said)
+            self._reached = run.steps[-1], frames[-1]
+        repeats = frames[0].incarnation > 0
+        for key, values in run.columns.items():
+            self._metrics.extend(key, rank, run.steps, values, repeats=repeats)
+        return True
+
+    def _may_name(self, key: str) -> bool:
+        try:
+            return key in self._known_keys or bool(self._new_key(key))
+        except Refused:
+            return False
+
     def _take_metrics(self, frame: Frame) -> None:
         body = frame.body
         step = count(body, "step", MAX_STEP)
@@ -112,17 +138,22 @@ class Intake:
             key if key in self._known_keys else self._new_key(key): number(value)
             for key, value in values.items()
         }
-        attempt = self._attempt
-        first = attempt.first_metric_step
         if frame.rank == 0:
             self._said.update(said_of_progress(body))
             self._reached = step, frame
-        if first is None or step < first:
-            attempt.first_metric_step, attempt.first_metric_at = step, time_of(frame, self._now)
-        if self._job.first_step_at is None:
-            self._job.first_step_at = time_of(frame, self._now)
+        self._saw_step(step, frame, first=frame)
         repeats = frame.incarnation > 0
-        self._metrics.add(rank=frame.rank, step=step, values=numbers, repeats=repeats)
+        for key, value in numbers.items():
+            self._metrics.extend(key, frame.rank, (step,), (value,), repeats=repeats)
+
+    def _saw_step(self, step: int, frame: Frame, *, first: Frame) -> None:
+        """`step`: the lowest of some, which `frame` told of; `first`: what told of any of them."""
+        known = self._attempt.first_metric_step
+        if known is None or step < known:
+            self._attempt.first_metric_step = step
+            self._attempt.first_metric_at = time_of(frame, self._now)
+        if self._job.first_step_at is None:
+            self._job.first_step_at = time_of(first, self._now)
 
     def _new_key(self, key: Any) -> str:
         """The same few names come again and again: each is looked at once."""

@@ -14,38 +14,17 @@ BATCH = 400
 """Values in one IN list: SQLite's limit on parameters was 999 for long."""
 
 
-def _batches(values: Collection[int]) -> Iterator[list[int]]:
+def batches(values: Collection[int]) -> Iterator[list[int]]:
+    """The values in parts that are short enough for one IN list."""
     ordered = list(values)
     for start in range(0, len(ordered), BATCH):
         yield ordered[start : start + BATCH]
-
-
-def open_metric_chunks(
-    session: Session, job_id: str, attempt: int, ranks: Collection[int]
-) -> dict[tuple[str, int], MetricChunkRow]:
-    """The newest chunk of each series, by (key, rank)."""
-    found: dict[tuple[str, int], MetricChunkRow] = {}
-    for batch in _batches(ranks):
-        rows = session.scalars(
-            select(MetricChunkRow).where(
-                MetricChunkRow.job_id == job_id,
-                MetricChunkRow.attempt == attempt,
-                MetricChunkRow.is_open,
-                MetricChunkRow.rank.in_(batch),
-            )
-        )
-        found.update({(row.key, row.rank): row for row in rows})
-    return found
 
 
 def metric_keys(session: Session, job_id: str) -> set[str]:
     """Every key that the job has a point of."""
     query = select(MetricChunkRow.key).where(MetricChunkRow.job_id == job_id).distinct()
     return set(session.scalars(query))
-
-
-def add_metric_chunk(session: Session, row: MetricChunkRow) -> None:
-    session.add(row)
 
 
 @dataclass(frozen=True)
@@ -107,7 +86,7 @@ def first_metric_steps(
 
 def metric_points(session: Session, chunk_ids: Collection[int]) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
-    for batch in _batches(chunk_ids):
+    for batch in batches(chunk_ids):
         query = select(MetricChunkRow.id, MetricChunkRow.points).where(MetricChunkRow.id.in_(batch))
         found.update({row.id: row.points for row in session.execute(query)})
     return found
@@ -117,7 +96,7 @@ def metric_outlines(session: Session, chunk_ids: Collection[int]) -> dict[int, b
     """Of chunks that have one."""
     m = MetricChunkRow
     found: dict[int, bytes] = {}
-    for batch in _batches(chunk_ids):
+    for batch in batches(chunk_ids):
         query = select(m.id, m.outline).where(m.id.in_(batch))
         found.update({row.id: row.outline for row in session.execute(query)})
     return found
@@ -129,7 +108,7 @@ def last_log_chunks(
     """The newest chunk of each of the ranks' logs, by rank."""
     row = LogChunkRow
     found: dict[int, LogChunkRow] = {}
-    for batch in _batches(ranks):
+    for batch in batches(ranks):
         newest = (
             select(row.rank, func.max(row.first_line))
             .where(row.job_id == job_id, row.attempt == attempt, row.rank.in_(batch))
