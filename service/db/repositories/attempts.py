@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, bindparam, delete, select
+from sqlalchemy import Row, Select, bindparam, delete, select
 from sqlalchemy.orm import Session
 
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow
 
 
 def get(session: Session, job_id: str, attempt: int) -> AttemptRow | None:
-    return session.get(AttemptRow, (job_id, attempt))
+    return session.scalar(_one(), {"job_id": job_id, "attempt": attempt})
+
+
+@cache
+def _one() -> Select[tuple[AttemptRow]]:
+    return select(AttemptRow).where(
+        AttemptRow.job_id == bindparam("job_id"), AttemptRow.attempt == bindparam("attempt")
+    )
 
 
 def insert(session: Session, row: AttemptRow) -> None:

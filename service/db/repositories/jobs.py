@@ -19,9 +19,14 @@ def get(session: Session, job_id: str) -> JobRow | None:
 
 def lock(session: Session, job_id: str) -> JobRow | None:
     """The row as it is now; nobody else changes it before this transaction ends."""
-    return session.scalar(
+    return session.scalar(_locking(), {"job_id": job_id})
+
+
+@cache
+def _locking() -> Select[tuple[JobRow]]:
+    return (
         select(JobRow)
-        .where(JobRow.id == job_id)
+        .where(JobRow.id == bindparam("job_id"))
         .with_for_update()
         .execution_options(populate_existing=True)
     )
