@@ -50,7 +50,7 @@ def run_of(frames: Sequence[Frame], max_step: int) -> Run | None:
     That is: steps and counts are ints from 0 to `max_step`, everything else is a float.
     """
     bodies = [frame.body for frame in frames]
-    steps = [body.get("step") for body in bodies]
+    steps: list[Any] = [body.get("step") for body in bodies]
     if not _are_counts(steps, max_step) or type(bodies[0].get("values")) is not dict:
         return None
     names = tuple(bodies[0]["values"])

@@ -24,7 +24,7 @@ from service.db.session import notify, touch
 from service.domain import policy
 from service.domain.documents import upcast
 from service.domain.states import Trigger, transition
-from service.signals import QUEUE
+from service.signals import QUEUE, events_of
 
 
 def move(
@@ -72,7 +72,7 @@ def move(
             data=dict(data or {}),
         ),
     )
-    notify(session, job.id, QUEUE)
+    notify(session, job.id, events_of(job.id), QUEUE)
     return True
 
 
@@ -100,7 +100,7 @@ def remark(
             data=dict(data or {}),
         ),
     )
-    notify(session, job.id)
+    notify(session, job.id, events_of(job.id))
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session, defer
 
 from service.db.models import LogChunkRow, MetricChunkRow
@@ -47,6 +49,7 @@ class MetricChunk:
     has_outline: bool
 
 
+_TABLE = MetricChunkRow.__table__
 _COLUMNS = tuple(name for name in MetricChunk.__dataclass_fields__ if name != "has_outline")
 
 
@@ -57,18 +60,50 @@ def metric_chunks(
 
     Sorted here: a database that is asked for the order walks the whole series to have it.
     """
-    m = MetricChunkRow
-    columns = [getattr(m, name) for name in _COLUMNS]
-    has_outline = m.outline.is_not(None).label("has_outline")
-    query = select(*columns, has_outline).where(m.job_id == job_id, m.rank == rank)
+    asked: dict[str, Any] = {"job_id": job_id, "rank": rank}
+    chosen = ""
     if after_step >= 0:
-        query = query.where(m.last_step > after_step)
+        chosen, asked["after_step"] = "after_step", after_step
     elif keys is not None:
-        query = query.where(m.key.in_(keys))
+        chosen, asked["keys"] = "keys", list(keys)
     wanted = None if keys is None else set(keys)
-    rows = session.connection().execute(query).mappings()
-    found = [MetricChunk(**row) for row in rows if wanted is None or row["key"] in wanted]
+    rows = session.connection().execute(_chunks_query(chosen), asked)
+    found = [MetricChunk(*row) for row in rows if wanted is None or row.key in wanted]
     return sorted(found, key=lambda chunk: (chunk.key, chunk.attempt, chunk.first_step))
+
+
+# Building a statement costs more than running it: those that a poll needs are built once.
+
+
+@cache
+def _chunks_query(chosen: str) -> Select[Any]:
+    """By `after_step`, by `keys`, or all of a rank."""
+    c = _TABLE.c
+    columns = [c[name] for name in _COLUMNS]
+    query = select(*columns, c.outline.is_not(None).label("has_outline")).where(
+        c.job_id == bindparam("job_id"), c.rank == bindparam("rank")
+    )
+    if chosen == "after_step":
+        return query.where(c.last_step > bindparam("after_step"))
+    if chosen == "keys":
+        return query.where(c.key.in_(bindparam("keys", expanding=True)))
+    return query
+
+
+@cache
+def _blobs_query(column: str) -> Select[Any]:
+    return select(_TABLE.c.id, _TABLE.c[column]).where(
+        _TABLE.c.id.in_(bindparam("ids", expanding=True))
+    )
+
+
+def _blobs(session: Session, column: str, chunk_ids: Collection[int]) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    query = _blobs_query(column)
+    for batch in batches(chunk_ids):
+        rows = session.connection().execute(query, {"ids": batch})
+        found.update((chunk_id, blob) for chunk_id, blob in rows)
+    return found
 
 
 def first_metric_steps(
@@ -85,21 +120,12 @@ def first_metric_steps(
 
 
 def metric_points(session: Session, chunk_ids: Collection[int]) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    for batch in batches(chunk_ids):
-        query = select(MetricChunkRow.id, MetricChunkRow.points).where(MetricChunkRow.id.in_(batch))
-        found.update({row.id: row.points for row in session.execute(query)})
-    return found
+    return _blobs(session, "points", chunk_ids)
 
 
 def metric_outlines(session: Session, chunk_ids: Collection[int]) -> dict[int, bytes]:
     """Of chunks that have one."""
-    m = MetricChunkRow
-    found: dict[int, bytes] = {}
-    for batch in batches(chunk_ids):
-        query = select(m.id, m.outline).where(m.id.in_(batch))
-        found.update({row.id: row.outline for row in session.execute(query)})
-    return found
+    return _blobs(session, "outline", chunk_ids)
 
 
 def last_log_chunks(

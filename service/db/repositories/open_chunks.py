@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, Update, bindparam, insert, select, update
+from sqlalchemy import BindParameter, Select, Update, bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.db.models import MetricChunkRow
@@ -57,7 +57,7 @@ def _newest() -> Select[Any]:
 
 @cache
 def _change() -> Update:
-    values = {name: bindparam(name) for name in _CHANGING}
+    values: dict[str, BindParameter[Any]] = {name: bindparam(name) for name in _CHANGING}
     return update(_TABLE).where(_TABLE.c.id == bindparam("of_id")).values(values)
 
 
