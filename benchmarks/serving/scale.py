@@ -32,8 +32,9 @@ METHOD = (
     "turns; PostgreSQL is one server with its own defaults and a database for each.",
     f"submit: POST of a new job. get: GET of a job, another each time, {FEW:,} in turn that are "
     "spread over the whole table; on SQLite those asked before are answered from memory. get from "
-    "the table: the same with `wait_s=0`, which is always read from the database. list: the first page of 50; filtered: the same with a state and "
-    "a label; deep: a page of 50 from further down the table.",
+    "the table: the same with `wait_s=0`, which is always read from the database. list: the first "
+    "page of 50; filtered: the same with a state and a label; deep: a page of 50 from further down "
+    "the table.",
     f"Blocks of {BLOCK_REQUESTS} requests, one after the other over one connection, take turns; "
     "the first round is not counted, and before it each of those jobs is asked for once, so that "
     "what is compared is not the disk. A sample is a block's mean. Processor time is that of the "
