@@ -138,6 +138,8 @@ class Cause(StrEnum):
     """The training code raised, exited non-zero or was killed by a signal of its own."""
     BAD_DATA = "bad_data"
     """The data set is missing or broken: trying again would not help."""
+    DATA_UNREACHABLE = "data_unreachable"
+    """The source of the data did not answer a worker, however often it asked; later it may."""
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
     """Ray did not give the slots in time: others use the cluster. Nobody is charged."""

@@ -212,7 +212,7 @@ def _retry_or_fail(
         job,
         Trigger.RETRY,
         code=fault,
-        message=f"{message} ({_retry_sentence(decision)})",
+        message=f"{message} ({_retry_sentence(fault, decision)})",
         now=now,
         values={"not_before": now + timedelta(seconds=decision.delay_s)},
         data=data | {"delay_s": decision.delay_s, "charged_to": str(decision.budget)},
@@ -230,10 +230,11 @@ def _charge(job: JobRow, fault: Fault, budget: Budget) -> None:
         job.preemptions += 1
 
 
-def _retry_sentence(retry: Retry) -> str:
+def _retry_sentence(fault: Fault, retry: Retry) -> str:
+    whose = "the data source" if fault is Fault.DATA_UNREACHABLE else "the cluster"
     charged = {
         Budget.USER: "counted against max_retries",
-        Budget.INFRA: "counted as a fault of the cluster",
+        Budget.INFRA: f"counted as a fault of {whose}",
         Budget.FREE: "not counted",
     }[retry.budget]
     return f"tried again in {retry.delay_s:g} s, {charged}"

@@ -16,6 +16,7 @@ from api.context import Caller, Context, Query, TheContext
 from api.problems import declare
 from api.waiting import MAX_WAIT_S, long_poll, unless_over
 from dray import views
+from service.signals import events_of
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["events"])
 
@@ -73,7 +74,12 @@ async def events(
         return await runtime.reading.events(job_id, after_seq=seq, limit=query.limit), over
 
     page, _over = await long_poll(
-        context, request, job_id, query.wait_s, look, lambda seen: bool(seen[0].items) or seen[1]
+        context,
+        request,
+        events_of(job_id),
+        query.wait_s,
+        look,
+        lambda seen: bool(seen[0].items) or seen[1],
     )
     return answer(request, page, {"Vary": "Accept"})
 
@@ -116,7 +122,7 @@ async def _follow(
     has gone. After the one that ends the job there may be some of its slots."""
     reading = context.runtime.reading
     yield begin
-    with context.runtime.signals.subscribe(job_id) as woken:
+    with context.runtime.signals.subscribe(events_of(job_id)) as woken:
         while not context.stopping.is_set():
             try:
                 page = await reading.events(job_id, after_seq=after_seq, limit=PAGE)
