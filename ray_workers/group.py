@@ -168,6 +168,7 @@ class WorkerGroup:
             init_from=spec.init_from,
             data_policy=spec.data_policy,
             spool_limit_bytes=spec.spool_limit_bytes,
+            worker_mtbf_s=spec.worker_mtbf_s,
             device="cuda" if spec.bundle.get("GPU") else "cpu",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -12,14 +13,17 @@ import torch
 from dray import train
 from dray.spec import JobSpec
 from ray_workers.contracts import FrameKind, RankTask
-from ray_workers.training import checkpoints, process_group
-from ray_workers.training.checkpoints import Keeper, Loaded
-from ray_workers.training.data import Batches, derive_seed
+from ray_workers.training import checkpoints, process_group, resuming
+from ray_workers.training.checkpoints import About, Loaded
+from ray_workers.training.data import Batches, derive_seed, position_after
 from ray_workers.training.errors import BrokenCheckpointError, DataError
 from ray_workers.training.evaluation import Evaluation
+from ray_workers.training.keeper import Keeper
+from ray_workers.training.pacing import Pace
 from ray_workers.training.replica import Replica
 from ray_workers.training.reporting import StepFigures, StepReporter
 from ray_workers.training.samples import Feed, on_device
+from ray_workers.training.saves import Saves
 from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
 from ray_workers.training.stopping import Patience
 from ray_workers.training.update import Update
@@ -34,9 +38,12 @@ def run(task: RankTask, spec: JobSpec, workload: Workload) -> None:
     process_group.join(device, task.world_size)
     _check_same_data(workload.fingerprint, device, task.world_size)
     loop = Loop(task, spec, workload)
-    steps_done = loop.resume()
-    steps_done = loop.fit(steps_done)
-    loop.finish(steps_done)
+    try:
+        steps_done = loop.resume()
+        steps_done = loop.fit(steps_done)
+        loop.finish(steps_done)
+    finally:
+        loop.keeper.wait()  # what was copied is committed, also after an error
     process_group.leave()
 
 
@@ -83,27 +90,35 @@ class Loop:
         self.keeper = Keeper(
             task.checkpoint_url, keep=spec.checkpoint.keep, best=spec.checkpoint.best
         )
+        auto = self.calendar.save_every_steps is None
+        self.saves = Saves(
+            self.keeper, Pace(task.worker_mtbf_s / self.world_size) if auto else None
+        )
         self.metrics: dict[str, float] = {}  # what was last measured, the same on all ranks
         self.patience = Patience()
 
     def resume(self) -> int:
         """Restore the newest sound checkpoint; the number of optimizer steps done."""
         refs = self.task.resume_from
-        loaded = checkpoints.newest_sound(refs) if refs and self.rank == 0 else None
-        chosen = -1
-        if refs:
-            urls = [ref.url for ref in refs]
-            mine = urls.index(loaded.saved.url) if loaded is not None else -1
-            chosen = process_group.agree(mine, self.device, self.world_size)
-        if chosen < 0:
-            self._start_afresh()
-            return 0
-        loaded = loaded or checkpoints.load(refs[chosen])
-        self._restore(loaded)
+        loaded, passed_over = resuming.choose(
+            refs,
+            lambda sound: process_group.all_same(sound, self.device, self.world_size) and sound,
+        )
         if self.rank == 0:
-            self.keeper.adopt(refs[chosen:])
-        self._tell_resumed(loaded.saved.step, loaded.saved.url)
-        return loaded.saved.step
+            resuming.log_passed_over(passed_over)
+        step = 0
+        if loaded is None:
+            loaded = self._start_afresh()
+        else:
+            self._restore(loaded)
+            step = loaded.saved.step
+            if self.rank == 0:
+                self.keeper.adopt(refs[len(passed_over) :])
+        if self.rank == 0:
+            position = self._position(step)
+            body = resuming.receipt(loaded, passed_over, step=step, position=position)
+            train.emit(FrameKind.RESUMED, body)
+        return step
 
     def fit(self, steps_done: int) -> int:
         """Train from after `steps_done` to the end of the calendar, or until nothing gets better.
@@ -111,6 +126,7 @@ class Loop:
         Returns the optimizer steps done in the end.
         """
         self.reporter.restart_clock()
+        self.saves.starts_at(steps_done)
         try:
             while steps_done < self.calendar.total_steps and not self._is_stopped():
                 steps_done += 1
@@ -125,6 +141,7 @@ class Loop:
         """Leave the result: rank 0's, the model being the same everywhere."""
         if self.rank != 0:
             return
+        self.keeper.wait()
         if steps_done < self.calendar.total_steps:
             rule = self.options.early_stopping
             assert rule is not None
@@ -157,6 +174,7 @@ class Loop:
         loss = self.replica.take_loss()
         if scale is not None:
             loss = loss / scale
+        self.keeper.hold()
         grad_norm = self.update.step(lr, wants_norm=self.rank == 0)
 
         self.reporter.step_done(
@@ -170,16 +188,20 @@ class Loop:
                 grad_norm=grad_norm,
             )
         )
+        if self.rank == 0:
+            self.saves.step_took(step, time.perf_counter() - began)
 
     def _between_steps(self, step: int) -> None:
         """What is due: first the metrics, so that no checkpoint is ahead of what was told."""
         evaluates = self.calendar.evaluates_after(step)
-        if not (evaluates or self.calendar.saves_after(step)):
+        # A save by rank 0's own measure asks nothing of the others.
+        saves = self.calendar.saves_after(step) or (self.rank == 0 and self.saves.is_due(step))
+        if not (evaluates or saves):
             return
         self.reporter.flush()
         if evaluates:
             self._evaluate(step)
-        if self.rank == 0 and (self.calendar.saves_after(step) or self._is_stopped()):
+        if self.rank == 0 and (saves or self._is_stopped()):
             self._save(step)
         self.reporter.restart_clock()
 
@@ -207,26 +229,28 @@ class Loop:
         return f"epoch {epoch}, step {step} of {self.calendar.total_steps}: {figures}"
 
     def _save(self, step: int) -> None:
-        steps_per_epoch = self.calendar.steps_per_epoch
-        metrics = self.metrics if self.calendar.evaluates_after(step) else {}
         state = {"model": self.model.state_dict(), **self.update.state_dict()}
         state["patience"] = {
             "best": self.patience.best,
             "evaluations_since": self.patience.evaluations_since,
         }
-        self.keeper.save(
+        loss = self.reporter.last_loss
+        about = About(
             step,
-            state,
-            metrics=metrics,
+            metrics=self.metrics if self.calendar.evaluates_after(step) else {},
             position={
-                "epoch": step // steps_per_epoch,
-                "step_in_epoch": step % steps_per_epoch,
+                **self._position(step),
                 "seed": self.options.seed,
                 "global_batch_size": self.options.global_batch_size,
                 "world_size": self.world_size,
                 "data": self.workload.fingerprint,
             },
+            loss=loss if math.isfinite(loss) else None,
         )
+        self.saves.save(about, state, volatile=self.model.buffers())
+
+    def _position(self, step: int) -> dict[str, int]:
+        return position_after(step, len(self.workload.train), self.options.global_batch_size)
 
     def _restore(self, loaded: Loaded) -> None:
         """Go on from a checkpoint of this job. DataError if the data are others now."""
@@ -243,22 +267,20 @@ class Loop:
         self.patience = Patience(**loaded.state["patience"])
         self.metrics = dict(loaded.saved.metrics)
 
-    def _start_afresh(self) -> None:
-        """Begin at step 0, with another job's weights where the document says so."""
+    def _start_afresh(self) -> Loaded | None:
+        """Begin at step 0, with another job's weights where the document says so: its."""
         ref = self.task.init_from
+        loaded = None
         if ref is not None:
             try:
-                self.model.load_state_dict(checkpoints.load(ref).state["model"])
+                loaded = checkpoints.load(ref)
+                self.model.load_state_dict(loaded.state["model"])
             except BrokenCheckpointError as error:
                 raise DataError(f"init_from: {error}") from error
             except RuntimeError as error:  # what load_state_dict says of other names or shapes
                 raise DataError(f"init_from: the checkpoint is of another model: {error}") from None
             self.update.start_average()
-        self._tell_resumed(0, "" if ref is None else ref.url)
-
-    def _tell_resumed(self, step: int, url: str) -> None:
-        if self.rank == 0:
-            train.emit(FrameKind.RESUMED, {"step": step, "url": url})
+        return loaded
 
     def _autocast(self) -> AbstractContextManager[object]:
         dtype = AUTOCAST.get(self.options.precision)

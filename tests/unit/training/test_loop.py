@@ -134,6 +134,7 @@ def die_at_step_18(task: RankTask) -> None:
     def step(loop: Loop, number: int) -> None:
         step_of(loop, number)
         if number == 18:
+            loop.keeper.wait()  # else that of step 15 may not be committed yet
             os.kill(os.getpid(), signal.SIGKILL)
 
     Loop._step = step  # type: ignore[method-assign]
@@ -173,7 +174,8 @@ def test_a_run_that_was_killed_and_resumed_ends_equal_to_the_bit(
     codes = run_ranks(killed, spec, world_size=world_size, attempt=2, resume_from=refs[:2])
     assert codes == [0] * world_size
 
-    assert frames(killed, attempt=2, kind="resumed") == [{"step": 15, "url": refs[0].url}]
+    (receipt,) = frames(killed, attempt=2, kind="resumed")
+    assert (receipt["step"], receipt["url"]) == (15, refs[0].url)
     for key in ("train/loss", "train/lr", "train/grad_norm", "val/loss", "val/accuracy"):
         whole = series(left_alone, key)
         again = series(killed, key, attempt=2)
@@ -206,10 +208,24 @@ def test_a_torn_checkpoint_is_skipped_by_all_ranks_together(tmp_path: Path) -> N
     assert run_ranks(tmp_path, spec, world_size=2) == [0, 0]
     refs = checkpoint_refs(tmp_path)
     assert [ref.step for ref in refs] == [24, 20, 10]
-    torn = Path(refs[0].url.removeprefix("file://")) / "state.pt"
+    torn = Path(refs[0].url.removeprefix("file://")) / "state.safetensors"
     torn.write_bytes(torn.read_bytes()[:100])
     assert run_ranks(tmp_path, spec, world_size=2, attempt=2, resume_from=refs) == [0, 0]
-    assert frames(tmp_path, attempt=2, kind="resumed") == [{"step": 20, "url": refs[1].url}]
+    (receipt,) = frames(tmp_path, attempt=2, kind="resumed")
+    manifest = json.loads((Path(refs[1].url.removeprefix("file://")) / "manifest.json").read_text())
+    (passed_over,) = receipt.pop("passed_over")
+    assert passed_over["step"] == 24
+    assert "has 100 bytes" in passed_over["why"]
+    assert receipt == {
+        "step": 20,
+        "url": refs[1].url,
+        "sha256": refs[1].manifest_sha256,
+        "size_bytes": checkpoints.load(refs[1]).saved.size_bytes,
+        "position": {"epoch": 2, "step_in_epoch": 4, "samples": 800},
+        "optimizer_restored": True,
+        "rng": manifest["rng"],
+        "loss_before": series(tmp_path, "train/loss")[20],
+    }
     assert list(series(tmp_path, "train/loss", attempt=2)) == [21, 22, 23, 24]
     for name, tensor in weights(tmp_path).items():
         assert torch.equal(weights(tmp_path, attempt=2)[name], tensor)
@@ -310,7 +326,10 @@ def test_a_run_begins_with_another_jobs_weights_and_nothing_else_of_it(tmp_path:
     options = {"max_steps": 1, "optimizer": {"lr": 1e-12}}
     codes = run_ranks(second, document(2, **options), world_size=2, init_from=ref)
     assert codes == [0, 0]
-    assert frames(second, kind="resumed") == [{"step": 0, "url": ref.url}]
+    (receipt,) = frames(second, kind="resumed")
+    assert (receipt["step"], receipt["url"]) == (0, ref.url)
+    assert not receipt["optimizer_restored"]
+    assert receipt["position"] == {"epoch": 0, "step_in_epoch": 0, "samples": 0}
     assert list(series(second, "train/lr")) == [1]
     for name, tensor in weights(first).items():
         torch.testing.assert_close(weights(second)[name], tensor, rtol=0, atol=1e-6)
