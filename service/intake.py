@@ -16,10 +16,12 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from ray_workers.contracts import Frame, FrameKind, attempt_prefix
+from service import receipts
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
 from service.domain.ids import artifact_id
+from service.domain.text import clean
 from service.log_store import LogLine, LogStore
 from service.metric_store import MetricStore, by_name
 from service.storage import Storage, check_key
@@ -53,6 +55,7 @@ class Intake:
         self._metrics = MetricStore(session, job, attempt, now)
         self._refused: Counter[str] = Counter()
         self._known_keys: set[str] = set()
+        self._awaited_step = receipts.awaited_step(attempt)
         self._said: dict[str, Any] = dict(job.progress or {})
         self._reached: tuple[int, Frame] | None = None
         """Newest step of rank 0, and the frame that told of it."""
@@ -117,6 +120,10 @@ class Intake:
         if frame.rank == 0:
             self._said.update(said_of_progress(body))
             self._reached = step, frame
+            if step == self._awaited_step and receipts.LOSS in numbers:
+                loss = numbers[receipts.LOSS]
+                receipts.complete(self._session, self._job, attempt, loss, self._now)
+                self._awaited_step = None
         if first is None or step < first:
             attempt.first_metric_step, attempt.first_metric_at = step, time_of(frame, self._now)
         if self._job.first_step_at is None:
@@ -183,6 +190,8 @@ class Intake:
     def _take_resumed(self, frame: Frame) -> None:
         if self._attempt.resume_step is None:
             self._attempt.resume_step = count(frame.body, "step", MAX_STEP)
+            self._attempt.receipt = receipts.of_frame(frame.body)
+            self._awaited_step = receipts.awaited_step(self._attempt)
 
     def _take_error(self, frame: Frame) -> None:
         self._attempt.num_errors += 1
@@ -212,11 +221,6 @@ class Intake:
         if not key.startswith(f"{prefix}/"):
             raise Refused(f"{url!r} is outside of the attempt's folder")
         return url
-
-
-def clean(text: str) -> str:
-    """Text that every database stores: no NUL (PostgreSQL) and no lone surrogates (UTF-8)."""
-    return text.replace("\0", "␀").encode("utf-8", "replace").decode()
 
 
 def count(body: Mapping[str, Any], name: str, limit: int) -> int:

@@ -9,6 +9,9 @@ from ray_workers.contracts import CheckpointRef
 from ray_workers.training import checkpoints
 from ray_workers.training.checkpoints import Loaded, PassedOver
 
+MAX_TOLD = 100
+MAX_WHY_CHARS = 1000
+
 
 def choose(
     refs: Sequence[CheckpointRef], everywhere: Callable[[bool], bool]
@@ -48,13 +51,16 @@ def receipt(
     body: dict[str, Any] = {"step": step, "url": "" if loaded is None else loaded.saved.url}
     if loaded is None and not passed_over:
         return body
-    body["passed_over"] = [each._asdict() for each in passed_over]
+    body["passed_over"] = [
+        {"step": each.step, "why": each.why[:MAX_WHY_CHARS]} for each in passed_over[:MAX_TOLD]
+    ]
     if loaded is None:
         return body
     return body | {
         "sha256": loaded.saved.manifest_sha256,
         "size_bytes": loaded.saved.size_bytes,
         "position": dict(position),
+        "world_size": loaded.position.get("world_size"),
         "optimizer_restored": step > 0,
         "rng": checkpoints.RNG,
         "loss_before": loaded.loss,

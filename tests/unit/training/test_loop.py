@@ -222,6 +222,7 @@ def test_a_torn_checkpoint_is_skipped_by_all_ranks_together(tmp_path: Path) -> N
         "sha256": refs[1].manifest_sha256,
         "size_bytes": checkpoints.load(refs[1]).saved.size_bytes,
         "position": {"epoch": 2, "step_in_epoch": 4, "samples": 800},
+        "world_size": 2,
         "optimizer_restored": True,
         "rng": manifest["rng"],
         "loss_before": series(tmp_path, "train/loss")[20],
