@@ -86,6 +86,7 @@ class Pace:
         self._costs: deque[float] = deque(maxlen=NUM_COSTS)
         self._last_step: int | None = None
         self._since_s = 0.0
+        self._is_measuring = False
         self.every_steps: int | None = None
         """Unset until a save was measured."""
 
@@ -93,8 +94,14 @@ class Pace:
         """Training begins after this step."""
         self._last_step, self._since_s = step, 0.0
 
+    def saved_at(self, step: int) -> None:
+        """A save was begun, by whichever measure."""
+        self.starts_at(step)
+        self._is_measuring = True
+
     def measured(self, cost_s: float, write_s: float, step_s: float) -> int:
         """Choose the interval anew, from what the last saves cost; in steps."""
+        self._is_measuring = False
         self._costs.append(cost_s)
         interval = interval_s(statistics.median(self._costs), write_s, self._mtbf_s)
         self.every_steps = max(1, round(interval / step_s))
@@ -106,5 +113,5 @@ class Pace:
     def is_due(self, step: int) -> bool:
         assert self._last_step is not None, "training has not begun"
         if self.every_steps is None:
-            return self._since_s >= FIRST_SAVE_S
+            return self._since_s >= FIRST_SAVE_S and not self._is_measuring
         return step - self._last_step >= self.every_steps or self._since_s >= MAX_INTERVAL_S

@@ -53,7 +53,8 @@ class Saves:
             began = time.perf_counter()
         self._keeper.save(about, state, volatile=volatile)
         self._meter.began(time.perf_counter() - began)
-        self.starts_at(about.step)
+        if self._pace is not None:
+            self._pace.saved_at(about.step)
 
     def _tell(self, step: int, stall_s: float) -> None:
         values = {"perf/checkpoint_stall_s": stall_s}
