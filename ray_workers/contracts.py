@@ -82,6 +82,10 @@ class DataPolicy:
         return cls(**fields)
 
 
+WORKER_MTBF_S = 24 * 3600.0
+"""What is taken for a worker's mean time between failures before any was seen."""
+
+
 @dataclass(frozen=True)
 class AttemptSpec:
     """All a supervisor needs to run one attempt of a job."""
@@ -108,6 +112,9 @@ class AttemptSpec:
     """Most undelivered bytes that one rank keeps for its log, and as many for its metrics."""
     furthest_step: int = 0
     """Optimizer steps that an earlier attempt of the job has done."""
+    worker_mtbf_s: float = WORKER_MTBF_S
+    """Mean time between losses of one worker that end an attempt; `checkpoint.every_steps: auto`
+    goes by it."""
 
     @property
     def world_size(self) -> int:
@@ -177,7 +184,8 @@ class FrameKind(StrEnum):
     ARTIFACT = "artifact"
     """body: {path, url, size_bytes, sha256}"""
     RESUMED = "resumed"
-    """body: {step, url}: optimizer steps done when training began, and from which checkpoint"""
+    """body: {step, url}: optimizer steps done when training began, and from which checkpoint; with
+    it the receipt of a resume, as `ray_workers.training.receipts` writes it"""
     ERROR = "error"
     """body: {cause: Cause, type, message, traceback}"""
 
@@ -299,6 +307,7 @@ class RankTask:
     init_from: CheckpointRef | None = None
     data_policy: DataPolicy = DataPolicy()
     spool_limit_bytes: int = 64 << 20
+    worker_mtbf_s: float = WORKER_MTBF_S
     device: str = "cpu"
     """`cpu`, or `cuda` with CUDA_VISIBLE_DEVICES naming the one GPU."""
     env: Mapping[str, str] = field(default_factory=dict)

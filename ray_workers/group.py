@@ -174,6 +174,7 @@ class WorkerGroup:
             init_from=spec.init_from,
             data_policy=spec.data_policy,
             spool_limit_bytes=spec.spool_limit_bytes,
+            worker_mtbf_s=spec.worker_mtbf_s,
             device="cuda" if spec.bundle.get("GPU") else "cpu",
             page_prefix=now.page_prefix,
             generation=generation,

@@ -14,20 +14,12 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from ray_workers.contracts import Frame, FrameKind, attempt_prefix
-from service import metric_frames
+from service import metric_frames, receipts
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.domain.ids import artifact_id
-from service.frames import (
-    MAX_STEP,
-    Refusals,
-    Refused,
-    clean,
-    count,
-    number,
-    sha256,
-    time_of,
-)
+from service.domain.text import clean
+from service.frames import MAX_STEP, Refusals, Refused, count, number, sha256, time_of
 from service.log_store import LogLine, LogStore
 from service.metric_store import MetricStore, by_name
 from service.storage import Storage, check_key
@@ -54,6 +46,7 @@ class Intake:
         self._logs = LogStore(session, storage, job, attempt, now)
         self._metrics = MetricStore(session, job, attempt, now)
         self._known_keys: set[str] = set()
+        self._awaited_step = receipts.awaited_step(attempt)
         self._said: dict[str, Any] = dict(job.progress or {})
         self._reached: tuple[int, Frame] | None = None
         """Newest step of rank 0, and the frame that told of it."""
@@ -94,6 +87,7 @@ class Intake:
         rank = frames[0].rank
         if rank == 0:
             self._reach(run.steps[-1], frames[-1], run.said)
+            self._complete_receipt(run.steps, run.columns.get(receipts.LOSS))
         repeats = self._may_repeat(frames[0])
         for key, values in run.columns.items():
             self._metrics.extend(key, rank, run.steps, values, repeats=repeats)
@@ -117,6 +111,8 @@ class Intake:
         }
         if frame.rank == 0:
             self._reach(step, frame, said_of_progress(body))
+            loss = numbers.get(receipts.LOSS)
+            self._complete_receipt([step], None if loss is None else [loss])
         self._saw_step(step, frame, first=frame)
         repeats = self._may_repeat(frame)
         for key, value in numbers.items():
@@ -128,6 +124,14 @@ class Intake:
             self._said.update(said)
             self._reached = step, frame
             self._attempt.last_metric_step = step
+
+    def _complete_receipt(self, steps: Sequence[int], losses: Sequence[float] | None) -> None:
+        """The loss of the first step after a resume is what its receipt waits for."""
+        awaited = self._awaited_step
+        if awaited is not None and losses is not None and awaited in steps:
+            loss = losses[steps.index(awaited)]
+            receipts.complete(self._session, self._job, self._attempt, loss, self._now)
+            self._awaited_step = None
 
     def _may_repeat(self, frame: Frame) -> bool:
         """Whether its steps may have been told before, by a process that is gone."""
@@ -201,6 +205,8 @@ class Intake:
     def _take_resumed(self, frame: Frame) -> None:
         if self._attempt.resume_step is None:
             self._attempt.resume_step = count(frame.body, "step", MAX_STEP)
+            self._attempt.receipt = receipts.of_frame(frame.body)
+            self._awaited_step = receipts.awaited_step(self._attempt)
 
     def _take_error(self, frame: Frame) -> None:
         self._attempt.num_errors += 1

@@ -14,7 +14,7 @@ from ray_workers.quarantine import Quarantined
 from service.cluster.port import ClusterNode
 from service.db.models import NodeRow
 from service.db.repositories import jobs as repository
-from service.frames import clean
+from service.domain.text import clean
 from service.transitions import remark
 
 QUARANTINED = "slot_quarantined"

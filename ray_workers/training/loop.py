@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,15 +17,18 @@ from dray import train
 from dray.spec import JobSpec
 from ray_workers.contracts import FrameKind, RankTask
 from ray_workers.pages import Doing, Page, Place, Untold, Use
-from ray_workers.training import checkpoints, handover, inheritance, process_group
-from ray_workers.training.checkpoints import Keeper, Loaded
-from ray_workers.training.data import Batches, derive_seed, steps_per_epoch
+from ray_workers.training import checkpoints, handover, inheritance, process_group, resuming
+from ray_workers.training.checkpoints import About, Loaded
+from ray_workers.training.data import Batches, derive_seed, position_after, steps_per_epoch
 from ray_workers.training.errors import BrokenCheckpointError, DataError
 from ray_workers.training.evaluation import Evaluation
+from ray_workers.training.keeper import Keeper
 from ray_workers.training.membership import Membership
+from ray_workers.training.pacing import Pace
 from ray_workers.training.replica import Replica
 from ray_workers.training.reporting import StepFigures, StepReporter
 from ray_workers.training.samples import Feed, on_device
+from ray_workers.training.saves import Saves
 from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
 from ray_workers.training.stopping import Patience
 from ray_workers.training.update import Update
@@ -80,19 +84,28 @@ def run(task: RankTask, spec: JobSpec, workload: Workload, page: Page) -> None:
     """
     membership = Membership(task, page)
     loop = Loop(task, spec, workload, page)
-    while True:
-        try:
-            membership.join()
-            loop.enter(membership.place)
-            loop.fit(membership)
-            loop.finish()
-            membership.leave()
-            return
-        except Exception as error:
-            if not membership.may_follow(error):
-                raise
-            loop.let_go()
-            membership.follow(error)
+    try:
+        while not _train(loop, membership):
+            """In the next generation."""
+    finally:
+        loop.keeper.wait()  # what was copied is committed, also after an error
+
+
+def _train(loop: Loop, membership: Membership) -> bool:
+    """Train in one generation of the group; False if it broke, and there is a place in the next."""
+    try:
+        membership.join()
+        loop.enter(membership.place)
+        loop.fit(membership)
+        loop.finish()
+        membership.leave()
+    except Exception as error:
+        if not membership.may_follow(error):
+            raise
+        loop.let_go()
+        membership.follow(error)
+        return False
+    return True
 
 
 class Loop:
@@ -116,13 +129,17 @@ class Loop:
         self.replica = Replica(self.model, workload.loss_sum, self._autocast)
         self.update = Update(self.model, self.replica, options, self.device)
         self.evaluation = Evaluation(workload, self.device, self._autocast, self._micro_batch_size)
+        self.reporter = StepReporter(self.calendar.total_steps, page)
         self.keeper = Keeper(
             task.checkpoint_url, keep=spec.checkpoint.keep, best=spec.checkpoint.best
+        )
+        auto = self.calendar.save_every_steps is None
+        self.saves = Saves(
+            self.keeper, Pace(task.worker_mtbf_s / task.world_size) if auto else None
         )
         self.metrics: dict[str, float] = {}  # what was last measured, the same on all ranks
         self.measured_at = 0  # after which step of this attempt
         self.patience = Patience()
-        self.loss = torch.zeros((), device=self.device)  # of the last step, until the next
         self.handed_figures: list[Untold] = []  # what those who stayed know of the last steps
         self.rank, self.world_size = NOWHERE, 0
         self.progress = NO_STATE
@@ -159,6 +176,7 @@ class Loop:
         """Leave a group as if the step that broke off had not begun."""
         if self.rank == NOWHERE:
             return
+        self.keeper.hold()
         self.replica.disband()
         self.feed.close()
         self.rank = NOWHERE
@@ -175,7 +193,7 @@ class Loop:
         )
         self.feed = Feed(self.samples, batches, self._micro_batch_size, self.calendar.total_steps)
         self.evaluation.share(self.rank, self.world_size)
-        self.reporter = StepReporter(self.rank, self.calendar.total_steps, self.page)
+        self.reporter.rank = self.rank
 
     @property
     def _micro_batch_size(self) -> int:
@@ -198,20 +216,22 @@ class Loop:
     def resume(self) -> None:
         """Restore the newest sound checkpoint, or begin at step 0."""
         refs = self.task.resume_from
-        loaded = checkpoints.newest_sound(refs) if refs and self.rank == 0 else None
-        chosen = -1
-        if refs:
-            urls = [ref.url for ref in refs]
-            mine = urls.index(loaded.saved.url) if loaded is not None else -1
-            chosen = process_group.agree(mine, self.device, self.world_size)
-        if chosen < 0:
-            self._start_afresh()
+        loaded, passed_over = resuming.choose(
+            refs,
+            lambda sound: process_group.all_same(sound, self.device, self.world_size) and sound,
+        )
+        if loaded is None:
+            loaded = self._start_afresh()
+        else:
+            self._restore(loaded)
+        if self.rank != 0:
             return
-        loaded = loaded or checkpoints.load(refs[chosen])
-        self._restore(loaded)
-        if self.rank == 0:
-            self.keeper.adopt(refs[chosen:])
-        self._tell_resumed(loaded.saved.step, loaded.saved.url)
+        resuming.log_passed_over(passed_over)
+        step = self.progress.step
+        if step:
+            self.keeper.adopt(refs[len(passed_over) :])
+        body = resuming.receipt(loaded, passed_over, step=step, position=self._position(step))
+        train.emit(FrameKind.RESUMED, body)
 
     def fit(self, membership: Membership) -> None:
         """Train to the end of the calendar, or until nothing gets better.
@@ -219,6 +239,7 @@ class Loop:
         Regroup if the group is to change, Left if the rank was asked to leave.
         """
         self.reporter.restart_clock()
+        self.saves.starts_at(self.progress.step)
         try:
             while True:
                 if not self.progress.is_settled:
@@ -253,6 +274,7 @@ class Loop:
         process_group.wait_for_all(self.device, self.world_size)
 
     def _write_result(self, steps_done: int) -> None:
+        self.keeper.wait()
         if steps_done < self.calendar.total_steps:
             rule = self.options.early_stopping
             assert rule is not None
@@ -291,7 +313,7 @@ class Loop:
         loss = self.replica.take_loss()
         if scale is not None:
             loss = loss / scale
-        self.loss = loss
+        self.keeper.hold()
         grad_norm = self.update.step(lr)
 
         self.reporter.step_done(
@@ -305,17 +327,21 @@ class Loop:
                 grad_norm=grad_norm,
             )
         )
+        if self.rank == 0:
+            self.saves.step_took(step, time.perf_counter() - began)
 
     def _between_steps(self, step: int) -> None:
         """What is due: first the metrics, so that no checkpoint is ahead of what was told."""
         evaluates = self.calendar.evaluates_after(step)
-        if not (evaluates or self.calendar.saves_after(step)):
+        # A save by rank 0's own measure asks nothing of the others.
+        saves = self.calendar.saves_after(step) or (self.rank == 0 and self.saves.is_due(step))
+        if not (evaluates or saves):
             return
         self.reporter.flush()
         if evaluates:
             self.page.enter(Doing.EVALUATE, Use.USEFUL)
             self._evaluate(step)
-        if self.rank == 0 and (self.calendar.saves_after(step) or self._is_stopped()):
+        if self.rank == 0 and (saves or self._is_stopped()):
             self._save(step)
         self.reporter.restart_clock()
 
@@ -328,7 +354,7 @@ class Loop:
             self.patience = self.patience.after(rule, self.metrics)
         measured = dict(self.metrics)
         self.measured_at = step
-        self.metrics["train/loss"] = self.loss.item()
+        self.metrics["train/loss"] = self.reporter.last_loss
         if self.rank == 0:
             eval_time_s = time.perf_counter() - began
             train.report(step, measured | {"perf/eval_time_s": eval_time_s})
@@ -363,7 +389,7 @@ class Loop:
             "progress": self.progress.number,
             "metrics": self.metrics,
             "measured_at": self.measured_at,
-            "loss": self.loss,
+            "loss": self.reporter.last_loss,
             "figures": [tuple(figures) for figures in self.page.kept()],
         }
 
@@ -372,26 +398,28 @@ class Loop:
         self.progress = Progress(state["progress"])
         self.metrics = dict(state["metrics"])
         self.measured_at = state["measured_at"]
-        self.loss = state["loss"]
+        self.reporter.last_loss = state["loss"]
         self.handed_figures = [Untold(*figures) for figures in state["figures"]]
 
     def _save(self, step: int) -> None:
         self.page.enter(Doing.SAVE, Use.CHECKPOINTING)
-        steps_per_epoch = self.calendar.steps_per_epoch
-        metrics = self.metrics if self.calendar.evaluates_after(step) else {}
-        self.keeper.save(
+        loss = self.reporter.last_loss
+        about = About(
             step,
-            self._state(),
-            metrics=metrics,
+            metrics=self.metrics if self.calendar.evaluates_after(step) else {},
             position={
-                "epoch": step // steps_per_epoch,
-                "step_in_epoch": step % steps_per_epoch,
+                **self._position(step),
                 "seed": self.options.seed,
                 "global_batch_size": self.options.global_batch_size,
                 "world_size": self.world_size,
                 "data": self.workload.fingerprint,
             },
+            loss=loss if math.isfinite(loss) else None,
         )
+        self.saves.save(about, self._state(), volatile=self.model.buffers())
+
+    def _position(self, step: int) -> dict[str, int]:
+        return position_after(step, len(self.workload.train), self.options.global_batch_size)
 
     def _restore(self, loaded: Loaded) -> None:
         """Go on from a checkpoint of this job. DataError if the data are others now."""
@@ -406,23 +434,21 @@ class Loop:
         self.progress = Progress.at(loaded.saved.step)
         self.metrics = dict(loaded.saved.metrics)
 
-    def _start_afresh(self) -> None:
-        """Begin at step 0, with another job's weights where the document says so."""
+    def _start_afresh(self) -> Loaded | None:
+        """Begin at step 0, with another job's weights where the document says so: its."""
         ref = self.task.init_from
+        loaded = None
         if ref is not None:
             try:
-                self.model.load_state_dict(checkpoints.load(ref).state["model"])
+                loaded = checkpoints.load(ref)
+                self.model.load_state_dict(loaded.state["model"])
             except BrokenCheckpointError as error:
                 raise DataError(f"init_from: {error}") from error
             except RuntimeError as error:  # what load_state_dict says of other names or shapes
                 raise DataError(f"init_from: the checkpoint is of another model: {error}") from None
             self.update.start_average()
         self.progress = Progress.at(0)
-        self._tell_resumed(0, "" if ref is None else ref.url)
-
-    def _tell_resumed(self, step: int, url: str) -> None:
-        if self.rank == 0:
-            train.emit(FrameKind.RESUMED, {"step": step, "url": url})
+        return loaded
 
     def _autocast(self) -> AbstractContextManager[object]:
         dtype = AUTOCAST.get(self.options.precision)

@@ -40,14 +40,15 @@ class StepReporter:
     copied to pinned memory in the stream, and read when the next step was launched.
     """
 
-    def __init__(self, rank: int, total_steps: int, page: Page) -> None:
-        self._rank = rank
+    def __init__(self, total_steps: int, page: Page) -> None:
+        self.rank = 0
         self._total_steps = total_steps
         self._page = page
         self._waiting: list[Untold] = []
         self._on_device: tuple[StepFigures, float, Tensor, torch.cuda.Event] | None = None
         self._began = self._flushed = time.perf_counter()
         self._is_first = True
+        self.last_loss = float("nan")
 
     def restart_clock(self) -> None:
         """What happened since the last step (evaluation, a checkpoint) is not the next one's."""
@@ -82,7 +83,7 @@ class StepReporter:
             "perf/step_time_s": figures.step_time_s,
             "perf/data_wait_s": figures.data_wait_s,
         }
-        if self._rank != 0:
+        if self.rank != 0:
             train.report(figures.step, values)
             return
         samples_per_s = figures.num_samples / figures.step_time_s
@@ -118,6 +119,7 @@ class StepReporter:
             step_time_s,
             figures.data_wait_s,
         )
+        self.last_loss = loss
         self._waiting.append(untold)
         self._page.keep(untold)
 

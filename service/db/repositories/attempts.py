@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,9 @@ from sqlalchemy import Row, Select, bindparam, delete, select
 from sqlalchemy.orm import Session
 
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow
+
+MAX_ENDED = 1000
+"""Attempts that are looked back on."""
 
 
 def get(session: Session, job_id: str, attempt: int) -> AttemptRow | None:
@@ -49,6 +53,22 @@ def live(session: Session) -> list[AttemptRow]:
     """Attempts that have not been seen gone, oldest first."""
     query = select(AttemptRow).where(AttemptRow.finished_at.is_(None))
     return list(session.scalars(query.order_by(AttemptRow.created_at, AttemptRow.job_id)))
+
+
+def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, Any, Any]]:
+    """(job_id, world_size, started_at, finished_at, reason_code) of attempts that ran and ended
+    after `since`: the newest of them."""
+    table = AttemptRow.__table__
+    query = (
+        select(
+            *(table.c.job_id, table.c.world_size, table.c.started_at, table.c.finished_at),
+            table.c.reason_code,
+        )
+        .where(table.c.finished_at > since, table.c.started_at.is_not(None))
+        .order_by(table.c.finished_at.desc())
+        .limit(MAX_ENDED)
+    )
+    return session.connection().execute(query).all()
 
 
 def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
