@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.checkpoint_stall.work import WORKS, Work
 from benchmarks.figures import ratio_of_medians
-from benchmarks.machine import ROOT, BenchmarkError, clean_environment, wait_until_quiet
+from benchmarks.machine import wait_until_quiet
 from benchmarks.report import Comparison, Result, Row
+from benchmarks.torchrun import torchrun
 
 OURS, DCP, TORCH_SAVE, NOTHING = "dray", "dcp", "torch.save", "nothing"
 PEERS = {DCP: 1.0, TORCH_SAVE: 0.1}
@@ -65,21 +63,12 @@ def label_of(work: Work, world_size: int) -> str:
 def run(work: Work, world_size: int, num_turns: int) -> Stalls:
     """Start the ranks and read what they measured. BenchmarkError if they fail."""
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world_size)),
-            *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
-            *("-m", "benchmarks.checkpoint_stall.rank", work.name, str(num_turns), home),
-        ]
-        ended = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
+        torchrun(
+            "benchmarks.checkpoint_stall.rank",
+            [work.name, str(num_turns), home],
+            num_ranks=world_size,
+            timeout_s=TIMEOUT_S,
         )
-        if ended.returncode != 0:
-            raise BenchmarkError(f"the ranks of {work.name} failed:\n{ended.stderr[-3000:]}")
         stalls: Stalls = json.loads((Path(home) / "stalls.json").read_text())
     return stalls
 
@@ -112,10 +101,3 @@ def conclude(found: Mapping[str, Stalls]) -> Result:
         rows=rows,
         comparisons=comparisons,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

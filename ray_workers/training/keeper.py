@@ -20,8 +20,9 @@ from ray_workers.training.checkpoints import About, Saved, log
 from ray_workers.training.errors import BrokenCheckpointError
 from ray_workers.training.snapshots import Camera, Snapshot, hold_for
 
-NICENESS = 19
-"""Of the thread that hashes and writes: it takes what the ranks leave of the processors."""
+NICENESS = 10
+"""Of the thread that hashes and writes: it takes mostly what the ranks leave of the processors,
+and still ends in time where others leave it nothing."""
 
 
 class Keeper:
@@ -51,7 +52,9 @@ class Keeper:
         return self._writing.result() if self._writing is not None and not self.is_saving else 0.0
 
     def adopt(self, refs: Sequence[CheckpointRef]) -> None:
-        """Count these checkpoints of earlier attempts in: they are dropped like our own."""
+        """Count these checkpoints of earlier attempts in: they are dropped like our own. What
+        those attempts were writing when they died is deleted."""
+        self._writer.submit(_sweep, {ref.url.rpartition("/")[0] for ref in refs})
         for ref in refs:
             try:
                 self._saved.append(checkpoints.read_manifest(ref)[0])
@@ -118,6 +121,14 @@ class Keeper:
             except OSError as error:
                 log(f"the checkpoint of step {old.step} could not be deleted: {error}")
             self._saved.remove(old)
+
+
+def _sweep(base_urls: Iterable[str]) -> None:
+    for base_url in base_urls:
+        try:
+            checkpoints.drop_unfinished(base_url)
+        except OSError as error:
+            log(f"an unfinished checkpoint below {base_url} could not be deleted: {error}")
 
 
 def _tell_saved(saved: Saved) -> None:

@@ -105,6 +105,30 @@ def read(url: str) -> bytes:
         return cast(bytes, source.read())
 
 
+def exists(url: str) -> bool:
+    path = local_path(url)
+    if path is not None:
+        return path.exists()
+    filesystem, name = fsspec.core.url_to_fs(url)
+    return bool(filesystem.exists(name))
+
+
+def folders(url: str) -> list[str]:
+    """URLs of the folders in a folder; none if it is not there."""
+    path = local_path(url)
+    if path is not None:
+        inside = path.iterdir() if path.is_dir() else iter(())
+        return [f"{url}/{each.name}" for each in inside if each.is_dir()]
+    filesystem, name = fsspec.core.url_to_fs(url)
+    # What was listed once may be remembered, and another process has written since.
+    filesystem.invalidate_cache()
+    if not filesystem.isdir(name):
+        return []
+    found = filesystem.ls(name, detail=True)
+    names = [each["name"].rstrip("/") for each in found if each["type"] == "directory"]
+    return [f"{url}/{each.rpartition('/')[2]}" for each in names]
+
+
 def remove_file(url: str) -> None:
     """Remove a file for good; it may be gone already."""
     path = local_path(url)

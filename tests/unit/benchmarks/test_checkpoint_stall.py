@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def test_every_contender_leaves_the_whole_state_on_the_disk(loop: Loop, tmp_path
 def test_a_turn_is_measured_for_each(loop: Loop) -> None:
     stalls = {name: loop.turn(saver) for name, saver in loop.savers.items()}
     assert set(stalls) == set(measure.LABELS)
-    assert stalls[measure.TORCH_SAVE] > 0.0
+    assert all(math.isfinite(stall) for stall in stalls.values())
 
 
 def test_goals_are_met_by_the_ratio_of_medians() -> None:

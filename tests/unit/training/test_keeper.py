@@ -208,6 +208,24 @@ def test_what_is_superseded_is_deleted_also_of_an_earlier_attempt_and_told(
     assert body["metrics"] == {"val/loss": 1.0}
 
 
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_what_a_dead_attempt_was_writing_is_deleted_and_what_it_committed_is_kept(
+    tmp_path: Path, scheme: str
+) -> None:
+    base = (tmp_path / "a").as_uri() if scheme == "file" else f"memory://{tmp_path.name}/a"
+    saved = checkpoints.save(base, about(5), {"w": torch.ones(1)})
+    content = memoryview(b"torn")
+    storage.write_buffer(f"{checkpoints.url_of(base, 6)}/.state.partial", content, 4)
+    keeper = Keeper(f"{base}-next", keep=9, best=None)
+    ref = CheckpointRef(saved.url, 5, saved.manifest_sha256)
+    keeper.adopt([ref])
+    keeper.save(about(7), {"w": torch.ones(1)})
+    keeper.wait()
+    assert storage.folders(base) == [saved.url]
+    assert checkpoints.load(ref).saved.step == 5
+    assert storage.folders(f"{base}-none") == []
+
+
 def test_a_file_system_without_direct_writes_gets_them_through_its_cache(
     tmp_path: Path, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
