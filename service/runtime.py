@@ -21,6 +21,7 @@ from service.db.migrate import migrate
 from service.db.repositories import cluster as repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import Database
+from service.faults import Faults
 from service.home import HomeLock
 from service.jobs import Jobs
 from service.reading import Reading
@@ -61,6 +62,7 @@ class Runtime:
         self.signals: Signals = database.signals
         self.storage = storage
         self.jobs = Jobs(database, storage, self.signals, settings)
+        self.faults = Faults(database, settings)
         self.status = StatusCache(database)
         self.reading = Reading(database, storage, self.signals, settings)
         self.watch: ClusterWatch | None = None

@@ -157,6 +157,10 @@ def cluster(as_json: AsJson = False) -> None:
         for node in answer.nodes
     )
     table(("NODE", "STATE", *(f"{kind} HELD" for kind in _KINDS), "JOBS"), rows)
+    for node in answer.nodes:
+        for kept in node.quarantined:
+            slots = "1 slot" if kept.slots == 1 else f"{kept.slots} slots"
+            write(f"{node.hostname}: {slots} of {kept.job_id} in quarantine: {kept.reason}")
 
 
 def _storage(state: StorageState) -> str | None:

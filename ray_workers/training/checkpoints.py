@@ -193,6 +193,19 @@ def _described(ref: CheckpointRef, num_bytes: int, manifest: Mapping[str, Any]) 
     return Saved(ref.url, ref.step, ref.manifest_sha256, num_bytes, metrics)
 
 
+def committed(base_url: str) -> list[Saved]:
+    """The checkpoints below a URL whose manifest is there and whole, oldest first."""
+    found = []
+    for url in storage.folders(base_url):
+        step = url.rpartition("/step-")[2]
+        try:
+            sha256 = hashlib.sha256(_read(f"{url}/{MANIFEST}")).hexdigest()
+            found.append(read_manifest(CheckpointRef(url, int(step), sha256))[0])
+        except (BrokenCheckpointError, ValueError):  # it was still being written, or is none
+            continue
+    return sorted(found, key=lambda one: one.step)
+
+
 def superseded(saved: Sequence[Saved], *, keep: int, best: str | None) -> list[Saved]:
     """Those to drop, so that the `keep` newest and the best remain. Pure.
 

@@ -61,17 +61,28 @@ class Keeper:
             except BrokenCheckpointError as error:
                 log(f"a checkpoint is left out of the count of those kept: {error}")
 
+    def adopt_own(self) -> None:
+        """Count in what a predecessor of this process, which is dead, has committed in this
+        attempt, and delete what it was writing. The newest is told again: it may have died
+        between committing and telling."""
+        self._writer.submit(_sweep, [self._base_url])
+        known = {one.url for one in self._saved}
+        found = checkpoints.committed(self._base_url)
+        self._saved += [one for one in found if one.url not in known]
+        for newest in found[-1:]:
+            _tell_saved(newest)
+
     def save(
         self, about: About, state: Mapping[str, Any], *, volatile: Iterable[Tensor] = ()
     ) -> None:
-        """Begin to save the state as it is now; waits for the save before, if that still runs.
+        """Begin to save the state as it is now, unless that step is saved; waits for the save
+        before, if that still runs.
 
         volatile: tensors of the state that change before `hold` is called.
         """
-        self.wait_for(about.step)
-        if any(one.url == checkpoints.url_of(self._base_url, about.step) for one in self._saved):
-            log(f"the checkpoint of step {about.step} is there already")
+        if self.has(about.step):
             return
+        self.wait_for(about.step)
         began = time.perf_counter()
         try:
             snapshot = self._camera.take(state, volatile)
@@ -80,6 +91,13 @@ class Keeper:
             return
         self._step, self._snapshot = about.step, snapshot
         self._writing = self._writer.submit(self._write, about, snapshot, began)
+
+    def has(self, step: int) -> bool:
+        """Whether the step is saved in this attempt, or being saved."""
+        if self.is_saving and self._step == step:
+            return True
+        url = checkpoints.url_of(self._base_url, step)
+        return any(one.url == url for one in self._saved)
 
     def hold(self) -> None:
         """Call it before the state that was given to `save` changes: it waits for the copy."""

@@ -114,19 +114,21 @@ def exists(url: str) -> bool:
 
 
 def folders(url: str) -> list[str]:
-    """URLs of the folders in a folder; none if it is not there."""
+    """The folders directly below a URL, by name; none if there is no such folder."""
+    base = url.rstrip("/")
     path = local_path(url)
     if path is not None:
-        inside = path.iterdir() if path.is_dir() else iter(())
-        return [f"{url}/{each.name}" for each in inside if each.is_dir()]
-    filesystem, name = fsspec.core.url_to_fs(url)
-    # What was listed once may be remembered, and another process has written since.
-    filesystem.invalidate_cache()
-    if not filesystem.isdir(name):
-        return []
-    found = filesystem.ls(name, detail=True)
-    names = [each["name"].rstrip("/") for each in found if each["type"] == "directory"]
-    return [f"{url}/{each.rpartition('/')[2]}" for each in names]
+        found = [entry.name for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
+    else:
+        filesystem, name = fsspec.core.url_to_fs(url)
+        filesystem.invalidate_cache()
+        there = filesystem.ls(name, detail=True) if filesystem.exists(name) else []
+        found = [
+            entry["name"].rstrip("/").rsplit("/", 1)[-1]
+            for entry in there
+            if entry["type"] == "directory"
+        ]
+    return [f"{base}/{name}" for name in sorted(found)]
 
 
 def remove_file(url: str) -> None:

@@ -10,10 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ray_workers import spool
-from ray_workers.contracts import AttemptSpec, Cause, Drill, Frame, Outcome, Phase, PollReply
+from ray_workers.contracts import (
+    AttemptSpec,
+    Cause,
+    Drill,
+    Frame,
+    FrameKind,
+    Outcome,
+    Phase,
+    PollReply,
+)
 from service.cluster.fake_attempt import FakeAttempt, Play
 from service.cluster.fake_node import FakeNode, Pulse
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
@@ -212,6 +221,10 @@ class FakeCluster:
         """SIGKILL a training process."""
         self._attempts[job_id, attempt].kill(rank, exit_code=-9)
 
+    def tell(self, job_id: str, kind: FrameKind, body: Mapping[str, Any], attempt: int = 1) -> None:
+        """Its supervisor tells something: of a loss, a hang, a drill, its slots."""
+        self._attempts[job_id, attempt].tell(kind, body)
+
     def add_node(self, node_id: str, resources: Mapping[str, float]) -> None:
         self.nodes[node_id] = FakeNode(dict(resources))
         self.pulse.beat()
@@ -303,6 +316,7 @@ def _described(node_id: str, node: FakeNode) -> ClusterNode:
         available=node.free(),
         accepted=node.problem is None,
         problem=node.problem,
+        quarantined=tuple(node.quarantined),
     )
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 from ray_workers import spool
 from ray_workers.contracts import (
+    SUPERVISOR_RANK,
     AttemptSpec,
     Cause,
     Drill,
     DrillKind,
+    DrillState,
     Frame,
     FrameKind,
     Outcome,
@@ -164,10 +166,18 @@ class FakeAttempt:
         if drill.id in self._drills:
             return
         self._drills.add(drill.id)
+        self.tell(FrameKind.DRILL, {"id": drill.id, "state": DrillState.STRUCK})
         if drill.kind is DrillKind.PREEMPT:
             self.preempt()
         else:
             self.kill(drill.rank, exit_code=-9)
+
+    def tell(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
+        """What a supervisor tells, in a spool of its own on the first node."""
+        key = spool.spool_key(SUPERVISOR_RANK, 0, "metrics")
+        node = next(iter(self._nodes.values()))
+        node.spool_of(*self.key, key).append(kind, body)
+        self._pulse.beat()
 
     def kill(self, rank: int, exit_code: int | None) -> None:
         """End a training process; None also takes the rank actor that stands for it."""

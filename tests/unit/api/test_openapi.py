@@ -46,6 +46,7 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
             for name in (
                 *("cancel", "metrics", "logs", "events", "attempts", "checkpoints", "artifacts"),
                 *("artifacts/{artifact_id}", "explain"),
+                *("preempt", "hangs", "drill", "drills", "drills/{drill_id}"),
                 *("checkpoints/{step}/files", "checkpoints/{step}/files/{path}"),
             )
         ),

@@ -19,9 +19,8 @@ from ray_workers.contracts import CheckpointRef, DataPolicy
 from ray_workers.training import checkpoints, storage
 from ray_workers.training.checkpoints import About, PassedOver
 from ray_workers.training.datasets import open_images, open_table, open_text, sources
-from ray_workers.training.datasets.faults import SourceUnavailableError
 from ray_workers.training.datasets.s3 import S3Origin
-from ray_workers.training.errors import BrokenCheckpointError, DataError
+from ray_workers.training.errors import BrokenCheckpointError, DataError, SourceUnavailableError
 from service.domain.errors import StorageUnavailable
 from service.storage import Storage
 from tests.object_store import ObjectStore

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 
+from dray import views
 from ray_workers import contracts
 from ray_workers.contracts import AttemptSpec, CheckpointRef, DataPolicy, RankTask, Slice
 
@@ -64,3 +65,8 @@ def test_names_say_what_they_name_and_never_meet() -> None:
     assert names[2] == "dray:job-1:1:worker:1:0"
     prefixes = {contracts.attempt_prefix("job-1", n) + "/" for n in (1, 11)}
     assert not any(a.startswith(b) for a in prefixes for b in prefixes - {a})
+
+
+def test_the_workers_and_the_users_words_for_drills_are_the_same() -> None:
+    assert [*contracts.DrillKind] == [*views.DrillKind]
+    assert [*contracts.DrillState] == [*views.DrillState]
