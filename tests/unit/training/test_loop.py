@@ -237,7 +237,7 @@ def note_the_order(task: RankTask) -> None:
     def step(loop: Loop, number: int) -> None:
         step_of(loop, number)
         seen[number] = loop.feed.at(number).batch.indices.tolist()
-        Path(f"{task.spool_dir}-order.json").write_text(json.dumps(seen))
+        Path(f"{task.page_prefix}.order").write_text(json.dumps(seen))
 
     Loop._step = step  # type: ignore[method-assign]
 
@@ -246,7 +246,7 @@ def order(home: Path, attempt: int, world_size: int) -> dict[int, list[int]]:
     """The samples of each step over all ranks, in the order of the ranks."""
     found: dict[int, list[int]] = {}
     for rank in range(world_size):
-        path = home / f"attempt-{attempt}" / f"spool-{rank}-order.json"
+        path = home / f"attempt-{attempt}" / "pages" / f"r{rank}.0.order"
         for step, share in json.loads(path.read_text()).items():
             found[int(step)] = found.get(int(step), []) + share
     return found
