@@ -44,7 +44,7 @@ class Loop:
         self.savers: dict[str, Saver] = {
             "dray": Dray(*parts, folder / "dray"),
             "dcp": Dcp(*parts, folder / "dcp"),
-            "torch.save": TorchSave(*parts, folder / "torch-save"),
+            "torch.save": TorchSave(*parts, folder / "torch.save"),
             "nothing": Nothing(),
         }
 

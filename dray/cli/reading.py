@@ -114,7 +114,7 @@ def _from_step(attempt: Attempt) -> str:
 
 def _losses(attempt: Attempt) -> str | None:
     """Of training, before and after it resumed."""
-    if attempt.receipt is None:
+    if attempt.receipt is None or not attempt.receipt.url:
         return None
     losses = attempt.receipt.loss_before, attempt.receipt.loss_after
     return " -> ".join("?" if loss is None else f"{float(loss):.4g}" for loss in losses)

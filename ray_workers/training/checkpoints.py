@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import math
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,6 +35,9 @@ OLD_STATE = "state.pt"
 MANIFEST_VERSION = 2
 """Version 1 had one file for all of the state, `state.pt` by torch.save; it is still read."""
 RNG = "seeds are derived from (seed, step, rank)"
+
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
+"""What reading a document raises that is not what it should be."""
 
 State = Mapping[str, Any]
 
@@ -134,7 +138,7 @@ def load(ref: CheckpointRef) -> Loaded:
     parts = {entry["path"]: _verified(saved.url, entry) for entry in manifest["files"]}
     try:
         state = _state_of(parts)
-    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except (*MALFORMED, RuntimeError, pickle.UnpicklingError) as error:
         raise BrokenCheckpointError(f"{ref.url} holds no state: {error!r}") from error
     return Loaded(saved, state, manifest["position"], manifest.get("loss"))
 
@@ -166,7 +170,7 @@ def read_manifest(ref: CheckpointRef) -> tuple[Saved, dict[str, Any]]:
                 f"this dray reads up to {MANIFEST_VERSION}"
             )
         saved = _described(ref, len(text), manifest)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except MALFORMED as error:
         raise BrokenCheckpointError(
             f"the manifest of {ref.url} does not describe a checkpoint: {error!r}"
         ) from error
@@ -190,15 +194,16 @@ def _described(ref: CheckpointRef, num_bytes: int, manifest: Mapping[str, Any]) 
 
 
 def committed(base_url: str) -> list[Saved]:
-    """The checkpoints below a URL whose manifest is there and whole."""
+    """The checkpoints below a URL whose manifest is there and whole, oldest first."""
     found = []
     for url in storage.folders(base_url):
+        step = url.rpartition("/step-")[2]
         try:
             sha256 = hashlib.sha256(_read(f"{url}/{MANIFEST}")).hexdigest()
-            found.append(read_manifest(CheckpointRef(url, 0, sha256))[0])
-        except BrokenCheckpointError:  # it was still being written
+            found.append(read_manifest(CheckpointRef(url, int(step), sha256))[0])
+        except (BrokenCheckpointError, ValueError):  # it was still being written, or is none
             continue
-    return found
+    return sorted(found, key=lambda one: one.step)
 
 
 def superseded(saved: Sequence[Saved], *, keep: int, best: str | None) -> list[Saved]:
@@ -226,6 +231,13 @@ def drop(saved: Saved) -> None:
     storage.remove_file(f"{saved.url}/{MANIFEST}")
     storage.remove_folder(saved.url)
     train.emit(FrameKind.CHECKPOINT_DROPPED, {"step": saved.step, "url": saved.url})
+
+
+def drop_unfinished(base_url: str) -> None:
+    """Delete what a process that is dead began to write here and did not commit."""
+    for url in storage.folders(base_url):
+        if not storage.exists(f"{url}/{MANIFEST}"):
+            storage.remove_folder(url)
 
 
 def verdicts(refs: Sequence[CheckpointRef]) -> Iterator[Loaded | PassedOver]:

@@ -20,8 +20,9 @@ from ray_workers.training.checkpoints import About, Saved, log
 from ray_workers.training.errors import BrokenCheckpointError
 from ray_workers.training.snapshots import Camera, Snapshot, hold_for
 
-NICENESS = 19
-"""Of the thread that hashes and writes: it takes what the ranks leave of the processors."""
+NICENESS = 10
+"""Of the thread that hashes and writes: it takes mostly what the ranks leave of the processors,
+and still ends in time where others leave it nothing."""
 
 
 class Keeper:
@@ -51,7 +52,9 @@ class Keeper:
         return self._writing.result() if self._writing is not None and not self.is_saving else 0.0
 
     def adopt(self, refs: Sequence[CheckpointRef]) -> None:
-        """Count these checkpoints of earlier attempts in: they are dropped like our own."""
+        """Count these checkpoints of earlier attempts in: they are dropped like our own. What
+        those attempts were writing when they died is deleted."""
+        self._writer.submit(_sweep, {ref.url.rpartition("/")[0] for ref in refs})
         for ref in refs:
             try:
                 self._saved.append(checkpoints.read_manifest(ref)[0])
@@ -59,23 +62,27 @@ class Keeper:
                 log(f"a checkpoint is left out of the count of those kept: {error}")
 
     def adopt_own(self) -> None:
-        """Count in what a predecessor of this process has committed in this attempt."""
+        """Count in what a predecessor of this process, which is dead, has committed in this
+        attempt, and delete what it was writing. The newest is told again: it may have died
+        between committing and telling."""
+        self._writer.submit(_sweep, [self._base_url])
         known = {one.url for one in self._saved}
-        self._saved += [
-            one for one in checkpoints.committed(self._base_url) if one.url not in known
-        ]
+        found = checkpoints.committed(self._base_url)
+        self._saved += [one for one in found if one.url not in known]
+        for newest in found[-1:]:
+            _tell_saved(newest)
 
     def save(
         self, about: About, state: Mapping[str, Any], *, volatile: Iterable[Tensor] = ()
     ) -> None:
-        """Begin to save the state as it is now; waits for the save before, if that still runs.
+        """Begin to save the state as it is now, unless that step is saved; waits for the save
+        before, if that still runs.
 
         volatile: tensors of the state that change before `hold` is called.
         """
-        self.wait_for(about.step)
-        if any(one.url == checkpoints.url_of(self._base_url, about.step) for one in self._saved):
-            log(f"the checkpoint of step {about.step} is there already")
+        if self.has(about.step):
             return
+        self.wait_for(about.step)
         began = time.perf_counter()
         try:
             snapshot = self._camera.take(state, volatile)
@@ -84,6 +91,13 @@ class Keeper:
             return
         self._step, self._snapshot = about.step, snapshot
         self._writing = self._writer.submit(self._write, about, snapshot, began)
+
+    def has(self, step: int) -> bool:
+        """Whether the step is saved in this attempt, or being saved."""
+        if self.is_saving and self._step == step:
+            return True
+        url = checkpoints.url_of(self._base_url, step)
+        return any(one.url == url for one in self._saved)
 
     def hold(self) -> None:
         """Call it before the state that was given to `save` changes: it waits for the copy."""
@@ -125,6 +139,14 @@ class Keeper:
             except OSError as error:
                 log(f"the checkpoint of step {old.step} could not be deleted: {error}")
             self._saved.remove(old)
+
+
+def _sweep(base_urls: Iterable[str]) -> None:
+    for base_url in base_urls:
+        try:
+            checkpoints.drop_unfinished(base_url)
+        except OSError as error:
+            log(f"an unfinished checkpoint below {base_url} could not be deleted: {error}")
 
 
 def _tell_saved(saved: Saved) -> None:

@@ -26,6 +26,7 @@ class Saves:
         self._pace = pace
         self._meter = StallMeter()
         self._told_every: int | None = None
+        self._told_at = -1
 
     def starts_at(self, step: int) -> None:
         if self._pace is not None:
@@ -46,6 +47,8 @@ class Saves:
         self, about: About, state: Mapping[str, Any], *, volatile: Iterable[Tensor] = ()
     ) -> None:
         """Begin to save; see `Keeper.save`."""
+        if self._keeper.has(about.step):
+            return
         began = time.perf_counter()
         if self._meter.is_open:  # its end is what this one waits for
             self._keeper.wait_for(about.step)
@@ -62,7 +65,9 @@ class Saves:
             every = self._pace.measured(stall_s, self._keeper.write_s, self._meter.step_s)
             values["perf/checkpoint_every_steps"] = every
             self._log_interval(every, stall_s)
-        train.report(step, values)
+        if step > self._told_at:  # a key is told once for a step
+            self._told_at = step
+            train.report(step, values)
 
     def _log_interval(self, every: int, stall_s: float) -> None:
         told = self._told_every

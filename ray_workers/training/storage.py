@@ -105,6 +105,14 @@ def read(url: str) -> bytes:
         return cast(bytes, source.read())
 
 
+def exists(url: str) -> bool:
+    path = local_path(url)
+    if path is not None:
+        return path.exists()
+    filesystem, name = fsspec.core.url_to_fs(url)
+    return bool(filesystem.exists(name))
+
+
 def folders(url: str) -> list[str]:
     """The folders directly below a URL, by name; none if there is no such folder."""
     base = url.rstrip("/")

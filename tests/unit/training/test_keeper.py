@@ -28,7 +28,7 @@ NUM = 300_000
 
 @pytest.fixture(autouse=True)
 def _spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAY_SPOOL_DIR", str(tmp_path / "attempt-1" / "spool-0"))
+    monkeypatch.setenv("DRAY_SPOOL_DIR", str(tmp_path / "attempt-1" / "spool" / "r0.0.metrics"))
 
 
 @pytest.fixture
@@ -171,16 +171,18 @@ def test_memory_is_kept_for_the_next_save_and_follows_the_state(
         assert state["step"] == number
 
 
-def test_a_step_that_was_saved_is_not_saved_over(
-    tmp_path: Path, keeper: Keeper, capsys: pytest.CaptureFixture[str]
+def test_a_step_that_is_saved_or_being_saved_is_not_saved_over(
+    tmp_path: Path, keeper: Keeper, gate: threading.Event
 ) -> None:
     """A step that is done again after a loss finds its checkpoint there."""
-    for value in (1.0, 2.0):
-        keeper.save(about(1), {"w": torch.full((3,), value)})
-        keeper.wait()
+    keeper.save(about(1), {"w": torch.full((3,), 1.0)})
+    keeper.save(about(1), {"w": torch.full((3,), 2.0)})
+    gate.set()
+    keeper.wait()
+    keeper.save(about(1), {"w": torch.full((3,), 3.0)})
+    keeper.wait()
     assert told(tmp_path) == [("checkpoint", 1)]
     assert torch.equal(saved_state(tmp_path)["w"], torch.full((3,), 1.0))
-    assert "step 1 is there already" in capsys.readouterr().out
 
 
 def test_what_is_superseded_is_deleted_also_of_an_earlier_attempt_and_told(
@@ -206,6 +208,43 @@ def test_what_is_superseded_is_deleted_also_of_an_earlier_attempt_and_told(
     loaded = checkpoints.load(CheckpointRef(body["url"], 15, body["manifest_sha256"]))
     assert loaded.saved.size_bytes == body["size_bytes"]
     assert body["metrics"] == {"val/loss": 1.0}
+
+
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_what_a_dead_attempt_was_writing_is_deleted_and_what_it_committed_is_kept(
+    tmp_path: Path, scheme: str
+) -> None:
+    base = (tmp_path / "a").as_uri() if scheme == "file" else f"memory://{tmp_path.name}/a"
+    saved = checkpoints.save(base, about(5), {"w": torch.ones(1)})
+    content = memoryview(b"torn")
+    storage.write_buffer(f"{checkpoints.url_of(base, 6)}/.state.partial", content, 4)
+    keeper = Keeper(f"{base}-next", keep=9, best=None)
+    ref = CheckpointRef(saved.url, 5, saved.manifest_sha256)
+    keeper.adopt([ref])
+    keeper.save(about(7), {"w": torch.ones(1)})
+    keeper.wait()
+    assert storage.folders(base) == [saved.url]
+    assert checkpoints.load(ref).saved.step == 5
+    assert storage.folders(f"{base}-none") == []
+
+
+def test_who_stands_in_for_a_dead_rank_0_goes_on_with_its_checkpoints(tmp_path: Path) -> None:
+    base = (tmp_path / "checkpoints").as_uri()
+    for step in (5, 10):
+        checkpoints.save(base, about(step), {"w": torch.full((1,), float(step))})
+    storage.write_buffer(f"{checkpoints.url_of(base, 15)}/.state.1.partial", memoryview(b"t"), 1)
+    (tmp_path / "checkpoints" / "other").mkdir()
+    keeper = Keeper(base, keep=2, best=None)
+    keeper.adopt_own()
+    assert told(tmp_path) == [("checkpoint", 10)], "nobody may have heard of the newest"
+    assert keeper.has(10)
+    keeper.save(about(10), {"w": torch.zeros(1)})
+    keeper.save(about(15), {"w": torch.full((1,), 15.0)})
+    keeper.wait()
+    assert told(tmp_path)[1:] == [("checkpoint", 15), ("checkpoint_dropped", 5)]
+    assert saved_state(tmp_path, 0)["w"] == 10.0
+    left = [path.name for path in Path(checkpoints.url_of(base, 15)[7:]).iterdir()]
+    assert sorted(left) == ["manifest.json", "state.json", "state.safetensors"]
 
 
 def test_a_file_system_without_direct_writes_gets_them_through_its_cache(

@@ -117,7 +117,7 @@ def test_an_interval_has_a_step_at_least() -> None:
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("DRAY_SPOOL_DIR", str(tmp_path / "attempt-1" / "spool-0"))
+    monkeypatch.setenv("DRAY_SPOOL_DIR", str(tmp_path / "attempt-1" / "spool" / "r0.0.metrics"))
     return lambda: {m["step"]: m["values"] for m in frames(tmp_path, kind="metrics")}
 
 
