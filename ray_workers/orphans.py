@@ -36,6 +36,8 @@ def reap(directory: Path) -> list[Orphan]:
     """
     orphans = []
     for record in records.read_sessions(directory):
+        if not record.is_of_this_place:
+            continue
         if not record.is_of_this_boot:
             records.remove_session(directory, record)
         elif not record.has_parent:

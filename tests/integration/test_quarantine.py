@@ -16,7 +16,7 @@ import pytest
 from dray import Client
 from dray.views import JobState
 from ray_workers import paths, records
-from ray_workers.processes import boot_id, carry_mark, command, new_mark, started_ticks
+from ray_workers.processes import boot_id, carry_mark, command, new_mark, place, started_ticks
 from ray_workers.records import SessionRecord
 from tests.integration.harness import Service, assert_nothing_left, eventually, script
 
@@ -42,6 +42,7 @@ def stuck_process(job_id: str) -> Iterator[None]:
         start_new_session=True,
     )
     record = SessionRecord(
+        place=place(),
         boot_id=boot_id(),
         server_pid=os.getpid(),
         server_started=started_ticks(os.getpid()) or 0,
