@@ -107,9 +107,9 @@ class NodeAgent:
         """Why ranks can't be started here: the forkserver, or the remains of a dead node."""
         deployment = deployment_root(self._deployment_id)
         others = [node for node in records.nodes_of(deployment) if node != self._directory]
-        left = await orphans.reap_within(others, ORPHANS_BOUND_S)
+        left = await asyncio.to_thread(orphans.reap_within, others, ORPHANS_BOUND_S)
         # Of our own node's, each attempt's slots wait for what is left of it.
-        await orphans.reap_within([self._directory], 0.0)
+        await asyncio.to_thread(orphans.reap_within, [self._directory], 0.0)
         removed = await asyncio.to_thread(orphans.remove_dead_nodes, deployment, self._directory)
         for folder in removed:
             print(f"removed what a dead node left in {folder}", flush=True)  # noqa: T201

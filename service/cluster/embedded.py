@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ray_workers import paths
+from ray_workers import orphans, paths, records
 from ray_workers.processes import place
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
@@ -184,8 +184,15 @@ class EmbeddedRay:
                         os.kill(pid, signal.SIGKILL)
             time.sleep(CHECK_S)
         shutil.rmtree(_temp_dir(daemon.instance), ignore_errors=True)
-        shutil.rmtree(paths.deployment_root(self._deployment_id), ignore_errors=True)
+        self._remove_nodes()
         self._record.unlink(missing_ok=True)
+
+    def _remove_nodes(self) -> None:
+        """Delete what its nodes kept on this machine, once nothing runs any more that it tells of:
+        what was started with an empty environment does not carry the Ray's mark."""
+        root = paths.deployment_root(self._deployment_id)
+        if not orphans.reap_within(list(records.nodes_of(root)), STOP_TIMEOUT_S):
+            shutil.rmtree(root, ignore_errors=True)
 
     def _read_record(self) -> Daemon | None:
         try:

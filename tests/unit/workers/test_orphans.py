@@ -83,7 +83,9 @@ async def test_a_mark_is_enough_to_be_found(
     orphan = record()
     process = marked_sleeper(orphan.mark, environment)
     records.write_session(records.sessions_dir(tmp_path / "node"), orphan)
-    reaping = asyncio.ensure_future(orphans.reap_within([tmp_path / "node"], PATIENCE_S))
+    reaping = asyncio.create_task(
+        asyncio.to_thread(orphans.reap_within, [tmp_path / "node"], PATIENCE_S)
+    )
     assert await asyncio.to_thread(process.wait, PATIENCE_S) == -9
     assert await reaping == []
 
@@ -139,10 +141,10 @@ async def test_what_survives_is_answered_when_the_time_is_up(
     orphan = record()
     records.write_session(records.sessions_dir(tmp_path / "node"), orphan)
     monkeypatch.setattr(orphans, "find_members", lambda _: {orphan.mark: [(1 << 22) + 1]})
-    left = await orphans.reap_within([tmp_path / "node"], 0.1)
+    left = orphans.reap_within([tmp_path / "node"], 0.1)
     assert [(each.record, each.pids) for each in left] == [(orphan, ((1 << 22) + 1,))]
     monkeypatch.setattr(orphans, "find_members", lambda _: {orphan.mark: []})
-    assert await orphans.reap_within([tmp_path / "node"], 0.1) == []
+    assert orphans.reap_within([tmp_path / "node"], 0.1) == []
 
 
 def node_folder(root: Path, name: str, **owner: object) -> Path:
