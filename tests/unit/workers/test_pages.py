@@ -83,8 +83,6 @@ def test_the_classes_of_the_ledger_add_up_to_what_was_held() -> None:
     none = dict.fromkeys(USES, 0.0)
     books = ledger.look([], 3.0, Use.STARTING)
     assert books == dict.fromkeys(map(str, USES), 0.0) | {"starting": 3.0}
-        "starting": 3.0
-    }
     first = seen(0, none | {Use.STARTING: 1.0, Use.USEFUL: 4.0}, alive=Use.USEFUL)
     books = ledger.look([first], 10.0, Use.IDLE)
     assert books["useful"] == pytest.approx(6.0)
