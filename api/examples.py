@@ -157,10 +157,23 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "AttemptPage": {
         "items": [
             {
-                "attempt": 1,
+                "attempt": 2,
                 "state": "running",
                 "world_size": 2,
-                "resume_step": 0,
+                "resume_step": 50,
+                "receipt": {
+                    "step": 50,
+                    "url": f"file:///srv/dray/storage/jobs/{JOB_ID}/attempts/1/checkpoints/step-50",
+                    "sha256": SHA256,
+                    "size_bytes": 412_345,
+                    "position": {"epoch": 8, "step_in_epoch": 2, "samples": 512},
+                    "world_size": 2,
+                    "optimizer_restored": True,
+                    "rng": "seeds are derived from (seed, step, rank)",
+                    "loss_before": 0.31,
+                    "loss_after": 0.3,
+                    "passed_over": [{"step": 100, "why": "its manifest does not match its hash"}],
+                },
                 "reason": None,
                 "created_at": MADE,
                 "started_at": STARTED,

@@ -185,12 +185,53 @@ class Reset(View):
     newest_seq: int
 
 
+class PassedOver(View):
+    """A checkpoint that was not resumed from, because it is damaged."""
+
+    step: int
+    why: str
+
+
+class Position(View):
+    epoch: int
+    """Epochs that were completed."""
+    step_in_epoch: int
+    samples: int
+    """Of the epoch's order that are used up, the same at any world size."""
+
+
+class Receipt(View):
+    """What an attempt went on from."""
+
+    step: int
+    """0 if it began afresh."""
+    url: str
+    """Of the checkpoint; empty if none was sound."""
+    sha256: str | None = None
+    """Of the manifest, which was checked, and with it every file."""
+    size_bytes: int | None = None
+    position: Position | None = None
+    """Where the data go on."""
+    world_size: int | None = None
+    """Of the group that saved."""
+    optimizer_restored: bool = False
+    rng: str | None = None
+    """Where random numbers go on from."""
+    loss_before: MetricValue | None = None
+    """Training loss of the step that was saved; null if it was no number."""
+    loss_after: MetricValue | None = None
+    """Training loss of the first step after it."""
+    passed_over: list[PassedOver] = []
+
+
 class Attempt(View):
     attempt: int
     state: str
     world_size: int
     resume_step: int
     """Optimizer steps already done when it began; 0 for a fresh start."""
+    receipt: Receipt | None = None
+    """Unset for a fresh start."""
     reason: Reason | None = None
     created_at: datetime
     started_at: datetime | None = None
@@ -340,6 +381,15 @@ class Explanation(View):
     """When the jobs in its way reach their `max_runtime_s`, if they have one."""
 
 
+class QuarantinedSlots(View):
+    """Slots that no job is given, because something of the job that had them is not gone."""
+
+    slots: int
+    reason: str
+    since: datetime
+    job_id: str
+
+
 class NodeSlots(View):
     node_id: str
     hostname: str
@@ -350,6 +400,8 @@ class NodeSlots(View):
     accepted: bool
     reason: str | None = None
     """Why the node is refused, when it is."""
+    quarantined: list[QuarantinedSlots] = []
+    """They are tried again every few seconds, and given back when they are clean."""
     jobs: list[str]
 
 

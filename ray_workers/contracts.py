@@ -82,6 +82,10 @@ class DataPolicy:
         return cls(**fields)
 
 
+WORKER_MTBF_S = 24 * 3600.0
+"""What is taken for a worker's mean time between failures before any was seen."""
+
+
 @dataclass(frozen=True)
 class AttemptSpec:
     """All a supervisor needs to run one attempt of a job."""
@@ -106,6 +110,11 @@ class AttemptSpec:
     """Running time left to the job, in seconds."""
     spool_limit_bytes: int = 64 << 20
     """Most undelivered bytes that one rank keeps for its log, and as many for its metrics."""
+    furthest_step: int = 0
+    """Optimizer steps that an earlier attempt of the job has done."""
+    worker_mtbf_s: float = WORKER_MTBF_S
+    """Mean time between losses of one worker that end an attempt; `checkpoint.every_steps: auto`
+    goes by it."""
 
     @property
     def world_size(self) -> int:
@@ -136,6 +145,8 @@ class Cause(StrEnum):
     """The training code raised, exited non-zero or was killed by a signal of its own."""
     BAD_DATA = "bad_data"
     """The data set is missing or broken: trying again would not help."""
+    DATA_UNREACHABLE = "data_unreachable"
+    """The source of the data did not answer a worker, however often it asked; later it may."""
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
     """Ray did not give the slots in time: others use the cluster. Nobody is charged."""
@@ -173,7 +184,8 @@ class FrameKind(StrEnum):
     ARTIFACT = "artifact"
     """body: {path, url, size_bytes, sha256}"""
     RESUMED = "resumed"
-    """body: {step, url}: optimizer steps done when training began, and from which checkpoint"""
+    """body: {step, url}: optimizer steps done when training began, and from which checkpoint; with
+    it the receipt of a resume, as `ray_workers.training.receipts` writes it"""
     ERROR = "error"
     """body: {cause: Cause, type, message, traceback}"""
 
@@ -193,6 +205,9 @@ class FrameKind(StrEnum):
     LEDGER = "ledger"
     """body: {slot_seconds: {class: number}}: what the slots of the attempt were used for so far"""
 
+
+LEFT_EXIT_CODE = 75
+"""Of a rank that saved a checkpoint and left as it was asked to (EX_TEMPFAIL of sysexits(3))."""
 
 SUPERVISOR_RANK = -1
 """The rank of the frames that the supervisor itself writes."""
@@ -260,6 +275,14 @@ class PollReply:
 
 
 @dataclass(frozen=True)
+class Predecessor:
+    """A process that had the rank before, on the same node: what it left to be told."""
+
+    spool_dir: str
+    page_prefix: str
+
+
+@dataclass(frozen=True)
 class RankTask:
     """All a training process needs, handed to it as JSON when it is forked."""
 
@@ -284,9 +307,18 @@ class RankTask:
     init_from: CheckpointRef | None = None
     data_policy: DataPolicy = DataPolicy()
     spool_limit_bytes: int = 64 << 20
+    worker_mtbf_s: float = WORKER_MTBF_S
     device: str = "cpu"
     """`cpu`, or `cuda` with CUDA_VISIBLE_DEVICES naming the one GPU."""
     env: Mapping[str, str] = field(default_factory=dict)
+    page_prefix: str = ""
+    """What the names of its page and of the files beside it begin with (`ray_workers.pages`);
+    without one nobody watches it, and its group is not mended."""
+    generation: int = 0
+    """Of the group that it joins first."""
+    furthest_step: int = 0
+    """Optimizer steps that an earlier attempt has done: up to there, they are done again."""
+    predecessors: tuple[Predecessor, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -296,5 +328,6 @@ class RankTask:
         data = json.loads(text)
         data["resume_from"] = tuple(CheckpointRef(**ref) for ref in data["resume_from"])
         data["init_from"] = data["init_from"] and CheckpointRef(**data["init_from"])
+        data["predecessors"] = tuple(Predecessor(**one) for one in data["predecessors"])
         data["data_policy"] = DataPolicy.from_dict(data["data_policy"])
         return cls(**data)

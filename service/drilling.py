@@ -17,7 +17,8 @@ from service.db.models import AttemptRow, DrillRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as repository
 from service.domain import drills
-from service.frames import Refused, clean, count_or_none, seconds_or_none, text, time_of
+from service.domain.text import clean
+from service.frames import Refused, count_or_none, seconds_or_none, text, time_of
 from service.transitions import remark
 
 MAX_MESSAGE_CHARS = 1024

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from ray_workers.contracts import Frame
 from service.db.models import JobRow
 from service.db.repositories import jobs as jobs_repository
+from service.domain.text import clean
 from service.transitions import remark
 
 MAX_STEP = 2**53
@@ -62,11 +63,6 @@ class Refusals:
             now=now,
             data={"refused": dict(self._counts.most_common(10))},
         )
-
-
-def clean(text: str) -> str:
-    """Text that every database stores: no NUL (PostgreSQL) and no lone surrogates (UTF-8)."""
-    return text.replace("\0", "␀").encode("utf-8", "replace").decode()
 
 
 def count(body: Mapping[str, Any], name: str, limit: int) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 
 from dray import views
 from service.db.models import HangRow
-from service.frames import MAX_STEP, Refused, clean, count, count_or_none, ranks_of
+from service.domain.text import clean
+from service.frames import MAX_STEP, Refused, count, count_or_none, ranks_of
 from service.frames import seconds_or_none as seconds
 from service.frames import text as text_of
 

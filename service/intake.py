@@ -14,19 +14,12 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from ray_workers.contracts import Frame, FrameKind, attempt_prefix
+from service import metric_frames, receipts
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.domain.ids import artifact_id
-from service.frames import (
-    MAX_STEP,
-    Refusals,
-    Refused,
-    clean,
-    count,
-    number,
-    sha256,
-    time_of,
-)
+from service.domain.text import clean
+from service.frames import MAX_STEP, Refusals, Refused, count, number, sha256, time_of
 from service.log_store import LogLine, LogStore
 from service.metric_store import MetricStore, by_name
 from service.storage import Storage, check_key
@@ -53,6 +46,7 @@ class Intake:
         self._logs = LogStore(session, storage, job, attempt, now)
         self._metrics = MetricStore(session, job, attempt, now)
         self._known_keys: set[str] = set()
+        self._awaited_step = receipts.awaited_step(attempt)
         self._said: dict[str, Any] = dict(job.progress or {})
         self._reached: tuple[int, Frame] | None = None
         """Newest step of rank 0, and the frame that told of it."""
@@ -69,8 +63,12 @@ class Intake:
         }
         refusals = Refusals()
         # What a replacement reports comes after what the rank before it did.
-        for frame in sorted(frames, key=lambda frame: frame.incarnation):
-            refusals.guard(frame, handlers.get(frame.kind, _not_for_a_rank))
+        in_order = sorted(frames, key=lambda frame: frame.incarnation)
+        for run in metric_frames.runs(in_order):
+            if run[0].kind == FrameKind.METRICS and self._take_run(run):
+                continue
+            for frame in run:
+                refusals.guard(frame, handlers.get(frame.kind, _not_for_a_rank))
         if self._reached is not None:
             step, frame = self._reached
             at = time_of(frame, self._now)
@@ -78,6 +76,28 @@ class Intake:
         self._metrics.store()
         self._logs.store()
         refusals.tell(self._session, self._job, self._now)
+
+    def _take_run(self, frames: Sequence[Frame]) -> bool:
+        """Take frames of one form at once; False, and nothing is taken, if one is unusual."""
+        run = metric_frames.run_of(frames, MAX_STEP)
+        if run is None or not all(map(self._may_name, run.columns)):
+            return False
+        lowest = min(run.steps)
+        self._saw_step(lowest, frames[run.steps.index(lowest)], first=frames[0])
+        rank = frames[0].rank
+        if rank == 0:
+            self._reach(run.steps[-1], frames[-1], run.said)
+            self._complete_receipt(run.steps, run.columns.get(receipts.LOSS))
+        repeats = self._may_repeat(frames[0])
+        for key, values in run.columns.items():
+            self._metrics.extend(key, rank, run.steps, values, repeats=repeats)
+        return True
+
+    def _may_name(self, key: str) -> bool:
+        try:
+            return key in self._known_keys or bool(self._new_key(key))
+        except Refused:
+            return False
 
     def _take_metrics(self, frame: Frame) -> None:
         body = frame.body
@@ -89,19 +109,42 @@ class Intake:
             key if key in self._known_keys else self._new_key(key): number(value)
             for key, value in values.items()
         }
-        attempt = self._attempt
-        first = attempt.first_metric_step
-        # A step that is told again after a repair takes the progress back nowhere.
-        if frame.rank == 0 and step >= (attempt.last_metric_step or 0):
-            self._said.update(said_of_progress(body))
+        if frame.rank == 0:
+            self._reach(step, frame, said_of_progress(body))
+            loss = numbers.get(receipts.LOSS)
+            self._complete_receipt([step], None if loss is None else [loss])
+        self._saw_step(step, frame, first=frame)
+        repeats = self._may_repeat(frame)
+        for key, value in numbers.items():
+            self._metrics.extend(key, frame.rank, (step,), (value,), repeats=repeats)
+
+    def _reach(self, step: int, frame: Frame, said: Mapping[str, Any]) -> None:
+        """A step that is told again after a repair takes the progress back nowhere."""
+        if step >= (self._attempt.last_metric_step or 0):
+            self._said.update(said)
             self._reached = step, frame
-            attempt.last_metric_step = step
-        if first is None or step < first:
-            attempt.first_metric_step, attempt.first_metric_at = step, time_of(frame, self._now)
+            self._attempt.last_metric_step = step
+
+    def _complete_receipt(self, steps: Sequence[int], losses: Sequence[float] | None) -> None:
+        """The loss of the first step after a resume is what its receipt waits for."""
+        awaited = self._awaited_step
+        if awaited is not None and losses is not None and awaited in steps:
+            loss = losses[steps.index(awaited)]
+            receipts.complete(self._session, self._job, self._attempt, loss, self._now)
+            self._awaited_step = None
+
+    def _may_repeat(self, frame: Frame) -> bool:
+        """Whether its steps may have been told before, by a process that is gone."""
+        return frame.incarnation > 0 or self._attempt.generation > 0
+
+    def _saw_step(self, step: int, frame: Frame, *, first: Frame) -> None:
+        """`step`: the lowest of some, which `frame` told of; `first`: what told of any of them."""
+        known = self._attempt.first_metric_step
+        if known is None or step < known:
+            self._attempt.first_metric_step = step
+            self._attempt.first_metric_at = time_of(frame, self._now)
         if self._job.first_step_at is None:
-            self._job.first_step_at = time_of(frame, self._now)
-        repeats = frame.incarnation > 0 or attempt.generation > 0
-        self._metrics.add(rank=frame.rank, step=step, values=numbers, repeats=repeats)
+            self._job.first_step_at = time_of(first, self._now)
 
     def _new_key(self, key: Any) -> str:
         """The same few names come again and again: each is looked at once."""
@@ -162,6 +205,8 @@ class Intake:
     def _take_resumed(self, frame: Frame) -> None:
         if self._attempt.resume_step is None:
             self._attempt.resume_step = count(frame.body, "step", MAX_STEP)
+            self._attempt.receipt = receipts.of_frame(frame.body)
+            self._awaited_step = receipts.awaited_step(self._attempt)
 
     def _take_error(self, frame: Frame) -> None:
         self._attempt.num_errors += 1

@@ -33,7 +33,7 @@ from service.domain.states import Trigger
 from service.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.listing import JobFilter
 from service.settings import Settings
-from service.signals import QUEUE, Signals
+from service.signals import QUEUE, Signals, events_of
 from service.storage import Storage
 from service.storage_watch import StorageWatch, refuse_if_full
 from service.transitions import move
@@ -148,7 +148,7 @@ class Jobs:
         once. Not one transaction: it looks again whenever something may have changed.
         """
         deadline = asyncio.get_running_loop().time() + wait_s
-        with self._signals.subscribe(job_id) as woken:
+        with self._signals.subscribe(events_of(job_id)) as woken:
             while True:
                 job = await self.get(job_id)
                 known_state = known_state or job.state

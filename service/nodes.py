@@ -6,6 +6,7 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
+from service import quarantine
 from service.cluster.port import ClusterSnapshot
 from service.db.models import ClusterRow, NodeRow
 from service.db.repositories import cluster as repository
@@ -31,6 +32,9 @@ def store(
     )
     if snapshot is None:
         return
+    # After the cluster's row was written, which keeps out others who look at once.
+    kept_before = quarantine.known(repository.nodes(session))
+    quarantine.tell(session, kept_before, snapshot.nodes, now)
     repository.replace_nodes(
         session,
         [
@@ -42,6 +46,7 @@ def store(
                 reason=node.problem,
                 total=dict(node.resources),
                 available=dict(node.available),
+                quarantined=quarantine.as_stored(node.quarantined),
                 updated_at=now,
             )
             for node in snapshot.nodes

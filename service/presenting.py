@@ -90,6 +90,7 @@ def attempt(row: AttemptRow) -> views.Attempt:
         state=row.phase,
         world_size=row.world_size,
         resume_step=row.resume_step or 0,
+        receipt=None if row.receipt is None else views.Receipt.model_validate(row.receipt),
         reason=reason,
         created_at=row.created_at,
         started_at=row.started_at,

@@ -16,15 +16,15 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.contracts import Cause, Frame, FrameKind, Outcome, Phase, PollReply
-from service import drilling, goodput
+from service import drilling, goodput, receipts
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain.retries import Budget, Budgets, Fault, GiveUp, Retry, decide
 from service.domain.states import Trigger
+from service.domain.text import clean
 from service.fault_intake import FaultIntake, generation, is_from_supervisor
-from service.frames import clean
 from service.intake import Intake
 from service.storage import Storage
 from service.transitions import move, runtime_left_s
@@ -143,6 +143,7 @@ def _end(
     row.finished_at = ended_at
     row.reason_code, row.reason_message = str(outcome.cause), message
     row.failed_rank, row.exit_code = outcome.rank, outcome.exit_code
+    receipts.close(session, job, row, now)
     if row.started_at is not None:
         job.runtime_used_s += max(0.0, (ended_at - row.started_at).total_seconds())
     goodput.close(session, job, row, outcome.cause, ended_at)
@@ -212,7 +213,7 @@ def _retry_or_fail(
         job,
         Trigger.RETRY,
         code=fault,
-        message=f"{message} ({_retry_sentence(decision)})",
+        message=f"{message} ({_retry_sentence(fault, decision)})",
         now=now,
         values={"not_before": now + timedelta(seconds=decision.delay_s)},
         data=data | {"delay_s": decision.delay_s, "charged_to": str(decision.budget)},
@@ -230,10 +231,11 @@ def _charge(job: JobRow, fault: Fault, budget: Budget) -> None:
         job.preemptions += 1
 
 
-def _retry_sentence(retry: Retry) -> str:
+def _retry_sentence(fault: Fault, retry: Retry) -> str:
+    whose = "the data source" if fault is Fault.DATA_UNREACHABLE else "the cluster"
     charged = {
         Budget.USER: "counted against max_retries",
-        Budget.INFRA: "counted as a fault of the cluster",
+        Budget.INFRA: f"counted as a fault of {whose}",
         Budget.FREE: "not counted",
     }[retry.budget]
     return f"tried again in {retry.delay_s:g} s, {charged}"

@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from ray_workers.contracts import AttemptSpec, Slice
-from service import data_sources, jobs, transitions
+from ray_workers.contracts import WORKER_MTBF_S, AttemptSpec, Slice
+from service import data_sources, jobs, reliability, transitions
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.db.repositories import storage as storage_repository
 from service.db.session import Database, touch
@@ -146,6 +146,7 @@ class Scheduler:
             max_runtime_s=claimed.max_runtime_s,
             data_policy=data_sources.policy_of(self._settings),
             spool_limit_bytes=self._settings.spool_limit_bytes,
+            worker_mtbf_s=await self._worker_mtbf_s(claimed, now),
         )
         try:
             await self._cluster.launch(spec)
@@ -156,6 +157,11 @@ class Scheduler:
                 "the launch of %s attempt %d is in doubt: %s", spec.job_id, spec.attempt, error
             )
         return True
+
+    async def _worker_mtbf_s(self, claimed: transitions.Claimed, now: datetime) -> float:
+        if not reliability.asks(claimed.spec):
+            return WORKER_MTBF_S
+        return await self._database.read(lambda s: reliability.worker_mtbf(s, claimed.job_id, now))
 
 
 def _storage_problem(session: Session) -> str | None:

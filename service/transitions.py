@@ -25,7 +25,7 @@ from service.db.session import notify, touch
 from service.domain import policy
 from service.domain.documents import upcast
 from service.domain.states import Trigger, transition
-from service.signals import QUEUE
+from service.signals import QUEUE, events_of
 
 
 def move(
@@ -76,7 +76,7 @@ def move(
     if after.is_terminal:
         message = "the job ended before it was seen to train on"
         faults_repository.fail_drills(session, job.id, message, now)
-    notify(session, job.id, QUEUE)
+    notify(session, job.id, events_of(job.id), QUEUE)
     return True
 
 
@@ -104,7 +104,7 @@ def remark(
             data=dict(data or {}),
         ),
     )
-    notify(session, job.id)
+    notify(session, job.id, events_of(job.id))
 
 
 @dataclass(frozen=True)

@@ -316,6 +316,7 @@ def _described(node_id: str, node: FakeNode) -> ClusterNode:
         available=node.free(),
         accepted=node.problem is None,
         problem=node.problem,
+        quarantined=tuple(node.quarantined),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ray_workers.contracts import AttemptSpec, Drill, PollReply
+from ray_workers.quarantine import Quarantined
 
 
 class ClusterUnavailable(Exception):
@@ -31,6 +32,8 @@ class ClusterNode:
     accepted: bool
     problem: str | None = None
     """Why the node may not carry ranks."""
+    quarantined: tuple[Quarantined, ...] = ()
+    """Slots of ended attempts that are not clean; they are not among the available."""
 
 
 @dataclass(frozen=True)

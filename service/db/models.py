@@ -167,6 +167,12 @@ class AttemptRow(Base):
             sqlite_where=text("finished_at IS NULL"),
             postgresql_where=text("finished_at IS NULL"),
         ),
+        Index(
+            "ix_attempts_finished_at",
+            "finished_at",
+            sqlite_where=text("finished_at IS NOT NULL"),
+            postgresql_where=text("finished_at IS NOT NULL"),
+        ),
     )
     job_id: Mapped[str] = _job_key()
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -200,6 +206,8 @@ class AttemptRow(Base):
     started_at: Mapped[datetime | None]
     """When the slots were given, by the supervisor's clock."""
     finished_at: Mapped[datetime | None]
+    receipt: Mapped[dict[str, Any] | None]
+    """What it restored; unset of one that began from nothing. See `service.receipts`."""
 
 
 class EventRow(Base):
@@ -382,4 +390,6 @@ class NodeRow(Base):
     reason: Mapped[str | None]
     total: Mapped[dict[str, Any]]
     available: Mapped[dict[str, Any]]
+    quarantined: Mapped[list[Any]]
+    """`ray_workers.quarantine.Quarantined`, as JSON."""
     updated_at: Mapped[datetime]

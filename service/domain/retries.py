@@ -18,6 +18,7 @@ class Fault(StrEnum):
 
     USER_ERROR = "user_error"
     BAD_DATA = "bad_data"
+    DATA_UNREACHABLE = "data_unreachable"
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
     WORKER_LOST = "worker_lost"
@@ -93,13 +94,19 @@ def decide(fault: Fault, budgets: Budgets, *, by_drill: bool = False) -> Retry |
             delay_s = _backoff(USER_BACKOFF_S, budgets.user_failures, MAX_BACKOFF_S)
             return Retry(delay_s, Budget.USER)
         case Fault.WORKER_LOST | Fault.INFRASTRUCTURE | Fault.SUPERVISOR_LOST:
-            if budgets.infra_failures >= budgets.max_infra_retries:
-                because = f"{budgets.max_infra_retries} retries for faults of the cluster are spent"
-                return GiveUp(fault, Budget.INFRA, because)
-            delay_s = _backoff(INFRA_BACKOFF_S, budgets.infra_failures, MAX_BACKOFF_S)
-            return Retry(delay_s, Budget.INFRA)
+            return _charge_infra(fault, budgets, "faults of the cluster")
+        case Fault.DATA_UNREACHABLE:
+            return _charge_infra(fault, budgets, "faults of the cluster and of data sources")
         case Fault.SLOTS_UNAVAILABLE | Fault.NODE_LOST | Fault.PREEMPTED:
             delay_s = _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_FREE_BACKOFF_S)
             return Retry(delay_s, Budget.FREE)
         case _:
             assert_never(fault)
+
+
+def _charge_infra(fault: Fault, budgets: Budgets, faults: str) -> Retry | GiveUp:
+    if budgets.infra_failures >= budgets.max_infra_retries:
+        because = f"{budgets.max_infra_retries} retries for {faults} are spent"
+        return GiveUp(fault, Budget.INFRA, because)
+    delay_s = _backoff(INFRA_BACKOFF_S, budgets.infra_failures, MAX_BACKOFF_S)
+    return Retry(delay_s, Budget.INFRA)

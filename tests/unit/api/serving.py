@@ -19,6 +19,7 @@ from api.app import create_app
 from api.context import Context
 from ray_workers.contracts import Cause, Frame, FrameKind, attempt_prefix
 from service.settings import Settings
+from service.signals import events_of
 from tests.unit.service.helpers import Service
 
 DEADLINE_S = 10.0
@@ -72,7 +73,8 @@ class LiveServer:
 
     def num_waiting(self, job_id: str) -> int:
         """How many long polls and streams wait for something to happen to the job."""
-        return len(self.context.runtime.signals._subscribers.get(job_id, ()))
+        waiting = self.context.runtime.signals._subscribers
+        return sum(len(waiting.get(topic, ())) for topic in (job_id, events_of(job_id)))
 
     @property
     def context(self) -> Context:

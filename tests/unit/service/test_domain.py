@@ -88,6 +88,7 @@ def test_what_another_attempt_would_not_mend_is_not_tried_again(fault: Fault) ->
     [
         (Fault.USER_ERROR, Budget.USER, 2),
         (Fault.WORKER_LOST, Budget.INFRA, 3),
+        (Fault.DATA_UNREACHABLE, Budget.INFRA, 3),
         (Fault.SUPERVISOR_LOST, Budget.INFRA, 3),
         (Fault.INFRASTRUCTURE, Budget.INFRA, 3),
     ],

@@ -71,8 +71,8 @@ async def test_the_schema_itself_allows_one_live_attempt_of_a_job(service: Servi
     copy = text(
         "INSERT INTO attempts SELECT job_id, 2, phase, slices, bundle, world_size, "
         "cluster_session, cursor, resume_step, first_metric_step, first_metric_at, num_errors, "
-        "reason_code, reason_message, failed_rank, exit_code, created_at, started_at, finished_at "
-        "FROM attempts WHERE job_id = :job_id"
+        "reason_code, reason_message, failed_rank, exit_code, created_at, started_at, finished_at, "
+        "receipt FROM attempts WHERE job_id = :job_id"
     )
     with pytest.raises(IntegrityError):
         service.database.write_sync(lambda s: s.execute(copy, {"job_id": job_id}))
