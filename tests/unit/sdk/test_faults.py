@@ -12,6 +12,7 @@ import pytest
 from dray import AsyncClient, Client, errors
 from dray.views import Drill, DrillKind, DrillState
 from tests.unit.api.serving import LiveServer, wait_until
+from tests.unit.sdk.lossy import Lossy
 from tests.unit.service.helpers import drilled, hang, spent
 
 
@@ -58,23 +59,11 @@ def test_a_drill_is_awaited(server: LiveServer) -> None:
 
 
 def test_a_drill_whose_answer_was_lost_strikes_once(server: LiveServer) -> None:
-    real = httpx.HTTPTransport()
-    lost: list[httpx.Response] = []
-
-    class Lossy(httpx.BaseTransport):
-        def handle_request(self, request: httpx.Request) -> httpx.Response:
-            response = real.handle_request(request)
-            if not lost:
-                response.read()
-                lost.append(response)
-                raise httpx.ReadError("the connection broke", request=request)
-            return response
-
-    job_id = server.trains()
-    with Client(server.url, transport=Lossy()) as client:
+    job_id, transport = server.trains(), Lossy()
+    with Client(server.url, transport=transport) as client:
         made = client.drill(job_id, kind="preempt", wait=False)
         assert [one.id for one in client.drills(job_id)] == [made.id]
-    assert json.loads(lost[0].content)["id"] == made.id
+    assert json.loads(transport.lost[0].content)["id"] == made.id
 
 
 def test_errors_have_classes_of_their_own(server: LiveServer) -> None:
