@@ -146,6 +146,7 @@ class Scheduler:
             max_runtime_s=claimed.max_runtime_s,
             data_policy=data_sources.policy_of(self._settings),
             spool_limit_bytes=self._settings.spool_limit_bytes,
+            furthest_step=claimed.furthest_step,
             worker_mtbf_s=await self._worker_mtbf_s(claimed, now),
         )
         try:
