@@ -17,10 +17,13 @@ torch_index := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 # How many processes share the unit tests; the rest needs one Ray, and runs in one.
 TEST_PROCESSES ?= 2
 
+# Options of `make chaos`, such as --seed 7 (see `python -m tests.chaos --help`).
+CHAOS ?=
+
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test check lint types imports format openapi bench clean
+.PHONY: help setup demo run test check lint types imports format openapi bench chaos clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -62,6 +65,9 @@ format: setup ## put the code into its format
 
 bench: $(VENV)/.bench-ready $(MLFLOW)/.ready ## measure against peers, about an hour (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks
+
+chaos: setup ## strike jobs with every fault, some 25 minutes; writes docs/chaos.md
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 $(VENV)/.bench-ready: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
