@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import threading
 import urllib.request
@@ -124,8 +125,11 @@ class RayCluster:
     def __init__(self, folder: Path) -> None:
         self.token_file = folder / "token"
         self.token_file.write_text("a-token-of-this-chaos-cluster-0123456789")
+        self._temp_dir = Path(tempfile.mkdtemp(prefix="dray-chaos-"))
+        (self._temp_dir / "ray").mkdir()  # where `Cluster` writes its address without asking
         # Ray's own children inherit it, and ray reads some of it when it is imported.
         os.environ |= {
+            "RAY_TMPDIR": str(self._temp_dir),
             "PYTHONPATH": str(ROOT),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_file),
@@ -137,11 +141,7 @@ class RayCluster:
         }
         from ray.cluster_utils import Cluster
 
-        self._options: dict[str, Any] = {
-            "num_cpus": self.SLOTS_PER_NODE,
-            "node_ip_address": "127.0.0.1",
-            "temp_dir": tempfile.mkdtemp(prefix="dray-chaos-"),
-        }
+        self._options: dict[str, Any] = {"num_cpus": self.SLOTS_PER_NODE}
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={
@@ -175,7 +175,8 @@ class RayCluster:
         raise ProcessLookupError("no node but the head has a rank of the job")
 
     def stop(self) -> None:
-        self._cluster.shutdown()
+        self._cluster.shutdown()  # type: ignore[no-untyped-call]
+        shutil.rmtree(self._temp_dir, ignore_errors=True)
 
 
 def _jobs_on(node_id: str) -> set[str]:
@@ -187,8 +188,8 @@ def _jobs_on(node_id: str) -> set[str]:
 def embedded(folder: Path) -> Iterator[Ground]:
     """A service on SQLite with an embedded Ray."""
     service = Service(folder / "home", {"DRAY_LOCAL_SLOTS": "6"})
-    service.start()
     try:
+        service.start()
         yield Ground(plan.EMBEDDED, service)
     finally:
         service.stop()
@@ -212,8 +213,8 @@ def cluster(folder: Path) -> Iterator[Ground]:
         )
         service.dashboard_address = raylets.dashboard_address
         service.token = raylets.token_file.read_text()
-        service.start()
         stack.callback(service.stop)
+        service.start()
         yield Ground(plan.CLUSTER, service, raylets, postgres)
 
 

@@ -165,12 +165,25 @@ class Mark:
     seq: int
     attempt: int
     step: int
+    furthest_step: int
+    """Of that attempt, as far as it was told: what it had done when it was struck."""
+    gateway: int
+    """Its pid; a blow may kill it, and another must take its place."""
 
     def __init__(self, scene: Scene) -> None:
+        self.gateway = eventually(partial(gateway_of, scene), why="there is no gateway")
         events = patiently(lambda: list(scene.client.events(scene.job_id)))
         job = patiently(lambda: scene.client.get(scene.job_id))
         self.seq, self.attempt = events[-1].seq, job.attempt
-        self.step = job.progress.step if job.progress else 0
+        self.step = self.furthest_step = job.progress.step if job.progress else 0
+
+
+def gateway_of(scene: Scene) -> int:
+    """Its pid, 0 while there is none."""
+    try:
+        return scene.ground.service.gateway_pid()
+    except ValueError:  # none, or one that is ending beside its successor
+        return 0
 
 
 def await_step(scene: Scene, step: int) -> bool:
@@ -201,7 +214,9 @@ def follow(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown:
     found: list[Blown] = []
 
     def over() -> bool:
-        service_back = scene.ground.service.takes_jobs()
+        gateway = gateway_of(scene)
+        replaced = gateway != before.gateway or "gateway killed" not in blow
+        service_back = bool(gateway) and replaced and scene.ground.service.takes_jobs()
         blown = look(scene, blow, before, struck_at)
         if blown is not None and (service_back or blown.how == ENDED):
             found.append(blown)
@@ -215,22 +230,29 @@ def look(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown | No
     """How the job took the blow, once that shows."""
     made = partial(Blown, scene.ground.name, blow, scene.kind.name)
     job = patiently(lambda: scene.client.get(scene.job_id))
+    step = job.progress.step if job.progress else 0
+    went_on = step > before.step
+    if job.attempt == before.attempt:
+        before.furthest_step = max(before.furthest_step, step)
     events = patiently(lambda: list(scene.client.events(scene.job_id)))
     since = [event for event in events if event.seq > before.seq]
     back = [event for event in since if trains_again(event, before)]
-    # A job that is mended and lost again meanwhile is over it only when it trains.
-    if back and job.state is JobState.RUNNING:
+    # A job that was mended, and lost again meanwhile, is over it only when it trains.
+    if back and (job.state is JobState.RUNNING or job.state.is_terminal):
         first, last = back[0], back[-1]
         if last.attempt == before.attempt:
             lost = sum(event.data["steps_lost"] or 0 for event in back)
             return made(IN_PLACE, seconds_of(first, last, struck_at), lost)
         attempts = patiently(lambda: scene.client.attempts(scene.job_id))
-        lost = max(0, before.step - attempts[-1].resume_step) if scene.kind.is_recipe else None
+        lost = (
+            max(0, before.furthest_step - attempts[-1].resume_step)
+            if scene.kind.is_recipe
+            else None
+        )
         return made(FROM_CHECKPOINT, last.time.timestamp() - struck_at, lost)
     if job.state.is_terminal:
         return made(ENDED)
-    step = job.progress.step if job.progress else 0
-    if set(blow) <= UNDISTURBED and step > before.step:
+    if set(blow) <= UNDISTURBED and went_on:
         return made(UNTOUCHED, time.time() - struck_at, 0)
     return None
 
