@@ -41,8 +41,8 @@ run: setup ## run the service here, until Ctrl-C
 	$(BIN)/python -m api
 
 test: setup ## run the whole test suite
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/unit
-	$(BIN)/python -m pytest tests/contract tests/integration tests/chaos
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --durations 15 tests/unit
+	$(BIN)/python -m pytest --durations 15 tests/contract tests/integration tests/chaos
 
 check: lint types imports test ## everything that CI runs
 

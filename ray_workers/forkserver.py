@@ -52,6 +52,7 @@ from ray_workers.processes import (
     handles,
     is_stopped,
     new_mark,
+    place,
     send_signal,
     stat_fields,
 )
@@ -116,7 +117,7 @@ class ForkServer:
         self._lifeline = lifeline
         self._directory = directory
         self._find = find
-        self._boot_id = boot_id()
+        self._place, self._boot_id = place(), boot_id()
         self._started = int(stat_fields(os.getpid())[19])
         self._clients: list[Client] = []
         self._abandoned: list[Client] = []  # their client is gone, or was told that they are stuck
@@ -232,6 +233,7 @@ class ForkServer:
     def _record(self, client: Client, session: Session) -> records.SessionRecord:
         described = _described(client)
         return records.SessionRecord(
+            place=self._place,
             boot_id=self._boot_id,
             server_pid=os.getpid(),
             server_started=self._started,

@@ -11,7 +11,7 @@ import asyncio
 import signal
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,13 +25,13 @@ from ray_workers.contracts import (
     Drill,
     DrillKind,
     DrillState,
-    Frame,
     FrameKind,
     Outcome,
 )
 from ray_workers.forking import ForkFailed
 from ray_workers.group import WorkerGroup
 from ray_workers.pages import Doing, Sight, Use
+from ray_workers.seeing import Nodes, hang_bundle
 from ray_workers.telling import Teller
 from ray_workers.verdict import RankExit
 from ray_workers.watchdog import Hang, Watchdog
@@ -45,7 +45,6 @@ WHOLE_LIMIT_S = 150.0
 """Longest from a loss to the next step: a replacement may have to read the data anew."""
 STRAY_S = 1.0
 """How long ranks may stand by though nobody is lost: then a connection broke between the living."""
-STACKS_WAIT_S = 1.0
 ECHO_S = 1.0
 DRILL_GRACE_S = 30.0
 
@@ -70,8 +69,7 @@ class Guard:
 
     spec: AttemptSpec
     group: WorkerGroup
-    agents: Mapping[str, Any]
-    """Node agents by node id."""
+    nodes: Nodes
     teller: Teller
     stop_asked: asyncio.Event
     leave_asked: asyncio.Event
@@ -195,7 +193,7 @@ class Guard:
         seen_at = time.time()
         if not mending.is_mendable(self.spec):
             return False
-        errors = await errors_of(self.spec, self.agents)
+        errors = await self.nodes.errors()
         why_not = mending.refused(
             lost,
             {rank.rank: errors[rank.rank] for rank in lost if rank.rank in errors},
@@ -360,7 +358,7 @@ class Guard:
     async def _end_hang(self, hang: Hang) -> Outcome | None:
         """Tell what everyone was at, and kill who is to blame; an Outcome if nobody is."""
         culprits = [sight.rank for sight in hang.culprits]
-        stacks = await self._stacks()
+        stacks = await self.nodes.stacks([member.rank for member in self.group.running])
         self.teller.tell(FrameKind.HANG, hang_bundle(hang, self._newest(), stacks))
         if not culprits:
             return Outcome(
@@ -373,15 +371,8 @@ class Guard:
         return None
 
     async def see(self) -> list[Sight]:
-        """Ask every node for the pages of the attempt's processes, also of the dead."""
-        answers = await asyncio.gather(
-            *(
-                agent.sights.remote(self.spec.job_id, self.spec.attempt)
-                for agent in self.agents.values()
-            ),
-            return_exceptions=True,
-        )
-        self.sights = [s for answer in answers if isinstance(answer, list) for s in answer]
+        """Look at every process of the attempt, also the dead."""
+        self.sights = await self.nodes.sights()
         return self.sights
 
     def _newest(self) -> list[Sight]:
@@ -391,26 +382,8 @@ class Guard:
             (s for s in self.sights if (s.rank, s.incarnation) in running), key=lambda s: s.rank
         )
 
-    async def _stacks(self) -> dict[int, str]:
-        ranks = [member.rank for member in self.group.running]
-        answers = await asyncio.gather(
-            *(
-                agent.stacks.remote(self.spec.job_id, self.spec.attempt, ranks, STACKS_WAIT_S)
-                for agent in self.agents.values()
-            ),
-            return_exceptions=True,
-        )
-        return {
-            rank: text
-            for answer in answers
-            if isinstance(answer, dict)
-            for rank, text in answer.items()
-        }
-
     async def _signal(self, rank: int, number: int) -> bool:
-        agent = self.agents[self.group.members[rank].part.node_id]
-        reached: bool = await agent.signal.remote(self.spec.job_id, self.spec.attempt, rank, number)
-        return reached
+        return await self.nodes.signal(self.group.members[rank].part.node_id, rank, number)
 
     # Drills.
 
@@ -434,39 +407,6 @@ class Guard:
 
     def _tell_drill(self, drill: Drill, state: DrillState, **more: Any) -> None:
         self.teller.tell(FrameKind.DRILL, {"id": drill.id, "state": state, **more})
-
-
-def hang_bundle(hang: Hang, sights: Sequence[Sight], stacks: Mapping[int, str]) -> dict[str, Any]:
-    """What is kept of a hang: who is to blame, and where everyone was."""
-    blamed = hang.culprits or tuple(sights)
-    return {
-        "culprits": [sight.rank for sight in hang.culprits],
-        "step": min(sight.look.step for sight in blamed),
-        "phase": blamed[0].look.doing.name.lower(),
-        "waited_s": hang.waited_s,
-        "limit_s": hang.limit_s,
-        "ranks": [
-            {
-                "rank": sight.rank,
-                "step": sight.look.step,
-                "phase": sight.look.doing.name.lower(),
-                "collective": sight.look.collective,
-                "since_s": sight.age_s,
-                "stack": stacks.get(sight.rank, ""),
-            }
-            for sight in sights
-        ],
-    }
-
-
-async def errors_of(spec: AttemptSpec, agents: Mapping[str, Any]) -> dict[int, Frame]:
-    """The last words of each rank that had any, of its newest process that did."""
-    answers: list[Any] = await asyncio.gather(
-        *(agent.errors.remote(spec.job_id, spec.attempt) for agent in agents.values()),
-        return_exceptions=True,
-    )
-    frames = [frame for answer in answers if isinstance(answer, list) for frame in answer]
-    return {frame.rank: frame for frame in sorted(frames, key=lambda frame: frame.incarnation)}
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -68,8 +68,12 @@ class ForkserverKeeper:
             self._close_lifeline()
             failures = 0 if served else failures + 1
             await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
-            self._process = self._start()
-            await orphans.reap_within([self._directory], REAP_BOUND_S)
+            try:
+                self._process = self._start()
+            except OSError as error:  # no memory or no disk for it now
+                print(f"its forkserver can't be started: {error}", flush=True)  # noqa: T201
+                continue
+            await asyncio.to_thread(orphans.reap_within, [self._directory], REAP_BOUND_S)
 
     def _close_lifeline(self) -> None:
         assert self._process.stdin is not None

@@ -17,15 +17,27 @@ MOST_WITHOUT_A_STEP = 3
 """How often a group is mended in a row without a step in between: then it is not bad luck."""
 
 
-def is_mendable(spec: AttemptSpec) -> bool:
-    """Whether a job of this kind is mended in place at all.
+def why_never(*, is_script: bool, num_workers: int, has_gpus: bool) -> str | None:
+    """Why a job of this kind is never mended in place; None if it is.
 
-    Not a script's, whose loop is its own; nor a single rank's, which leaves no survivor. Nor one on
-    GPUs: NCCL's operations end behind the program's back, and an optimizer step that was launched
-    upon a gradient that never came cannot be told from a good one.
+    On GPUs, NCCL's operations end behind the program's back, and an optimizer step that was
+    launched upon a gradient that never came cannot be told from a good one.
     """
-    document = JobSpec.model_validate(spec.spec)
-    return document.script is None and spec.world_size > 1 and not spec.bundle.get("GPU")
+    if is_script:
+        return "a script is not mended in place, because only it knows its state"
+    if num_workers == 1:
+        return "a single rank is not mended in place, because nobody else holds its state"
+    if has_gpus:
+        return "a group on GPUs is not mended in place, because its state may be half a step on"
+    return None
+
+
+def is_mendable(spec: AttemptSpec) -> bool:
+    """Whether a job of this kind is mended in place at all."""
+    is_script = JobSpec.model_validate(spec.spec).script is not None
+    has_gpus = bool(spec.bundle.get("GPU"))
+    why_not = why_never(is_script=is_script, num_workers=spec.world_size, has_gpus=has_gpus)
+    return why_not is None
 
 
 def refused(

@@ -11,6 +11,7 @@ import platform
 import socket
 import time
 import traceback
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,7 +108,9 @@ class NodeAgent:
         """Why ranks can't be started here: the forkserver, or the remains of a dead node."""
         deployment = deployment_root(self._deployment_id)
         others = [node for node in records.nodes_of(deployment) if node != self._directory]
-        left = await orphans.reap_within(others, ORPHANS_BOUND_S)
+        left = await asyncio.to_thread(orphans.reap_within, others, ORPHANS_BOUND_S)
+        # Of our own node's, each attempt's slots wait for what is left of it.
+        await asyncio.to_thread(orphans.reap_within, [self._directory], 0.0)
         removed = await asyncio.to_thread(orphans.remove_dead_nodes, deployment, self._directory)
         for folder in removed:
             print(f"removed what a dead node left in {folder}", flush=True)  # noqa: T201
@@ -137,11 +140,15 @@ class NodeAgent:
         if not left:
             return False
         held = [s for s in await self._slots() if (s.job_id, s.attempt) == (job_id, attempt)]
+        resources = Counter[str]()
+        for each in held:
+            resources.update(each.resources)
         known = self._book.get(job_id, attempt)
         entry = Quarantined(
             job_id,
             attempt,
             slots=sum(each.num_slots for each in held),
+            resources=dict(resources),
             reason=left.sentence(),
             since=known.since if known else time.time(),
         )

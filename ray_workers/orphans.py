@@ -6,7 +6,6 @@ start time: a pid alone may be another's by now.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import signal
 import time
@@ -36,6 +35,8 @@ def reap(directory: Path) -> list[Orphan]:
     """
     orphans = []
     for record in records.read_sessions(directory):
+        if not record.is_of_this_place:
+            continue
         if not record.is_of_this_boot:
             records.remove_session(directory, record)
         elif not record.has_parent:
@@ -52,16 +53,16 @@ def reap(directory: Path) -> list[Orphan]:
     return left
 
 
-async def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
-    """End the orphans of the nodes with these folders; answer what is not gone in time."""
+def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
+    """End the orphans of the nodes with these folders; answer what is not gone in time. Blocks."""
     deadline = time.monotonic() + within_s
     while True:
         left = []
         for node in nodes:
-            left += await asyncio.to_thread(reap, records.sessions_dir(node))
+            left += reap(records.sessions_dir(node))
         if not left or time.monotonic() > deadline:
             return left
-        await asyncio.sleep(CHECK_S)
+        time.sleep(CHECK_S)
 
 
 def remove_dead_nodes(deployment_root: Path, own: Path) -> list[Path]:

@@ -60,6 +60,14 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def place() -> str:
+    """Whose pids these are: of this host and of this container.
+
+    A folder may be shared with other hosts or containers; of their processes /proc says nothing.
+    """
+    return f"{os.uname().nodename} {Path('/proc/self/ns/pid').readlink()}"
+
+
 def stat_fields(pid: int | str) -> list[bytes]:
     """Fields 3 (state) and following of /proc/PID/stat; empty if there is no such process."""
     try:

@@ -8,6 +8,7 @@ is written down here is who it was, since when and why; the node's agent goes on
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ class Quarantined:
     job_id: str
     attempt: int
     slots: int
+    resources: Mapping[str, float]
+    """What the slots are made of, in Ray's names."""
     reason: str
     since: float
     """Unix seconds by the node's clock."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ray_workers.processes import Session, boot_id, command, started_ticks
+from ray_workers.processes import Session, boot_id, command, place, started_ticks
 
 SESSIONS = "sessions"
 OWNER = "owner.json"
@@ -24,6 +24,7 @@ OWNER = "owner.json"
 class SessionRecord:
     """One session: whose it is, and who forked it."""
 
+    place: str
     boot_id: str
     server_pid: int
     server_started: int
@@ -35,6 +36,11 @@ class SessionRecord:
     rank: int
     gpus: str = ""
     """CUDA_VISIBLE_DEVICES of the rank."""
+
+    @property
+    def is_of_this_place(self) -> bool:
+        """Whether its pids mean anything here."""
+        return self.place == place()
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -90,7 +96,12 @@ def write_owner(runtime_dir: Path) -> None:
     """Say which raylet the node of this folder belongs to: the parent of this Ray worker."""
     parent = os.getppid()
     raylet = parent if command(parent) == "raylet" else 0
-    owner = {"boot_id": boot_id(), "raylet": raylet, "started": started_ticks(raylet)}
+    owner = {
+        "place": place(),
+        "boot_id": boot_id(),
+        "raylet": raylet,
+        "started": started_ticks(raylet),
+    }
     draft = runtime_dir / f"{OWNER}.new"
     draft.write_text(json.dumps(owner))
     draft.replace(runtime_dir / OWNER)
@@ -101,6 +112,8 @@ def is_dead_node(runtime_dir: Path) -> bool:
     try:
         owner = json.loads((runtime_dir / OWNER).read_text())
         boot, raylet, started = owner["boot_id"], owner["raylet"], owner["started"]
+        if owner["place"] != place():
+            return False
     except (OSError, ValueError, KeyError, TypeError):
         return False
     if boot != boot_id():

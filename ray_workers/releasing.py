@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
@@ -39,6 +40,7 @@ class HeldSlots:
     group: PlacementGroup
     node_ids: frozenset[str]
     num_slots: int
+    resources: Mapping[str, float]
 
 
 def slots_name(job_id: str, attempt: int, number: int) -> str:
@@ -56,7 +58,12 @@ async def held_slots() -> list[HeldSlots]:
                 group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(identity)))
                 nodes = entry["bundles_to_node_id"]
                 placed = frozenset(node for node in nodes.values() if node)
-                found.append(HeldSlots(job_id, int(attempt), group, placed, len(nodes)))
+                resources = Counter[str]()
+                for bundle in entry["bundles"].values():
+                    resources.update(bundle)
+                found.append(
+                    HeldSlots(job_id, int(attempt), group, placed, len(nodes), dict(resources))
+                )
     return found
 
 

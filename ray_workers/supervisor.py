@@ -31,8 +31,9 @@ from ray_workers.contracts import (
 )
 from ray_workers.forking import ForkFailed
 from ray_workers.group import SlotsUnavailable, WorkerGroup
-from ray_workers.guard import Guard, errors_of
+from ray_workers.guard import Guard
 from ray_workers.ledger import Ledger
+from ray_workers.seeing import Nodes
 from ray_workers.spool import SpoolRead
 from ray_workers.telling import Teller
 from ray_workers.verdict import judge
@@ -66,12 +67,13 @@ class Supervisor:
         own_node_id = ray.get_runtime_context().get_node_id()
         nodes = dict.fromkeys([*(part.node_id for part in spec.slices), own_node_id])
         self._agents = {node_id: ray.get_actor(agent_name(node_id)) for node_id in nodes}
+        self._nodes = Nodes(spec, self._agents)
         self._teller = Teller(
             paths.spool_dir(spec.deployment_id, own_node_id, spec.job_id, spec.attempt),
             spec.spool_limit_bytes,
         )
         self._guard = Guard(
-            spec, self._group, self._agents, self._teller, self._stop_asked, self._leave_asked
+            spec, self._group, self._nodes, self._teller, self._stop_asked, self._leave_asked
         )
         self._ledger = Ledger()
         self._held_since: float | None = None
@@ -220,7 +222,7 @@ class Supervisor:
         ended = self._group.ended()  # the others are ended by us
         self._enter(Phase.STOPPING)
         await self._group.stop_processes()
-        return outcome or judge(ended, await errors_of(self._spec, self._agents))
+        return outcome or judge(ended, await self._nodes.errors())
 
     async def _build(self) -> None:
         await self._group.acquire()

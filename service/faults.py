@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.requests import DrillRequest
 from dray.views import DrillState, JobState
+from ray_workers.mending import why_never
 from service import hangs, presenting
 from service.checkpoints import began_at_step
 from service.db.models import AttemptRow, DrillRow, JobRow
@@ -94,8 +95,10 @@ class Faults:
                 if earlier is not None:
                     return presenting.drill(_drill(session, job_id, earlier))
             attempt = _live_attempt(session, row, TRAINING, "a drill strikes a job that trains")
-            _refuse_senseless(row, attempt, request)
-            drill = _new_row(row, request, drill_id, now)
+            running = _running(row, attempt)
+            _refuse_senseless(running, request)
+            resumes = drills.ends_attempt(request.kind, running)
+            drill = _new_row(row, request, drill_id, now, resumes=resumes)
             repository.add_drill(session, drill)
             remark(
                 session,
@@ -168,24 +171,31 @@ def _drill(session: Session, job_id: str, drill_id: str) -> DrillRow:
     return row
 
 
-def _is_script(job: JobRow) -> bool:
-    return bool(job.spec.get("script"))
-
-
-def _refuse_senseless(job: JobRow, attempt: AttemptRow, request: DrillRequest) -> None:
-    """DrillImpossible if it could never pass, or not mean what was asked for."""
-    running = drills.Running(
+def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
+    is_script = bool(job.spec.get("script"))
+    return drills.Running(
         world_size=job.world_size,
         step=attempt.last_metric_step or began_at_step(attempt) or 0,
         total_steps=(job.progress or {}).get("total_steps"),
-        is_script=_is_script(job),
+        is_script=is_script,
+        unmended=why_never(
+            is_script=is_script,
+            num_workers=job.world_size,
+            has_gpus=bool(job.bundle.get("GPU")),
+        ),
     )
+
+
+def _refuse_senseless(running: drills.Running, request: DrillRequest) -> None:
+    """DrillImpossible if it could never pass, or not mean what was asked for."""
     why = drills.refusal(request.kind, request.rank, request.at_step, running)
     if why is not None:
         raise DrillImpossible(why.message, pointer=why.pointer, hint=why.hint)
 
 
-def _new_row(job: JobRow, request: DrillRequest, drill_id: str, now: datetime) -> DrillRow:
+def _new_row(
+    job: JobRow, request: DrillRequest, drill_id: str, now: datetime, *, resumes: bool
+) -> DrillRow:
     when = "at once" if request.at_step is None else f"when {request.at_step} steps are done"
     return DrillRow(
         job_id=job.id,
@@ -194,7 +204,7 @@ def _new_row(job: JobRow, request: DrillRequest, drill_id: str, now: datetime) -
         kind=request.kind.value,
         rank=request.rank,
         at_step=request.at_step,
-        resumes=drills.ends_attempt(request.kind, is_script=_is_script(job)),
+        resumes=resumes,
         state=DrillState.WAITING.value,
         message=f"strikes {when}",
         created_at=now,

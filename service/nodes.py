@@ -33,8 +33,11 @@ def store(
     if snapshot is None:
         return
     # After the cluster's row was written, which keeps out others who look at once.
-    kept_before = quarantine.known(repository.nodes(session))
-    quarantine.tell(session, kept_before, snapshot.nodes, now)
+    kept_before = {row.node_id: row.quarantined for row in repository.nodes(session)}
+    kept = quarantine.as_stored(snapshot.nodes, kept_before)
+    quarantine.tell(
+        session, kept_before, kept, {n.node_id: n.hostname for n in snapshot.nodes}, now
+    )
     repository.replace_nodes(
         session,
         [
@@ -46,7 +49,7 @@ def store(
                 reason=node.problem,
                 total=dict(node.resources),
                 available=dict(node.available),
-                quarantined=quarantine.as_stored(node.quarantined),
+                quarantined=kept[node.node_id],
                 updated_at=now,
             )
             for node in snapshot.nodes

@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 from dray import views
 from ray_workers.quarantine import Quarantined
 from service.cluster.port import ClusterNode
-from service.db.models import NodeRow
 from service.db.repositories import jobs as repository
 from service.domain.text import clean
 from service.transitions import remark
@@ -20,12 +19,18 @@ from service.transitions import remark
 QUARANTINED = "slot_quarantined"
 RELEASED = "slot_released"
 
-Known = Mapping[tuple[str, str, int], Mapping[str, Any]]
-"""By node, job and attempt: what is stored of a quarantine."""
+Stored = Mapping[str, Sequence[Mapping[str, Any]]]
+"""What each node keeps, by its id: `Quarantined` as JSON."""
 
 
-def as_stored(entries: Sequence[Quarantined]) -> list[dict[str, Any]]:
-    return [asdict(entry) | {"reason": clean(entry.reason)} for entry in entries]
+def as_stored(nodes: Sequence[ClusterNode], before: Stored) -> dict[str, list[dict[str, Any]]]:
+    """What to store of each node; of one that has not said, what was stored before."""
+    return {
+        node.node_id: [dict(entry) for entry in before.get(node.node_id, ())]
+        if node.quarantined is None
+        else [asdict(entry) | {"reason": clean(entry.reason)} for entry in node.quarantined]
+        for node in nodes
+    }
 
 
 def as_viewed(stored: Sequence[Mapping[str, Any]]) -> list[views.QuarantinedSlots]:
@@ -40,36 +45,40 @@ def as_viewed(stored: Sequence[Mapping[str, Any]]) -> list[views.QuarantinedSlot
     ]
 
 
-def known(rows: Sequence[NodeRow]) -> Known:
-    return {
-        (row.node_id, entry["job_id"], entry["attempt"]): entry
-        for row in rows
-        for entry in row.quarantined
-    }
+def with_kept(held: Mapping[str, float], entries: Sequence[Quarantined]) -> dict[str, float]:
+    """What is held on a node, with the slots that are in quarantine there."""
+    amounts = dict(held)
+    for entry in entries:
+        for name, amount in entry.resources.items():
+            amounts[name] = amounts.get(name, 0.0) + amount
+    return amounts
 
 
-def tell(session: Session, before: Known, nodes: Sequence[ClusterNode], now: datetime) -> None:
-    """Events for what came into quarantine and what left it since `before`.
+def tell(
+    session: Session, before: Stored, after: Stored, hostnames: Mapping[str, str], now: datetime
+) -> None:
+    """Events for what came into quarantine and what left it.
 
     With a node that is lost its quarantines end, too: there is nothing left to keep.
     """
-    hosts = {node.node_id: node.hostname for node in nodes}
-    after = {
-        (node.node_id, entry.job_id, entry.attempt): asdict(entry)
-        for node in nodes
-        for entry in node.quarantined
+    old, new = _by_key(before), _by_key(after)
+    for key in new.keys() - old.keys():
+        slots, reason = _slots(new[key]["slots"]), new[key]["reason"]
+        message = f"{slots} on {hostnames[key[0]]} can't be given to others yet: {reason}"
+        _say(session, key, QUARANTINED, message, new[key], now)
+    for key in old.keys() - new.keys():
+        node = hostnames.get(key[0])
+        fate = f"on {node} is gone" if node else "went with its node"
+        message = f"what was left in {_slots(old[key]['slots'])} {fate}"
+        _say(session, key, RELEASED, message, old[key], now)
+
+
+def _by_key(stored: Stored) -> dict[tuple[str, str, int], Mapping[str, Any]]:
+    return {
+        (node_id, entry["job_id"], entry["attempt"]): entry
+        for node_id, entries in stored.items()
+        for entry in entries
     }
-    for key in after.keys() - before.keys():
-        entry = after[key]
-        message = (
-            f"{_slots(entry['slots'])} on {hosts[key[0]]} can't be given to others yet: "
-            f"{clean(entry['reason'])}"
-        )
-        _say(session, key, QUARANTINED, message, entry, now)
-    for key in before.keys() - after.keys():
-        where = f"on {hosts[key[0]]} is clean" if key[0] in hosts else "went with its node"
-        message = f"what was left of {_slots(before[key]['slots'])} {where}"
-        _say(session, key, RELEASED, message, before[key], now)
 
 
 def _say(

@@ -120,6 +120,8 @@ class Claimed:
     """Running time left to the job."""
     init_from: CheckpointRef | None = None
     """Another job's checkpoint to begin with, if none of its own loads."""
+    furthest_step: int = 0
+    """Optimizer steps that an earlier attempt has done."""
 
 
 def claim(
@@ -181,7 +183,8 @@ def claim(
         for row in counting_checkpoints(session, job_id)
     )
     origin = origins.current(session, job)
-    return Claimed(job_id, job.attempt, upcast(job.spec), refs, left_s, origin)
+    furthest = attempts_repository.furthest_step(session, job_id)
+    return Claimed(job_id, job.attempt, upcast(job.spec), refs, left_s, origin, furthest)
 
 
 def runtime_left_s(job: JobRow) -> float | None:

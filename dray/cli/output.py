@@ -169,18 +169,20 @@ def _how_far(job: views.Job) -> str:
 
 def goodput(job: views.Job) -> str | None:
     """`93.6% useful of 44.0 slot-seconds: starting 1.1, idle 0.4; mended once`."""
-    if job.goodput is None:
-        return None
-    used = job.goodput
-    share = "-" if used.useful_share is None else f"{used.useful_share:.1%}"
-    others = ", ".join(
-        f"{name.replace('_', ' ')} {seconds:.1f}"
-        for name, seconds in used.slot_seconds
-        if name != "useful" and seconds >= 0.05
-    )
-    times = {0: "", 1: "; mended once"}.get(job.recoveries, f"; mended {job.recoveries} times")
-    whole = f"{share} useful of {used.total:.1f} slot-seconds"
-    return f"{whole}{': ' if others else ''}{others}{times}"
+    parts = []
+    if job.goodput is not None:
+        used = job.goodput
+        share = "-" if used.useful_share is None else f"{used.useful_share:.1%}"
+        others = ", ".join(
+            f"{name.replace('_', ' ')} {seconds:.1f}"
+            for name, seconds in used.slot_seconds
+            if name != "useful" and seconds >= 0.05
+        )
+        whole = f"{share} useful of {used.total:.1f} slot-seconds"
+        parts.append(f"{whole}: {others}" if others else whole)
+    if job.recoveries:
+        parts.append("mended once" if job.recoveries == 1 else f"mended {job.recoveries} times")
+    return "; ".join(parts) or None
 
 
 def summary(job: views.Job) -> str:

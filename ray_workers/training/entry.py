@@ -20,8 +20,10 @@ from ray_workers import pages
 from ray_workers.contracts import LEFT_EXIT_CODE, Cause, FrameKind, RankTask
 from ray_workers.pages import Doing, Page, Use
 from ray_workers.recipes import RECIPES
-from ray_workers.training import loop, process_group
+from ray_workers.training import process_group
 from ray_workers.training.errors import cause_of
+from ray_workers.training.loop import Left
+from ray_workers.training.run import run
 
 MAX_TRACEBACK_CHARS = 32_000
 
@@ -42,7 +44,7 @@ def main(task: RankTask) -> int:
         else:
             _run_recipe(task, spec, page)
         return 0
-    except loop.Left:
+    except Left:
         return LEFT_EXIT_CODE
     except SystemExit as leaving:
         return _exit_code(leaving)
@@ -130,7 +132,7 @@ def _run_recipe(task: RankTask, spec: JobSpec, page: Page) -> None:
     assert spec.recipe is not None
     if task.device == "cuda":
         torch.cuda.set_device(0)
-    loop.run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy), page)
+    run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy), page)
 
 
 def _run_script(script: Script) -> None:

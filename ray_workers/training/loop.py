@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -25,6 +25,7 @@ from ray_workers.training.evaluation import Evaluation
 from ray_workers.training.keeper import Keeper
 from ray_workers.training.membership import Membership
 from ray_workers.training.pacing import Pace
+from ray_workers.training.progress import NO_STATE, Progress
 from ray_workers.training.replica import Replica
 from ray_workers.training.reporting import StepFigures, StepReporter
 from ray_workers.training.samples import Feed, on_device
@@ -43,69 +44,6 @@ NOWHERE = -1
 
 class Left(Exception):
     """The rank was asked to leave, and did, with a checkpoint of its last step."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a rank has come: what the ranks of a broken group compare."""
-
-    number: int
-    """Twice the optimizer steps done, and one more once all that was due after the last one
-    (evaluation, a checkpoint) is done too."""
-
-    @classmethod
-    def at(cls, step: int) -> Self:
-        """With `step` steps done, and all that was due."""
-        return cls(2 * step + 1)
-
-    @property
-    def step(self) -> int:
-        return self.number // 2
-
-    @property
-    def is_settled(self) -> bool:
-        return self.number % 2 == 1
-
-    def settled(self) -> Self:
-        return type(self)(self.number | 1)
-
-    def after_step(self) -> Self:
-        return type(self)(2 * self.step + 2)
-
-
-NO_STATE = Progress(handover.NOTHING)
-
-
-def run(task: RankTask, spec: JobSpec, workload: Workload, page: Page) -> None:
-    """Train the workload as the document says, through every generation of its group.
-
-    From the newest checkpoint that is sound, or from the state of those who have one. Left if the
-    rank was asked to leave.
-    """
-    membership = Membership(task, page)
-    loop = Loop(task, spec, workload, page)
-    try:
-        while not _train(loop, membership):
-            """In the next generation."""
-    finally:
-        loop.keeper.wait()  # what was copied is committed, also after an error
-
-
-def _train(loop: Loop, membership: Membership) -> bool:
-    """Train in one generation of the group; False if it broke, and there is a place in the next."""
-    try:
-        membership.join()
-        loop.enter(membership.place)
-        loop.fit(membership)
-        loop.finish()
-        membership.leave()
-    except Exception as error:
-        if not membership.may_follow(error):
-            raise
-        loop.let_go()
-        membership.follow(error)
-        return False
-    return True
 
 
 class Loop:

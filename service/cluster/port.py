@@ -32,8 +32,9 @@ class ClusterNode:
     accepted: bool
     problem: str | None = None
     """Why the node may not carry ranks."""
-    quarantined: tuple[Quarantined, ...] = ()
-    """Slots of ended attempts that are not clean; they are not among the available."""
+    quarantined: tuple[Quarantined, ...] | None = ()
+    """Slots of ended attempts that are not clean; they are not among the available. None while
+    the node has not said."""
 
 
 @dataclass(frozen=True)

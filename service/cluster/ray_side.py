@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -67,7 +68,7 @@ class JoinedNode:
     asked: asyncio.Future[NodeReport]
     asked_at: float
     problem: str | None = "its node agent is starting"
-    quarantined: tuple[Quarantined, ...] = ()
+    quarantined: tuple[Quarantined, ...] | None = None
 
     @property
     def is_dead(self) -> bool:
@@ -221,7 +222,15 @@ class RayCluster:
         except ActorDiedError as error:
             self._supervisors.pop((ref.job_id, ref.attempt), None)
             return await self._poll_orphan(ref, cursor, max_bytes, _brief(error))
+        if reply.outcome is not None:
+            self._look_again(ref)
         return reply
+
+    def _look_again(self, ref: AttemptRef) -> None:
+        """Ask its nodes anew: an attempt that ended may have left slots in quarantine."""
+        for node_id in ref.node_ids:
+            if node_id in self._nodes:
+                self._nodes[node_id].asked_at = -math.inf
 
     async def _supervisor(self, ref: AttemptRef) -> Any:
         """Its handle; ValueError if there is no such actor."""
@@ -238,6 +247,7 @@ class RayCluster:
         """Of an attempt without a supervisor: what is left, and its end when all is seen gone."""
         await self.snapshot()  # which nodes are alive, and their agents
         agents = [self._nodes[node].agent for node in ref.node_ids if node in self._nodes]
+        self._look_again(ref)
         if not await self._unowned.are_released((ref.job_id, ref.attempt), ref.node_ids):
             return PollReply(dict(cursor), Phase.STOPPING, {})
         reads = [
@@ -294,7 +304,9 @@ class RayCluster:
         agents = [node.agent for node in self._nodes.values() if node.problem is None]
         for spooled in await asyncio.gather(*(_result(a.spooled.remote()) for a in agents)):
             found.update(spooled)
-        kept = {(q.job_id, q.attempt) for node in self._nodes.values() for q in node.quarantined}
+        kept = {
+            (q.job_id, q.attempt) for node in self._nodes.values() for q in node.quarantined or ()
+        }
         found |= await self._unowned.keys(kept)
         nodes = tuple(self._nodes)
         return [AttemptRef(*key, self._session, nodes) for key in sorted(found)]

@@ -19,14 +19,6 @@ def is_news(state: DrillState, told: DrillState) -> bool:
     return _ORDER[told] > _ORDER[state]
 
 
-def ends_attempt(kind: DrillKind, *, is_script: bool) -> bool:
-    """Whether the attempt ends by it as it should, and the next one takes the job up again.
-
-    A script's group is not mended in place: nobody but the script knows its state.
-    """
-    return kind is DrillKind.PREEMPT or is_script
-
-
 @dataclass(frozen=True)
 class Running:
     """What of a running job decides whether a drill makes sense."""
@@ -36,6 +28,13 @@ class Running:
     """Optimizer steps done, as far as is known."""
     total_steps: int | None
     is_script: bool
+    unmended: str | None = None
+    """Why its group is not mended in place; None if it is."""
+
+
+def ends_attempt(kind: DrillKind, job: Running) -> bool:
+    """Whether the attempt ends by it as it should, and the next one takes the job up again."""
+    return kind is DrillKind.PREEMPT or job.unmended is not None
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,10 @@ def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Re
     """None if the drill can be tried."""
     if kind is DrillKind.PREEMPT and rank != 0:
         return Refusal("/rank", "a preemption takes the whole job; leave the rank out")
-    if kind is DrillKind.STALL and job.is_script:
+    if kind is DrillKind.STALL and job.unmended is not None:
         return Refusal(
             "/kind",
-            "a script is not mended in place, because only it knows its state, and nobody watches "
-            "it for hangs",
+            f"{job.unmended}; nobody watches it for hangs",
             hint="kill tries whether it is started again, preempt whether it leaves and resumes",
         )
     if rank >= job.world_size:
@@ -63,6 +61,12 @@ def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Re
         return Refusal("/rank", f"there is no rank {rank}: the job has {ranks}")
     if at_step is None:
         return None
+    if job.is_script:
+        return Refusal(
+            "/at_step",
+            "a script does not say how far it is before it is struck",
+            hint="leave it out to strike at once",
+        )
     if at_step <= job.step:
         return Refusal(
             "/at_step",

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, Select, bindparam, delete, select
+from sqlalchemy import Row, Select, bindparam, delete, func, select
 from sqlalchemy.orm import Session
 
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow
@@ -107,3 +107,11 @@ def artifact(session: Session, job_id: str, artifact_id: str) -> ArtifactRow | N
 def put_artifact(session: Session, row: ArtifactRow) -> None:
     """Add it, or replace the one that the job left under the same path before."""
     session.merge(row)
+
+
+def furthest_step(session: Session, job_id: str) -> int:
+    """Optimizer steps that the job has ever been seen to have done, in any attempt."""
+    furthest = session.scalar(
+        select(func.max(AttemptRow.last_metric_step)).where(AttemptRow.job_id == job_id)
+    )
+    return furthest or 0

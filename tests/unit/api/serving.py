@@ -93,6 +93,15 @@ class LiveServer:
         assert self.hands.claim(job_id) is not None
         self.hands.report(job_id, 1, frames)
 
+    def trains(self, num_workers: int = 2, step: int = 10, **fields: Any) -> str:
+        """A job that trains, `step` of 100 steps done."""
+        job_id = self.submit(resources={"num_workers": num_workers}, **fields)
+        assert self.hands.claim(job_id, workers=num_workers) is not None
+        body = {"step": step, "values": {"train/loss": 0.5}, "total_steps": 100}
+        now = self.hands.now.timestamp()
+        self.hands.report(job_id, 1, [Frame(0, 0, FrameKind.METRICS, now, body)])
+        return job_id
+
     def succeed(self, job_id: str, *frames: Frame) -> None:
         self.hands.end(job_id, 1, Cause.SUCCEEDED, "trained to its end", frames)
 

@@ -232,9 +232,10 @@ class Service:
 
 
 async def two_ranks(service: Service, **fields: Any) -> str:
-    """A job of two ranks at step 10 of 100."""
-    job_id = await service.submit(resources={"num_workers": 2}, **fields)
-    service.claim(job_id, workers=2)
+    """A job, of two ranks if nothing else is said, at step 10 of 100."""
+    fields = {"resources": {"num_workers": 2}, **fields}
+    job_id = await service.submit(**fields)
+    service.claim(job_id, workers=fields["resources"]["num_workers"])
     at_10 = metrics(10, {"x": 1.0}, total_steps=100)
     service.report(job_id, 1, [resumed(0), metrics(9, {"x": 1.0}), at_10])
     return job_id

@@ -162,12 +162,21 @@ async def test_a_preemption_drill_passes_with_the_next_attempts_first_step(
     assert passed.message == "recovered in 5.50 s, 1 step lost"
 
 
-async def test_the_kill_of_a_script_passes_when_it_is_started_again(service: Service) -> None:
-    script = {"recipe": None, "script": {"entrypoint": "train.py"}, "max_retries": 0}
-    job_id = await two_ranks(service, **script)
-    with pytest.raises(DrillImpossible, match="only it knows its state"):
+UNMENDED: dict[str, dict[str, Any]] = {
+    "only it knows its state": {"recipe": None, "script": {"entrypoint": "train.py"}},
+    "nobody else holds its state": {"resources": {"num_workers": 1}},
+    "may be half a step on": {"resources": {"num_workers": 2, "gpus_per_worker": 1}},
+}
+
+
+@pytest.mark.parametrize("why", UNMENDED)
+async def test_the_kill_of_what_is_not_mended_in_place_passes_when_it_is_started_again(
+    service: Service, why: str
+) -> None:
+    job_id = await two_ranks(service, max_retries=0, **UNMENDED[why])
+    with pytest.raises(DrillImpossible, match=why):
         await service.faults.drill(job_id, asking("stall"))
-    drill = await service.faults.drill(job_id, asking(rank=1))
+    drill = await service.faults.drill(job_id, asking())
     lost = drilled(drill.id, "failed", message="the group was not mended in place")
     struck = drilled(drill.id, "struck", at=service.now)
     service.end(job_id, 1, Cause.USER_ERROR, "killed", [struck, lost])

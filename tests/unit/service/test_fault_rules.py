@@ -13,7 +13,8 @@ from service.domain.drills import Running
 from service.domain.ledger import SlotClass
 
 JOB = Running(world_size=2, step=10, total_steps=100, is_script=False)
-SCRIPT = Running(world_size=2, step=10, total_steps=None, is_script=True)
+SCRIPT = Running(2, 10, None, is_script=True, unmended="only it knows its state")
+SINGLE = Running(1, 0, None, is_script=False, unmended="nobody else holds its state")
 USEFUL = {SlotClass.USEFUL.value: 8.0, SlotClass.STARTING.value: 2.0}
 
 
@@ -33,7 +34,9 @@ def test_a_drill_only_goes_on_and_its_end_stays(state: DrillState, told: DrillSt
     [
         (DrillKind.KILL, 2, None, JOB, "/rank", "ranks 0 to 1"),
         (DrillKind.STALL, 9, 50, JOB, "/rank", "no rank 9"),
-        (DrillKind.KILL, 1, None, Running(1, 0, None, False), "/rank", "only rank 0"),
+        (DrillKind.KILL, 1, None, SINGLE, "/rank", "only rank 0"),
+        (DrillKind.STALL, 0, None, SINGLE, "/kind", "nobody watches it"),
+        (DrillKind.KILL, 0, 50, SCRIPT, "/at_step", "does not say how far it is"),
         (DrillKind.KILL, 0, 10, JOB, "/at_step", "already done 10 steps"),
         (DrillKind.KILL, 0, 0, JOB, "/at_step", "already done 10 steps"),
         (DrillKind.KILL, 0, 100, JOB, "/at_step", "ends with step 100"),
@@ -58,7 +61,8 @@ def test_a_drill_that_makes_no_sense_is_refused_with_its_field(
         (DrillKind.KILL, 1, 11, JOB),
         (DrillKind.STALL, 0, 99, JOB),
         (DrillKind.PREEMPT, 0, 50, JOB),
-        (DrillKind.KILL, 1, 10**9, SCRIPT),
+        (DrillKind.KILL, 1, None, SCRIPT),
+        (DrillKind.KILL, 0, 5, SINGLE),
         (DrillKind.PREEMPT, 0, None, SCRIPT),
     ],
 )
@@ -68,10 +72,11 @@ def test_a_drill_that_makes_sense_is_not(
     assert drills.refusal(kind, rank, at_step, job) is None
 
 
-def test_a_preemption_and_any_drill_of_a_script_end_the_attempt_on_purpose() -> None:
-    assert drills.ends_attempt(DrillKind.PREEMPT, is_script=False)
-    assert drills.ends_attempt(DrillKind.KILL, is_script=True)
-    assert not drills.ends_attempt(DrillKind.KILL, is_script=False)
+def test_a_preemption_and_what_is_not_mended_in_place_end_the_attempt_on_purpose() -> None:
+    assert drills.ends_attempt(DrillKind.PREEMPT, JOB)
+    assert drills.ends_attempt(DrillKind.KILL, SCRIPT)
+    assert drills.ends_attempt(DrillKind.KILL, SINGLE)
+    assert not drills.ends_attempt(DrillKind.KILL, JOB)
 
 
 def test_a_recovery_is_a_sentence() -> None:

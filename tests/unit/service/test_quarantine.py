@@ -24,7 +24,7 @@ def see(service: Service, *there: ClusterNode) -> None:
 
 
 def keeping(job_id: str, reason: str = "pid 7 (python, state D) is there") -> ClusterNode:
-    entry = Quarantined(job_id, 1, 1, reason, START.timestamp())
+    entry = Quarantined(job_id, 1, 1, {"CPU": 1.0}, reason, START.timestamp())
     return replace(NODE, quarantined=(entry,))
 
 
@@ -74,7 +74,7 @@ async def test_a_quarantine_ends_with_its_node(service: Service) -> None:
     job_id = await ended(service)
     see(service, keeping(job_id))
     see(service, replace(NODE, node_id="node-b"))
-    assert (await told(service, job_id))[-1].message == "what was left of 1 slot went with its node"
+    assert (await told(service, job_id))[-1].message == "what was left in 1 slot went with its node"
 
 
 async def test_while_the_cluster_is_away_nothing_is_told(service: Service) -> None:
@@ -83,6 +83,17 @@ async def test_while_the_cluster_is_away_nothing_is_told(service: Service) -> No
     service.database.write_sync(lambda s: nodes.store(s, None, "it is away", service.now))
     see(service, keeping(job_id))
     assert len(await told(service, job_id)) == 1
+
+
+async def test_a_node_that_has_not_said_yet_keeps_what_it_kept(service: Service) -> None:
+    job_id = await ended(service)
+    see(service, keeping(job_id))
+    see(service, replace(NODE, accepted=False, quarantined=None))
+    (node,) = (await service.reading.cluster()).nodes
+    assert [kept.job_id for kept in node.quarantined] == [job_id]
+    assert len(await told(service, job_id)) == 1
+    see(service, NODE)
+    assert len(await told(service, job_id)) == 2
 
 
 async def test_a_job_that_was_deleted_is_told_nothing(service: Service) -> None:

@@ -6,8 +6,9 @@ import json
 import pickle
 
 from dray import views
-from ray_workers import contracts
+from ray_workers import contracts, pages
 from ray_workers.contracts import AttemptSpec, CheckpointRef, DataPolicy, RankTask, Slice
+from service.domain.ledger import SlotClass
 
 
 def task(**more: object) -> RankTask:
@@ -70,3 +71,7 @@ def test_names_say_what_they_name_and_never_meet() -> None:
 def test_the_workers_and_the_users_words_for_drills_are_the_same() -> None:
     assert [*contracts.DrillKind] == [*views.DrillKind]
     assert [*contracts.DrillState] == [*views.DrillState]
+
+
+def test_the_workers_book_slot_seconds_by_the_services_classes() -> None:
+    assert {use.value for use in pages.USES} == {one.value for one in SlotClass}

@@ -125,9 +125,9 @@ def test_without_nvml_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_quarantine_outlives_who_wrote_it_down(tmp_path: Path) -> None:
     directory = tmp_path / "quarantine"
-    entry = Quarantined("j", 2, 1, "pid 7 is there", 12.5)
+    entry = Quarantined("j", 2, 1, {"CPU": 1.0}, "pid 7 is there", 12.5)
     QuarantineBook(directory).put(entry)
-    QuarantineBook(directory).put(Quarantined("k", 1, 2, "too", 13.5))
+    QuarantineBook(directory).put(Quarantined("k", 1, 2, {}, "too", 13.5))
     (directory / "torn.json").write_text("{")
     again = QuarantineBook(directory)
     assert again.get("j", 2) == entry

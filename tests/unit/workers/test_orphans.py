@@ -27,6 +27,7 @@ pytestmark = pytest.mark.anyio
 def record(**more: object) -> SessionRecord:
     """Of a session whose forkserver is dead and of which nothing is left."""
     fields: dict[str, object] = {
+        "place": processes.place(),
         "boot_id": processes.boot_id(),
         "server_pid": os.getpid(),
         "server_started": 1,
@@ -82,7 +83,9 @@ async def test_a_mark_is_enough_to_be_found(
     orphan = record()
     process = marked_sleeper(orphan.mark, environment)
     records.write_session(records.sessions_dir(tmp_path / "node"), orphan)
-    reaping = asyncio.ensure_future(orphans.reap_within([tmp_path / "node"], PATIENCE_S))
+    reaping = asyncio.create_task(
+        asyncio.to_thread(orphans.reap_within, [tmp_path / "node"], PATIENCE_S)
+    )
     assert await asyncio.to_thread(process.wait, PATIENCE_S) == -9
     assert await reaping == []
 
@@ -108,6 +111,17 @@ async def test_a_pid_that_is_used_again_is_nobody_of_ours(
     assert records.read_sessions(tmp_path) == []
 
 
+async def test_records_of_another_host_or_container_are_left_alone(tmp_path: Path) -> None:
+    orphan = record(place="another host")
+    process = marked_sleeper(orphan.mark, None)
+    records.write_session(tmp_path, orphan)
+    assert orphans.reap(tmp_path) == []
+    assert records.read_sessions(tmp_path) == [orphan]
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
 async def test_records_of_another_boot_are_only_deleted(tmp_path: Path) -> None:
     orphan = record(boot_id="another")
     process = marked_sleeper(orphan.mark, None)
@@ -127,16 +141,22 @@ async def test_what_survives_is_answered_when_the_time_is_up(
     orphan = record()
     records.write_session(records.sessions_dir(tmp_path / "node"), orphan)
     monkeypatch.setattr(orphans, "find_members", lambda _: {orphan.mark: [(1 << 22) + 1]})
-    left = await orphans.reap_within([tmp_path / "node"], 0.1)
+    left = orphans.reap_within([tmp_path / "node"], 0.1)
     assert [(each.record, each.pids) for each in left] == [(orphan, ((1 << 22) + 1,))]
     monkeypatch.setattr(orphans, "find_members", lambda _: {orphan.mark: []})
-    assert await orphans.reap_within([tmp_path / "node"], 0.1) == []
+    assert orphans.reap_within([tmp_path / "node"], 0.1) == []
 
 
 def node_folder(root: Path, name: str, **owner: object) -> Path:
     folder = root / name
     (folder / "spool" / "j" / "1").mkdir(parents=True)
-    said = {"boot_id": processes.boot_id(), "raylet": os.getpid(), "started": 1, **owner}
+    said = {
+        "place": processes.place(),
+        "boot_id": processes.boot_id(),
+        "raylet": os.getpid(),
+        "started": 1,
+        **owner,
+    }
     (folder / records.OWNER).write_text(json.dumps(said))
     return folder
 
@@ -146,11 +166,12 @@ def test_folders_of_nodes_that_are_certainly_dead_are_deleted(tmp_path: Path) ->
     before_the_boot = node_folder(tmp_path, "old", boot_id="another", raylet=0)
     node_folder(tmp_path, "alive", started=started_ticks(os.getpid()))
     node_folder(tmp_path, "unknown", raylet=0)
+    node_folder(tmp_path, "elsewhere", place="another host", boot_id="another")
     own = node_folder(tmp_path, "own")
     (tmp_path / "says-nothing").mkdir()
     assert set(orphans.remove_dead_nodes(tmp_path, own)) == {dead, before_the_boot}
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"alive", "unknown", "own", "says-nothing"}
+    assert left == {"alive", "unknown", "elsewhere", "own", "says-nothing"}
 
 
 def test_a_dead_node_s_folder_stays_while_something_of_it_runs(tmp_path: Path) -> None:
