@@ -112,6 +112,9 @@ class AttemptSpec:
     """Most undelivered bytes that one rank keeps for its log, and as many for its metrics."""
     furthest_step: int = 0
     """Optimizer steps that an earlier attempt of the job has done."""
+    min_workers: int | None = None
+    """With how few the group may train on when no replacement is to be had; None: with no fewer
+    than it began with."""
     worker_mtbf_s: float = WORKER_MTBF_S
     """Mean time between losses of one worker that end an attempt; `checkpoint.every_steps: auto`
     goes by it."""
@@ -197,6 +200,10 @@ class FrameKind(StrEnum):
     REGROUPED = "regrouped"
     """body: {generation, ranks: [rank], step, steps_lost, recovery_s, world_size}: the group
     trains again from after `step`; `recovery_s` from the loss to the next committed step"""
+    RESIZED = "resized"
+    """body: {world_size, slices: [{node_id, num_workers}], lacking, message}: the attempt holds
+    these slots from now on, all others were given back. `lacking`: how many workers more it needs
+    to train on; it stands by for them for a while"""
     HANG = "hang"
     """body: {culprits: [rank], step, phase, waited_s, limit_s, ranks: [{rank, step, phase,
     collective, since_s, stack}]}: who stood still, and where everyone was"""

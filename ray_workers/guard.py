@@ -27,6 +27,7 @@ from ray_workers.contracts import (
     DrillState,
     FrameKind,
     Outcome,
+    Slice,
 )
 from ray_workers.forking import ForkFailed
 from ray_workers.group import WorkerGroup
@@ -100,6 +101,9 @@ class Guard:
             self._known_drills.add(drill.id)
             self._drills.append(drill)
             self._tell_drill(drill, DrillState.WAITING)
+
+    def grow(self, slices: tuple[Slice, ...]) -> None:
+        """Take these slots in as soon as may be."""
 
     async def watch(self) -> Outcome | None:
         """Until the group has ended; an Outcome if it was not the ranks' own end."""

@@ -27,6 +27,7 @@ from ray_workers.contracts import (
     Outcome,
     Phase,
     PollReply,
+    Slice,
     agent_name,
 )
 from ray_workers.forking import ForkFailed
@@ -145,6 +146,10 @@ class Supervisor:
         """Have the group save a checkpoint and leave within `grace_s` seconds."""
         self._guard.grace_s = grace_s
         self._leave_asked.set()
+
+    async def grow(self, slices: tuple[Slice, ...]) -> None:
+        """Take these slots in, which were claimed for the attempt."""
+        self._guard.grow(slices)
 
     async def drill(self, drill: Drill) -> None:
         """Inject a fault, once by the drill's id."""

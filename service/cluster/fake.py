@@ -22,6 +22,7 @@ from ray_workers.contracts import (
     Outcome,
     Phase,
     PollReply,
+    Slice,
 )
 from service.cluster.fake_attempt import FakeAttempt, Play
 from service.cluster.fake_node import FakeNode, Pulse
@@ -172,6 +173,12 @@ class FakeCluster:
         attempt = self._attempts.get((ref.job_id, ref.attempt))
         if attempt is not None:
             attempt.drill(drill)
+
+    async def grow(self, ref: AttemptRef, slices: tuple[Slice, ...]) -> None:
+        self._check()
+        attempt = self._attempts.get((ref.job_id, ref.attempt))
+        if attempt is not None:
+            attempt.grow(slices)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         self._check()

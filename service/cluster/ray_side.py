@@ -29,6 +29,7 @@ from ray_workers.contracts import (
     Outcome,
     Phase,
     PollReply,
+    Slice,
     agent_name,
     namespace,
     supervisor_name,
@@ -280,6 +281,11 @@ class RayCluster:
         with contextlib.suppress(ValueError, ActorDiedError):
             supervisor = await self._supervisor(ref)
             await supervisor.drill.remote(drill)
+
+    async def grow(self, ref: AttemptRef, slices: tuple[Slice, ...]) -> None:
+        with contextlib.suppress(ValueError, ActorDiedError):
+            supervisor = await self._supervisor(ref)
+            await supervisor.grow.remote(slices)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         try:
