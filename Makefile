@@ -44,9 +44,9 @@ run: setup ## run the service here, until Ctrl-C
 	$(BIN)/python -m api
 
 test: setup ## run the whole test suite
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/unit
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/simulation
-	$(BIN)/python -m pytest tests/contract tests/integration tests/chaos
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --durations 15 tests/unit
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --durations 15 tests/simulation
+	$(BIN)/python -m pytest --durations 15 tests/contract tests/integration tests/chaos
 
 soak: setup ## try five times as many simulated storms as the test suite does
 	DRAY_SEEDS=$(SOAK_SEEDS) $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/simulation

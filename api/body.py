@@ -1,4 +1,4 @@
-"""The body of a submit: read within its limit, parsed strictly, checked, and hashed."""
+"""The body of a request: read within its limit, parsed strictly, checked, and hashed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,35 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from fastapi import Request
+from pydantic import BaseModel
 
 from api.problems import Refused
 from dray import faults
 from dray.faults import TOO_DEEP, Fault
 from dray.spec import JobSpec
 
+D = TypeVar("D", bound=BaseModel)
 SMALL_BYTES = 64 << 10
 """A larger body, which no job needs, is looked at in a thread: others are answered meanwhile."""
+
+
+async def read_as(
+    kind: type[D], request: Request, limit_bytes: int, *, optional: bool = False
+) -> tuple[D, dict[str, Any]]:
+    """The body as `kind`, and as it was written; with `optional`, no body is an empty document.
+
+    Refused if it is too large, not JSON, ambiguous JSON, or not what is asked for here.
+    """
+    body = await _read(request, limit_bytes)
+    if optional and not body:
+        return kind(), {}
+    _check_content_type(request.headers.get("content-type", ""))
+    document = parse(body)
+    return _checked(lambda: faults.check_as(kind, document)), document
 
 
 async def read_spec(request: Request, limit_bytes: int) -> tuple[JobSpec, str]:
@@ -102,8 +119,12 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def check(document: Mapping[str, Any]) -> JobSpec:
     """The document as a JobSpec; Refused names the first field at fault, and says why."""
+    return _checked(lambda: faults.check(document))
+
+
+def _checked(check: Callable[[], D]) -> D:
     try:
-        return faults.check(document)
+        return check()
     except Fault as fault:
         raise _refused(fault) from None
 

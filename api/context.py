@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from api.auth import Authority
 from api.problems import Refused
 from api.telemetry import Telemetry
+from service.faults import Faults
 from service.jobs import Jobs
 from service.reading import Reading
 from service.runtime import Runtime
@@ -28,37 +29,54 @@ class Context:
     """Set when the server was asked to stop: who waits for a change should answer now."""
 
 
-def context(request: Request) -> Context:
+# The dependencies are coroutines, though they wait for nothing: FastAPI hands what is not one to
+# a thread, which costs more than all that they do.
+
+
+async def context(request: Request) -> Context:
+    return context_of(request)
+
+
+def context_of(request: Request) -> Context:
     found: Context = request.app.state.context
     return found
 
 
-def caller(request: Request) -> str:
+async def caller(request: Request) -> str:
     """Name of who calls."""
+    return caller_of(request)
+
+
+def caller_of(request: Request) -> str:
     if "\0" in request.url.path or "%00" in str(request.url.query):
         raise Refused("malformed_request", "the address holds a NUL character")
-    name = context(request).authority.caller(request)
+    name = context_of(request).authority.caller(request)
     request.state.caller = name
     return name
 
 
-def no_parameters(request: Request) -> None:
+async def no_parameters(request: Request) -> None:
     """For routes that take none: a parameter that is ignored would mislead."""
     for name in request.query_params:
         raise Refused("invalid_parameter", f"there is no parameter {name!r}")
 
 
-def _jobs(request: Request) -> Jobs:
-    return context(request).runtime.jobs
+async def _jobs(request: Request) -> Jobs:
+    return context_of(request).runtime.jobs
 
 
-def _reading(request: Request) -> Reading:
-    return context(request).runtime.reading
+async def _reading(request: Request) -> Reading:
+    return context_of(request).runtime.reading
+
+
+async def _faults(request: Request) -> Faults:
+    return context_of(request).runtime.faults
 
 
 TheContext = Annotated[Context, Depends(context)]
 TheJobs = Annotated[Jobs, Depends(_jobs)]
 TheReading = Annotated[Reading, Depends(_reading)]
+TheFaults = Annotated[Faults, Depends(_faults)]
 Caller = Annotated[str, Depends(caller)]
 NoParameters = Depends(no_parameters)
 

@@ -44,6 +44,20 @@ JOB: Mapping[str, Any] = {
         "eta_s": 2.4,
     },
     "summary": {"train/loss": 0.41, "val/accuracy": 0.93},
+    "recoveries": 1,
+    "goodput": {
+        "slot_seconds": {
+            "useful": 41.2,
+            "recomputed": 0.0,
+            "starting": 1.1,
+            "data_wait": 0.3,
+            "recovering": 0.8,
+            "checkpointing": 0.2,
+            "idle": 0.4,
+        },
+        "total": 44.0,
+        "useful_share": 0.9364,
+    },
     "created_at": MADE,
     "started_at": STARTED,
     "first_step_at": STEPPED,
@@ -81,6 +95,52 @@ _NODE: Mapping[str, Any] = {
     "jobs": [JOB_ID],
 }
 
+_STACK = 'File "train.py", line 12 in forward\nFile "loop.py", line 80 in run_step'
+
+_HANG: Mapping[str, Any] = {
+    "seq": 1,
+    "attempt": 1,
+    "time": STEPPED,
+    "culprits": [1],
+    "step": 50,
+    "phase": "forward",
+    "waited_s": 12.3,
+    "limit_s": 4.0,
+    "ranks": [
+        {
+            "rank": rank,
+            "step": 50,
+            "phase": phase,
+            "collective": 101,
+            "since_s": 12.3,
+            "stack": _STACK,
+        }
+        for rank, phase in enumerate(("all_reduce", "forward"))
+    ],
+}
+
+DRILL_ID = "drill-01kamq6v3c7y2m5w9r4t8e1x0z"
+_DRILL: Mapping[str, Any] = {
+    "id": DRILL_ID,
+    "kind": "kill",
+    "rank": 1,
+    "at_step": 50,
+    "attempt": 1,
+    "state": "passed",
+    "step": 50,
+    "recovery_s": 0.41,
+    "steps_lost": 0,
+    "message": "recovered in 0.41 s, 0 steps lost",
+    "created_at": STARTED,
+    "finished_at": STEPPED,
+}
+
+REQUESTS: Mapping[str, Mapping[str, Any]] = {
+    "PreemptRequest": {"grace_s": 30},
+    "DrillRequest": {"kind": "kill", "rank": 1, "at_step": 50},
+}
+"""Bodies of requests, by the name of their schema."""
+
 VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Job": JOB,
     "JobPage": {"items": [JOB], "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q"},
@@ -97,10 +157,23 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "AttemptPage": {
         "items": [
             {
-                "attempt": 1,
+                "attempt": 2,
                 "state": "running",
                 "world_size": 2,
-                "resume_step": 0,
+                "resume_step": 50,
+                "receipt": {
+                    "step": 50,
+                    "url": f"file:///srv/dray/storage/jobs/{JOB_ID}/attempts/1/checkpoints/step-50",
+                    "sha256": SHA256,
+                    "size_bytes": 412_345,
+                    "position": {"epoch": 8, "step_in_epoch": 2, "samples": 512},
+                    "world_size": 2,
+                    "optimizer_restored": True,
+                    "rng": "seeds are derived from (seed, step, rank)",
+                    "loss_before": 0.31,
+                    "loss_after": 0.3,
+                    "passed_over": [{"step": 100, "why": "its manifest does not match its hash"}],
+                },
                 "reason": None,
                 "created_at": MADE,
                 "started_at": STARTED,
@@ -108,6 +181,9 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
             }
         ]
     },
+    "HangPage": {"items": [_HANG]},
+    "Drill": _DRILL,
+    "DrillPage": {"items": [_DRILL]},
     "CheckpointPage": {
         "items": [
             {
@@ -176,7 +252,7 @@ PROMETHEUS = (
     'dray_jobs{state="QUEUED"} 3.0\ndray_jobs{state="RUNNING"} 1.0\n'
 )
 
-_UNIQUE = "take a key of its own for each job, and the same key only to send one again"
+_UNIQUE = "take a key of its own for each request, and the same key only to send one again"
 PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "malformed_request": {"detail": "the body is JSON, but not an object"},
     "bad_idempotency_key": {
@@ -208,6 +284,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "the job's list of artifacts has their ids",
     },
     "checkpoint_not_found": {"detail": f"the job {JOB_ID} has no checkpoint of step 7"},
+    "drill_not_found": {
+        "detail": f"the job {JOB_ID} has no drill drill-0",
+        "hint": "the job's list of drills has the ids",
+    },
     "not_found": {"detail": "there is nothing at /v1/nothing"},
     "method_not_allowed": {
         "detail": "PUT is not allowed on /v1/jobs",
@@ -216,12 +296,16 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "conflict": {"detail": "the job's state does not allow it"},
     "idempotency_in_flight": {
         "detail": "a request with this Idempotency-Key is being worked on",
-        "hint": "send it again in a moment: it will then answer with the job of the first",
+        "hint": "send it again in a moment: it will then answer as the first did",
     },
     "job_finished": {"detail": f"the job {JOB_ID} has already succeeded"},
     "job_live": {
         "detail": f"the job {JOB_ID} is RUNNING, and only a finished job can be deleted",
         "hint": "cancel it first, and wait until it has ended",
+    },
+    "job_not_running": {
+        "detail": f"the job {JOB_ID} is QUEUED: it holds no slots that it could leave",
+        "hint": f"`dray wait {JOB_ID} --state RUNNING` waits until it trains",
     },
     "checkpoint_in_use": {"detail": f"the job {OTHER_ID} starts from a checkpoint of this one"},
     "body_too_large": {"detail": "the body is larger than 1048576 bytes"},
@@ -242,6 +326,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "this job could never start: it needs 8 GPUs, and the cluster has 4",
         "pointer": "/resources/num_workers",
         "hint": "ask for less, or add nodes to the cluster first; `dray cluster` shows what it has",
+    },
+    "drill_impossible": {
+        "detail": "there is no rank 2: the job has ranks 0 to 1",
+        "pointer": "/rank",
     },
     "idempotency_key_reused": {
         "detail": "this Idempotency-Key was used before, for another request",

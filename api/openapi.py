@@ -12,10 +12,12 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from api import examples
 from api.downloads import BINARY
 from api.problems import CODES, EVERYWHERE, STATUS, declare
+from dray.requests import DrillRequest, PreemptRequest
 from dray.spec import JobSpec
 from dray.views import Problem
 
@@ -34,6 +36,20 @@ JOB_SPEC_BODY: dict[str, Any] = {
     }
 }
 """Submit reads its body itself (see `api.body`), so it says here what that is."""
+
+REQUESTS = (PreemptRequest, DrillRequest)
+"""The other bodies, which are read in the same way."""
+
+
+def json_body(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
+    """What a route that reads one of `REQUESTS` says of its body."""
+    name = kind.__name__
+    content = {
+        "schema": {"$ref": f"#/components/schemas/{name}"},
+        "example": examples.REQUESTS[name],
+    }
+    return {"requestBody": {"required": required, "content": {"application/json": content}}}
+
 
 PLAIN_EXAMPLES = {
     "text/event-stream": examples.EVENT_STREAM,
@@ -77,6 +93,9 @@ def describe(app: FastAPI) -> dict[str, Any]:
     parts = spec.pop("$defs")
     schemas |= {f"JobSpec.{name}": schema for name, schema in parts.items()}
     schemas |= {"JobSpec": spec, "Problem": Problem.model_json_schema(mode="serialization")}
+    for kind in REQUESTS:
+        schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {}) | {kind.__name__: schema}
     for path, method, operation in _operations(document):
         _describe_problems(path, operation["responses"])
         _describe_conditions(path, method, operation)

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from dray.views import JobState
+from service.domain.ledger import SlotClass
 from service.runtime import Runtime
 
 WORKER_KINDS = ("CPU", "GPU")
+
+
+class SlotSeconds(Collector):
+    """Counters that the database counts: they outlive the process that shows them."""
+
+    def __init__(self) -> None:
+        self.seconds: Mapping[str, float] = {}
+        """Of each class, as it was last read."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily(
+            "dray_slot_seconds", "What the slots of jobs were used for.", labels=["class"]
+        )
+        for slot_class in SlotClass:
+            family.add_metric([slot_class.value], self.seconds.get(slot_class, 0.0))
+        yield family
 
 
 class Telemetry:
@@ -44,6 +65,9 @@ class Telemetry:
             registry=self.registry,
         )
 
+        self._slot_seconds = SlotSeconds()
+        self.registry.register(self._slot_seconds)
+
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
@@ -66,4 +90,5 @@ class Telemetry:
             held = sum(node.held.get(kind, 0.0) for node in usable)
             self._slots.labels(kind, "total").set(total)
             self._slots.labels(kind, "held").set(held)
+        self._slot_seconds.seconds = await runtime.faults.slot_seconds()
         return generate_latest(self.registry)

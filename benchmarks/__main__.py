@@ -70,6 +70,12 @@ def _onlookers(num_rounds: int, tell: Tell) -> report.Result:
     return measure(num_rounds, tell)
 
 
+def _checkpoint_stall(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.checkpoint_stall.measure import measure
+
+    return measure(num_rounds, tell)
+
+
 BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "submit_to_first_step": _first_step,
     "step_time": _step_time,
@@ -77,6 +83,7 @@ BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "service_scale": _service_scale,
     "metrics": _metrics,
     "onlookers": _onlookers,
+    "checkpoint_stall": _checkpoint_stall,
 }
 
 

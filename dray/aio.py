@@ -11,13 +11,13 @@ from typing import Self
 
 import httpx
 
-from dray import views
+from dray import _faults, views
 from dray._downloads import OnProgress
 from dray._drivers import AsyncDriver
 from dray._flows import Flows, JobFilter, Spec, States
 from dray._transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.client import http_options
-from dray.views import JobState
+from dray.views import DrillKind, JobState
 
 
 class AsyncClient:
@@ -153,6 +153,30 @@ class AsyncClient:
 
     async def cancel(self, job_id: str) -> views.Job:
         return await self._driver.run(self._flows.cancel(job_id))
+
+    async def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
+        return await self._driver.run(_faults.preempt(self._flows, job_id, grace_s))
+
+    async def drill(
+        self,
+        job_id: str,
+        *,
+        kind: DrillKind | str,
+        rank: int = 0,
+        at_step: int | None = None,
+        wait: bool = True,
+        idempotency_key: str | None = None,
+    ) -> views.Drill:
+        flow = _faults.drill(
+            self._flows, job_id, DrillKind(kind), rank, at_step, wait, idempotency_key
+        )
+        return await self._driver.run(flow)
+
+    async def drills(self, job_id: str) -> list[views.Drill]:
+        return await self._driver.run(_faults.drills(self._flows, job_id))
+
+    async def hangs(self, job_id: str) -> list[views.Hang]:
+        return await self._driver.run(_faults.hangs(self._flows, job_id))
 
     async def delete(self, job_id: str) -> None:
         await self._driver.run(self._flows.delete(job_id))

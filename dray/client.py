@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from dray import views
+from dray import _faults, views
 from dray._downloads import OnProgress
 from dray._drivers import SyncDriver
 from dray._flows import Flows, JobFilter, Spec, States
 from dray._transport import DEFAULT_TIMEOUT_S, Connection, Retry
-from dray.views import JobState
+from dray.views import DrillKind, JobState
 
 
 def http_options(url: str) -> dict[str, Any]:
@@ -207,6 +207,39 @@ class Client:
     def cancel(self, job_id: str) -> views.Job:
         """Stop the job, in whatever state; JobFinished if it already succeeded or failed."""
         return self._driver.run(self._flows.cancel(job_id))
+
+    def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
+        """Have a job save a checkpoint within `grace_s` seconds (by default the server's), leave
+        its slots and resume from its place in the queue. JobNotRunning if it holds none."""
+        return self._driver.run(_faults.preempt(self._flows, job_id, grace_s))
+
+    def drill(
+        self,
+        job_id: str,
+        *,
+        kind: DrillKind | str,
+        rank: int = 0,
+        at_step: int | None = None,
+        wait: bool = True,
+        idempotency_key: str | None = None,
+    ) -> views.Drill:
+        """Try a fault on a job that trains: `kill` or `stall` a rank, or `preempt` all of it.
+
+        Now, or when `at_step` optimizer steps are done. The drill as it is when it is over, which
+        without `wait` it need not be: look at its state. JobNotRunning, DrillImpossible.
+        """
+        flow = _faults.drill(
+            self._flows, job_id, DrillKind(kind), rank, at_step, wait, idempotency_key
+        )
+        return self._driver.run(flow)
+
+    def drills(self, job_id: str) -> list[views.Drill]:
+        """Every drill of the job, oldest first."""
+        return self._driver.run(_faults.drills(self._flows, job_id))
+
+    def hangs(self, job_id: str) -> list[views.Hang]:
+        """Each hang that was found, the newest that are kept: who, where, and every stack."""
+        return self._driver.run(_faults.hangs(self._flows, job_id))
 
     def delete(self, job_id: str) -> None:
         """Remove a finished job with its logs, checkpoints and artifacts; JobLive otherwise."""

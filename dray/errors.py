@@ -19,6 +19,7 @@
           |   + RangeNotSatisfiable  range_not_satisfiable
           |   + Unsatisfiable        unsatisfiable
           |   + InitFromNotFound     init_from_not_found
+          |   + DrillImpossible      drill_impossible
           |   + IdempotencyMismatch  idempotency_key_reused
           |   + MethodNotAllowed     method_not_allowed
           + Unauthorized        unauthorized
@@ -28,10 +29,12 @@
           |   + JobNotFound          job_not_found
           |   + ArtifactNotFound     artifact_not_found
           |   + CheckpointNotFound   checkpoint_not_found
+          |   + DrillNotFound        drill_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
           |   + JobLive              job_live
           |   + JobFinished          job_finished
+          |   + JobNotRunning        job_not_running
           |   + CheckpointInUse      checkpoint_in_use
           |   + IdempotencyInFlight  idempotency_in_flight
           + ServerError         the fault is the server's
@@ -198,8 +201,14 @@ class InitFromNotFound(BadRequest):
     code = "init_from_not_found"
 
 
+class DrillImpossible(BadRequest):
+    """The drill makes no sense on this job; `pointer` says which of its fields is at fault."""
+
+    code = "drill_impossible"
+
+
 class IdempotencyMismatch(BadRequest):
-    """The idempotency key belongs to another document."""
+    """The idempotency key belongs to another request."""
 
     code = "idempotency_key_reused"
 
@@ -242,6 +251,12 @@ class CheckpointNotFound(NotFound):
     code = "checkpoint_not_found"
 
 
+class DrillNotFound(NotFound):
+    """The job has no such drill."""
+
+    code = "drill_not_found"
+
+
 class RouteNotFound(NotFound):
     """The server has no such path: is it a dray server, and as new as the client?"""
 
@@ -264,6 +279,12 @@ class JobFinished(Conflict):
     """A job that succeeded or failed can't be cancelled."""
 
     code = "job_finished"
+
+
+class JobNotRunning(Conflict):
+    """The job does not run (any more, or yet): there is nothing to preempt or to strike."""
+
+    code = "job_not_running"
 
 
 class CheckpointInUse(Conflict):

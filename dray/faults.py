@@ -1,4 +1,4 @@
-"""What is wrong with a job document, in one sentence with its place and what was probably meant.
+"""What is wrong with a document, in one sentence with its place and what was probably meant.
 
 The server answers with it and the client finds it offline, by these same functions.
 """
@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -31,6 +31,7 @@ _PLAINLY = (
     ("Dictionary should", "must"),
 )
 
+D = TypeVar("D", bound=BaseModel)
 Error = Mapping[str, Any]
 """One of what pydantic's `ValidationError.errors()` gives."""
 
@@ -50,10 +51,15 @@ class Fault(ValueError):
 
 def check(document: Mapping[str, Any]) -> JobSpec:
     """The document as a JobSpec; Fault names the first field at fault, and says why."""
+    return check_as(JobSpec, document)
+
+
+def check_as(kind: type[D], document: Mapping[str, Any]) -> D:
+    """The same for any kind of document."""
     try:
-        return JobSpec.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
-        raise _first_of(error.errors(include_url=False), document) from None
+        raise _first_of(error.errors(include_url=False), document, kind) from None
 
 
 def check_values(document: Any) -> None:
@@ -97,28 +103,28 @@ def plainly(message: str) -> str:
     return message
 
 
-def _first_of(errors: Iterable[Error], document: Mapping[str, Any]) -> Fault:
+def _first_of(errors: Iterable[Error], document: Mapping[str, Any], root: type[BaseModel]) -> Fault:
     """One fault of all that is wrong: the first field in full, the others by name."""
     found: dict[str, list[Error]] = {}
     for error in islice(errors, MAX_FAULTS):
-        found.setdefault(_pointer(error, document), []).append(error)
+        found.setdefault(_pointer(error, document, root), []).append(error)
     pointer, at_first = next(iter(found.items()))
     detail = "; or ".join(dict.fromkeys(_message(error) for error in at_first))
     others = [_cut(name) or "the document" for name in found if name != pointer]
     if others:
         more = " and more" if len(others) > 5 else ""
         detail += f"; also wrong: {', '.join(others[:5])}{more}"
-    return Fault("invalid_document", detail, pointer, _hint(at_first[0], pointer))
+    return Fault("invalid_document", detail, pointer, _hint(at_first[0], pointer, root))
 
 
-def _pointer(error: Error, document: Any) -> str:
+def _pointer(error: Error, document: Any, root: type[BaseModel]) -> str:
     """RFC 6901, without the parts of pydantic's location that name types, not fields."""
     if error["type"] == "wrong_together":
         pointer: str = error["ctx"]["pointer"]
         return pointer
     location: Sequence[Any] = error["loc"]
     pointer, here = "", document
-    models: list[type[BaseModel]] = [JobSpec]
+    models = [root]
     for part in location:
         chosen = _tagged(models, part)
         if chosen is not None:
@@ -161,17 +167,17 @@ def _cut(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def _hint(error: Error, pointer: str) -> str | None:
+def _hint(error: Error, pointer: str, root: type[BaseModel]) -> str | None:
     """What was probably meant, by likeness."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         *parents, name = error["loc"]
-        candidates = list(_fields_at(parents))
+        candidates = list(_fields_at(parents, root))
         listed = f"its fields are {', '.join(candidates)}" if candidates else None
-        return _elsewhere(str(name), pointer) or _nearest(str(name), candidates) or listed
+        return _elsewhere(str(name), pointer, root) or _nearest(str(name), candidates) or listed
     if kind == "union_tag_invalid":
         return _nearest(context["tag"], _quoted(context["expected_tags"]))
-    if kind == "literal_error" and isinstance(error.get("input"), str):
+    if kind in ("literal_error", "enum") and isinstance(error.get("input"), str):
         return _nearest(error["input"], _quoted(str(context.get("expected", ""))))
     return None
 
@@ -186,12 +192,12 @@ def _nearest(name: str, candidates: Sequence[str]) -> str | None:
     return f"did you mean {close[0]!r}?" if close else None
 
 
-def _elsewhere(name: str, pointer: str) -> str | None:
+def _elsewhere(name: str, pointer: str, root: type[BaseModel]) -> str | None:
     """A field of this very name stands in another part: `epochs` belongs into `train`.
 
     The place at `pointer`, where it was found wrong, is none: another model may have it there.
     """
-    parts: list[tuple[str, list[type[BaseModel]]]] = [("", [JobSpec])]
+    parts: list[tuple[str, list[type[BaseModel]]]] = [("", [root])]
     for part, models in parts:
         for field in dict.fromkeys(field for model in models for field in model.model_fields):
             place = f"{part}/{field}"
@@ -203,9 +209,9 @@ def _elsewhere(name: str, pointer: str) -> str | None:
     return None
 
 
-def _fields_at(parents: Iterable[Any]) -> Iterator[str]:
+def _fields_at(parents: Iterable[Any], root: type[BaseModel]) -> Iterator[str]:
     """Names of the fields of the part of the document that `parents` leads to."""
-    models: list[type[BaseModel]] = [JobSpec]
+    models = [root]
     for parent in parents:
         chosen = _tagged(models, parent)
         models = [chosen] if chosen is not None else _models_of(models, parent)

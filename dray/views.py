@@ -65,6 +65,30 @@ class Links(View):
     ray_dashboard: str | None = None
 
 
+class SlotSeconds(View):
+    """What slots were used for, in slot-seconds: each second of each slot is in one class."""
+
+    useful: float
+    recomputed: float
+    """Steps that had been done before, and were lost."""
+    starting: float
+    data_wait: float
+    recovering: float
+    checkpointing: float
+    idle: float
+    """Held to no use that anyone saw."""
+
+
+class Goodput(View):
+    """How well a job used what it held, over all its attempts."""
+
+    slot_seconds: SlotSeconds
+    total: float
+    """The sum of the classes: all that was held."""
+    useful_share: float | None = None
+    """Of the total, 0 to 1; unset while nothing was held."""
+
+
 class Job(View):
     id: str
     name: str
@@ -82,6 +106,10 @@ class Job(View):
     progress: Progress | None = None
     summary: dict[str, MetricValue]
     """The last value of each metric of rank 0."""
+    recoveries: int = 0
+    """How often its group lost a rank and was mended in place."""
+    goodput: Goodput | None = None
+    """Unset until an attempt has told what its slots were used for."""
     created_at: datetime
     started_at: datetime | None = None
     """When the first attempt was launched."""
@@ -157,12 +185,53 @@ class Reset(View):
     newest_seq: int
 
 
+class PassedOver(View):
+    """A checkpoint that was not resumed from, because it is damaged."""
+
+    step: int
+    why: str
+
+
+class Position(View):
+    epoch: int
+    """Epochs that were completed."""
+    step_in_epoch: int
+    samples: int
+    """Of the epoch's order that are used up, the same at any world size."""
+
+
+class Receipt(View):
+    """What an attempt went on from."""
+
+    step: int
+    """0 if it began afresh."""
+    url: str
+    """Of the checkpoint; empty if none was sound."""
+    sha256: str | None = None
+    """Of the manifest, which was checked, and with it every file."""
+    size_bytes: int | None = None
+    position: Position | None = None
+    """Where the data go on."""
+    world_size: int | None = None
+    """Of the group that saved."""
+    optimizer_restored: bool = False
+    rng: str | None = None
+    """Where random numbers go on from."""
+    loss_before: MetricValue | None = None
+    """Training loss of the step that was saved; null if it was no number."""
+    loss_after: MetricValue | None = None
+    """Training loss of the first step after it."""
+    passed_over: list[PassedOver] = []
+
+
 class Attempt(View):
     attempt: int
     state: str
     world_size: int
     resume_step: int
     """Optimizer steps already done when it began; 0 for a fresh start."""
+    receipt: Receipt | None = None
+    """Unset for a fresh start."""
     reason: Reason | None = None
     created_at: datetime
     started_at: datetime | None = None
@@ -214,6 +283,91 @@ class ArtifactPage(View):
     items: list[Artifact]
 
 
+class HangRank(View):
+    """Where one rank was."""
+
+    rank: int
+    step: int | None = None
+    phase: str | None = None
+    collective: int | str | None = None
+    """The last collective that it entered."""
+    since_s: float | None = None
+    """How long it had been there."""
+    stack: str | None = None
+
+
+class Hang(View):
+    """Who stood still, and where everyone was."""
+
+    seq: int
+    """1, 2, 3 ... within the job; only the newest are kept."""
+    attempt: int
+    time: datetime
+    culprits: list[int]
+    """Ranks that kept the others waiting."""
+    step: int | None = None
+    phase: str | None = None
+    """What the culprits were doing, such as `data_wait` or `forward`."""
+    waited_s: float | None = None
+    limit_s: float | None = None
+    """How long the job's own step time lets a rank stand still."""
+    ranks: list[HangRank]
+
+
+class HangPage(View):
+    items: list[Hang]
+
+
+class DrillKind(StrEnum):
+    """Which fault to try."""
+
+    KILL = "kill"
+    """SIGKILL to the process of a rank."""
+    STALL = "stall"
+    """SIGSTOP to it: it hangs."""
+    PREEMPT = "preempt"
+    """The whole job is asked to leave its slots."""
+
+
+class DrillState(StrEnum):
+    """How far a drill is. The last two stay."""
+
+    WAITING = "waiting"
+    """For its step."""
+    STRUCK = "struck"
+    PASSED = "passed"
+    """The job trains again."""
+    FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        return self in (DrillState.PASSED, DrillState.FAILED)
+
+
+class Drill(View):
+    """A fault that was asked for, and how the job took it."""
+
+    id: str
+    kind: DrillKind
+    rank: int
+    at_step: int | None = None
+    """Optimizer steps done when it was to strike; unset: at once."""
+    attempt: int
+    state: DrillState
+    step: int | None = None
+    """Optimizer steps done when it struck."""
+    recovery_s: float | None = None
+    """From the strike until the job trained on."""
+    steps_lost: int | None = None
+    message: str
+    created_at: datetime
+    finished_at: datetime | None = None
+
+
+class DrillPage(View):
+    items: list[Drill]
+
+
 class Explanation(View):
     """Why a job is where it is."""
 
@@ -227,6 +381,15 @@ class Explanation(View):
     """When the jobs in its way reach their `max_runtime_s`, if they have one."""
 
 
+class QuarantinedSlots(View):
+    """Slots that no job is given, because something of the job that had them is not gone."""
+
+    slots: int
+    reason: str
+    since: datetime
+    job_id: str
+
+
 class NodeSlots(View):
     node_id: str
     hostname: str
@@ -237,6 +400,8 @@ class NodeSlots(View):
     accepted: bool
     reason: str | None = None
     """Why the node is refused, when it is."""
+    quarantined: list[QuarantinedSlots] = []
+    """They are tried again every few seconds, and given back when they are clean."""
     jobs: list[str]
 
 

@@ -82,6 +82,10 @@ class DataPolicy:
         return cls(**fields)
 
 
+WORKER_MTBF_S = 24 * 3600.0
+"""What is taken for a worker's mean time between failures before any was seen."""
+
+
 @dataclass(frozen=True)
 class AttemptSpec:
     """All a supervisor needs to run one attempt of a job."""
@@ -106,6 +110,14 @@ class AttemptSpec:
     """Running time left to the job, in seconds."""
     spool_limit_bytes: int = 64 << 20
     """Most undelivered bytes that one rank keeps for its log, and as many for its metrics."""
+    furthest_step: int = 0
+    """Optimizer steps that an earlier attempt of the job has done."""
+    min_workers: int | None = None
+    """With how few the group may train on when no replacement is to be had; None: with no fewer
+    than it began with."""
+    worker_mtbf_s: float = WORKER_MTBF_S
+    """Mean time between losses of one worker that end an attempt; `checkpoint.every_steps: auto`
+    goes by it."""
 
     @property
     def world_size(self) -> int:
@@ -136,6 +148,8 @@ class Cause(StrEnum):
     """The training code raised, exited non-zero or was killed by a signal of its own."""
     BAD_DATA = "bad_data"
     """The data set is missing or broken: trying again would not help."""
+    DATA_UNREACHABLE = "data_unreachable"
+    """The source of the data did not answer a worker, however often it asked; later it may."""
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
     """Ray did not give the slots in time: others use the cluster. Nobody is charged."""
@@ -173,7 +187,8 @@ class FrameKind(StrEnum):
     ARTIFACT = "artifact"
     """body: {path, url, size_bytes, sha256}"""
     RESUMED = "resumed"
-    """body: {step, url}: optimizer steps done when training began, and from which checkpoint"""
+    """body: {step, url}: optimizer steps done when training began, and from which checkpoint; with
+    it the receipt of a resume, as `ray_workers.training.receipts` writes it"""
     ERROR = "error"
     """body: {cause: Cause, type, message, traceback}"""
 
@@ -185,6 +200,10 @@ class FrameKind(StrEnum):
     REGROUPED = "regrouped"
     """body: {generation, ranks: [rank], step, steps_lost, recovery_s, world_size}: the group
     trains again from after `step`; `recovery_s` from the loss to the next committed step"""
+    RESIZED = "resized"
+    """body: {world_size, slices: [{node_id, num_workers}], lacking, message}: the attempt holds
+    these slots from now on, all others were given back. `lacking`: how many workers more it needs
+    to train on; it stands by for them for a while"""
     HANG = "hang"
     """body: {culprits: [rank], step, phase, waited_s, limit_s, ranks: [{rank, step, phase,
     collective, since_s, stack}]}: who stood still, and where everyone was"""
@@ -193,6 +212,9 @@ class FrameKind(StrEnum):
     LEDGER = "ledger"
     """body: {slot_seconds: {class: number}}: what the slots of the attempt were used for so far"""
 
+
+LEFT_EXIT_CODE = 75
+"""Of a rank that saved a checkpoint and left as it was asked to (EX_TEMPFAIL of sysexits(3))."""
 
 SUPERVISOR_RANK = -1
 """The rank of the frames that the supervisor itself writes."""
@@ -260,6 +282,14 @@ class PollReply:
 
 
 @dataclass(frozen=True)
+class Predecessor:
+    """A process that had the rank before, on the same node: what it left to be told."""
+
+    spool_dir: str
+    page_prefix: str
+
+
+@dataclass(frozen=True)
 class RankTask:
     """All a training process needs, handed to it as JSON when it is forked."""
 
@@ -284,9 +314,18 @@ class RankTask:
     init_from: CheckpointRef | None = None
     data_policy: DataPolicy = DataPolicy()
     spool_limit_bytes: int = 64 << 20
+    worker_mtbf_s: float = WORKER_MTBF_S
     device: str = "cpu"
     """`cpu`, or `cuda` with CUDA_VISIBLE_DEVICES naming the one GPU."""
     env: Mapping[str, str] = field(default_factory=dict)
+    page_prefix: str = ""
+    """What the names of its page and of the files beside it begin with (`ray_workers.pages`);
+    without one nobody watches it, and its group is not mended."""
+    generation: int = 0
+    """Of the group that it joins first."""
+    furthest_step: int = 0
+    """Optimizer steps that an earlier attempt has done: up to there, they are done again."""
+    predecessors: tuple[Predecessor, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -296,5 +335,6 @@ class RankTask:
         data = json.loads(text)
         data["resume_from"] = tuple(CheckpointRef(**ref) for ref in data["resume_from"])
         data["init_from"] = data["init_from"] and CheckpointRef(**data["init_from"])
+        data["predecessors"] = tuple(Predecessor(**one) for one in data["predecessors"])
         data["data_policy"] = DataPolicy.from_dict(data["data_policy"])
         return cls(**data)

@@ -29,6 +29,8 @@ class ForkedProcess:
         self.pid = pid
         self.output = output
         """Read end of the pipe that is the process's stdout and stderr."""
+        self.left: list[int] = []
+        """Once it has ended: pids of what can't be ended."""
         self._reader = reader
         self._writer = writer
 
@@ -63,10 +65,16 @@ class ForkedProcess:
     async def wait(self) -> int | None:
         """Exit code once the process and its session are seen gone (negative: the signal).
 
-        None if the forkserver itself went away; its end takes the process along.
+        None if the forkserver itself went away, which takes the process along, or if the process
+        survives SIGKILL. What is not gone in time is in `left`.
         """
         line = await self._reader.readline()
-        return json.loads(line)["exit"] if line else None
+        if not line:
+            return None
+        last_word = json.loads(line)
+        self.left = last_word.get("left", [])
+        code: int | None = last_word["exit"]
+        return code
 
     def signal(self, number: int) -> None:
         """Send a signal to every process of the session."""
@@ -78,15 +86,43 @@ class ForkedProcess:
 
 
 async def list_tasks(socket_path: str) -> list[dict[str, Any]]:
-    """What the forkserver at `socket_path` runs: job_id, attempt, rank, pid."""
+    """What the forkserver at `socket_path` runs: job_id, attempt, rank, incarnation, pid, and what
+    is left of one that can't be ended."""
+    tasks: list[dict[str, Any]] = (await _ask(socket_path, {"op": "list"}))["tasks"]
+    return tasks
+
+
+async def send_to_rank(
+    socket_path: str, job_id: str, attempt: int, rank: int, number: int
+) -> list[int]:
+    """Send a signal to every process of a rank's newest incarnation; answer their pids."""
+    return await _ask_rank(socket_path, "signal", job_id, attempt, rank, signal=number)
+
+
+async def ask_dump(socket_path: str, job_id: str, attempt: int, rank: int) -> list[int]:
+    """Make a rank write its stacks; empty if it has no handler for that, or does not run."""
+    return await _ask_rank(socket_path, "dump", job_id, attempt, rank)
+
+
+async def _ask_rank(
+    socket_path: str, op: str, job_id: str, attempt: int, rank: int, **more: int
+) -> list[int]:
+    request = {"op": op, "job_id": job_id, "attempt": attempt, "rank": rank, **more}
+    reached: list[int] = (await _ask(socket_path, request))["pids"]
+    return reached
+
+
+async def _ask(socket_path: str, request: dict[str, Any]) -> dict[str, Any]:
     try:
         reader, writer = await asyncio.open_unix_connection(socket_path)
-        writer.write(b'{"op": "list"}\n')
-        line = await asyncio.wait_for(reader.readline(), FORK_TIMEOUT_S)
-        writer.close()
+        try:
+            writer.write(json.dumps(request).encode() + b"\n")
+            line = await asyncio.wait_for(reader.readline(), FORK_TIMEOUT_S)
+        finally:
+            writer.close()
         if not line:
             raise ForkFailed("it closed the connection without an answer")
     except (OSError, TimeoutError, ForkFailed) as error:
         raise ForkFailed(f"no forkserver at {socket_path}: {error}") from error
-    tasks: list[dict[str, Any]] = json.loads(line)["tasks"]
-    return tasks
+    answer: dict[str, Any] = json.loads(line)
+    return answer

@@ -8,10 +8,18 @@ write end of a pipe for stdout and stderr) attached as SCM_RIGHTS. Requests:
 
     {"op": "rank", "task": RankTask}     fork a training process
     {"op": "store"}                      fork a process that serves a TCPStore
-    {"op": "list"}                       -> {"tasks": [{"job_id", "attempt", "rank", "pid"}]}
+    {"op": "list"}                       -> {"tasks": [{"job_id", "attempt", "rank",
+                                                        "incarnation", "pid", "left"}]}
+    {"op": "signal", "job_id", "attempt", "rank", "signal"}
+                                         a signal to the whole session of the newest process
+                                         at this rank -> {"pids": [...]}
+    {"op": "dump", "job_id", "attempt", "rank"}
+                                         have it write its stacks -> {"pids": [...]}
 
-A fork is answered by `{"pid": ...}` and, when the process and every process of its session are
-seen gone, `{"exit": code}` (negative: the signal). In between the client may send
+A fork is answered by `{"pid": ...}` and, when the process and everything it started are seen
+gone, `{"exit": code}` (negative: the signal). What can't be ended within STUCK_S is named:
+`{"exit": code, "left": [pids]}`, the code being null if it is the process itself; it stays in
+the list, and goes on being killed, until it is gone. In between the client may send
 `{"signal": number}`, delivered to the whole session. A client that closes its end, or dies,
 takes the session with it.
 
@@ -22,68 +30,45 @@ preload starts no thread and touches no CUDA.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
 import gc
 import json
 import os
-import secrets
 import select
 import signal
 import socket
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ray_workers.contracts import RankTask
+from ray_workers import child, records
+from ray_workers.processes import (
+    Session,
+    boot_id,
+    find_members,
+    handles,
+    is_stopped,
+    new_mark,
+    place,
+    send_signal,
+    stat_fields,
+)
 
-MARK_VARIABLE = "DRAY_PROCESS_MARK"
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 REQUEST_LIMIT_BYTES = 4 << 20
+DUMP_SIGNAL = signal.SIGUSR2
+"""On which a rank writes the stacks of its threads, once it has a handler for it."""
 SWEEP_S = 0.02
 """Pause between two looks for what is left of a session that was killed."""
+STUCK_S = 10.0
+"""How long what was killed may take to be gone before it is said to be stuck."""
+STUCK_SWEEP_S = 1.0
+"""Pause between two looks at what is stuck."""
 
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def session_members(session: int, mark: str = "") -> list[int]:
-    """Pids of the live (not zombie) processes of a session, by /proc/PID/stat (proc(5)).
-
-    mark: those that left the session are found by it, if they were started as a program: a
-    program's environment says which rank it came from.
-    """
-    members = []
-    entry_of_mark = f"{MARK_VARIABLE}={mark}".encode()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = Path(entry.path, "stat").read_bytes()
-        except OSError:
-            continue
-        # The command may hold spaces and brackets; the fields begin after its last ')'.
-        state, _ppid, _pgrp, sid = stat[stat.rindex(b")") + 2 :].split()[:4]
-        if state in (b"Z", b"X"):
-            continue
-        if int(sid) == session or (mark and _has_environment(entry.path, entry_of_mark)):
-            members.append(int(entry.name))
-    return members
-
-
-def _has_environment(process: str, entry: bytes) -> bool:
-    try:
-        return entry in Path(process, "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
+Find = Callable[[Sequence[Session]], dict[str, list[int]]]
+"""Live processes of sessions, by mark: `processes.find_members`, or what a test says."""
 
 
 @dataclass
@@ -94,13 +79,26 @@ class Client:
     buffer: bytes = b""
     fds: list[int] = field(default_factory=list)
     request: dict[str, Any] = field(default_factory=dict)
-    pid: int = 0
-    mark: str = ""
+    session: Session | None = None
     exit_code: int | None = None
+    ending_since: float | None = None
+    """Since when it is dead or was sent SIGKILL, by `time.monotonic`."""
+    left: list[int] = field(default_factory=list)
+    """What was not gone in time, and its client was told."""
 
-    def members(self) -> list[int]:
-        """Live processes of what was forked for this client."""
-        return session_members(self.pid, self.mark)
+    @property
+    def pid(self) -> int:
+        return self.session.pid if self.session else 0
+
+    def begin_end(self) -> None:
+        if self.ending_since is None:
+            self.ending_since = time.monotonic()
+
+    def stands_at(self, message: dict[str, Any]) -> bool:
+        """Whether it was forked for the rank that a request names."""
+        described = _described(self)
+        names = ("job_id", "attempt", "rank")
+        return bool(self.pid) and all(described[name] == message[name] for name in names)
 
     def send(self, message: dict[str, Any]) -> None:
         # A client that does not listen any more finds out by itself.
@@ -111,11 +109,18 @@ class Client:
 class ForkServer:
     """Serves one Unix socket until its lifeline closes."""
 
-    def __init__(self, listener: socket.socket, lifeline: int) -> None:
+    def __init__(
+        self, listener: socket.socket, lifeline: int, directory: Path, find: Find = find_members
+    ) -> None:
+        """directory: where the sessions are written down."""
         self._listener = listener
         self._lifeline = lifeline
+        self._directory = directory
+        self._find = find
+        self._place, self._boot_id = place(), boot_id()
+        self._started = int(stat_fields(os.getpid())[19])
         self._clients: list[Client] = []
-        self._abandoned: list[Client] = []  # killed because their client is gone
+        self._abandoned: list[Client] = []  # their client is gone, or was told that they are stuck
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -124,12 +129,9 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         while True:
-            sweeping = any(c.exit_code is not None for c in self._clients + self._abandoned)
             watched: list[Any] = [self._listener, self._lifeline, self._wake_read]
             connections = [client.connection for client in self._clients]
-            ready, _, _ = select.select(
-                [*watched, *connections], [], [], SWEEP_S if sweeping else None
-            )
+            ready, _, _ = select.select([*watched, *connections], [], [], self._pause_s())
             if self._lifeline in ready and not os.read(self._lifeline, 4096):
                 return self._end_everything()
             if self._wake_read in ready:
@@ -140,6 +142,13 @@ class ForkServer:
             if self._listener in ready:
                 self._clients.append(Client(self._listener.accept()[0]))
             self._reap()
+
+    def _pause_s(self) -> float | None:
+        """How long to wait for news; None if nothing is being ended."""
+        ending = [c for c in self._clients + self._abandoned if c.ending_since is not None]
+        if not ending:
+            return None
+        return STUCK_SWEEP_S if all(client.left for client in ending) else SWEEP_S
 
     def _receive(self, client: Client) -> None:
         try:
@@ -163,28 +172,86 @@ class ForkServer:
         return None
 
     def _handle(self, client: Client, message: dict[str, Any]) -> None:
-        if "signal" in message:
+        if "signal" in message and "op" not in message:
             if client.pid and client.exit_code is None:
-                _signal(client.members(), message["signal"])
+                self._signal(client, message["signal"])
         elif message["op"] == "list":
             client.send(
                 {"tasks": [_described(c) for c in self._clients + self._abandoned if c.pid]}
             )
+        elif message["op"] in ("signal", "dump"):
+            ranks = [c for c in self._clients if c.exit_code is None and c.stands_at(message)]
+            # The newest: of one that was given up there may be something left.
+            pids = self._deliver(message, ranks[-1]) if ranks else []
+            client.send({"pids": pids})
         else:
             client.request = message
             self._fork(client)
 
+    def _deliver(self, message: dict[str, Any], rank: Client) -> list[int]:
+        """Send a signal, or have a stack written; answer to whom it went."""
+        if message["op"] == "signal":
+            return self._signal(rank, message["signal"])
+        if not handles(rank.pid, DUMP_SIGNAL):
+            return []
+        send_signal([rank.pid], DUMP_SIGNAL)
+        if is_stopped(rank.pid):
+            send_signal([rank.pid], signal.SIGCONT)
+        return [rank.pid]
+
+    def _signal(self, client: Client, number: int) -> list[int]:
+        pids = self._members([client])[client.pid]
+        send_signal(pids, number)
+        if number == signal.SIGKILL:
+            client.begin_end()
+        return pids
+
+    def _members(self, clients: Sequence[Client]) -> dict[int, list[int]]:
+        """Live processes of each, by the pid that was forked for it."""
+        found = self._find([client.session for client in clients if client.session])
+        members = {}
+        for client in clients:
+            if client.session:
+                left = set(found[client.session.mark])
+                if client.exit_code is None:
+                    left.add(client.pid)  # it may be too young to show its session
+                members[client.pid] = sorted(left)
+        return members
+
     def _fork(self, client: Client) -> None:
         if client.pid or not client.fds:
             raise ValueError("a connection starts one process, and brings the pipe for its output")
-        client.mark = secrets.token_hex(8)
+        mark, parent = new_mark(), os.getpid()
         pid = os.fork()
         if pid == 0:
-            os.environ[MARK_VARIABLE] = client.mark
-            _child(client.request, client.fds[-1])
+            child.run(client.request, client.fds[-1], mark, parent)
         os.close(client.fds.pop())
-        client.pid = pid
+        client.session = Session(pid, int(stat_fields(pid)[19]), mark)
+        self._write_down(client, client.session)
         client.send({"pid": pid})
+
+    def _record(self, client: Client, session: Session) -> records.SessionRecord:
+        described = _described(client)
+        return records.SessionRecord(
+            place=self._place,
+            boot_id=self._boot_id,
+            server_pid=os.getpid(),
+            server_started=self._started,
+            pid=session.pid,
+            started=session.started,
+            mark=session.mark,
+            job_id=described["job_id"],
+            attempt=described["attempt"],
+            rank=described["rank"],
+            gpus=client.request.get("task", {}).get("env", {}).get("CUDA_VISIBLE_DEVICES", ""),
+        )
+
+    def _write_down(self, client: Client, session: Session) -> None:
+        try:
+            records.write_session(self._directory, self._record(client, session))
+        except OSError as error:
+            # Without room for it we can still train; only our own sudden end would leave more.
+            sys.stderr.write(f"could not write down a session: {error!r}\n")
 
     def _lost(self, client: Client) -> None:
         """The client is gone: its session goes too."""
@@ -193,20 +260,52 @@ class ForkServer:
         for fd in client.fds:
             os.close(fd)
         if client.pid:
-            _signal(client.members(), signal.SIGKILL)
             self._abandoned.append(client)
+            self._signal(client, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Collect the dead, and report those of whose session nothing is left."""
+        """Collect the dead, end what they left, and report those of whom nothing is left."""
         self._collect_exit_codes()
+        ending = [c for c in self._clients + self._abandoned if c.ending_since is not None]
+        left = self._members(ending)
+        for client in ending:
+            if left[client.pid]:
+                self._press(client, left[client.pid])
+            elif client.exit_code is not None:
+                self._gone(client)
+
+    def _press(self, client: Client, left: list[int]) -> None:
+        """End what is left of a client's session; if it takes too long, say so once."""
+        send_signal(left, signal.SIGKILL)
+        session, since = client.session, client.ending_since
+        assert session is not None
+        assert since is not None
+        if client.exit_code is not None and not any(_session_of(p) == session.pid for p in left):
+            client.session = replace(session, closed=True)
+        if client.left or time.monotonic() - since < STUCK_S:
+            return
+        client.left = left
+        sys.stderr.write(f"not gone {STUCK_S:g} s after SIGKILL: {left}\n")
+        self._dismiss(client, {"exit": client.exit_code, "left": left})
+        self._abandoned.append(client)
+
+    def _gone(self, client: Client) -> None:
+        self._dismiss(client, {"exit": client.exit_code})
+        self._cross_out(client)
+
+    def _cross_out(self, client: Client) -> None:
+        """Its record is done with; that of one with a GPU when its node agent sees that free."""
+        assert client.session is not None
+        record = self._record(client, client.session)
+        if not record.gpus:
+            records.remove_session(self._directory, record)
+
+    def _dismiss(self, client: Client, last_word: dict[str, Any]) -> None:
         for group in (self._clients, self._abandoned):
-            for client in [c for c in group if c.exit_code is not None]:
-                if left := client.members():
-                    _signal(left, signal.SIGKILL)
-                    continue
+            if client in group:
                 group.remove(client)
-                client.send({"exit": client.exit_code})
-                client.connection.close()
+        client.send(last_word)
+        client.connection.close()
 
     def _collect_exit_codes(self) -> None:
         while True:
@@ -217,15 +316,26 @@ class ForkServer:
             if pid == 0:
                 return
             for client in self._clients + self._abandoned:
-                if client.pid == pid:
+                if client.pid == pid and client.exit_code is None:
                     client.exit_code = os.waitstatus_to_exitcode(status)
+                    client.begin_end()
 
     def _end_everything(self) -> None:
         forked = [client for client in self._clients + self._abandoned if client.pid]
-        while left := [pid for client in forked for pid in client.members()]:
-            _signal(left, signal.SIGKILL)
-            self._collect_exit_codes()
+        deadline = time.monotonic() + STUCK_S
+        while left := [pid for pids in self._members(forked).values() for pid in pids]:
+            send_signal(left, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                return  # its record is there for the next forkserver
             time.sleep(SWEEP_S)
+            self._collect_exit_codes()
+        for client in forked:
+            self._cross_out(client)
+
+
+def _session_of(pid: int) -> int:
+    fields = stat_fields(pid)
+    return int(fields[3]) if fields else 0
 
 
 def _described(client: Client) -> dict[str, Any]:
@@ -234,78 +344,14 @@ def _described(client: Client) -> dict[str, Any]:
         "job_id": task.get("job_id", ""),
         "attempt": task.get("attempt", 0),
         "rank": task.get("rank", -1),
+        "incarnation": task.get("incarnation", 0),
         "pid": client.pid,
+        "left": client.left,
     }
 
 
-def _signal(pids: list[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _child(request: dict[str, Any], output: int) -> None:
-    """The forked side; never returns."""
-    code = 1
-    try:
-        os.setsid()
-        _keep_niceness()
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        atexit._clear()  # the parent's handlers are not ours to run
-        gc.enable()
-        code = _operation(request)()
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        _leave(code)
-
-
-def _keep_niceness() -> None:
-    """Give the new session the niceness that Ray gave its worker.
-
-    Where Linux groups processes by session (sched_autogroup), a process's own niceness counts only
-    within its session, and a service beside the ranks would wait for each of them in turn.
-    """
-    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
-        group.write(str(os.nice(0)))
-
-
-def _operation(request: dict[str, Any]) -> Callable[[], int]:
-    if request["op"] == "rank":
-        from ray_workers.training import entry
-
-        task = RankTask.from_json(json.dumps(request["task"]))
-        return lambda: entry.main(task)
-    if request["op"] == "store":
-        from ray_workers.training import store
-
-        return store.serve
-    raise ValueError(f"unknown request: {request['op']!r}")
-
-
-def _leave(code: int) -> None:
-    """End as an interpreter would, without the parent's half of the interpreter's life."""
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code & 0xFF)
-
-
-def main(path: str) -> None:
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+def main(path: str, find: Find = find_members) -> None:
+    child.prctl(child.PR_SET_CHILD_SUBREAPER, 1)
     from ray_workers.training import preload
 
     preload.preload()
@@ -323,7 +369,8 @@ def main(path: str) -> None:
     unready.chmod(0o600)
     listener.listen(1024)
     unready.rename(path)
-    ForkServer(listener, sys.stdin.fileno()).serve()
+    directory = records.sessions_dir(Path(path).parent)
+    ForkServer(listener, sys.stdin.fileno(), directory, find).serve()
 
 
 if __name__ == "__main__":

@@ -7,27 +7,37 @@ for the spool files of the node's ranks, also after those ranks and their superv
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
 import socket
-import subprocess
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ray
 
 import dray
-from ray_workers import spool
+from ray_workers import leftovers, orphans, records, releasing, spool, stacks
 from ray_workers.contracts import Frame, FrameKind
-from ray_workers.forking import ForkFailed, list_tasks
-from ray_workers.paths import runtime_dir, socket_path, spool_dir
+from ray_workers.forking import ForkFailed, list_tasks, send_to_rank
+from ray_workers.gpu_memory import GpuMemory, NvmlMemory
+from ray_workers.keeper import ForkserverKeeper
+from ray_workers.leftovers import Leftovers
+from ray_workers.pages import Sight, see
+from ray_workers.paths import deployment_root, page_dir, runtime_dir, socket_path, spool_dir
+from ray_workers.quarantine import QuarantineBook, Quarantined
 from ray_workers.spool import SpoolRead
 
-CODE_ROOT = Path(__file__).resolve().parent.parent
 POLL_S = 0.05
 """Pause between two looks at the spools while a reader waits; a look is a few stat calls."""
+
+
+ORPHANS_BOUND_S = 10.0
+"""How long what dead nodes of this machine left may take to be gone before this one is refused."""
+QUARANTINE_PERIOD_S = 3.0
+"""Pause between two looks at the slots that are kept from use."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,8 @@ class NodeReport:
     """What this node reads in the storage's nonce file; None if it can't be read."""
     problem: str | None
     """Why ranks can't be started here, such as a failed import of torch."""
+    quarantined: tuple[Quarantined, ...] = ()
+    """Slots that are kept from every job."""
 
 
 def own_address() -> str:
@@ -60,30 +72,27 @@ class NodeAgent:
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._directory = runtime_dir(deployment_id, self._node_id)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        records.write_owner(self._directory)
         self._socket_path = socket_path(deployment_id, self._node_id)
-        self._log_path = self._directory / "forkserver.log"
-        self._forkserver = self._start_forkserver()
-
-    def _start_forkserver(self) -> subprocess.Popen[bytes]:
-        Path(self._socket_path).unlink(missing_ok=True)
-        environment = dict(os.environ)
-        environment.setdefault("OMP_NUM_THREADS", "1")
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [str(CODE_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+        self._keeper = ForkserverKeeper(
+            self._directory, self._socket_path, "ray_workers.forkserver"
         )
-        with self._log_path.open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "ray_workers.forkserver", self._socket_path],
-                stdin=subprocess.PIPE,  # its lifeline: closes when this actor's process ends
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
+        self._gpu_memory: GpuMemory = NvmlMemory()
+        self._book = QuarantineBook(self._directory / "quarantine")
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _begin(self) -> None:
+        """Start what goes on beside the calls, with the first of them."""
+        if not self._tasks:
+            self._tasks = [
+                asyncio.ensure_future(self._keeper.keep()),
+                asyncio.ensure_future(self._tend_quarantine()),
+            ]
 
     async def describe(self, nonce_path: Path | None) -> NodeReport:
-        """Answer once the forkserver serves, or say why it does not."""
-        problem = await self._wait_for_forkserver()
+        """Answer once ranks can be started here, or say why they can't."""
+        self._begin()
+        problem = await self._problem()
         return NodeReport(
             node_id=self._node_id,
             hostname=socket.gethostname(),
@@ -92,29 +101,85 @@ class NodeAgent:
             python=platform.python_version(),
             storage_nonce=_read_text(nonce_path) if nonce_path else None,
             problem=problem,
+            quarantined=tuple(self._book.entries()),
         )
 
-    async def _wait_for_forkserver(self) -> str | None:
-        while True:
-            code = self._forkserver.poll()
-            if code is not None:
-                tail = self._log_path.read_text(errors="replace")[-2000:]
-                self._forkserver = self._start_forkserver()
-                return f"its forkserver ended with code {code}: {tail.strip().splitlines()[-1:]}"
-            try:
-                await list_tasks(self._socket_path)
-            except ForkFailed:
-                await asyncio.sleep(POLL_S)
-            else:
-                return None
+    async def _problem(self) -> str | None:
+        """Why ranks can't be started here: the forkserver, or the remains of a dead node."""
+        deployment = deployment_root(self._deployment_id)
+        others = [node for node in records.nodes_of(deployment) if node != self._directory]
+        left = await asyncio.to_thread(orphans.reap_within, others, ORPHANS_BOUND_S)
+        # Of our own node's, each attempt's slots wait for what is left of it.
+        await asyncio.to_thread(orphans.reap_within, [self._directory], 0.0)
+        removed = await asyncio.to_thread(orphans.remove_dead_nodes, deployment, self._directory)
+        for folder in removed:
+            print(f"removed what a dead node left in {folder}", flush=True)  # noqa: T201
+        if left:
+            pids = [pid for orphan in left for pid in orphan.pids]
+            return f"processes of a dead node on this machine can't be ended: {pids[:5]}"
+        return await self._keeper.problem()
 
     async def running(self, job_id: str, attempt: int) -> int:
-        """How many processes of an attempt still run here."""
+        """How much is left of an attempt here: processes, or GPUs on which the dead hold memory."""
+        return len(await self._left(job_id, attempt))
+
+    async def _left(self, job_id: str, attempt: int) -> Leftovers:
         try:
             tasks = await list_tasks(self._socket_path)
         except ForkFailed:
-            return 0  # its end took every process along
-        return sum(task["job_id"] == job_id and task["attempt"] == attempt for task in tasks)
+            tasks = []  # its end took the ranks along; what they started is in the records
+        directory = records.sessions_dir(self._directory)
+        return await asyncio.to_thread(
+            leftovers.of_attempt, directory, tasks, job_id, attempt, self._gpu_memory
+        )
+
+    async def quarantine(self, job_id: str, attempt: int) -> bool:
+        """Keep an attempt's slots on this node until nothing is left of it; False if that is so
+        already. They are given back from here."""
+        left = await self._left(job_id, attempt)
+        if not left:
+            return False
+        held = [s for s in await self._slots() if (s.job_id, s.attempt) == (job_id, attempt)]
+        resources = Counter[str]()
+        for each in held:
+            resources.update(each.resources)
+        known = self._book.get(job_id, attempt)
+        entry = Quarantined(
+            job_id,
+            attempt,
+            slots=sum(each.num_slots for each in held),
+            resources=dict(resources),
+            reason=left.sentence(),
+            since=known.since if known else time.time(),
+        )
+        self._book.put(entry)
+        print(f"keeps slots from use: {entry}", flush=True)  # noqa: T201
+        return True
+
+    async def _slots(self) -> list[releasing.HeldSlots]:
+        return [each for each in await releasing.held_slots() if self._node_id in each.node_ids]
+
+    async def _tend_quarantine(self) -> None:
+        """Give back what was kept, once it is clean."""
+        while True:
+            for entry in self._book.entries():
+                try:
+                    await self._try_again(entry)
+                except Exception:
+                    traceback.print_exc()
+            await asyncio.sleep(QUARANTINE_PERIOD_S)
+
+    async def _try_again(self, entry: Quarantined) -> None:
+        left = await self._left(entry.job_id, entry.attempt)
+        if left:
+            if left.sentence() != entry.reason:
+                self._book.put(replace(entry, reason=left.sentence()))
+            return
+        key = (entry.job_id, entry.attempt)
+        held = [each.group for each in await self._slots() if (each.job_id, each.attempt) == key]
+        await releasing.give_back(held)
+        self._book.remove(*key)
+        print(f"clean again, given back: {entry}", flush=True)  # noqa: T201
 
     async def read(
         self,
@@ -137,16 +202,7 @@ class NodeAgent:
             if asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(POLL_S)
-        found, more = {}, False
-        for left, key in zip(range(len(keys), 0, -1), keys, strict=True):
-            offset = cursor.get(key, 0)
-            spool.discard(directory / key, before=offset)
-            data = spool.read(directory / key, offset, max(max_bytes // left, 1))
-            if data:
-                found[key] = data
-                max_bytes -= len(data)
-                more = more or spool.has_more(directory / key, offset + len(data))
-        return SpoolRead(found, more)
+        return spool.read_all(directory, keys, cursor, max_bytes)
 
     async def errors(self, job_id: str, attempt: int) -> list[Frame]:
         """The ERROR frames that the ranks of an attempt left here as their last words."""
@@ -158,9 +214,33 @@ class NodeAgent:
             if frame.kind is FrameKind.ERROR
         ]
 
+    async def stacks(
+        self, job_id: str, attempt: int, ranks: Sequence[int], wait_s: float
+    ) -> dict[int, str]:
+        """The stacks of all threads of these ranks, of those that write them within `wait_s`."""
+        directory = page_dir(self._deployment_id, self._node_id, job_id, attempt)
+        try:
+            return await stacks.collect(
+                self._socket_path, directory, job_id, attempt, ranks, wait_s
+            )
+        except ForkFailed:
+            return {}  # its end took every process along
+
+    async def sights(self, job_id: str, attempt: int) -> list[Sight]:
+        """What is seen of each training process of an attempt, also of those that are dead."""
+        return see(page_dir(self._deployment_id, self._node_id, job_id, attempt))
+
+    async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
+        """Send a signal to every process of a rank; False if none runs here."""
+        try:
+            return bool(await send_to_rank(self._socket_path, job_id, attempt, rank, number))
+        except ForkFailed:
+            return False
+
     async def drop(self, job_id: str, attempt: int) -> None:
-        """Delete an attempt's spools: everything in them was stored."""
+        """Delete an attempt's spools and pages: everything in them was stored."""
         spool.remove(spool_dir(self._deployment_id, self._node_id, job_id, attempt))
+        spool.remove(page_dir(self._deployment_id, self._node_id, job_id, attempt))
 
     async def spooled(self) -> list[tuple[str, int]]:
         """(job, attempt) of the spools on this node."""
@@ -170,7 +250,7 @@ class NodeAgent:
 
 def _spool_keys(directory: Path) -> list[str]:
     try:
-        return sorted(path.name for path in directory.iterdir())
+        return sorted((path.name for path in directory.iterdir()), key=spool.parse_key)
     except FileNotFoundError:
         return []
 

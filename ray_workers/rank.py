@@ -12,19 +12,24 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import ray
 
 from dray.spool import SpoolWriter, segments
+from ray_workers import pages
 from ray_workers.contracts import FrameKind, RankTask
 from ray_workers.forking import ForkedProcess
+from ray_workers.pages import Place
 from ray_workers.verdict import RankExit
 
 LOG_LINE_BYTES = 8192
 """Longer lines are split, so that one line never fills a page of the log."""
 GAUGE_PERIOD_S = 1.0
+PAGE_LIMIT_S = 10.0
+PAGE_LOOK_S = 0.01
 
 
 @ray.remote(max_restarts=0)
@@ -39,12 +44,13 @@ class RankActor:
         return self._name
 
     async def start(self, task: RankTask, socket_path: str) -> int:
-        """Fork the training process; answer its pid."""
+        """Fork the training process, or the next one once that is gone; answer its pid."""
         # Empty for a rank without a GPU: it must not see those that others were granted.
         visible = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
         task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})
         request = {"op": "rank", "task": json.loads(task.to_json())}
         self._process = await ForkedProcess.start(socket_path, request)
+        self._page_prefix = task.page_prefix
         self._log = LogPump(Path(task.spool_dir), self._process.output, task.spool_limit_bytes)
         self._gauges = asyncio.ensure_future(export_progress(task))
         return self._process.pid
@@ -52,16 +58,39 @@ class RankActor:
     async def wait(self) -> RankExit:
         """Answer when the process and its whole session are seen gone."""
         assert self._process is not None, "start() comes first"
+        log, gauges = self._log, self._gauges
         code = await self._process.wait()
-        self._log.finish()
-        self._gauges.cancel()
+        log.finish()
+        gauges.cancel()
         return RankExit(rank=int(self._name.split(":")[-2]), exit_code=code)
+
+    async def announce(self, place: Place) -> None:
+        """Tell the process its place in the next generation of its group."""
+        await self._write_page(lambda: pages.announce(self._page_prefix, place))
+
+    async def ask_to_leave(self) -> None:
+        """Have the process save a checkpoint after its step, and end."""
+        await self._write_page(lambda: pages.ask_to_leave(self._page_prefix))
+
+    async def _write_page(self, write: Callable[[], None]) -> None:
+        """A process that was just forked makes its page in its first moments."""
+        for _ in range(int(PAGE_LIMIT_S / PAGE_LOOK_S)):
+            try:
+                return write()
+            except FileNotFoundError:
+                await asyncio.sleep(PAGE_LOOK_S)
+        raise FileNotFoundError(f"{self._name} has made no page within {PAGE_LIMIT_S:g} s")
+
+    async def terminate(self) -> None:
+        """Send SIGTERM to the process's session."""
+        if self._process is not None:
+            self._process.signal(signal.SIGTERM)
 
     async def stop(self, grace_s: float) -> None:
         """End the process: SIGTERM to its session, and after `grace_s` seconds SIGKILL."""
         if self._process is None:
             return
-        self._process.signal(signal.SIGTERM)
+        await self.terminate()
         await asyncio.sleep(grace_s)
         self._process.signal(signal.SIGKILL)
 

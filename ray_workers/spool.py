@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,12 @@ def parse_key(key: str) -> tuple[int, int]:
     return int(rank), int(incarnation)
 
 
+def stream_of(key: str) -> tuple[int, str]:
+    """(rank, stream): the same for all incarnations, which follow one another in it."""
+    rank, _, stream = key.removeprefix("r").split(".")
+    return int(rank), stream
+
+
 def read(directory: Path, offset: int, max_bytes: int) -> bytes:
     """Whole frames from `offset` on, `max_bytes` at most (but never less than one frame)."""
     parts: list[bytes] = []
@@ -59,6 +65,30 @@ def read(directory: Path, offset: int, max_bytes: int) -> bytes:
         if cut < end - max(start, offset - cut) or size >= max_bytes:
             break
     return b"".join(parts)
+
+
+def read_all(
+    directory: Path, keys: Sequence[str], cursor: Mapping[str, int], max_bytes: int
+) -> SpoolRead:
+    """New frames of each of an attempt's spools, and what was stored of them deleted.
+
+    keys: sorted by rank and incarnation. What a replacement wrote comes once all of the rank
+    before it was read, so that its steps and lines come in their order.
+    """
+    found: dict[str, bytes] = {}
+    behind: set[tuple[int, str]] = set()
+    for left, key in zip(range(len(keys), 0, -1), keys, strict=True):
+        if stream_of(key) in behind:
+            continue
+        offset = cursor.get(key, 0)
+        discard(directory / key, before=offset)
+        data = read(directory / key, offset, max(max_bytes // left, 1))
+        if data:
+            found[key] = data
+            max_bytes -= len(data)
+            if has_more(directory / key, offset + len(data)):
+                behind.add(stream_of(key))
+    return SpoolRead(found, bool(behind))
 
 
 def has_more(directory: Path, offset: int) -> bool:

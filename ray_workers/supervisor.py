@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 
-from ray_workers import node_agent, spool
+from ray_workers import node_agent, paths, spool
 from ray_workers.contracts import (
     AttemptSpec,
     Cause,
@@ -27,18 +27,24 @@ from ray_workers.contracts import (
     Outcome,
     Phase,
     PollReply,
+    Slice,
     agent_name,
 )
 from ray_workers.forking import ForkFailed
 from ray_workers.group import SlotsUnavailable, WorkerGroup
+from ray_workers.guard import Guard
+from ray_workers.ledger import Ledger
+from ray_workers.seeing import Nodes
 from ray_workers.spool import SpoolRead
-from ray_workers.verdict import RankExit, judge
+from ray_workers.telling import Teller
+from ray_workers.verdict import judge
 
 START_LIMIT_S = 180.0
 """Longest from having the slots to every process running; above the forkserver's own limit."""
 RELEASE_PAUSE_S = 1.0
 IDLE_PAUSE_S = 0.05
 """After a read that came back early with nothing, such as from an agent that is restarting."""
+LEDGER_S = 10.0
 READ_SLACK_S = 5.0
 READ_WAIT_S = 1.0
 """Longest that one read of a node agent waits; a poll is made of several."""
@@ -58,9 +64,20 @@ class Supervisor:
         self._outcome: Outcome | None = None
         self._changed = asyncio.Event()
         self._stop_asked = asyncio.Event()
-        self._agents = {
-            part.node_id: ray.get_actor(agent_name(part.node_id)) for part in spec.slices
-        }
+        self._leave_asked = asyncio.Event()
+        own_node_id = ray.get_runtime_context().get_node_id()
+        nodes = dict.fromkeys([*(part.node_id for part in spec.slices), own_node_id])
+        self._agents = {node_id: ray.get_actor(agent_name(node_id)) for node_id in nodes}
+        self._nodes = Nodes(spec, self._agents)
+        self._teller = Teller(
+            paths.spool_dir(spec.deployment_id, own_node_id, spec.job_id, spec.attempt),
+            spec.spool_limit_bytes,
+        )
+        self._guard = Guard(
+            spec, self._group, self._nodes, self._teller, self._stop_asked, self._leave_asked
+        )
+        self._ledger = Ledger()
+        self._held_since: float | None = None
         self._task = asyncio.ensure_future(self._run())
 
     def __repr__(self) -> str:
@@ -127,10 +144,16 @@ class Supervisor:
 
     async def preempt(self, grace_s: float) -> None:
         """Have the group save a checkpoint and leave within `grace_s` seconds."""
-        self._stop_asked.set()
+        self._guard.grace_s = grace_s
+        self._leave_asked.set()
+
+    async def grow(self, slices: tuple[Slice, ...]) -> None:
+        """Take these slots in, which were claimed for the attempt."""
+        self._guard.grow(slices)
 
     async def drill(self, drill: Drill) -> None:
         """Inject a fault, once by the drill's id."""
+        self._guard.add_drill(drill)
 
     async def acknowledge(self) -> None:
         """The last reply is stored: delete the spools. Whoever asked then ends this actor."""
@@ -146,6 +169,7 @@ class Supervisor:
         self._changed.set()
 
     async def _run(self) -> None:
+        booking = asyncio.ensure_future(self._keep_books())
         try:
             outcome = await self._train()
         except SlotsUnavailable as error:
@@ -155,11 +179,27 @@ class Supervisor:
         except Exception as error:
             traceback.print_exc()
             outcome = Outcome(Cause.INFRASTRUCTURE, f"{type(error).__name__}: {error}")
+        booking.cancel()
         await self._release()
+        await self._tell_ledger()
         if outcome.cause is Cause.WORKER_LOST and await self._group.has_lost_a_node():
             outcome = replace(outcome, cause=Cause.NODE_LOST)
         self._outcome = outcome
         self._enter(Phase.ENDED)
+
+    async def _keep_books(self) -> None:
+        """Tell now and then what the slots are used for."""
+        while True:
+            await asyncio.sleep(LEDGER_S)
+            await self._tell_ledger()
+
+    async def _tell_ledger(self) -> None:
+        if self._held_since is None:
+            return
+        sights = await self._guard.see()
+        held_s = self._spec.world_size * (time.monotonic() - self._held_since)
+        slot_seconds = self._ledger.look(sights, held_s, self._guard.use)
+        self._teller.tell(FrameKind.LEDGER, {"slot_seconds": slot_seconds})
 
     async def _release(self) -> None:
         """Until it is done: an attempt whose slots are not seen free has not ended."""
@@ -171,23 +211,27 @@ class Supervisor:
                 await asyncio.sleep(RELEASE_PAUSE_S)
 
     async def _train(self) -> Outcome:
-        stop = asyncio.ensure_future(self._stop_asked.wait())
+        asked = asyncio.ensure_future(self._stop_asked.wait())
+        leaving = asyncio.ensure_future(self._leave_asked.wait())
         building = asyncio.ensure_future(self._build())
-        await asyncio.wait({stop, building}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({asked, leaving, building}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        leaving.cancel()
         if not building.done():
             building.cancel()
             await asyncio.wait({building})
-            return Outcome(Cause.STOPPED, "stopped before it started")
+            cause = Cause.STOPPED if self._stop_asked.is_set() else Cause.PREEMPTED
+            return Outcome(cause, "stopped before it started")
         building.result()
-        exits = self._group.exits()
-        outcome = await self._watch(exits, stop)
-        ended = [done.result() for done in exits if done.done()]  # the others are ended by us
+        outcome = await self._guard.watch()
+        ended = self._group.ended()  # the others are ended by us
         self._enter(Phase.STOPPING)
-        await self._group.stop_processes(exits)
-        return outcome or judge(ended, await self._errors())
+        await self._group.stop_processes()
+        return outcome or judge(ended, await self._nodes.errors())
 
     async def _build(self) -> None:
         await self._group.acquire()
+        self._held_since = time.monotonic()
         self._enter(Phase.STARTING)
         try:
             async with asyncio.timeout(START_LIMIT_S):
@@ -196,46 +240,3 @@ class Supervisor:
             raise ForkFailed(f"the group was not up within {START_LIMIT_S:g} s") from None
         if self._spec.spec.get("script"):
             self._enter(Phase.RUNNING)  # a script need not report steps
-
-    async def _watch(
-        self, exits: Sequence[asyncio.Future[RankExit]], stop: asyncio.Future[Any]
-    ) -> Outcome | None:
-        """Wait for the end; an Outcome if it was we who ended it."""
-        runtime_s = self._spec.max_runtime_s
-        deadline = None if runtime_s is None else time.monotonic() + runtime_s
-        running = set(exits)
-        while running:
-            timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            either: set[asyncio.Future[Any]] = {stop, *running}
-            done, _ = await asyncio.wait(
-                either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-            )
-            if stop in done:
-                return Outcome(Cause.STOPPED, "stopped as asked")
-            if not done:
-                return Outcome(
-                    Cause.RUNTIME_EXCEEDED,
-                    f"ran for max_runtime_s, {runtime_s:g} s in this attempt",
-                )
-            ended = running & done
-            running -= ended
-            if any(rank.result().exit_code != 0 for rank in ended):
-                await self._let_echoes_end(running)
-                return None
-        return None
-
-    async def _let_echoes_end(self, running: set[asyncio.Future[RankExit]]) -> None:
-        """Give the others a moment to fail by themselves, so that their last words are kept."""
-        if running:
-            await asyncio.wait(running, timeout=1.0)
-
-    async def _errors(self) -> dict[int, Frame]:
-        """The last words of each rank that had any."""
-        answers: list[Any] = await asyncio.gather(
-            *(
-                agent.errors.remote(self._spec.job_id, self._spec.attempt)
-                for agent in self._agents.values()
-            ),
-            return_exceptions=True,
-        )
-        return {f.rank: f for answer in answers if isinstance(answer, list) for f in answer}

@@ -1,4 +1,4 @@
-"""Idempotency keys of submissions: one key, one request, one job, whoever asks how often."""
+"""Idempotency keys: one key, one request, one job or drill, whoever asks how often."""
 
 from __future__ import annotations
 
@@ -50,9 +50,16 @@ class KeysInFlight:
 
 
 def reserve(
-    session: Session, owner: str, idempotency: IdempotencyKey, job_id: str, now: datetime
+    session: Session,
+    owner: str,
+    idempotency: IdempotencyKey,
+    job_id: str,
+    now: datetime,
+    *,
+    drill_id: str | None = None,
 ) -> str | None:
-    """Bind the key to the job that is about to be written, or answer the one it is bound to.
+    """Bind the key to the job (or its drill) that is about to be written, or answer the id of the
+    one that it is bound to.
 
     IdempotencyMismatch if it is bound to another request, IdempotencyInFlight while another
     process is about to bind it.
@@ -65,6 +72,7 @@ def reserve(
         key=idempotency.key,
         fingerprint=idempotency.fingerprint,
         job_id=job_id,
+        drill_id=drill_id,
         now=now,
     )
     if bound is None:
@@ -72,9 +80,9 @@ def reserve(
     if bound.fingerprint != idempotency.fingerprint:
         raise IdempotencyMismatch(
             "this Idempotency-Key was used before, for another request",
-            hint="take a key of its own for each job, and the same key only to send one again",
+            hint="take a key of its own for each request, and the same key only to send one again",
         )
-    return bound.job_id
+    return bound.job_id if drill_id is None else bound.drill_id
 
 
 def _lock_number(owner: str, key: str) -> int:
@@ -86,5 +94,5 @@ def _lock_number(owner: str, key: str) -> int:
 def _in_flight() -> IdempotencyInFlight:
     return IdempotencyInFlight(
         "a request with this Idempotency-Key is being worked on",
-        hint="send it again in a moment: it will then answer with the job of the first",
+        hint="send it again in a moment: it will then answer as the first did",
     )

@@ -1,41 +1,35 @@
 """What ranks report, on its way into SQL: metrics, log lines, checkpoints, artifacts, errors.
 
-Frames come from processes that run a user's code, so nothing in them is believed unseen: one that
-is malformed, out of bounds, or names a place outside of its attempt's own folder is refused and
-counted, and the job's events say so once.
+What a frame may not say, such as a place outside of its attempt's own folder, is in `frames`; what
+the supervisor tells is in `fault_intake`.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from ray_workers.contracts import Frame, FrameKind, attempt_prefix
+from service import metric_frames, receipts
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import jobs as jobs_repository
 from service.domain.ids import artifact_id
+from service.domain.text import clean
+from service.frames import MAX_STEP, Refusals, Refused, count, number, sha256, time_of
 from service.log_store import LogLine, LogStore
 from service.metric_store import MetricStore, by_name
 from service.storage import Storage, check_key
 from service.transitions import remark
 
-MAX_STEP = 2**53
-"""Steps stay exact in JSON, and far below what a 64-bit column holds."""
 MAX_KEY_CHARS = 128
 MAX_PATH_CHARS = 1024
 MAX_ERRORS = 8
 """Errors of one attempt that become events: a thousand ranks mostly fail of one cause."""
 MAX_TRACEBACK_CHARS = 16 * 1024
-
-
-class Refused(ValueError):
-    """The frame can't be stored; the message says why."""
 
 
 class Intake:
@@ -51,8 +45,8 @@ class Intake:
         self._now = now
         self._logs = LogStore(session, storage, job, attempt, now)
         self._metrics = MetricStore(session, job, attempt, now)
-        self._refused: Counter[str] = Counter()
         self._known_keys: set[str] = set()
+        self._awaited_step = receipts.awaited_step(attempt)
         self._said: dict[str, Any] = dict(job.progress or {})
         self._reached: tuple[int, Frame] | None = None
         """Newest step of rank 0, and the frame that told of it."""
@@ -67,40 +61,43 @@ class Intake:
             FrameKind.RESUMED: self._take_resumed,
             FrameKind.ERROR: self._take_error,
         }
-        for frame in frames:
-            try:
-                handlers[frame.kind](frame)
-            except (
-                Refused,
-                LookupError,
-                TypeError,
-                ValueError,
-                OverflowError,
-                AttributeError,
-            ) as error:
-                self._refused[f"{frame.kind}: {clean(str(error))[:200]}"] += 1
+        refusals = Refusals()
+        # What a replacement reports comes after what the rank before it did.
+        in_order = sorted(frames, key=lambda frame: frame.incarnation)
+        for run in metric_frames.runs(in_order):
+            if run[0].kind == FrameKind.METRICS and self._take_run(run):
+                continue
+            for frame in run:
+                refusals.guard(frame, handlers.get(frame.kind, _not_for_a_rank))
         if self._reached is not None:
             step, frame = self._reached
             at = time_of(frame, self._now)
             self._job.progress = progress(self._attempt, self._said, step, at)
         self._metrics.store()
         self._logs.store()
-        self._tell_of_refused()
+        refusals.tell(self._session, self._job, self._now)
 
-    def _tell_of_refused(self) -> None:
-        type_ = "frames_refused"
-        if not self._refused or jobs_repository.has_event(self._session, self._job.id, type_):
-            return
-        what, _ = self._refused.most_common(1)[0]
-        remark(
-            self._session,
-            self._job,
-            type_=type_,
-            code=type_,
-            message=f"something that a rank reported was not stored ({what})",
-            now=self._now,
-            data={"refused": dict(self._refused.most_common(10))},
-        )
+    def _take_run(self, frames: Sequence[Frame]) -> bool:
+        """Take frames of one form at once; False, and nothing is taken, if one is unusual."""
+        run = metric_frames.run_of(frames, MAX_STEP)
+        if run is None or not all(map(self._may_name, run.columns)):
+            return False
+        lowest = min(run.steps)
+        self._saw_step(lowest, frames[run.steps.index(lowest)], first=frames[0])
+        rank = frames[0].rank
+        if rank == 0:
+            self._reach(run.steps[-1], frames[-1], run.said)
+            self._complete_receipt(run.steps, run.columns.get(receipts.LOSS))
+        repeats = self._may_repeat(frames[0])
+        for key, values in run.columns.items():
+            self._metrics.extend(key, rank, run.steps, values, repeats=repeats)
+        return True
+
+    def _may_name(self, key: str) -> bool:
+        try:
+            return key in self._known_keys or bool(self._new_key(key))
+        except Refused:
+            return False
 
     def _take_metrics(self, frame: Frame) -> None:
         body = frame.body
@@ -112,17 +109,42 @@ class Intake:
             key if key in self._known_keys else self._new_key(key): number(value)
             for key, value in values.items()
         }
-        attempt = self._attempt
-        first = attempt.first_metric_step
         if frame.rank == 0:
-            self._said.update(said_of_progress(body))
+            self._reach(step, frame, said_of_progress(body))
+            loss = numbers.get(receipts.LOSS)
+            self._complete_receipt([step], None if loss is None else [loss])
+        self._saw_step(step, frame, first=frame)
+        repeats = self._may_repeat(frame)
+        for key, value in numbers.items():
+            self._metrics.extend(key, frame.rank, (step,), (value,), repeats=repeats)
+
+    def _reach(self, step: int, frame: Frame, said: Mapping[str, Any]) -> None:
+        """A step that is told again after a repair takes the progress back nowhere."""
+        if step >= (self._attempt.last_metric_step or 0):
+            self._said.update(said)
             self._reached = step, frame
-        if first is None or step < first:
-            attempt.first_metric_step, attempt.first_metric_at = step, time_of(frame, self._now)
+            self._attempt.last_metric_step = step
+
+    def _complete_receipt(self, steps: Sequence[int], losses: Sequence[float] | None) -> None:
+        """The loss of the first step after a resume is what its receipt waits for."""
+        awaited = self._awaited_step
+        if awaited is not None and losses is not None and awaited in steps:
+            loss = losses[steps.index(awaited)]
+            receipts.complete(self._session, self._job, self._attempt, loss, self._now)
+            self._awaited_step = None
+
+    def _may_repeat(self, frame: Frame) -> bool:
+        """Whether its steps may have been told before, by a process that is gone."""
+        return frame.incarnation > 0 or self._attempt.generation > 0
+
+    def _saw_step(self, step: int, frame: Frame, *, first: Frame) -> None:
+        """`step`: the lowest of some, which `frame` told of; `first`: what told of any of them."""
+        known = self._attempt.first_metric_step
+        if known is None or step < known:
+            self._attempt.first_metric_step = step
+            self._attempt.first_metric_at = time_of(frame, self._now)
         if self._job.first_step_at is None:
-            self._job.first_step_at = time_of(frame, self._now)
-        repeats = frame.incarnation > 0
-        self._metrics.add(rank=frame.rank, step=step, values=numbers, repeats=repeats)
+            self._job.first_step_at = time_of(first, self._now)
 
     def _new_key(self, key: Any) -> str:
         """The same few names come again and again: each is looked at once."""
@@ -183,6 +205,8 @@ class Intake:
     def _take_resumed(self, frame: Frame) -> None:
         if self._attempt.resume_step is None:
             self._attempt.resume_step = count(frame.body, "step", MAX_STEP)
+            self._attempt.receipt = receipts.of_frame(frame.body)
+            self._awaited_step = receipts.awaited_step(self._attempt)
 
     def _take_error(self, frame: Frame) -> None:
         self._attempt.num_errors += 1
@@ -214,45 +238,14 @@ class Intake:
         return url
 
 
-def clean(text: str) -> str:
-    """Text that every database stores: no NUL (PostgreSQL) and no lone surrogates (UTF-8)."""
-    return text.replace("\0", "␀").encode("utf-8", "replace").decode()
-
-
-def count(body: Mapping[str, Any], name: str, limit: int) -> int:
-    value = body[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
-        raise Refused(f"{name} is not a count: {value!r}")
-    return value
-
-
-def number(value: Any) -> float:
-    if type(value) is float:
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refused(f"not a number: {value!r}")
-    return float(value)
+def _not_for_a_rank(frame: Frame) -> None:
+    raise Refused(f"rank {frame.rank} told what only a supervisor does")
 
 
 def metric_key(key: Any) -> str:
     if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS or not key.isprintable():
         raise Refused(f"not a metric's name: {key!r}")
     return key
-
-
-def sha256(value: Any) -> str:
-    text = str(value)
-    if len(text) != 64 or not set(text) <= set("0123456789abcdef"):
-        raise Refused(f"not a SHA-256 in hexadecimal: {value!r}")
-    return text
-
-
-def time_of(frame: Frame, now: datetime) -> datetime:
-    """The frame's time by its node's clock, or now if that is no time."""
-    try:
-        return datetime.fromtimestamp(frame.time, UTC)
-    except (ValueError, OverflowError, OSError):
-        return now
 
 
 def said_of_progress(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.spec import JobSpec
 from dray.views import JobState
+from ray_workers.contracts import Drill, DrillKind
 from service import data_sources, listing, nodes, origins, presenting
 from service.db.models import EventRow, JobRow
 from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.session import Database, notify
 from service.db.types import storable
@@ -31,7 +33,7 @@ from service.domain.states import Trigger
 from service.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.listing import JobFilter
 from service.settings import Settings
-from service.signals import QUEUE, Signals
+from service.signals import QUEUE, Signals, events_of
 from service.storage import Storage
 from service.storage_watch import StorageWatch, refuse_if_full
 from service.transitions import move
@@ -61,6 +63,10 @@ class LiveAttempt:
     runtime_used_s: float
     """By attempts before this one."""
     cursor: Mapping[str, int]
+    preempt_grace_s: float | None = None
+    """Set once it was asked to leave its slots."""
+    drills: tuple[Drill, ...] = ()
+    """Those that it is to take and that have not struck."""
 
 
 class Jobs:
@@ -139,7 +145,7 @@ class Jobs:
         once. Not one transaction: it looks again whenever something may have changed.
         """
         deadline = asyncio.get_running_loop().time() + wait_s
-        with self._signals.subscribe(job_id) as woken:
+        with self._signals.subscribe(events_of(job_id)) as woken:
             while True:
                 job = await self.get(job_id)
                 known_state = known_state or job.state
@@ -250,6 +256,10 @@ def queue_snapshot(
         for row in repository.in_state(session, [JobState.QUEUED])
     )
     owners = {row.id: row for row in repository.in_state(session, LIVE_STATES)}
+    drills: dict[tuple[str, int], list[Drill]] = {}
+    for drill in faults_repository.waiting_drills(session):
+        asked = Drill(drill.id, DrillKind(drill.kind), drill.rank, drill.at_step)
+        drills.setdefault((drill.job_id, drill.attempt), []).append(asked)
     live = tuple(
         LiveAttempt(
             job_id=row.job_id,
@@ -263,6 +273,8 @@ def queue_snapshot(
             max_runtime_s=owners[row.job_id].max_runtime_s,
             runtime_used_s=owners[row.job_id].runtime_used_s,
             cursor=row.cursor,
+            preempt_grace_s=row.preempt_grace_s,
+            drills=tuple(drills.get((row.job_id, row.attempt), ())),
         )
         for row in attempts_repository.live(session)
     )
@@ -328,6 +340,7 @@ def _new_row(
         max_infra_retries=settings.infra_retries,
         max_runtime_s=spec.max_runtime_s,
         runtime_used_s=0.0,
+        recoveries=0,
         summary={},
         num_metric_keys=0,
         log_bytes=0,

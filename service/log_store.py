@@ -95,8 +95,11 @@ class LogStore:
     def _kept(self, chunk: LogChunkRow, line: LogLine) -> list[Line]:
         """What goes into the log for this line: a note of a gap before it, itself, or a limit."""
         job = self._job
-        lost = line.number - (chunk.next_number if line.incarnation == chunk.incarnation else 0)
-        chunk.incarnation, chunk.next_number = line.incarnation, line.number + 1
+        lost = 0
+        # Last words of a process that was replaced may come after its successor's first.
+        if line.incarnation >= chunk.incarnation:
+            lost = line.number - (chunk.next_number if line.incarnation == chunk.incarnation else 0)
+            chunk.incarnation, chunk.next_number = line.incarnation, line.number + 1
         if job.log_lines_dropped:
             job.log_lines_dropped += 1 + max(0, lost)
             return []

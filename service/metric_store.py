@@ -7,9 +7,10 @@ stays, which after a repair in place equals the second one anyway.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import datetime
 from operator import lt
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -17,7 +18,9 @@ from dray.views import MetricValue
 from service.db.models import AttemptRow, JobRow, MetricChunkRow
 from service.db.repositories import chunks as repository
 from service.db.repositories import jobs as jobs_repository
+from service.db.repositories import open_chunks
 from service.db.repositories.chunks import MetricChunk
+from service.db.repositories.open_chunks import OpenChunk
 from service.domain.series import (
     CHUNK_POINTS,
     Points,
@@ -46,28 +49,27 @@ class MetricStore:
         self._points: dict[tuple[str, int], Points] = {}
         self._may_repeat: set[tuple[str, int]] = set()
 
-    def add(self, *, rank: int, step: int, values: Mapping[str, float], repeats: bool) -> None:
+    def extend(
+        self, key: str, rank: int, steps: Sequence[int], values: Sequence[float], *, repeats: bool
+    ) -> None:
         """`repeats`: the rank was started again within the attempt and may go back some steps."""
-        for key, value in values.items():
-            name = (key, rank)
-            points = self._points.get(name)
-            if points is None:
-                points = self._points[name] = ([], [])
-            points[0].append(step)
-            points[1].append(value)
-            if repeats:
-                self._may_repeat.add(name)
+        name = (key, rank)
+        points = self._points.get(name)
+        if points is None:
+            points = self._points[name] = ([], [])
+        points[0].extend(steps)
+        points[1].extend(values)
+        if repeats:
+            self._may_repeat.add(name)
 
     def store(self) -> None:
         if not self._points:
             return
         ranks = {rank for _, rank in self._points}
-        with self._session.no_autoflush:  # no chunk was changed yet in this transaction
-            open_ = repository.open_metric_chunks(
-                self._session, self._job.id, self._attempt.attempt, ranks
-            )
+        open_ = open_chunks.newest(self._session, self._job.id, self._attempt.attempt, ranks)
         allowed = self._allowed_keys({key for key, _ in self._points}, {key for key, _ in open_})
         summary = dict(self._job.summary)
+        changed: list[OpenChunk] = []
         for (key, rank), points in self._points.items():
             if key not in allowed:
                 continue
@@ -75,9 +77,10 @@ class MetricStore:
             steps, values = self._rising(key, rank, points, chunk)
             if not steps:
                 continue
-            self._append(key, rank, chunk, steps, values)
+            changed += appended(key, rank, chunk, steps, values)
             if rank == 0:
                 summary[key] = by_name(values[-1])
+        open_chunks.store(self._session, self._job.id, self._attempt.attempt, changed)
         self._job.summary = summary
         self._points = {}
 
@@ -97,7 +100,7 @@ class MetricStore:
             )
         return (reported & known) | admitted
 
-    def _rising(self, key: str, rank: int, points: Points, chunk: MetricChunkRow | None) -> Points:
+    def _rising(self, key: str, rank: int, points: Points, chunk: OpenChunk | None) -> Points:
         """The points whose step is above all before it."""
         last = -1 if chunk is None else chunk.last_step
         if points[0][0] > last and all(map(lt, points[0], points[0][1:])):
@@ -117,32 +120,6 @@ class MetricStore:
             )
         return steps, values
 
-    def _append(
-        self,
-        key: str,
-        rank: int,
-        chunk: MetricChunkRow | None,
-        steps: list[int],
-        values: list[float],
-    ) -> None:
-        if chunk is not None and chunk.count < CHUNK_POINTS:
-            take = CHUNK_POINTS - chunk.count
-            _add(chunk, steps[:take], values[:take])
-            steps, values = steps[take:], values[take:]
-        while steps:
-            if chunk is not None:
-                chunk.is_open = False
-            chunk = MetricChunkRow(
-                job_id=self._job.id,
-                key=key,
-                attempt=self._attempt.attempt,
-                rank=rank,
-                is_open=True,
-            )
-            _fill(chunk, steps[:CHUNK_POINTS], values[:CHUNK_POINTS])
-            repository.add_metric_chunk(self._session, chunk)
-            steps, values = steps[CHUNK_POINTS:], values[CHUNK_POINTS:]
-
     def _remark_once(self, type_: str, message: str) -> None:
         if not jobs_repository.has_event(self._session, self._job.id, type_):
             remark(
@@ -150,7 +127,25 @@ class MetricStore:
             )
 
 
-def summary_of(chunk: MetricChunkRow | MetricChunk) -> Summary:
+def appended(
+    key: str, rank: int, chunk: OpenChunk | None, steps: list[int], values: list[float]
+) -> list[OpenChunk]:
+    """The chunks that change when these points come after the newest chunk, or begin a series."""
+    changed = [] if chunk is None else [chunk]
+    if chunk is not None and chunk.count < CHUNK_POINTS:
+        take = CHUNK_POINTS - chunk.count
+        _add(chunk, steps[:take], values[:take])
+        steps, values = steps[take:], values[take:]
+    while steps:
+        if chunk is not None:
+            chunk.is_open = False
+        chunk = _begun(key, rank, steps[:CHUNK_POINTS], values[:CHUNK_POINTS])
+        changed.append(chunk)
+        steps, values = steps[CHUNK_POINTS:], values[CHUNK_POINTS:]
+    return changed
+
+
+def summary_of(chunk: OpenChunk | MetricChunkRow | MetricChunk) -> Summary:
     """As the chunk's row holds it."""
     return Summary(
         count=chunk.count,
@@ -162,27 +157,41 @@ def summary_of(chunk: MetricChunkRow | MetricChunk) -> Summary:
     )
 
 
-def _fill(chunk: MetricChunkRow, steps: list[int], values: list[float]) -> None:
-    chunk.points = pack(steps, values)
-    chunk.outline = outline(steps, values)
-    _summarise(chunk, summarise(steps, values))
+def _begun(key: str, rank: int, steps: list[int], values: list[float]) -> OpenChunk:
+    return OpenChunk(
+        key=key,
+        rank=rank,
+        is_open=True,
+        points=pack(steps, values),
+        outline=outline(steps, values),
+        **_columns(summarise(steps, values)),
+    )
 
 
-def _add(chunk: MetricChunkRow, steps: list[int], values: list[float]) -> None:
+def _add(chunk: OpenChunk, steps: list[int], values: list[float]) -> None:
     """Only what is added, and the block that it begins in, is looked at."""
     blocks, known = whole_blocks(chunk.outline, chunk.count)
     chunk.points = append(chunk.points, steps, values)
     chunk.outline = blocks + outline(*tail(chunk.points, known))
-    _summarise(chunk, summary_of(chunk).then(summarise(steps, values)))
+    for name, value in _columns(summary_of(chunk).then(summarise(steps, values))).items():
+        setattr(chunk, name, value)
 
 
-def _summarise(chunk: MetricChunkRow, summary: Summary) -> None:
-    chunk.count = summary.count
-    chunk.first_step, chunk.first_value = summary.first[0], _unless_nan(summary.first[1])
-    chunk.last_step, chunk.last_value = summary.last[0], _unless_nan(summary.last[1])
-    chunk.min_step, chunk.min_value = summary.low or (None, None)
-    chunk.max_step, chunk.max_value = summary.high or (None, None)
-    chunk.nan_step = summary.nan_step
+def _columns(summary: Summary) -> dict[str, Any]:
+    min_step, min_value = summary.low or (None, None)
+    max_step, max_value = summary.high or (None, None)
+    return {
+        "count": summary.count,
+        "first_step": summary.first[0],
+        "first_value": _unless_nan(summary.first[1]),
+        "last_step": summary.last[0],
+        "last_value": _unless_nan(summary.last[1]),
+        "min_step": min_step,
+        "min_value": min_value,
+        "max_step": max_step,
+        "max_value": max_value,
+        "nan_step": summary.nan_step,
+    }
 
 
 def _extreme(step: int | None, value: float | None) -> tuple[int, float] | None:

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
+from service import quarantine
 from service.cluster.port import ClusterSnapshot
 from service.db.models import ClusterRow, NodeRow
 from service.db.repositories import cluster as repository
@@ -31,6 +32,12 @@ def store(
     )
     if snapshot is None:
         return
+    # After the cluster's row was written, which keeps out others who look at once.
+    kept_before = {row.node_id: row.quarantined for row in repository.nodes(session)}
+    kept = quarantine.as_stored(snapshot.nodes, kept_before)
+    quarantine.tell(
+        session, kept_before, kept, {n.node_id: n.hostname for n in snapshot.nodes}, now
+    )
     repository.replace_nodes(
         session,
         [
@@ -42,6 +49,7 @@ def store(
                 reason=node.problem,
                 total=dict(node.resources),
                 available=dict(node.available),
+                quarantined=kept[node.node_id],
                 updated_at=now,
             )
             for node in snapshot.nodes

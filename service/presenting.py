@@ -9,7 +9,9 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray import views
-from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, EventRow, JobRow
+from dray.views import DrillKind, DrillState
+from service import goodput
+from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, DrillRow, EventRow, JobRow
 from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import jobs as repository
 from service.domain.documents import upcast
@@ -48,6 +50,8 @@ def _job(row: JobRow | Row[Any], labels: dict[str, str], dashboard: str | None) 
         world_size=row.world_size,
         progress=views.Progress(**row.progress) if row.progress else None,
         summary=row.summary,
+        recoveries=row.recoveries,
+        goodput=goodput.view(row.slot_seconds),
         created_at=row.created_at,
         started_at=row.started_at,
         first_step_at=row.first_step_at,
@@ -86,6 +90,7 @@ def attempt(row: AttemptRow) -> views.Attempt:
         state=row.phase,
         world_size=row.world_size,
         resume_step=row.resume_step or 0,
+        receipt=None if row.receipt is None else views.Receipt.model_validate(row.receipt),
         reason=reason,
         created_at=row.created_at,
         started_at=row.started_at,
@@ -116,4 +121,21 @@ def artifact(row: ArtifactRow) -> views.Artifact:
         size_bytes=row.size_bytes,
         sha256=row.sha256,
         created_at=row.created_at,
+    )
+
+
+def drill(row: DrillRow) -> views.Drill:
+    return views.Drill(
+        id=row.id,
+        kind=DrillKind(row.kind),
+        rank=row.rank,
+        at_step=row.at_step,
+        attempt=row.attempt,
+        state=DrillState(row.state),
+        step=row.step,
+        recovery_s=row.recovery_s,
+        steps_lost=row.steps_lost,
+        message=row.message,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
     )

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.views import JobState
-from service import checkpoints, log_reading, metric_reading, presenting
+from service import checkpoints, log_reading, metric_reading, presenting, quarantine
 from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as cluster_repository
@@ -293,6 +293,7 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
             held=policy.held_on(node.node_id, holders),
             accepted=node.accepted,
             reason=node.reason,
+            quarantined=quarantine.as_viewed(node.quarantined),
             jobs=[h.job_id for h in holders if any(s.node_id == node.node_id for s in h.slices)],
         )
         for node in cluster_repository.nodes(session)

@@ -16,7 +16,7 @@ from typing import Any
 from ray_workers.contracts import Cause, PollReply
 from service import jobs, recording
 from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
-from service.domain.states import JobState
+from service.errands import Errand, Errands
 from service.fencing import LoopDatabase
 from service.scheduler import Scheduler
 from service.settings import Settings
@@ -55,8 +55,7 @@ class Reconciler:
         self._settings = settings
         self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
-        self._stopped: set[tuple[str, int]] = set()
-        """Attempts that were asked to stop."""
+        self._errands = Errands(cluster)
         self._orphans_at = 0.0
 
     async def run(self) -> None:
@@ -76,7 +75,7 @@ class Reconciler:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def run_once(self) -> None:
-        """Start the followers that are missing, pass on cancellations, end what nobody owns."""
+        """Start the followers that are missing, pass on what users asked, end what nobody owns."""
         _, live = await self._database.read(jobs.queue_snapshot)
         for attempt in live:
             key = (attempt.job_id, attempt.attempt)
@@ -86,8 +85,8 @@ class Reconciler:
                 task = asyncio.create_task(self._follow(attempt), name=f"follow {key}")
                 self._followers[key] = task
                 task.add_done_callback(functools.partial(self._forget, key))
-            if attempt.job_state is JobState.CANCELLING and key not in self._stopped:
-                self._begin(("stop", *key), self._stop(attempt))
+            for errand in self._errands.due(attempt, _ref(attempt)):
+                self._begin(errand.key, self._run(errand))
         if asyncio.get_running_loop().time() >= self._orphans_at:
             self._begin(("orphans",), self._end_orphans())
 
@@ -103,15 +102,14 @@ class Reconciler:
         task.add_done_callback(lambda _: self._chores.pop(what, None))
         return None
 
-    async def _stop(self, attempt: jobs.LiveAttempt) -> None:
-        key = (attempt.job_id, attempt.attempt)
+    async def _run(self, errand: Errand) -> None:
         try:
-            await self._cluster.stop_attempt(_ref(attempt))
+            await errand.call()
         except ClusterUnavailable as error:
-            logger.info("can't stop %s attempt %d yet: %s", *key, error)
+            logger.info("can't tell %s attempt %d to %s yet: %s", *errand.key, error)
             await asyncio.sleep(UNAVAILABLE_PAUSE_S)
         else:
-            self._stopped.add(key)
+            self._errands.done(errand)
 
     async def _follow(self, attempt: jobs.LiveAttempt) -> None:
         """Poll one attempt and store what it says, until its outcome is stored."""
@@ -177,7 +175,7 @@ class Reconciler:
 
     async def _close(self, ref: AttemptRef) -> None:
         """Let the cluster forget an attempt whose end is stored; repeated as an orphan's."""
-        self._stopped.discard((ref.job_id, ref.attempt))
+        self._errands.forget(ref.job_id, ref.attempt)
         self._scheduler.claimed.discard((ref.job_id, ref.attempt))
         try:
             await self._cluster.acknowledge(ref)

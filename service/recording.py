@@ -15,14 +15,17 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.contracts import Cause, FrameKind, Outcome, Phase, PollReply
+from ray_workers.contracts import Cause, Frame, FrameKind, Outcome, Phase, PollReply
+from service import drilling, goodput, receipts
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain.retries import Budget, Budgets, Fault, GiveUp, Retry, decide
 from service.domain.states import Trigger
-from service.intake import Intake, clean
+from service.domain.text import clean
+from service.fault_intake import FaultIntake, generation, is_from_supervisor
+from service.intake import Intake
 from service.storage import Storage
 from service.transitions import move, runtime_left_s
 
@@ -62,10 +65,15 @@ def record(
     if _is_stale(row.cursor, reply, asked):
         return Recorded(changed=False, live=True, cursor=row.cursor)
     before = (row.cursor, row.phase)
+    told: list[Frame] = []
     if dict(reply.cursor) != row.cursor:
-        Intake(session, storage, job, row, now).take(reply.frames)
+        told = [frame for frame in reply.frames if is_from_supervisor(frame)]
+        row.generation = max(row.generation, generation(told))
+        reported = [frame for frame in reply.frames if not is_from_supervisor(frame)]
+        Intake(session, storage, job, row, now).take(reported)
         row.cursor = dict(reply.cursor)
     _follow_phase(session, job, row, reply, now)
+    FaultIntake(session, job, row, now).take(told)
     if reply.outcome is not None:
         ended_at = _at(reply.phase_times.get(Phase.ENDED), now)
         _end(session, job, row, reply.outcome, ended_at, now)
@@ -104,7 +112,7 @@ def _is_stale(stored: Mapping[str, int], reply: PollReply, asked: Mapping[str, i
 def _follow_phase(
     session: Session, job: JobRow, row: AttemptRow, reply: PollReply, now: datetime
 ) -> None:
-    """Move a job that starts, runs or is mended as its attempt says."""
+    """Move a job that starts as its attempt says; a repair in place is told of by frames."""
     row.phase = reply.phase
     if row.started_at is None and Phase.STARTING in reply.phase_times:
         row.started_at = _at(reply.phase_times[Phase.STARTING], now)
@@ -112,16 +120,13 @@ def _follow_phase(
     runs = stepped or Phase.RUNNING in reply.phase_times or reply.phase == Phase.RUNNING
     if job.first_step_at is None and runs:
         job.first_step_at = _at(reply.phase_times.get(Phase.RUNNING), now)
-    if job.state == JobState.RUNNING and reply.phase == Phase.STARTING:
-        message = "lost a part of its group, which is mended in place"
-        move(session, job, Trigger.REFORM, code="group_lost", message=message, now=now)
-    elif job.state == JobState.STARTING and runs:
+    if job.state == JobState.STARTING and runs:
         job.free_requeues = 0
         message = f"trains on {_workers(job.world_size)}"
         move(session, job, Trigger.STEP, code="running", message=message, now=now)
-    elif job.state == JobState.RECOVERING and reply.phase == Phase.RUNNING:
-        message = f"trains again on {_workers(job.world_size)}"
-        move(session, job, Trigger.STEP, code="recovered", message=message, now=now)
+        if row.attempt > 1:
+            stepped_at = row.first_metric_at or _at(reply.phase_times.get(Phase.RUNNING), now)
+            drilling.resumed(session, job, row, stepped_at, now)
 
 
 def _end(
@@ -138,15 +143,18 @@ def _end(
     row.finished_at = ended_at
     row.reason_code, row.reason_message = str(outcome.cause), message
     row.failed_rank, row.exit_code = outcome.rank, outcome.exit_code
+    receipts.close(session, job, row, now)
     if row.started_at is not None:
         job.runtime_used_s += max(0.0, (ended_at - row.started_at).total_seconds())
+    goodput.close(session, job, row, outcome.cause, ended_at)
+    by_drill = drilling.attempt_ended(session, job, row, outcome, ended_at, now)
     data = _details(job, outcome)
     if outcome.cause is Cause.SUCCEEDED:
         move(session, job, Trigger.SUCCEED, code="succeeded", message=message, now=now, data=data)
     elif job.state == JobState.CANCELLING:
         _cancelled(session, job, outcome, now)
     else:
-        _retry_or_fail(session, job, outcome, message, now)
+        _retry_or_fail(session, job, outcome, message, now, by_drill=by_drill)
 
 
 def _cancelled(session: Session, job: JobRow, outcome: Outcome, now: datetime) -> None:
@@ -166,7 +174,13 @@ def _cancelled(session: Session, job: JobRow, outcome: Outcome, now: datetime) -
 
 
 def _retry_or_fail(
-    session: Session, job: JobRow, outcome: Outcome, message: str, now: datetime
+    session: Session,
+    job: JobRow,
+    outcome: Outcome,
+    message: str,
+    now: datetime,
+    *,
+    by_drill: bool,
 ) -> None:
     fault = Fault.PREEMPTED if outcome.cause is Cause.STOPPED else Fault(outcome.cause)
     decision = decide(
@@ -179,6 +193,7 @@ def _retry_or_fail(
             free_requeues=job.free_requeues,
             runtime_left_s=runtime_left_s(job),
         ),
+        by_drill=by_drill,
     )
     _charge(job, fault, decision.budget)
     data = _details(job, outcome)
@@ -198,7 +213,7 @@ def _retry_or_fail(
         job,
         Trigger.RETRY,
         code=fault,
-        message=f"{message} ({_retry_sentence(decision)})",
+        message=f"{message} ({_retry_sentence(fault, decision)})",
         now=now,
         values={"not_before": now + timedelta(seconds=decision.delay_s)},
         data=data | {"delay_s": decision.delay_s, "charged_to": str(decision.budget)},
@@ -216,10 +231,11 @@ def _charge(job: JobRow, fault: Fault, budget: Budget) -> None:
         job.preemptions += 1
 
 
-def _retry_sentence(retry: Retry) -> str:
+def _retry_sentence(fault: Fault, retry: Retry) -> str:
+    whose = "the data source" if fault is Fault.DATA_UNREACHABLE else "the cluster"
     charged = {
         Budget.USER: "counted against max_retries",
-        Budget.INFRA: "counted as a fault of the cluster",
+        Budget.INFRA: f"counted as a fault of {whose}",
         Budget.FREE: "not counted",
     }[retry.budget]
     return f"tried again in {retry.delay_s:g} s, {charged}"

@@ -23,6 +23,7 @@ from service.db.repositories import cluster as repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import Database, utc_now
 from service.domain.errors import DomainError
+from service.faults import Faults
 from service.fencing import LoopDatabase
 from service.home import HomeLock
 from service.jobs import Jobs
@@ -65,6 +66,7 @@ class Runtime:
         self.signals: Signals = database.signals
         self.storage = storage
         self.jobs = Jobs(database, storage, self.signals, settings)
+        self.faults = Faults(database, settings)
         self.status = StatusCache(database)
         self.reading = Reading(database, storage, self.signals, settings)
         self.watch: ClusterWatch | None = None

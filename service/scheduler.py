@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from ray_workers.contracts import AttemptSpec, Slice
-from service import data_sources, jobs, transitions
+from ray_workers.contracts import WORKER_MTBF_S, AttemptSpec, Slice
+from service import data_sources, jobs, quarantine, reliability, transitions
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.db.repositories import storage as storage_repository
 from service.db.session import touch
@@ -147,6 +147,8 @@ class Scheduler:
             max_runtime_s=claimed.max_runtime_s,
             data_policy=data_sources.policy_of(self._settings),
             spool_limit_bytes=self._settings.spool_limit_bytes,
+            furthest_step=claimed.furthest_step,
+            worker_mtbf_s=await self._worker_mtbf_s(claimed),
         )
         try:
             await self._cluster.launch(spec)
@@ -157,6 +159,13 @@ class Scheduler:
                 "the launch of %s attempt %d is in doubt: %s", spec.job_id, spec.attempt, error
             )
         return True
+
+    async def _worker_mtbf_s(self, claimed: transitions.Claimed) -> float:
+        if not reliability.asks(claimed.spec):
+            return WORKER_MTBF_S
+        return await self._database.read(
+            lambda s, now: reliability.worker_mtbf(s, claimed.job_id, now)
+        )
 
 
 def _storage_problem(session: Session) -> str | None:
@@ -180,7 +189,7 @@ def _snapshot(
     for node in cluster.nodes:
         # Where nobody else takes slots our own books are exact, and Ray's lag behind.
         available = node.available if cluster.shared else node.resources
-        held = policy.held_on(node.node_id, holders)
+        held = quarantine.with_kept(policy.held_on(node.node_id, holders), node.quarantined or ())
         free = policy.offered(node.resources, available, held)
         nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
     return policy.Snapshot(

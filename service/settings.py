@@ -102,6 +102,8 @@ class Settings(BaseSettings):
     """How often a job is tried again after faults of the cluster."""
     start_timeout_s: float = Field(60.0, gt=0)
     """How long Ray may take to give the slots before the job goes back to the queue."""
+    preempt_grace_s: float = Field(30.0, ge=0, le=24 * 3600)
+    """Seconds that a job that is asked to leave has for its checkpoint, unless the call says."""
     scheduler_tick_s: float = Field(1.0, gt=0)
     """Longest time between two looks at the queue; a change of it wakes the scheduler at once."""
     poll_wait_s: float = Field(5.0, gt=0)

@@ -22,6 +22,16 @@ logger = logging.getLogger(__name__)
 QUEUE = "queue"
 """The topic of the scheduler: a job was submitted, requeued, cancelled or ended."""
 
+
+def events_of(job_id: str) -> str:
+    """The topic of what happens to a job: its moves and whatever else makes an event.
+
+    The topic of everything about it, metrics and log lines too, is the id itself: who waits for
+    an event need not look whenever a step is stored.
+    """
+    return f"{job_id}/events"
+
+
 CHANNEL = "dray"
 LISTEN_WAIT_S = 1.0
 RECONNECT_S = 1.0

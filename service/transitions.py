@@ -19,12 +19,13 @@ from service import origins
 from service.checkpoints import counting_checkpoints
 from service.db.models import AttemptRow, EventRow, JobRow
 from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain import policy
 from service.domain.documents import upcast
 from service.domain.states import Trigger, transition
-from service.signals import QUEUE
+from service.signals import QUEUE, events_of
 
 
 def move(
@@ -72,7 +73,10 @@ def move(
             data=dict(data or {}),
         ),
     )
-    notify(session, job.id, QUEUE)
+    if after.is_terminal:
+        message = "the job ended before it was seen to train on"
+        faults_repository.fail_drills(session, job.id, message, now)
+    notify(session, job.id, events_of(job.id), QUEUE)
     return True
 
 
@@ -100,7 +104,7 @@ def remark(
             data=dict(data or {}),
         ),
     )
-    notify(session, job.id)
+    notify(session, job.id, events_of(job.id))
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,8 @@ class Claimed:
     """Running time left to the job."""
     init_from: CheckpointRef | None = None
     """Another job's checkpoint to begin with, if none of its own loads."""
+    furthest_step: int = 0
+    """Optimizer steps that an earlier attempt has done."""
 
 
 def claim(
@@ -176,7 +182,8 @@ def claim(
         for row in counting_checkpoints(session, job_id)
     )
     origin = origins.current(session, job)
-    return Claimed(job_id, job.attempt, upcast(job.spec), refs, left_s, origin)
+    furthest = attempts_repository.furthest_step(session, job_id)
+    return Claimed(job_id, job.attempt, upcast(job.spec), refs, left_s, origin, furthest)
 
 
 def runtime_left_s(job: JobRow) -> float | None:

@@ -16,6 +16,7 @@ from api.context import Caller, Context, Query, TheContext
 from api.problems import declare
 from api.waiting import MAX_WAIT_S, long_poll, unless_over
 from dray import views
+from service.signals import events_of
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["events"])
 
@@ -73,7 +74,12 @@ async def events(
         return await runtime.reading.events(job_id, after_seq=seq, limit=query.limit), over
 
     page, _over = await long_poll(
-        context, request, job_id, query.wait_s, look, lambda seen: bool(seen[0].items) or seen[1]
+        context,
+        request,
+        events_of(job_id),
+        query.wait_s,
+        look,
+        lambda seen: bool(seen[0].items) or seen[1],
     )
     return answer(request, page, {"Vary": "Accept"})
 
@@ -103,19 +109,20 @@ async def _stream(
         if over and after_seq >= newest_seq:
             return Response(status_code=204)  # tells an EventSource not to come back
     return StreamingResponse(
-        _follow(context, job_id, after_seq, b"".join(begin)),
+        _follow(context, job_id, after_seq, b"".join(begin), over),
         media_type=EVENT_STREAM,
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Vary": "Accept"},
     )
 
 
 async def _follow(
-    context: Context, job_id: str, after_seq: int, begin: bytes
+    context: Context, job_id: str, after_seq: int, begin: bytes, over: bool
 ) -> AsyncIterator[bytes]:
-    """Frames up to the one that ends the job; starlette closes it when the reader has gone."""
+    """Frames until there are no more and the job has ended; starlette closes it when the reader
+    has gone. After the one that ends the job there may be some of its slots."""
     reading = context.runtime.reading
     yield begin
-    with context.runtime.signals.subscribe(job_id) as woken:
+    with context.runtime.signals.subscribe(events_of(job_id)) as woken:
         while not context.stopping.is_set():
             try:
                 page = await reading.events(job_id, after_seq=after_seq, limit=PAGE)
@@ -125,9 +132,10 @@ async def _follow(
             if page.items:
                 yield b"".join(map(_frame, page.items))
                 after_seq = page.items[-1].seq
-                if _is_last(page.items[-1]):
-                    return
+                over = over or any(map(_is_last, page.items))
                 continue
+            if over:
+                return
             woke = await unless_over(context, None, woken.wait(KEEP_ALIVE_S))
             if woke is None:
                 return

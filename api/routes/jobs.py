@@ -1,4 +1,4 @@
-"""/v1/jobs: submit, list, get, cancel, delete, explain."""
+"""/v1/jobs: submit, list, cancel, preempt, delete, explain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import BeforeValidator, Field
 
@@ -18,22 +18,22 @@ from api.context import (
     NoParameters,
     Query,
     TheContext,
+    TheFaults,
     TheJobs,
     TheReading,
 )
-from api.openapi import JOB_SPEC_BODY
+from api.idempotency import PROBLEMS as IDEMPOTENCY_PROBLEMS
+from api.idempotency import KeyHeader, check_key, named
+from api.openapi import JOB_SPEC_BODY, json_body
 from api.problems import Refused, declare
 from dray import views
+from dray.requests import PreemptRequest
 from dray.views import JobState
-from service.idempotency import IdempotencyKey
 from service.listing import JobFilter
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 DEFAULT_PROJECT = "default"
-KEY_PATTERN = r"^[!-~](?:[ -~]{0,253}[!-~])?$"
-KEY_SCHEMA: dict[str, Any] = {"minLength": 1, "maxLength": 255, "pattern": KEY_PATTERN}
-"""Said to readers of the description; the code of a bad key is its own, so it is checked here."""
 
 
 def _rfc_3339(value: Any) -> Any:
@@ -77,7 +77,6 @@ class ListQuery(Query):
     dependencies=[NoParameters],
     responses=declare(
         "malformed_request",
-        "bad_idempotency_key",
         "body_too_large",
         "unsupported_media_type",
         "invalid_document",
@@ -85,8 +84,7 @@ class ListQuery(Query):
         "unsatisfiable",
         "init_from_not_found",
         "quota_exceeded",
-        "idempotency_key_reused",
-        "idempotency_in_flight",
+        *IDEMPOTENCY_PROBLEMS,
         "invalid_parameter",
         "job_not_found",
     ),
@@ -96,30 +94,19 @@ async def submit(
     context: TheContext,
     jobs: TheJobs,
     owner: Caller,
-    idempotency_key: Annotated[str | None, Header(json_schema_extra=KEY_SCHEMA)] = None,
+    idempotency_key: KeyHeader = None,
 ) -> Response:
     """Queue a job.
 
     With an `Idempotency-Key` (1 to 255 printable ASCII characters), sending the same document
     again answers with the job of the first time.
     """
-    key = _check_key(idempotency_key)
+    key = check_key(idempotency_key)
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
-    idempotency = IdempotencyKey(key, fingerprint) if key is not None else None
     job, _created = await jobs.submit(
-        spec, owner=owner, project=DEFAULT_PROJECT, idempotency=idempotency
+        spec, owner=owner, project=DEFAULT_PROJECT, idempotency=named(key, fingerprint)
     )
     return fresh(job, 201, {"Location": f"/v1/jobs/{job.id}"})
-
-
-def _check_key(key: str | None) -> str | None:
-    if key is None or re.fullmatch(KEY_PATTERN, key):
-        return key
-    raise Refused(
-        "bad_idempotency_key",
-        f"the Idempotency-Key has {len(key)} characters; it may have 1 to 255, printable ASCII",
-        hint="a random UUID does well",
-    )
 
 
 @router.get(
@@ -186,6 +173,33 @@ async def delete(jobs: TheJobs, _: Caller, job_id: str) -> Response:
 async def cancel(jobs: TheJobs, _: Caller, job_id: str) -> Response:
     """Stop a job in whatever state; again 202 while it is cancelling, and after."""
     return fresh(await jobs.cancel(job_id), 202)
+
+
+@router.post(
+    "/{job_id}/preempt",
+    operation_id="preempt_job",
+    status_code=202,
+    response_model=views.Job,
+    openapi_extra=json_body(PreemptRequest, required=False),
+    dependencies=[NoParameters],
+    responses=declare(
+        "malformed_request",
+        "body_too_large",
+        "unsupported_media_type",
+        "invalid_document",
+        "invalid_parameter",
+        "job_not_found",
+        "job_not_running",
+    ),
+)
+async def preempt(
+    request: Request, context: TheContext, faults: TheFaults, _: Caller, job_id: str
+) -> Response:
+    """Have a job save a checkpoint, leave its slots and go back to its place in the queue, from
+    where it resumes. Nobody is charged. Again 202 until it has left."""
+    limit_bytes = context.runtime.settings.max_body_bytes
+    wanted, _document = await body.read_as(PreemptRequest, request, limit_bytes, optional=True)
+    return fresh(await faults.preempt(job_id, wanted.grace_s), 202)
 
 
 @router.get(

@@ -11,8 +11,7 @@ from fastapi.routing import APIRoute
 from pydantic import Field
 
 from api.caching import answer, answer_json
-from api.context import Caller, Query, TheContext, TheJobs, caller
-from api.context import context as context_of
+from api.context import Caller, Query, TheContext, TheJobs, caller_of, context_of
 from api.problems import declare
 from api.waiting import MAX_WAIT_S, unless_over
 from dray import views
@@ -28,7 +27,7 @@ class StatusRoute(APIRoute):
         async def handler(request: Request) -> Response:
             if request.scope["query_string"]:
                 return await usual(request)
-            caller(request)
+            caller_of(request)
             status = context_of(request).runtime.status
             job_id = request.path_params["job_id"]
             return answer_json(request, status.peek(job_id) or await status.read(job_id))

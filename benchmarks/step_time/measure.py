@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import median_of_ratios
-from benchmarks.machine import ROOT, BenchmarkError, clean_environment, wait_until_quiet
+from benchmarks.machine import BenchmarkError, wait_until_quiet
 from benchmarks.report import Comparison, Result, Row
 from benchmarks.step_time.work import NUM_RANKS, WORKS, Work
+from benchmarks.torchrun import torchrun
 from ray_workers import spool
 from ray_workers.contracts import FrameKind
 
@@ -78,21 +76,12 @@ def run(work: Work, num_pairs: int) -> Times:
     num_blocks = num_pairs + num_pairs % 2 + WARMUP_BLOCKS
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
         folder = Path(home)
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(NUM_RANKS)),
-            *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
-            *("-m", "benchmarks.step_time.rank", work.name, str(num_blocks), home),
-        ]
-        ended = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
+        torchrun(
+            "benchmarks.step_time.rank",
+            [work.name, str(num_blocks), home],
+            num_ranks=NUM_RANKS,
+            timeout_s=TIMEOUT_S,
         )
-        if ended.returncode != 0:
-            raise BenchmarkError(f"the ranks of {work.name} failed:\n{ended.stderr[-3000:]}")
         found = json.loads((folder / "times.json").read_text())
         for rank in range(NUM_RANKS):
             _check_reports(folder / f"spool-{rank}", found["num_steps"])
@@ -135,10 +124,3 @@ def _check_reports(directory: Path, num_steps: int) -> None:
     steps = {frame.body["step"] for frame in frames if frame.kind is FrameKind.METRICS}
     if steps != set(range(1, num_steps + 1)):
         raise BenchmarkError(f"{len(steps)} of {num_steps} steps were reported in {directory}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

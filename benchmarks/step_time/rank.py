@@ -21,10 +21,12 @@ from benchmarks.step_time.plain import PlainLoop
 from benchmarks.step_time.work import WORKS, Work
 from dray.spec import JobSpec
 from ray_workers.contracts import DataPolicy, RankTask
+from ray_workers.pages import Page
 from ray_workers.recipes import RECIPES
-from ray_workers.training import entry, process_group
+from ray_workers.training import entry
 from ray_workers.training.data import steps_per_epoch
 from ray_workers.training.loop import Loop
+from ray_workers.training.membership import Membership
 from ray_workers.training.workload import Workload
 
 
@@ -39,17 +41,17 @@ class AlternatingLoop(Loop):
     def __init__(
         self, task: RankTask, spec: JobSpec, workload: Workload, plain: PlainLoop, work: Work
     ) -> None:
-        super().__init__(task, spec, workload)
+        super().__init__(task, spec, workload, Page(None))
         self._plain = plain
         self._num_epochs = work.epochs_per_block
         self._steps_per_block = work.epochs_per_block * self.calendar.steps_per_epoch
         self.dray_s: list[float] = []
         self.plain_s: list[float] = []
 
-    def fit(self, steps_done: int) -> int:
+    def fit(self, membership: Membership) -> None:
         dist.barrier()
         self._began = time.perf_counter()
-        return super().fit(steps_done)
+        super().fit(membership)
 
     def _between_steps(self, step: int) -> None:
         super()._between_steps(step)
@@ -86,9 +88,11 @@ def main() -> None:
     task = rank_task(spec, rank, world_size, folder)
     os.environ.update(entry.environment(task, spec))
     torch.set_num_threads(spec.resources.cpus_per_worker)
-    process_group.join(torch.device("cpu"), world_size)
     loop = AlternatingLoop(task, spec, _build(spec), PlainLoop(_build(spec), spec.train), work)
-    loop.fit(loop.resume())
+    membership = Membership(task, loop.page)
+    membership.join()
+    loop.enter(membership.place)
+    loop.fit(membership)
     if rank == 0:
         times = {
             "dray_s": loop.dray_s,
@@ -97,7 +101,7 @@ def main() -> None:
             "num_steps": spec.train.max_steps,
         }
         (folder / "times.json").write_text(json.dumps(times))
-    process_group.leave()
+    membership.leave()
     # As dray's training processes end. The interpreter's own end tears down what gloo's threads
     # still use, and now and then aborts.
     sys.stdout.flush()

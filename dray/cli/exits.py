@@ -10,7 +10,7 @@ from dray import errors
 class Exit(IntEnum):
     OK = 0
     JOB_ENDED_BADLY = 1
-    """Watched, and it failed or was cancelled."""
+    """Watched, and it failed or was cancelled; or drilled, and it did not recover."""
     USAGE = 2
     """Wrong command line or job document."""
     REFUSED = 3
@@ -23,9 +23,9 @@ class Exit(IntEnum):
 
 
 HELP = (
-    "Exit codes: 0 done; 1 the watched job failed or was cancelled; 2 wrong usage or job "
-    "document; 3 not found, conflict or not allowed; 4 the server can't be reached or failed; "
-    "5 the time to wait was up; 130 interrupted."
+    "Exit codes: 0 done; 1 the watched job failed or was cancelled, or a drill failed; 2 wrong "
+    "usage or job document; 3 not found, conflict or not allowed; 4 the server can't be reached "
+    "or failed; 5 the time to wait was up; 130 interrupted."
 )
 
 

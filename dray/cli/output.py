@@ -144,6 +144,7 @@ def show_job(job: views.Job) -> None:
         ("attempt", job.attempt),
         ("workers", job.world_size),
         ("step", _how_far(job)),
+        ("goodput", goodput(job)),
         ("created", job.created_at),
         ("started", job.started_at),
         ("finished", job.finished_at),
@@ -164,6 +165,24 @@ def _how_far(job: views.Job) -> str:
         if progress.eta_s is not None:
             parts.append(f"ETA {duration(progress.eta_s)}")
     return ", ".join(parts)
+
+
+def goodput(job: views.Job) -> str | None:
+    """`93.6% useful of 44.0 slot-seconds: starting 1.1, idle 0.4; mended once`."""
+    parts = []
+    if job.goodput is not None:
+        used = job.goodput
+        share = "-" if used.useful_share is None else f"{used.useful_share:.1%}"
+        others = ", ".join(
+            f"{name.replace('_', ' ')} {seconds:.1f}"
+            for name, seconds in used.slot_seconds
+            if name != "useful" and seconds >= 0.05
+        )
+        whole = f"{share} useful of {used.total:.1f} slot-seconds"
+        parts.append(f"{whole}: {others}" if others else whole)
+    if job.recoveries:
+        parts.append("mended once" if job.recoveries == 1 else f"mended {job.recoveries} times")
+    return "; ".join(parts) or None
 
 
 def summary(job: views.Job) -> str:

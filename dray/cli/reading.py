@@ -96,13 +96,28 @@ def attempts(job_id: JobId, as_json: AsJson = False) -> None:
     listing(
         found,
         as_json,
-        ("ATTEMPT", "STATE", "WORKERS", "FROM STEP", "STARTED", "TOOK", "REASON"),
+        ("ATTEMPT", "STATE", "WORKERS", "FROM STEP", "LOSS", "STARTED", "TOOK", "REASON"),
         lambda a: (
-            *(a.attempt, a.state, a.world_size, a.resume_step, a.started_at),
+            *(a.attempt, a.state, a.world_size, _from_step(a), _losses(a), a.started_at),
             _took(a),
             a.reason.message if a.reason else None,
         ),
     )
+
+
+def _from_step(attempt: Attempt) -> str:
+    """Where it went on, and from which steps it could not."""
+    passed_over = attempt.receipt.passed_over if attempt.receipt is not None else []
+    steps = ", ".join(str(each.step) for each in passed_over)
+    return f"{attempt.resume_step}" + (f" (not {steps}: damaged)" if steps else "")
+
+
+def _losses(attempt: Attempt) -> str | None:
+    """Of training, before and after it resumed."""
+    if attempt.receipt is None or not attempt.receipt.url:
+        return None
+    losses = attempt.receipt.loss_before, attempt.receipt.loss_after
+    return " -> ".join("?" if loss is None else f"{float(loss):.4g}" for loss in losses)
 
 
 def _took(attempt: Attempt) -> str | None:
@@ -142,6 +157,10 @@ def cluster(as_json: AsJson = False) -> None:
         for node in answer.nodes
     )
     table(("NODE", "STATE", *(f"{kind} HELD" for kind in _KINDS), "JOBS"), rows)
+    for node in answer.nodes:
+        for kept in node.quarantined:
+            slots = "1 slot" if kept.slots == 1 else f"{kept.slots} slots"
+            write(f"{node.hostname}: {slots} of {kept.job_id} in quarantine: {kept.reason}")
 
 
 def _storage(state: StorageState) -> str | None:

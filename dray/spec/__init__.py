@@ -104,8 +104,9 @@ class Resources(Document):
 class Checkpoint(Document):
     """When state is saved and how much of it is kept."""
 
-    every_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
-    """Save after every so many optimizer steps; unset saves at the end of each epoch."""
+    every_steps: Literal["auto"] | Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
+    """Save after every so many optimizer steps; unset saves at the end of each epoch. `auto`
+    chooses the interval from what a save costs and how often workers are lost."""
     keep: Annotated[Int, Field(ge=1, le=1000)] = 3
     """Newest checkpoints that are kept; the best is kept besides."""
     best: MetricName | None = None

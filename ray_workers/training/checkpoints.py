@@ -1,6 +1,7 @@
 """Checkpoints: committed by a manifest that is written last, verified before they are loaded.
 
-`{checkpoint_url}/step-{step:012d}/` holds `state.pt` (parameters, buffers, optimizer) and
+`{checkpoint_url}/step-{step:012d}/` holds `state.safetensors` (the tensors of model, buffers and
+optimizer), `state.json` (all else of the state, and where each tensor belongs in it) and
 `manifest.json`. The model is replicated, so one rank's copy is everybody's. There is no state of
 a random number generator to keep: the loop draws every seed from (seed, step, rank), so step and
 seed are all that it takes to go on to the bit, at any world size.
@@ -8,27 +9,50 @@ seed are all that it takes to go on to the bit, at any world size.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from typing import Any, NamedTuple
 
 import torch
 
 from dray import train
 from ray_workers.contracts import CheckpointRef, FrameKind
-from ray_workers.training import storage
+from ray_workers.training import statefile, storage
 from ray_workers.training.errors import BrokenCheckpointError
+from ray_workers.training.snapshots import Camera, Snapshot
 from ray_workers.training.stopping import sign_of
 
 MANIFEST = "manifest.json"
-STATE = "state.pt"
-MANIFEST_VERSION = 1
+TENSORS = "state.safetensors"
+TREE = "state.json"
+OLD_STATE = "state.pt"
+MANIFEST_VERSION = 2
+"""Version 1 had one file for all of the state, `state.pt` by torch.save; it is still read."""
+RNG = "seeds are derived from (seed, step, rank)"
+
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
+"""What reading a document raises that is not what it should be."""
 
 State = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a checkpoint says besides the state."""
+
+    step: int
+    metrics: Mapping[str, float]
+    """What was measured at this step, if it was."""
+    position: Mapping[str, int | str]
+    """Where the data stand, and how the world was made up."""
+    loss: float | None = None
+    """Of the step, in training."""
 
 
 @dataclass(frozen=True)
@@ -48,44 +72,86 @@ class Loaded:
     state: State
     position: Mapping[str, Any]
     """As it was given to `save`."""
+    loss: float | None
 
 
-def save(
-    base_url: str,
-    step: int,
-    state: State,
-    *,
-    metrics: Mapping[str, float],
-    position: Mapping[str, int | str],
-) -> Saved:
-    """Write and commit a checkpoint. `position` says where the data stand and how the world was
-    made up; `metrics` what was last measured. One rank calls it, between two steps."""
-    url = f"{base_url.rstrip('/')}/step-{step:012d}"
+class PassedOver(NamedTuple):
+    """A checkpoint that was not resumed from."""
+
+    step: int
+    why: str
+
+
+def url_of(base_url: str, step: int) -> str:
+    return f"{base_url.rstrip('/')}/step-{step:012d}"
+
+
+def save(base_url: str, about: About, state: State) -> Saved:
+    """Write and commit a checkpoint while the caller waits."""
+    return commit(base_url, about, Camera().take(state))
+
+
+def commit(base_url: str, about: About, snapshot: Snapshot) -> Saved:
+    """Write what was copied, and its manifest last. Whatever goes wrong leaves no checkpoint and
+    no partial file."""
+    url = url_of(base_url, about.step)
+    try:
+        return _commit(url, about, snapshot)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            storage.remove_folder(url)
+        raise
+
+
+def _commit(url: str, about: About, snapshot: Snapshot) -> Saved:
     manifest_url = f"{url}/{MANIFEST}"
     storage.remove_file(manifest_url)  # while its files change, there is no checkpoint here
-    size, sha256 = storage.write(
-        f"{url}/{STATE}", lambda file: torch.save(dict(state), cast(IO[bytes], file))
-    )
+    tree = json.dumps(snapshot.tree).encode()
+    files = []
+    snapshot.wait()
+    for path, data, num_bytes in (
+        (TENSORS, snapshot.data, snapshot.num_bytes),
+        (TREE, memoryview(tree), len(tree)),
+    ):
+        sha256 = storage.write_buffer(f"{url}/{path}", data, num_bytes)
+        files.append({"path": path, "size_bytes": num_bytes, "sha256": sha256})
     manifest = {
         "version": MANIFEST_VERSION,
-        "step": step,
-        "position": dict(position),
-        "rng": "seeds are derived from (seed, step, rank)",
-        "metrics": dict(metrics),
+        "step": about.step,
+        "position": dict(about.position),
+        "rng": RNG,
+        "metrics": dict(about.metrics),
+        "loss": about.loss,
         "torch": str(torch.__version__),
-        "files": [{"path": STATE, "size_bytes": size, "sha256": sha256}],
+        "files": files,
     }
     text = json.dumps(manifest, indent=1).encode()
-    manifest_size, manifest_sha256 = storage.write(manifest_url, lambda file: file.write(text))
-    return Saved(url, step, manifest_sha256, size + manifest_size, dict(metrics))
+    manifest_sha256 = storage.write_buffer(manifest_url, memoryview(text), len(text))
+    storage.sync_names(url)
+    size = snapshot.num_bytes + len(tree) + len(text)
+    return Saved(url, about.step, manifest_sha256, size, dict(about.metrics))
 
 
 def load(ref: CheckpointRef) -> Loaded:
     """Read and verify a checkpoint. Raises BrokenCheckpointError, which says what is wrong."""
     saved, manifest = read_manifest(ref)
     parts = {entry["path"]: _verified(saved.url, entry) for entry in manifest["files"]}
-    state = torch.load(io.BytesIO(parts[STATE]), map_location="cpu", weights_only=True)
-    return Loaded(saved, state, manifest["position"])
+    try:
+        state = _state_of(parts)
+    except (*MALFORMED, RuntimeError, pickle.UnpicklingError) as error:
+        raise BrokenCheckpointError(f"{ref.url} holds no state: {error!r}") from error
+    return Loaded(saved, state, manifest["position"], manifest.get("loss"))
+
+
+def _state_of(parts: Mapping[str, bytes]) -> State:
+    if OLD_STATE in parts:
+        state = torch.load(io.BytesIO(parts[OLD_STATE]), map_location="cpu", weights_only=True)
+    else:
+        tensors = statefile.read_tensors(parts[TENSORS])
+        state = statefile.restore(json.loads(parts[TREE]), tensors)
+    if not isinstance(state, dict):
+        raise ValueError(f"it is a {type(state).__name__}")
+    return state
 
 
 def read_manifest(ref: CheckpointRef) -> tuple[Saved, dict[str, Any]]:
@@ -96,13 +162,48 @@ def read_manifest(ref: CheckpointRef) -> tuple[Saved, dict[str, Any]]:
         raise BrokenCheckpointError(
             f"the manifest of {ref.url} has the hash {sha256}, not {ref.manifest_sha256}"
         )
-    manifest: dict[str, Any] = json.loads(text)
-    if manifest["version"] != MANIFEST_VERSION:
+    try:
+        manifest = json.loads(text)
+        if not 1 <= manifest["version"] <= MANIFEST_VERSION:
+            raise BrokenCheckpointError(
+                f"{ref.url} has version {manifest['version']}; "
+                f"this dray reads up to {MANIFEST_VERSION}"
+            )
+        saved = _described(ref, len(text), manifest)
+    except MALFORMED as error:
         raise BrokenCheckpointError(
-            f"{ref.url} has version {manifest['version']}; this dray reads {MANIFEST_VERSION}"
-        )
-    size = len(text) + sum(entry["size_bytes"] for entry in manifest["files"])
-    return Saved(ref.url, manifest["step"], sha256, size, manifest["metrics"]), manifest
+            f"the manifest of {ref.url} does not describe a checkpoint: {error!r}"
+        ) from error
+    return saved, manifest
+
+
+def _described(ref: CheckpointRef, num_bytes: int, manifest: Mapping[str, Any]) -> Saved:
+    """Checks all that is read of a manifest later. LookupError, TypeError or ValueError."""
+    if manifest["step"] != ref.step:
+        raise ValueError(f"it is of step {manifest['step']}, not {ref.step}")
+    for entry in manifest["files"]:
+        if "/" in entry["path"] or not isinstance(entry["sha256"], str):
+            raise ValueError(f"{entry['path']!r} is no file of a checkpoint")
+        num_bytes += int(entry["size_bytes"])
+    loss = manifest.get("loss")
+    dict(manifest["position"])
+    metrics = {str(key): float(value) for key, value in dict(manifest["metrics"]).items()}
+    if loss is not None:
+        float(loss)
+    return Saved(ref.url, ref.step, ref.manifest_sha256, num_bytes, metrics)
+
+
+def committed(base_url: str) -> list[Saved]:
+    """The checkpoints below a URL whose manifest is there and whole, oldest first."""
+    found = []
+    for url in storage.folders(base_url):
+        step = url.rpartition("/step-")[2]
+        try:
+            sha256 = hashlib.sha256(_read(f"{url}/{MANIFEST}")).hexdigest()
+            found.append(read_manifest(CheckpointRef(url, int(step), sha256))[0])
+        except (BrokenCheckpointError, ValueError):  # it was still being written, or is none
+            continue
+    return sorted(found, key=lambda one: one.step)
 
 
 def superseded(saved: Sequence[Saved], *, keep: int, best: str | None) -> list[Saved]:
@@ -125,48 +226,6 @@ def superseded(saved: Sequence[Saved], *, keep: int, best: str | None) -> list[S
     return [one for one in saved if one.url not in kept]
 
 
-class Keeper:
-    """Rank 0's side: saves, tells, and drops what `checkpoint.keep` no longer covers."""
-
-    def __init__(self, base_url: str, *, keep: int, best: str | None) -> None:
-        self._base_url = base_url
-        self._keep = keep
-        self._best = best
-        self._saved: list[Saved] = []
-
-    def adopt(self, refs: Sequence[CheckpointRef]) -> None:
-        """Count these checkpoints of earlier attempts in: they are dropped like our own."""
-        for ref in refs:
-            try:
-                self._saved.append(read_manifest(ref)[0])
-            except BrokenCheckpointError as error:
-                log(f"a checkpoint is left out of the count of those kept: {error}")
-
-    def save(
-        self,
-        step: int,
-        state: State,
-        *,
-        metrics: Mapping[str, float],
-        position: Mapping[str, int | str],
-    ) -> None:
-        saved = save(self._base_url, step, state, metrics=metrics, position=position)
-        train.emit(
-            FrameKind.CHECKPOINT,
-            {
-                "step": step,
-                "url": saved.url,
-                "size_bytes": saved.size_bytes,
-                "manifest_sha256": saved.manifest_sha256,
-                "metrics": saved.metrics,
-            },
-        )
-        self._saved.append(saved)
-        for old in superseded(self._saved, keep=self._keep, best=self._best):
-            drop(old)
-            self._saved.remove(old)
-
-
 def drop(saved: Saved) -> None:
     """Delete a checkpoint, its manifest first: what is half deleted is then no checkpoint."""
     storage.remove_file(f"{saved.url}/{MANIFEST}")
@@ -174,14 +233,20 @@ def drop(saved: Saved) -> None:
     train.emit(FrameKind.CHECKPOINT_DROPPED, {"step": saved.step, "url": saved.url})
 
 
-def newest_sound(refs: Sequence[CheckpointRef]) -> Loaded | None:
-    """The first of `refs` that verifies. A broken one is passed over with a line in the log."""
+def drop_unfinished(base_url: str) -> None:
+    """Delete what a process that is dead began to write here and did not commit."""
+    for url in storage.folders(base_url):
+        if not storage.exists(f"{url}/{MANIFEST}"):
+            storage.remove_folder(url)
+
+
+def verdicts(refs: Sequence[CheckpointRef]) -> Iterator[Loaded | PassedOver]:
+    """Each of `refs` in turn, loaded, or why it can't be. The caller stops where it likes."""
     for ref in refs:
         try:
-            return load(ref)
+            yield load(ref)
         except BrokenCheckpointError as error:
-            log(f"passing over the checkpoint of step {ref.step}: {error}")
-    return None
+            yield PassedOver(ref.step, str(error))
 
 
 def log(sentence: str) -> None:

@@ -24,6 +24,14 @@ def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
     return -(-num_samples // global_batch_size)
 
 
+def position_after(step: int, num_samples: int, global_batch_size: int) -> dict[str, int]:
+    """Where the data stand after an optimizer step: so many `samples` of the epoch's order are
+    used up, whatever the world size is."""
+    epoch, step_in_epoch = divmod(step, steps_per_epoch(num_samples, global_batch_size))
+    samples = step_in_epoch * global_batch_size
+    return {"epoch": epoch, "step_in_epoch": step_in_epoch, "samples": samples}
+
+
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
     """Every index in [0, num_samples) once: int64 of shape (num_samples,). Epochs count from 0."""
     generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import ipaddress
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Mapping
@@ -14,10 +16,14 @@ import torch
 
 from dray import train
 from dray.spec import JobSpec, Script
-from ray_workers.contracts import Cause, FrameKind, RankTask
+from ray_workers import pages
+from ray_workers.contracts import LEFT_EXIT_CODE, Cause, FrameKind, RankTask
+from ray_workers.pages import Doing, Page, Use
 from ray_workers.recipes import RECIPES
-from ray_workers.training import loop, process_group
+from ray_workers.training import process_group
 from ray_workers.training.errors import cause_of
+from ray_workers.training.loop import Left
+from ray_workers.training.run import run
 
 MAX_TRACEBACK_CHARS = 32_000
 
@@ -29,13 +35,17 @@ def main(task: RankTask) -> int:
     What goes wrong is printed to standard error and left on the spool as an ERROR frame.
     """
     try:
+        page = _begin_page(task)
         spec = JobSpec.model_validate(task.spec)
         _enter(task, spec)
         if spec.script is not None:
+            page.enter(Doing.COMPUTE, Use.USEFUL)
             _run_script(spec.script)
         else:
-            _run_recipe(task, spec)
+            _run_recipe(task, spec, page)
         return 0
+    except Left:
+        return LEFT_EXIT_CODE
     except SystemExit as leaving:
         return _exit_code(leaving)
     except BaseException as error:
@@ -107,11 +117,22 @@ def _threads(variables: Mapping[str, str]) -> int:
     return max(1, int(first)) if first.isdigit() else 1
 
 
-def _run_recipe(task: RankTask, spec: JobSpec) -> None:
+def _begin_page(task: RankTask) -> Page:
+    """Show from the first moment on how far this process is, and where it stands when asked."""
+    if not task.page_prefix:
+        return Page(None)
+    page = Page(pages.page_path(task.page_prefix))
+    # Left open for good: the handler writes to its descriptor, also while Python itself is stuck.
+    stacks = open(pages.stack_path(task.page_prefix), "ab", buffering=0)  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True, chain=False)
+    return page
+
+
+def _run_recipe(task: RankTask, spec: JobSpec, page: Page) -> None:
     assert spec.recipe is not None
     if task.device == "cuda":
         torch.cuda.set_device(0)
-    loop.run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy))
+    run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy), page)
 
 
 def _run_script(script: Script) -> None:

@@ -13,6 +13,10 @@ class DataError(Exception):
     """The data set is missing or broken: another attempt would end the same way."""
 
 
+class SourceUnavailableError(Exception):
+    """A source did not answer, or broke off, however often it was asked; later it may."""
+
+
 class BrokenCheckpointError(Exception):
     """A checkpoint is absent, unfinished or not what its manifest says."""
 
@@ -28,7 +32,7 @@ _PEER_IS_GONE = re.compile(
 
 
 def cause_of(error: BaseException) -> Cause:
-    """USER_ERROR, BAD_DATA, or WORKER_LOST where the error only echoes a peer's death.
+    """USER_ERROR, BAD_DATA, DATA_UNREACHABLE, or WORKER_LOST where it only echoes a peer's death.
 
     An error that was raised from another is judged by what it was raised from as well.
     """
@@ -36,6 +40,8 @@ def cause_of(error: BaseException) -> Cause:
     while seen is not None:
         if isinstance(seen, DataError):
             return Cause.BAD_DATA
+        if isinstance(seen, SourceUnavailableError):
+            return Cause.DATA_UNREACHABLE
         if isinstance(seen, dist.DistNetworkError | dist.DistStoreError):
             return Cause.WORKER_LOST
         # Exactly RuntimeError: a ConnectionResetError of the script's own is the script's.

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
 from dray import train
 from dray.spec import JobSpec
 from ray_workers.contracts import FrameKind, RankTask
-from ray_workers.training import checkpoints, process_group
-from ray_workers.training.checkpoints import Keeper, Loaded
-from ray_workers.training.data import Batches, derive_seed
+from ray_workers.pages import Doing, Page, Place, Untold, Use
+from ray_workers.training import checkpoints, handover, inheritance, process_group, resuming
+from ray_workers.training.checkpoints import About, Loaded
+from ray_workers.training.data import Batches, derive_seed, position_after, steps_per_epoch
 from ray_workers.training.errors import BrokenCheckpointError, DataError
 from ray_workers.training.evaluation import Evaluation
+from ray_workers.training.keeper import Keeper
+from ray_workers.training.membership import Membership
+from ray_workers.training.pacing import Pace
+from ray_workers.training.progress import NO_STATE, Progress
 from ray_workers.training.replica import Replica
 from ray_workers.training.reporting import StepFigures, StepReporter
 from ray_workers.training.samples import Feed, on_device
+from ray_workers.training.saves import Saves
 from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
 from ray_workers.training.stopping import Patience
 from ray_workers.training.update import Update
@@ -28,103 +38,181 @@ from ray_workers.training.workload import Workload
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def run(task: RankTask, spec: JobSpec, workload: Workload) -> None:
-    """Train the workload as the document says, from the newest checkpoint that is sound."""
-    device = torch.device(task.device)
-    process_group.join(device, task.world_size)
-    _check_same_data(workload.fingerprint, device, task.world_size)
-    loop = Loop(task, spec, workload)
-    steps_done = loop.resume()
-    steps_done = loop.fit(steps_done)
-    loop.finish(steps_done)
-    process_group.leave()
+NOWHERE = -1
+"""The rank of a process that is in no group."""
+
+
+class Left(Exception):
+    """The rank was asked to leave, and did, with a checkpoint of its last step."""
 
 
 class Loop:
     """One rank's training: everything it holds between two steps."""
 
-    def __init__(self, task: RankTask, spec: JobSpec, workload: Workload) -> None:
+    def __init__(self, task: RankTask, spec: JobSpec, workload: Workload, page: Page) -> None:
         self.task = task
         self.options = options = spec.train
         self.workload = workload
-        self.rank, self.world_size = task.rank, task.world_size
+        self.page = page
         self.device = torch.device(task.device)
+        self.samples = on_device(workload.train, self.device)
+        self.calendar = Calendar.of(
+            options,
+            spec.checkpoint,
+            steps_per_epoch(len(workload.train), options.global_batch_size),
+        )
+        self.lr = scaled_lr(options.optimizer.lr, options.lr_scaling, options.global_batch_size)
 
+        self.model = workload.model.to(self.device)
+        self.replica = Replica(self.model, workload.loss_sum, self._autocast)
+        self.update = Update(self.model, self.replica, options, self.device)
+        self.evaluation = Evaluation(workload, self.device, self._autocast, self._micro_batch_size)
+        self.reporter = StepReporter(self.calendar.total_steps, page)
+        self.keeper = Keeper(
+            task.checkpoint_url, keep=spec.checkpoint.keep, best=spec.checkpoint.best
+        )
+        auto = self.calendar.save_every_steps is None
+        self.saves = Saves(
+            self.keeper, Pace(task.worker_mtbf_s / task.world_size) if auto else None
+        )
+        self.metrics: dict[str, float] = {}  # what was last measured, the same on all ranks
+        self.measured_at = 0  # after which step of this attempt
+        self.patience = Patience()
+        self.handed_figures: list[Untold] = []  # what those who stayed know of the last steps
+        self.rank, self.world_size = NOWHERE, 0
+        self.progress = NO_STATE
+
+    def enter(self, place: Place) -> None:
+        """Take a place in a group that was just formed, with the newest state that it has.
+
+        A collective. A rank that comes from a broken group keeps what it has, a newcomer gets it
+        from there; where nobody has anything, the checkpoint is taken.
+        """
+        use = Use.RECOVERING if place.generation else Use.STARTING
+        self.page.enter(Doing.JOINING, use)
+        self.rank, self.world_size = place.rank, place.world_size
+        self._divide()
+        _check_same_data(self.workload.fingerprint, self.device, self.world_size)
+        was_here = self.progress != NO_STATE
+        newest, source, all_have_it = handover.newest(
+            self.progress.number, self.device, self.world_size
+        )
+        if newest == handover.NOTHING:
+            self.resume()
+        elif not all_have_it:
+            state = handover.broadcast(self._handed_over, source, self.rank, self.device)
+            if state is not None and self.progress.number < newest:
+                self._take_handed_over(state)
+        self.replica.form(self.world_size)
+        if self.progress.step:
+            self.replica.settle_buckets(self.feed.at(1).micro_batches)
+        if self.rank == 0 and not was_here and newest != handover.NOTHING:
+            self._take_over()
+        self.page.begin(place.generation, self.progress.step)
+
+    def let_go(self) -> None:
+        """Leave a group as if the step that broke off had not begun."""
+        if self.rank == NOWHERE:
+            return
+        self.keeper.hold()
+        self.replica.disband()
+        self.feed.close()
+        self.rank = NOWHERE
+
+    def _divide(self) -> None:
+        """Take this rank's share of the data, among so many."""
+        options = self.options
         batches = Batches(
-            len(workload.train),
+            len(self.workload.train),
             global_batch_size=options.global_batch_size,
             seed=options.seed,
             rank=self.rank,
             world_size=self.world_size,
         )
-        micro_batch_size = options.micro_batch_size or options.global_batch_size
-        self.calendar = Calendar.of(options, spec.checkpoint, batches.steps_per_epoch)
-        self.feed = Feed(
-            on_device(workload.train, self.device),
-            batches,
-            micro_batch_size,
-            self.calendar.total_steps,
-        )
-        self.lr = scaled_lr(options.optimizer.lr, options.lr_scaling, options.global_batch_size)
+        self.feed = Feed(self.samples, batches, self._micro_batch_size, self.calendar.total_steps)
+        self.evaluation.share(self.rank, self.world_size)
+        self.reporter.rank = self.rank
 
-        self.model = workload.model.to(self.device)
-        self.replica = Replica(self.model, workload.loss_sum, self._autocast, self.world_size)
-        self.update = Update(self.model, self.replica, options, self.device)
-        self.evaluation = Evaluation(
-            workload,
-            self.device,
-            self._autocast,
-            batch_size=micro_batch_size,
-            rank=self.rank,
-            world_size=self.world_size,
-        )
+    @property
+    def _micro_batch_size(self) -> int:
+        return self.options.micro_batch_size or self.options.global_batch_size
 
-        self.reporter = StepReporter(self.rank, self.calendar.total_steps)
-        self.keeper = Keeper(
-            task.checkpoint_url, keep=spec.checkpoint.keep, best=spec.checkpoint.best
-        )
-        self.metrics: dict[str, float] = {}  # what was last measured, the same on all ranks
-        self.patience = Patience()
+    def _take_over(self) -> None:
+        """Rank 0 died, and this process stands in its place: tell what it had no time to tell, and
+        commit the checkpoint that it may have been writing. What was told before is stored once."""
+        for figures in inheritance.untold(
+            self.task.predecessors, self.handed_figures, self.progress.step
+        ):
+            self.reporter.tell(figures)
+        if self.measured_at:
+            measured = {key: value for key, value in self.metrics.items() if key != "train/loss"}
+            train.report(self.measured_at, measured)
+        self.keeper.adopt_own()
+        if self.progress.step:
+            self._save(self.progress.step)
 
-    def resume(self) -> int:
-        """Restore the newest sound checkpoint; the number of optimizer steps done."""
+    def resume(self) -> None:
+        """Restore the newest sound checkpoint, or begin at step 0."""
         refs = self.task.resume_from
-        loaded = checkpoints.newest_sound(refs) if refs and self.rank == 0 else None
-        chosen = -1
-        if refs:
-            urls = [ref.url for ref in refs]
-            mine = urls.index(loaded.saved.url) if loaded is not None else -1
-            chosen = process_group.agree(mine, self.device, self.world_size)
-        if chosen < 0:
-            self._start_afresh()
-            return 0
-        loaded = loaded or checkpoints.load(refs[chosen])
-        self._restore(loaded)
-        if self.rank == 0:
-            self.keeper.adopt(refs[chosen:])
-        self._tell_resumed(loaded.saved.step, loaded.saved.url)
-        return loaded.saved.step
+        loaded, passed_over = resuming.choose(
+            refs,
+            lambda sound: process_group.all_same(sound, self.device, self.world_size) and sound,
+        )
+        if loaded is None:
+            loaded = self._start_afresh()
+        else:
+            self._restore(loaded)
+        if self.rank != 0:
+            return
+        resuming.log_passed_over(passed_over)
+        step = self.progress.step
+        if step:
+            self.keeper.adopt(refs[len(passed_over) :])
+        body = resuming.receipt(loaded, passed_over, step=step, position=self._position(step))
+        train.emit(FrameKind.RESUMED, body)
 
-    def fit(self, steps_done: int) -> int:
-        """Train from after `steps_done` to the end of the calendar, or until nothing gets better.
+    def fit(self, membership: Membership) -> None:
+        """Train to the end of the calendar, or until nothing gets better.
 
-        Returns the optimizer steps done in the end.
+        Regroup if the group is to change, Left if the rank was asked to leave.
         """
         self.reporter.restart_clock()
+        self.saves.starts_at(self.progress.step)
         try:
-            while steps_done < self.calendar.total_steps and not self._is_stopped():
-                steps_done += 1
-                self._step(steps_done)
-                self._between_steps(steps_done)
+            while True:
+                if not self.progress.is_settled:
+                    self._between_steps(self.progress.step)
+                    self.progress = self.progress.settled()
+                if self.page.is_asked_to_leave:
+                    self._leave()
+                if self.progress.step >= self.calendar.total_steps or self._is_stopped():
+                    break
+                membership.check()
+                self._step(self.progress.step + 1)
+                self.progress = self.progress.after_step()
+                self.page.commit(self.progress.step)
         finally:
             # After an error the device may not answer any more; what was read is told.
             self.reporter.flush(wait_for_device=False)
-        return steps_done
 
-    def finish(self, steps_done: int) -> None:
-        """Leave the result: rank 0's, the model being the same everywhere."""
-        if self.rank != 0:
-            return
+    def _leave(self) -> None:
+        """Rank 0 saves what there is and goes; without it the others can't take another step."""
+        if self.rank == 0:
+            self.reporter.flush()
+            if self.progress.step:
+                self._save(self.progress.step)
+            raise Left
+
+    def finish(self) -> None:
+        """Leave the result: rank 0's, the model being the same everywhere. The others stay until
+        it is there, so that one of them can do it if rank 0 dies."""
+        self.page.enter(Doing.FINISH, Use.USEFUL)
+        if self.rank == 0:
+            self._write_result(self.progress.step)
+        process_group.wait_for_all(self.device, self.world_size)
+
+    def _write_result(self, steps_done: int) -> None:
+        self.keeper.wait()
         if steps_done < self.calendar.total_steps:
             rule = self.options.early_stopping
             assert rule is not None
@@ -140,7 +228,9 @@ class Loop:
 
     def _step(self, step: int) -> None:
         """One optimizer step: the mean gradient over one global batch."""
-        options = self.options
+        options, page = self.options, self.page
+        use = Use.RECOMPUTED if step <= self.task.furthest_step else Use.USEFUL
+        page.enter(Doing.DATA, Use.DATA_WAIT)
         began = time.perf_counter()
         feeding = self.feed.at(step)
         batch = feeding.batch
@@ -153,11 +243,16 @@ class Loop:
         _seed(self.device, derive_seed("step", options.seed, step, self.rank))
         scale = self.update.loss_scale()
         weight = 0.0 if batch.is_empty else 1 / batch.num_global
-        self.replica.backward(feeding.micro_batches, weight, scale)
+        page.enter(Doing.COMPUTE, use)
+        if self.world_size > 1:
+            self.replica.keep_buffers()
+        self.replica.backward(feeding.micro_batches, weight, scale, page.exchange)
+        page.enter(Doing.UPDATE, use)
         loss = self.replica.take_loss()
         if scale is not None:
             loss = loss / scale
-        grad_norm = self.update.step(lr, wants_norm=self.rank == 0)
+        self.keeper.hold()
+        grad_norm = self.update.step(lr)
 
         self.reporter.step_done(
             StepFigures(
@@ -170,16 +265,21 @@ class Loop:
                 grad_norm=grad_norm,
             )
         )
+        if self.rank == 0:
+            self.saves.step_took(step, time.perf_counter() - began)
 
     def _between_steps(self, step: int) -> None:
         """What is due: first the metrics, so that no checkpoint is ahead of what was told."""
         evaluates = self.calendar.evaluates_after(step)
-        if not (evaluates or self.calendar.saves_after(step)):
+        # A save by rank 0's own measure asks nothing of the others.
+        saves = self.calendar.saves_after(step) or (self.rank == 0 and self.saves.is_due(step))
+        if not (evaluates or saves):
             return
         self.reporter.flush()
         if evaluates:
+            self.page.enter(Doing.EVALUATE, Use.USEFUL)
             self._evaluate(step)
-        if self.rank == 0 and (self.calendar.saves_after(step) or self._is_stopped()):
+        if self.rank == 0 and (saves or self._is_stopped()):
             self._save(step)
         self.reporter.restart_clock()
 
@@ -190,10 +290,12 @@ class Loop:
         rule = self.options.early_stopping
         if rule is not None:
             self.patience = self.patience.after(rule, self.metrics)
+        measured = dict(self.metrics)
+        self.measured_at = step
+        self.metrics["train/loss"] = self.reporter.last_loss
         if self.rank == 0:
             eval_time_s = time.perf_counter() - began
-            train.report(step, self.metrics | {"perf/eval_time_s": eval_time_s})
-            self.metrics["train/loss"] = self.reporter.last_loss
+            train.report(step, measured | {"perf/eval_time_s": eval_time_s})
             print(self._sentence(step))  # noqa: T201
 
     def _is_stopped(self) -> bool:
@@ -206,27 +308,56 @@ class Loop:
         figures = ", ".join(f"{key} {value:.4g}" for key, value in sorted(self.metrics.items()))
         return f"epoch {epoch}, step {step} of {self.calendar.total_steps}: {figures}"
 
-    def _save(self, step: int) -> None:
-        steps_per_epoch = self.calendar.steps_per_epoch
-        metrics = self.metrics if self.calendar.evaluates_after(step) else {}
-        state = {"model": self.model.state_dict(), **self.update.state_dict()}
-        state["patience"] = {
-            "best": self.patience.best,
-            "evaluations_since": self.patience.evaluations_since,
+    def _state(self) -> dict[str, Any]:
+        """What a replica is made of, between two steps."""
+        return {
+            "model": self.model.state_dict(),
+            **self.update.state_dict(),
+            "patience": asdict(self.patience),
         }
-        self.keeper.save(
+
+    def _load_state(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.update.load_state_dict(state)
+        self.patience = Patience(**state["patience"])
+
+    def _handed_over(self) -> dict[str, Any]:
+        """What a rank that comes into the group needs besides."""
+        return self._state() | {
+            "progress": self.progress.number,
+            "metrics": self.metrics,
+            "measured_at": self.measured_at,
+            "loss": self.reporter.last_loss,
+            "figures": [tuple(figures) for figures in self.page.kept()],
+        }
+
+    def _take_handed_over(self, state: Mapping[str, Any]) -> None:
+        self._load_state(state)
+        self.progress = Progress(state["progress"])
+        self.metrics = dict(state["metrics"])
+        self.measured_at = state["measured_at"]
+        self.reporter.last_loss = state["loss"]
+        self.handed_figures = [Untold(*figures) for figures in state["figures"]]
+
+    def _save(self, step: int) -> None:
+        self.page.enter(Doing.SAVE, Use.CHECKPOINTING)
+        loss = self.reporter.last_loss
+        about = About(
             step,
-            state,
-            metrics=metrics,
+            metrics=self.metrics if self.calendar.evaluates_after(step) else {},
             position={
-                "epoch": step // steps_per_epoch,
-                "step_in_epoch": step % steps_per_epoch,
+                **self._position(step),
                 "seed": self.options.seed,
                 "global_batch_size": self.options.global_batch_size,
                 "world_size": self.world_size,
                 "data": self.workload.fingerprint,
             },
+            loss=loss if math.isfinite(loss) else None,
         )
+        self.saves.save(about, self._state(), volatile=self.model.buffers())
+
+    def _position(self, step: int) -> dict[str, int]:
+        return position_after(step, len(self.workload.train), self.options.global_batch_size)
 
     def _restore(self, loaded: Loaded) -> None:
         """Go on from a checkpoint of this job. DataError if the data are others now."""
@@ -237,28 +368,25 @@ class Loop:
                 f"trained on: its content hashes to {self.workload.fingerprint}, not {known}. "
                 "Put the data back, or start a new job with init_from"
             )
-        self.replica.settle_buckets(self.feed.at(1).micro_batches)
-        self.model.load_state_dict(loaded.state["model"])
-        self.update.load_state_dict(loaded.state)
-        self.patience = Patience(**loaded.state["patience"])
+        self._load_state(loaded.state)
+        self.progress = Progress.at(loaded.saved.step)
         self.metrics = dict(loaded.saved.metrics)
 
-    def _start_afresh(self) -> None:
-        """Begin at step 0, with another job's weights where the document says so."""
+    def _start_afresh(self) -> Loaded | None:
+        """Begin at step 0, with another job's weights where the document says so: its."""
         ref = self.task.init_from
+        loaded = None
         if ref is not None:
             try:
-                self.model.load_state_dict(checkpoints.load(ref).state["model"])
+                loaded = checkpoints.load(ref)
+                self.model.load_state_dict(loaded.state["model"])
             except BrokenCheckpointError as error:
                 raise DataError(f"init_from: {error}") from error
             except RuntimeError as error:  # what load_state_dict says of other names or shapes
                 raise DataError(f"init_from: the checkpoint is of another model: {error}") from None
             self.update.start_average()
-        self._tell_resumed(0, "" if ref is None else ref.url)
-
-    def _tell_resumed(self, step: int, url: str) -> None:
-        if self.rank == 0:
-            train.emit(FrameKind.RESUMED, {"step": step, "url": url})
+        self.progress = Progress.at(0)
+        return loaded
 
     def _autocast(self) -> AbstractContextManager[object]:
         dtype = AUTOCAST.get(self.options.precision)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+OPERATION_LIMIT = timedelta(hours=12)
 
 _kept: list[dist.ProcessGroup | None] = []
 """Groups that were joined, held until the process ends. The last reference to a gloo group joins
@@ -34,15 +38,34 @@ def _keeping(create: Callable[..., Any]) -> Callable[..., Any]:
     return create_and_keep
 
 
-def join(device: torch.device, world_size: int) -> None:
-    """Form the group from torchrun's environment; alone, a rank needs none."""
-    if world_size > 1:
-        dist.init_process_group(backend_of(device), init_method="env://")
-        _kept.append(dist.group.WORLD)
+def join(
+    device: torch.device, store: Store, rank: int, world_size: int, timeout: timedelta
+) -> None:
+    """Form the group with those who meet at `store`; `timeout` is for connecting to them.
+
+    Once formed, an operation may take as long as it takes: who watches the ranks knows better than
+    a fixed time when one hangs.
+    """
+    dist.init_process_group(
+        backend_of(device), store=store, rank=rank, world_size=world_size, timeout=timeout
+    )
+    dist.distributed_c10d._set_pg_timeout(OPERATION_LIMIT, dist.group.WORLD)
+    _kept.append(dist.group.WORLD)
 
 
 def leave() -> None:
+    """Everybody is done: the group ends."""
     if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def abandon() -> None:
+    """Let go of a group that is broken, without a word to the others."""
+    if not dist.is_initialized():
+        return
+    if dist.get_backend() == "nccl":
+        dist.distributed_c10d._abort_process_group()
+    else:
         dist.destroy_process_group()
 
 
@@ -74,3 +97,10 @@ def add_up(total: Tensor, world_size: int) -> None:
     """Replace `total` by its sum over the ranks."""
     if world_size > 1:
         dist.all_reduce(total)
+
+
+def wait_for_all(device: torch.device, world_size: int) -> None:
+    """Until every rank has come here."""
+    came = torch.ones((), device=device)
+    add_up(came, world_size)
+    came.item()

@@ -38,30 +38,59 @@ class Objective(nn.Module):
 
 
 class Replica:
-    """Computes the exact gradient of a global batch, the same on every rank."""
+    """Computes the exact gradient of a global batch, the same on every rank.
 
-    def __init__(
-        self, model: nn.Module, loss_sum: LossSum, autocast: Autocast, world_size: int
-    ) -> None:
-        self._world_size = world_size
+    It outlives the groups that its rank is in: `form` wraps the model for one, `disband` lets go.
+    """
+
+    def __init__(self, model: nn.Module, loss_sum: LossSum, autocast: Autocast) -> None:
+        self._world_size = 1
         self._objective = Objective(model, loss_sum, autocast)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._buffers = list(model.buffers())
+        self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
         self._ddp: DistributedDataParallel | None = None
+
+    def form(self, world_size: int) -> None:
+        """Take part in the group that the process is in now."""
+        self._world_size = world_size
         if world_size > 1:
             self._ddp = DistributedDataParallel(self._objective, gradient_as_bucket_view=True)
+
+    def disband(self) -> None:
+        """Let go of a broken group, as if the step that it was in had not begun."""
+        if self._ddp is not None:
+            # Its hooks would exchange gradients over the old group, however long it lives.
+            self._ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+            self._ddp = None
+            self.restore_buffers()
+        self._objective.slot.grad = None
+        self.forget_gradients()
+
+    def keep_buffers(self) -> None:
+        """Remember what a forward pass changes besides the gradients (running means), so that a
+        step that breaks off can be done again."""
+        for kept, buffer in zip(self._kept, self._buffers, strict=True):
+            kept.copy_(buffer)
+
+    def restore_buffers(self) -> None:
+        for kept, buffer in zip(self._kept, self._buffers, strict=True):
+            buffer.copy_(kept)
 
     def backward(
         self,
         parts: Sequence[tuple[Tensor, Tensor]],
         weight: float,
         scale: Tensor | None = None,
+        before_exchange: Callable[[], None] = lambda: None,
     ) -> None:
         """Leave in `.grad` the sum over all ranks of `weight` times the gradients of the samples.
 
         parts: this rank's (inputs, targets), one micro-batch after the other. With a weight of
         one over the size of the global batch that is its mean, however the shares differ in
         size; a rank that has no share takes part with a weight of 0. Gradients are exchanged
-        with the last micro-batch only. `scale` multiplies them all, and the loss that is carried.
+        with the last micro-batch only, and `before_exchange` is called ahead of it. `scale`
+        multiplies them all, and the loss that is carried.
         """
         # DDP divides by the world size. Given as the gradient at the root, the factor costs no
         # operation, and holds for what the slot carries too.
@@ -72,7 +101,9 @@ class Replica:
         for inputs, targets in parts[:-1]:
             with nullcontext() if self._ddp is None else self._ddp.no_sync():
                 torch.autograd.backward(module(inputs, targets), root)
-        torch.autograd.backward(module(*parts[-1]), root)
+        loss = module(*parts[-1])
+        before_exchange()
+        torch.autograd.backward(loss, root)
 
     def take_loss(self) -> Tensor:
         """The sum over all ranks of `weight` times the losses: a scalar, once after `backward`.
@@ -96,7 +127,7 @@ class Replica:
             parameter.grad = None
 
     def settle_buckets(self, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Bring a model that was just wrapped to where DDP is from its second step on.
+        """A collective: bring a model that was just wrapped to where DDP is from its second step.
 
         After its first backward pass DDP sorts the gradients into buckets anew, in the order
         they became ready. In a ring all-reduce of more than two ranks, where a gradient lies
@@ -105,6 +136,8 @@ class Replica:
         that was never interrupted.
         """
         if self._ddp is not None:
+            self.keep_buffers()
             self.backward(parts, weight=0.0)
             self.take_loss()
             self.forget_gradients()
+            self.restore_buffers()

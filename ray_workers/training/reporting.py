@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dray import train
+from ray_workers.pages import Page, Untold
 
 FLUSH_S = 0.05
 """Most seconds that a step's figures wait to be written while steps go on. A frame written in
@@ -27,21 +28,23 @@ class StepFigures(NamedTuple):
     data_wait_s: float
     loss: Tensor
     """Mean over the global batch: a scalar, on the device, good until the next backward pass."""
-    grad_norm: Tensor | None
-    """Before clipping; None where it was not computed."""
+    grad_norm: Tensor
+    """Before clipping."""
 
 
 class StepReporter:
-    """Reports every step: rank 0 the global figures, the others only their own times.
+    """Reports every step: rank 0 the global figures, the others only their own times. Each keeps
+    them all on its page, for the one that may have to tell them in rank 0's place.
 
     On a GPU, asking for a number waits for all that was launched before it. There the numbers are
     copied to pinned memory in the stream, and read when the next step was launched.
     """
 
-    def __init__(self, rank: int, total_steps: int) -> None:
-        self._rank = rank
+    def __init__(self, total_steps: int, page: Page) -> None:
+        self.rank = 0
         self._total_steps = total_steps
-        self._waiting: list[tuple[StepFigures, float, float, float]] = []
+        self._page = page
+        self._waiting: list[Untold] = []
         self._on_device: tuple[StepFigures, float, Tensor, torch.cuda.Event] | None = None
         self._began = self._flushed = time.perf_counter()
         self._is_first = True
@@ -56,14 +59,11 @@ class StepReporter:
         people wait for it."""
         now = time.perf_counter()
         step_time_s, self._began = now - self._began, now
-        if self._rank != 0:
-            self._waiting.append((figures, step_time_s, 0.0, 0.0))
-        elif figures.loss.is_cuda:
+        if figures.loss.is_cuda:
             self._read_device()
             self._on_device = (figures, step_time_s, *_start_copy(figures))
         else:
-            loss, norm = figures.loss.item(), _norm(figures).item()
-            self._waiting.append((figures, step_time_s, loss, norm))
+            self._take(figures, step_time_s, figures.loss.item(), figures.grad_norm.item())
         if self._is_first or now - self._flushed > FLUSH_S:
             self.flush(wait_for_device=self._is_first)
             self._is_first = False
@@ -73,50 +73,61 @@ class StepReporter:
         if wait_for_device:
             self._read_device()
         for waiting in self._waiting:
-            self._report(*waiting)
+            self.tell(waiting)
         self._waiting.clear()
         self._flushed = time.perf_counter()
 
-    def _read_device(self) -> None:
-        if self._on_device is not None:
-            figures, step_time_s, host, copied = self._on_device
-            copied.synchronize()
-            self._waiting.append((figures, step_time_s, *host.tolist()))
-            self._on_device = None
-
-    def _report(
-        self, figures: StepFigures, step_time_s: float, loss: float, grad_norm: float
-    ) -> None:
-        values = {"perf/step_time_s": step_time_s, "perf/data_wait_s": figures.data_wait_s}
-        if self._rank != 0:
+    def tell(self, figures: Untold) -> None:
+        """Write one step's figures."""
+        values = {
+            "perf/step_time_s": figures.step_time_s,
+            "perf/data_wait_s": figures.data_wait_s,
+        }
+        if self.rank != 0:
             train.report(figures.step, values)
             return
-        self.last_loss = loss
-        samples_per_s = figures.num_samples / step_time_s
+        samples_per_s = figures.num_samples / figures.step_time_s
+        values |= {
+            "train/loss": figures.loss,
+            "train/lr": figures.lr,
+            "train/grad_norm": figures.grad_norm,
+            "perf/samples_per_s": samples_per_s,
+        }
         train.report(
             figures.step,
-            values
-            | {
-                "train/loss": loss,
-                "train/lr": figures.lr,
-                "train/grad_norm": grad_norm,
-                "perf/samples_per_s": samples_per_s,
-            },
+            values,
             epoch=figures.epoch,
             total_steps=self._total_steps,
             samples_per_s=samples_per_s,
         )
 
+    def _read_device(self) -> None:
+        if self._on_device is not None:
+            figures, step_time_s, host, copied = self._on_device
+            self._on_device = None
+            copied.synchronize()
+            self._take(figures, step_time_s, *host.tolist())
 
-def _norm(figures: StepFigures) -> Tensor:
-    assert figures.grad_norm is not None, "rank 0 reports the gradient's norm"
-    return figures.grad_norm
+    def _take(self, figures: StepFigures, step_time_s: float, loss: float, norm: float) -> None:
+        untold = Untold(
+            figures.step,
+            figures.epoch,
+            figures.num_samples,
+            figures.lr,
+            loss,
+            norm,
+            step_time_s,
+            figures.data_wait_s,
+        )
+        self.last_loss = loss
+        self._waiting.append(untold)
+        self._page.keep(untold)
 
 
 def _start_copy(figures: StepFigures) -> tuple[Tensor, torch.cuda.Event]:
     """(loss, norm) on their way to the host, and what tells that they have arrived."""
     host = torch.empty(2, pin_memory=True)
-    host.copy_(torch.stack((figures.loss, _norm(figures))), non_blocking=True)
+    host.copy_(torch.stack((figures.loss, figures.grad_norm)), non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record()
     return host, copied

@@ -111,6 +111,11 @@ class Feed:
             self._ahead = (step + 1, self._reader.submit(self._read, step + 1))
         return found
 
+    def close(self) -> None:
+        """End the reading ahead."""
+        if self._reader is not None:
+            self._reader.shutdown(wait=False, cancel_futures=True)
+
     def _read(self, step: int) -> Feeding:
         batch = self._batches.at(step)
         pieces = torch.split(batch.indices, self._micro_batch_size)

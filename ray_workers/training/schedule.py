@@ -47,7 +47,9 @@ class Calendar:
     steps_per_epoch: int
     total_steps: int
     eval_every_epochs: int
-    save_every_steps: int
+    save_every_steps: int | None
+    """None for `auto`: the rank that saves does so between these steps as well, by its own
+    measure, of which the others know nothing."""
     eval_with_save: bool
     """A checkpoint that may be the best one needs its own figure."""
 
@@ -56,11 +58,12 @@ class Calendar:
         total = train.epochs * steps_per_epoch
         if train.max_steps is not None:
             total = min(total, train.max_steps)
+        every = checkpoint.every_steps
         return cls(
             steps_per_epoch=steps_per_epoch,
             total_steps=total,
             eval_every_epochs=train.eval_every_epochs,
-            save_every_steps=checkpoint.every_steps or steps_per_epoch,
+            save_every_steps=None if every == "auto" else every or steps_per_epoch,
             eval_with_save=checkpoint.best is not None,
         )
 
@@ -69,11 +72,18 @@ class Calendar:
         return (step - 1) // self.steps_per_epoch
 
     def saves_after(self, step: int) -> bool:
-        return step == self.total_steps or step % self.save_every_steps == 0
+        if step == self.total_steps:
+            return True
+        if self.save_every_steps is None:  # what may be the best is kept when it was measured
+            return self.eval_with_save and self._ends_measured_epochs(step)
+        return step % self.save_every_steps == 0
 
     def evaluates_after(self, step: int) -> bool:
         return (
             step == self.total_steps
-            or step % (self.eval_every_epochs * self.steps_per_epoch) == 0
+            or self._ends_measured_epochs(step)
             or (self.eval_with_save and self.saves_after(step))
         )
+
+    def _ends_measured_epochs(self, step: int) -> bool:
+        return step % (self.eval_every_epochs * self.steps_per_epoch) == 0

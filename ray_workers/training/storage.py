@@ -2,63 +2,98 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, cast
+from typing import cast
 
 import fsspec
 
 from dray.train import local_path
 
-
-class HashingFile:
-    """Passes writes on, and knows their size and sha256 in the end."""
-
-    def __init__(self, target: IO[bytes]) -> None:
-        self._target = target
-        self._digest = hashlib.sha256()
-        self.size_bytes = 0
-
-    def write(self, data: bytes) -> int:
-        self._digest.update(data)
-        self._target.write(data)
-        size = memoryview(data).nbytes
-        self.size_bytes += size
-        return size
-
-    def flush(self) -> None:
-        self._target.flush()
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
+CHUNK_BYTES = 8 << 20
+"""Hashed and written at a time, without the interpreter's lock."""
+DIRECT = getattr(os, "O_DIRECT", 0)
+"""From memory to the disk past the page cache, which would copy everything once more."""
 
 
-def write(url: str, fill: Callable[[HashingFile], object]) -> tuple[int, str]:
-    """Write what `fill` writes; (bytes, sha256). On a file system: temporary name, fsync, rename;
-    an object store shows an object when its upload is complete."""
+def write_buffer(url: str, data: memoryview, num_bytes: int) -> str:
+    """Write the first `num_bytes` of `data`; their sha256. On a file system: temporary name,
+    fsync, rename, and `sync_names` is the caller's; an object store shows an object when its
+    upload is complete.
+
+    Whole pages of memory, of which the last may reach beyond `num_bytes`, are written without
+    passing through the page cache, if the file system can. Raises OSError, and leaves no partial
+    file on a file system.
+    """
     path = local_path(url)
     if path is None:
+        digest = hashlib.sha256()
         with fsspec.open(url, "wb") as target:
-            file = HashingFile(target)
-            fill(file)
-        return file.size_bytes, file.sha256
+            for at in range(0, num_bytes, CHUNK_BYTES):
+                chunk = data[at : min(at + CHUNK_BYTES, num_bytes)]
+                digest.update(chunk)
+                target.write(chunk)
+        return digest.hexdigest()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with open(partial, "wb") as target:
-            file = HashingFile(target)
-            fill(file)
-            target.flush()
-            os.fsync(target.fileno())
+        sha256 = _write_local(partial, data, num_bytes)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-    return file.size_bytes, file.sha256
+    return sha256
+
+
+def sync_names(url: str) -> None:
+    """Return when the names of a folder's files, and its own, are on the disk: a rename or a new
+    folder is there only when the folder above is."""
+    path = local_path(url)
+    if path is not None:
+        _sync_folder(path)
+        _sync_folder(path.parent)
+
+
+def _write_local(path: Path, data: memoryview, num_bytes: int) -> str:
+    digest = hashlib.sha256()
+    fd = _open_direct(path) if len(data) >= CHUNK_BYTES else _open(path, 0)
+    try:
+        for at in range(0, num_bytes, CHUNK_BYTES):
+            digest.update(data[at : min(at + CHUNK_BYTES, num_bytes)])
+            _write_all(fd, data[at : at + CHUNK_BYTES])
+        os.ftruncate(fd, num_bytes)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return digest.hexdigest()
+
+
+def _open_direct(path: Path) -> int:
+    try:
+        return _open(path, DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return _open(path, 0)  # a file system that has only its cache
+
+
+def _open(path: Path, flags: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags, 0o666)
+
+
+def _write_all(fd: int, chunk: memoryview) -> None:
+    """Write every byte; through the page cache from where the file system wants it so."""
+    while chunk:
+        try:
+            chunk = chunk[os.write(fd, chunk) :]
+        except OSError as error:
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            if error.errno != errno.EINVAL or not flags & DIRECT:
+                raise
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~DIRECT)
 
 
 def read(url: str) -> bytes:
@@ -68,6 +103,32 @@ def read(url: str) -> bytes:
         return path.read_bytes()
     with fsspec.open(url, "rb") as source:
         return cast(bytes, source.read())
+
+
+def exists(url: str) -> bool:
+    path = local_path(url)
+    if path is not None:
+        return path.exists()
+    filesystem, name = fsspec.core.url_to_fs(url)
+    return bool(filesystem.exists(name))
+
+
+def folders(url: str) -> list[str]:
+    """The folders directly below a URL, by name; none if there is no such folder."""
+    base = url.rstrip("/")
+    path = local_path(url)
+    if path is not None:
+        found = [entry.name for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
+    else:
+        filesystem, name = fsspec.core.url_to_fs(url)
+        filesystem.invalidate_cache()
+        there = filesystem.ls(name, detail=True) if filesystem.exists(name) else []
+        found = [
+            entry["name"].rstrip("/").rsplit("/", 1)[-1]
+            for entry in there
+            if entry["type"] == "directory"
+        ]
+    return [f"{base}/{name}" for name in sorted(found)]
 
 
 def remove_file(url: str) -> None:
@@ -95,7 +156,6 @@ def remove_folder(url: str) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """A rename is on disk only when its folder is."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

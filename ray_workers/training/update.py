@@ -43,17 +43,14 @@ class Update:
         """What the loss must be multiplied by before the backward pass."""
         return None if self._scaler is None else self._scaler.scale(self._one)
 
-    def step(self, lr: float, *, wants_norm: bool) -> Tensor | None:
-        """One optimizer step; the gradient's norm before it was clipped, None where nobody wants
-        it. In fp16 a gradient that overflowed changes no weight, and lowers the scale."""
+    def step(self, lr: float) -> Tensor:
+        """One optimizer step; the gradient's norm before it was clipped. In fp16 a gradient that
+        overflowed changes no weight, and lowers the scale."""
         set_lr(self._optimizer, lr)
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
-        norm = None
-        if wants_norm or self._max_norm is not None:
-            norm = self._replica.grad_norm()
+        norm = self._replica.grad_norm()
         if self._max_norm is not None:
-            assert norm is not None
             clip_grads_with_norm_(self._model.parameters(), self._max_norm, norm)
         if self._scaler is None:
             self._optimizer.step()

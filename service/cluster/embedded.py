@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ray_workers import paths
+from ray_workers import orphans, paths, records
+from ray_workers.processes import place
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
 INSTANCE_VARIABLE = "DRAY_RAY_INSTANCE"
@@ -31,6 +32,8 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 6.0
 CHECK_S = 0.05
 LOOPBACK = "127.0.0.1"
+PLACE = "place"
+"""File in the temp-dir of a Ray that says on which host and in which container it runs."""
 
 
 class EmbeddedRayError(RuntimeError):
@@ -105,6 +108,7 @@ class EmbeddedRay:
         log_path = self._directory / "daemon.log"
         # Ray's sockets lie under its temp-dir, and a socket's path has at most 107 bytes.
         temp_dir = _temp_dir(instance)
+        remove_dead_sessions()
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
             f"--node-ip-address={LOOPBACK}",
@@ -141,6 +145,7 @@ class EmbeddedRay:
                 self._end(daemon)
                 raise EmbeddedRayError(f"the embedded Ray did not start; see {log_path}")
             time.sleep(CHECK_S)
+        (temp_dir / PLACE).write_text(place())
         return daemon
 
     def _daemon_environment(self, instance: str) -> dict[str, str]:
@@ -179,8 +184,15 @@ class EmbeddedRay:
                         os.kill(pid, signal.SIGKILL)
             time.sleep(CHECK_S)
         shutil.rmtree(_temp_dir(daemon.instance), ignore_errors=True)
-        shutil.rmtree(paths.deployment_root(self._deployment_id), ignore_errors=True)
+        self._remove_nodes()
         self._record.unlink(missing_ok=True)
+
+    def _remove_nodes(self) -> None:
+        """Delete what its nodes kept on this machine, once nothing runs any more that it tells of:
+        what was started with an empty environment does not carry the Ray's mark."""
+        root = paths.deployment_root(self._deployment_id)
+        if not orphans.reap_within(list(records.nodes_of(root)), STOP_TIMEOUT_S):
+            shutil.rmtree(root, ignore_errors=True)
 
     def _read_record(self) -> Daemon | None:
         try:
@@ -198,6 +210,22 @@ class EmbeddedRay:
 
 def _temp_dir(instance: str) -> Path:
     return paths.machine_root() / f"ray-{instance}"
+
+
+def remove_dead_sessions() -> None:
+    """Delete the folders of embedded Rays of which nothing is left, as after a power cut.
+
+    One that does not say that it is of this host and container is left alone: who uses it can't
+    be seen from here.
+    """
+    for folder in paths.machine_root().glob("ray-*"):
+        try:
+            is_ours = (folder / PLACE).read_text() == place()
+        except OSError:
+            continue
+        # It says so only while there are processes of it, or when they are gone.
+        if is_ours and not any(_marked(folder.name.removeprefix("ray-"))):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _log_says_started(log_path: Path) -> bool:

@@ -10,10 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ray_workers import spool
-from ray_workers.contracts import AttemptSpec, Cause, Drill, Frame, Outcome, Phase, PollReply
+from ray_workers.contracts import (
+    AttemptSpec,
+    Cause,
+    Drill,
+    Frame,
+    FrameKind,
+    Outcome,
+    Phase,
+    PollReply,
+    Slice,
+)
 from service.cluster.fake_attempt import FakeAttempt, Play
 from service.cluster.fake_node import FakeNode, Pulse
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
@@ -172,6 +182,12 @@ class FakeCluster:
         if attempt is not None:
             attempt.drill(drill)
 
+    async def grow(self, ref: AttemptRef, slices: tuple[Slice, ...]) -> None:
+        self._check()
+        attempt = self._attempts.get((ref.job_id, ref.attempt))
+        if attempt is not None:
+            attempt.grow(slices)
+
     async def acknowledge(self, ref: AttemptRef) -> None:
         self._check()
         attempt = self._attempts.pop((ref.job_id, ref.attempt), None)
@@ -219,6 +235,10 @@ class FakeCluster:
     def kill_rank(self, job_id: str, rank: int, attempt: int = 1) -> None:
         """SIGKILL a training process."""
         self._attempts[job_id, attempt].kill(rank, exit_code=-9)
+
+    def tell(self, job_id: str, kind: FrameKind, body: Mapping[str, Any], attempt: int = 1) -> None:
+        """Its supervisor tells something: of a loss, a hang, a drill, its slots."""
+        self._attempts[job_id, attempt].tell(kind, body)
 
     def add_node(self, node_id: str, resources: Mapping[str, float]) -> None:
         self.nodes[node_id] = FakeNode(dict(resources))
@@ -311,6 +331,7 @@ def _described(node_id: str, node: FakeNode) -> ClusterNode:
         available=node.free(),
         accepted=node.problem is None,
         problem=node.problem,
+        quarantined=tuple(node.quarantined),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ray_workers import spool
 from ray_workers.contracts import Frame, FrameKind
+from ray_workers.quarantine import Quarantined
 
 EPSILON = 1e-6
 
@@ -79,6 +80,7 @@ class FakeNode:
     others: dict[str, float] = field(default_factory=dict)
     """What others than dray hold."""
     held: dict[str, float] = field(default_factory=dict)
+    quarantined: list[Quarantined] = field(default_factory=list)
     spools: dict[tuple[str, int], dict[str, Spool]] = field(default_factory=dict)
 
     def free(self) -> dict[str, float]:

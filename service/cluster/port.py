@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ray_workers.contracts import AttemptSpec, Drill, PollReply
+from ray_workers.contracts import AttemptSpec, Drill, PollReply, Slice
+from ray_workers.quarantine import Quarantined
 
 
 class ClusterUnavailable(Exception):
@@ -31,6 +32,9 @@ class ClusterNode:
     accepted: bool
     problem: str | None = None
     """Why the node may not carry ranks."""
+    quarantined: tuple[Quarantined, ...] | None = ()
+    """Slots of ended attempts that are not clean; they are not among the available. None while
+    the node has not said."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,10 @@ class Cluster(Protocol):
     async def drill(self, ref: AttemptRef, drill: Drill) -> None:
         """Inject a fault into an attempt; DRILL frames tell how it goes. Harmless to repeat: a
         drill strikes once by its id."""
+
+    async def grow(self, ref: AttemptRef, slices: tuple[Slice, ...]) -> None:
+        """Give an attempt more slots, which were claimed for it. A RESIZED frame tells what it
+        holds then, also if it could not take them."""
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         """The outcome is stored: forget the attempt. Harmless to repeat."""

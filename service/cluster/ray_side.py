@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -16,11 +17,6 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayError
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group_table,
-    remove_placement_group,
-)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import dray
@@ -33,15 +29,18 @@ from ray_workers.contracts import (
     Outcome,
     Phase,
     PollReply,
+    Slice,
     agent_name,
     namespace,
     supervisor_name,
 )
 from ray_workers.node_agent import NodeAgent, NodeReport
 from ray_workers.paths import nonce_path
+from ray_workers.quarantine import Quarantined
 from ray_workers.supervisor import Supervisor
 from service.cluster import once, prestart
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
+from service.cluster.unowned import UnownedSlots
 
 REDESCRIBE_S = 5.0
 CONTROL_RESOURCE = "dray_control"
@@ -70,6 +69,7 @@ class JoinedNode:
     asked: asyncio.Future[NodeReport]
     asked_at: float
     problem: str | None = "its node agent is starting"
+    quarantined: tuple[Quarantined, ...] | None = None
 
     @property
     def is_dead(self) -> bool:
@@ -81,7 +81,8 @@ class JoinedNode:
         if not self.asked.done():
             return
         try:
-            self.problem = refusal(self.asked.result(), config)
+            report = self.asked.result()
+            self.problem, self.quarantined = refusal(report, config), report.quarantined
         except Exception as error:
             self.problem = f"its node agent failed: {_brief(error)}"
 
@@ -113,6 +114,7 @@ class RayCluster:
         self._nodes: dict[str, JoinedNode] = {}
         self._heads: list[str] = []
         self._prestarter = prestart.Prestarter()
+        self._unowned = UnownedSlots()
 
     async def start(self) -> None:
         joined = await asyncio.to_thread(
@@ -149,15 +151,16 @@ class RayCluster:
     def _describe(
         self, node: Mapping[str, Any], available: Mapping[str, Mapping[str, float]]
     ) -> ClusterNode:
-        problem = self._nodes[node["NodeID"]].problem
+        joined = self._nodes[node["NodeID"]]
         return ClusterNode(
             node_id=node["NodeID"],
             hostname=node["NodeManagerHostname"],
             alive=True,
             resources=_schedulable(node["Resources"]),
             available=_schedulable(available.get(node["NodeID"], {})),
-            accepted=problem is None,
-            problem=problem,
+            accepted=joined.problem is None,
+            problem=joined.problem,
+            quarantined=joined.quarantined,
         )
 
     def _joined(self, node_id: str) -> JoinedNode:
@@ -226,7 +229,15 @@ class RayCluster:
         except ActorDiedError as error:
             self._supervisors.pop((ref.job_id, ref.attempt), None)
             return await self._poll_orphan(ref, cursor, max_bytes, _brief(error))
+        if reply.outcome is not None:
+            self._look_again(ref)
         return reply
+
+    def _look_again(self, ref: AttemptRef) -> None:
+        """Ask its nodes anew: an attempt that ended may have left slots in quarantine."""
+        for node_id in ref.node_ids:
+            if node_id in self._nodes:
+                self._nodes[node_id].asked_at = -math.inf
 
     async def _supervisor(self, ref: AttemptRef) -> Any:
         """Its handle; ValueError if there is no such actor."""
@@ -243,8 +254,8 @@ class RayCluster:
         """Of an attempt without a supervisor: what is left, and its end when all is seen gone."""
         await self.snapshot()  # which nodes are alive, and their agents
         agents = [self._nodes[node].agent for node in ref.node_ids if node in self._nodes]
-        running = [agent.running.remote(ref.job_id, ref.attempt) for agent in agents]
-        if any(await asyncio.gather(*map(_result, running))) or await self._holds_slots(ref):
+        self._look_again(ref)
+        if not await self._unowned.are_released((ref.job_id, ref.attempt), ref.node_ids):
             return PollReply(dict(cursor), Phase.STOPPING, {})
         reads = [
             agent.read.remote(ref.job_id, ref.attempt, dict(cursor), max_bytes, 0.0)
@@ -262,17 +273,6 @@ class RayCluster:
             return _ended(cursor, Cause.NODE_LOST, "a node that carried it is gone")
         return _ended(cursor, Cause.SUPERVISOR_LOST, f"its supervisor is gone: {how}")
 
-    async def _holds_slots(self, ref: AttemptRef) -> bool:
-        """Whether Ray still has placement groups of it; they are removed if so."""
-        prefix = f"dray:{ref.job_id}:{ref.attempt}:slots:"
-        held = False
-        for group_id, group in (await asyncio.to_thread(placement_group_table)).items():
-            if group["name"].startswith(prefix) and group["state"] != "REMOVED":
-                held = True
-                identity = ray.PlacementGroupID(bytes.fromhex(group_id))
-                await asyncio.to_thread(remove_placement_group, PlacementGroup(identity))
-        return held
-
     async def stop_attempt(self, ref: AttemptRef) -> None:
         with contextlib.suppress(ValueError, ActorDiedError):
             supervisor = await self._supervisor(ref)
@@ -288,6 +288,11 @@ class RayCluster:
             supervisor = await self._supervisor(ref)
             await supervisor.drill.remote(drill)
 
+    async def grow(self, ref: AttemptRef, slices: tuple[Slice, ...]) -> None:
+        with contextlib.suppress(ValueError, ActorDiedError):
+            supervisor = await self._supervisor(ref)
+            await supervisor.grow.remote(slices)
+
     async def acknowledge(self, ref: AttemptRef) -> None:
         try:
             supervisor = await self._supervisor(ref)
@@ -299,6 +304,7 @@ class RayCluster:
             drops = [_result(agent.drop.remote(ref.job_id, ref.attempt)) for agent in agents]
             await asyncio.gather(*drops, return_exceptions=True)
         self._supervisors.pop((ref.job_id, ref.attempt), None)
+        await self._unowned.sweep((ref.job_id, ref.attempt), ref.node_ids)
 
     async def attempts(self) -> list[AttemptRef]:
         found = set()
@@ -310,6 +316,10 @@ class RayCluster:
         agents = [node.agent for node in self._nodes.values() if node.problem is None]
         for spooled in await asyncio.gather(*(_result(a.spooled.remote()) for a in agents)):
             found.update(spooled)
+        kept = {
+            (q.job_id, q.attempt) for node in self._nodes.values() for q in node.quarantined or ()
+        }
+        found |= await self._unowned.keys(kept)
         nodes = tuple(self._nodes)
         return [AttemptRef(*key, self._session, nodes) for key in sorted(found)]
 

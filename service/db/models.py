@@ -113,6 +113,10 @@ class JobRow(Base):
     """The service's setting when the job was submitted, as is `log_limit_bytes`."""
     max_runtime_s: Mapped[int | None]
     runtime_used_s: Mapped[float]
+    recoveries: Mapped[int] = mapped_column(server_default=text("0"))
+    """How often a group of it was mended in place."""
+    slot_seconds: Mapped[dict[str, Any] | None]
+    """Of all its attempts together, by `ledger.SlotClass`; unset until one said so."""
 
     progress: Mapped[dict[str, Any] | None]
     summary: Mapped[dict[str, Any]]
@@ -148,6 +152,8 @@ class IdempotencyRow(Base):
         index=True,
     )
     """Checked at the commit: the key is reserved before its job is written."""
+    drill_id: Mapped[str | None] = mapped_column(String(64))
+    """Set where the request was one for a drill of that job."""
     created_at: Mapped[datetime]
 
 
@@ -160,6 +166,12 @@ class AttemptRow(Base):
             unique=True,
             sqlite_where=text("finished_at IS NULL"),
             postgresql_where=text("finished_at IS NULL"),
+        ),
+        Index(
+            "ix_attempts_finished_at",
+            "finished_at",
+            sqlite_where=text("finished_at IS NOT NULL"),
+            postgresql_where=text("finished_at IS NOT NULL"),
         ),
     )
     job_id: Mapped[str] = _job_key()
@@ -174,6 +186,17 @@ class AttemptRow(Base):
     """Steps already done when training began; unset until a rank said so."""
     first_metric_step: Mapped[int | None]
     first_metric_at: Mapped[datetime | None]
+    last_metric_step: Mapped[int | None]
+    """The highest that rank 0 reported."""
+    generation: Mapped[int] = mapped_column(server_default=text("0"))
+    """Of its group: above 0 once it lost a rank and was formed again."""
+    slot_seconds: Mapped[dict[str, Any] | None]
+    """What its slots were used for so far, by `ledger.SlotClass`."""
+    ledger_at: Mapped[datetime | None]
+    """When the supervisor said so, by its clock."""
+    preempt_asked_at: Mapped[datetime | None]
+    """When it was asked to leave its slots."""
+    preempt_grace_s: Mapped[float | None]
     num_errors: Mapped[int]
     reason_code: Mapped[str | None] = mapped_column(String(64))
     reason_message: Mapped[str | None]
@@ -183,6 +206,8 @@ class AttemptRow(Base):
     started_at: Mapped[datetime | None]
     """When the slots were given, by the supervisor's clock."""
     finished_at: Mapped[datetime | None]
+    receipt: Mapped[dict[str, Any] | None]
+    """What it restored; unset of one that began from nothing. See `service.receipts`."""
 
 
 class EventRow(Base):
@@ -278,6 +303,57 @@ class ArtifactRow(Base):
     created_at: Mapped[datetime]
 
 
+class HangRow(Base):
+    """What stood still, and where everyone was."""
+
+    __tablename__ = "hangs"
+    job_id: Mapped[str] = _job_key()
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    attempt: Mapped[int]
+    time: Mapped[datetime]
+    body: Mapped[dict[str, Any]]
+    """`hangs.Bundle` as it is answered, without what is a column here."""
+
+
+class DrillRow(Base):
+    """A fault that the user asked for, and how the job took it."""
+
+    __tablename__ = "drills"
+    __table_args__ = (
+        Index(
+            "ix_drills_waiting",
+            "job_id",
+            sqlite_where=text("state = 'waiting'"),
+            postgresql_where=text("state = 'waiting'"),
+        ),
+    )
+    job_id: Mapped[str] = _job_key()
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    attempt: Mapped[int]
+    """The one that it is to strike."""
+    kind: Mapped[str] = mapped_column(String(16))
+    rank: Mapped[int]
+    at_step: Mapped[int | None]
+    resumes: Mapped[bool]
+    """Whether it ends the attempt on purpose, so that the next one shows how it went."""
+    state: Mapped[str] = mapped_column(String(16))
+    step: Mapped[int | None]
+    recovery_s: Mapped[float | None]
+    steps_lost: Mapped[int | None]
+    message: Mapped[str]
+    created_at: Mapped[datetime]
+    struck_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class SlotSecondsRow(Base):
+    """What the slots of all jobs ever were used for; it only grows."""
+
+    __tablename__ = "slot_seconds"
+    slot_class: Mapped[str] = mapped_column(String(32), primary_key=True)
+    seconds: Mapped[float]
+
+
 class ClusterRow(Base):
     """What was last seen of the cluster as a whole; one row."""
 
@@ -314,6 +390,8 @@ class NodeRow(Base):
     reason: Mapped[str | None]
     total: Mapped[dict[str, Any]]
     available: Mapped[dict[str, Any]]
+    quarantined: Mapped[list[Any]]
+    """`ray_workers.quarantine.Quarantined`, as JSON."""
     updated_at: Mapped[datetime]
 
 

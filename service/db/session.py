@@ -47,6 +47,7 @@ RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P
 """Serialization failure, deadlock, server shutting down or starting, lock not available, idle for
 too long in a transaction."""
 
+_NOTIFY = text("SELECT pg_notify(:channel, topic) FROM unnest(CAST(:topics AS text[])) AS topic")
 _TOPICS = "topics"
 _TOUCHED = "touched"
 
@@ -197,12 +198,8 @@ class Database:
             result = work(session)
             session.flush()
             topics = list(session.info.get(_TOPICS, ()))
-            if not self.is_sqlite:
-                for topic in topics:
-                    session.execute(
-                        text("SELECT pg_notify(:channel, :topic)"),
-                        {"channel": CHANNEL, "topic": topic},
-                    )
+            if topics and not self.is_sqlite:
+                session.execute(_NOTIFY, {"channel": CHANNEL, "topics": topics})
             session.commit()
         changed = _changed(topics, session.info.get(_TOUCHED))
         for watcher in self._watchers:

@@ -7,12 +7,15 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
       NotFound              job_not_found
         ArtifactNotFound    artifact_not_found
         CheckpointNotFound  checkpoint_not_found
+        DrillNotFound       drill_not_found
       Conflict
         JobFinished         job_finished
         JobLive             job_live
+        JobNotRunning       job_not_running
         CheckpointInUse     checkpoint_in_use
         IdempotencyInFlight idempotency_in_flight
       Unsatisfiable         unsatisfiable
+      DrillImpossible       drill_impossible
       DataSourceForbidden   data_source_forbidden
       IdempotencyMismatch   idempotency_key_reused
       InitFromNotFound      init_from_not_found
@@ -58,6 +61,12 @@ class CheckpointNotFound(NotFound):
     code = "checkpoint_not_found"
 
 
+class DrillNotFound(NotFound):
+    """The job exists, the drill does not."""
+
+    code = "drill_not_found"
+
+
 class Conflict(DomainError):
     """The job's state does not allow what was asked."""
 
@@ -76,6 +85,12 @@ class JobLive(Conflict):
     code = "job_live"
 
 
+class JobNotRunning(Conflict):
+    """The job does not run (any more, or yet), so that nothing can happen to its processes."""
+
+    code = "job_not_running"
+
+
 class CheckpointInUse(Conflict):
     """A live job starts from a checkpoint of this one, so it can't be deleted."""
 
@@ -86,6 +101,12 @@ class Unsatisfiable(DomainError):
     """The cluster could not run the job even if it were empty."""
 
     code = "unsatisfiable"
+
+
+class DrillImpossible(DomainError):
+    """The job is none on which this drill makes sense."""
+
+    code = "drill_impossible"
 
 
 class DataSourceForbidden(DomainError):

@@ -54,6 +54,11 @@ def new_job_id(now: datetime) -> str:
     return f"job-{_base32(milliseconds, 10)}{_base32(_sequence.next(milliseconds), 16)}"
 
 
+def new_drill_id(now: datetime) -> str:
+    """`drill-` and 26 characters, as of a job."""
+    return new_job_id(now).replace("job-", "drill-", 1)
+
+
 def is_job_id(text: str) -> bool:
     """Whether it looks like one."""
     return text.startswith("job-")

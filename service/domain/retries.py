@@ -18,6 +18,7 @@ class Fault(StrEnum):
 
     USER_ERROR = "user_error"
     BAD_DATA = "bad_data"
+    DATA_UNREACHABLE = "data_unreachable"
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
     WORKER_LOST = "worker_lost"
@@ -67,14 +68,24 @@ def _backoff(first_s: float, before: int, cap_s: float) -> float:
     return min(cap_s, first_s * 2.0 ** min(before, 30))
 
 
-def decide(fault: Fault, budgets: Budgets) -> Retry | GiveUp:
-    """The user's own errors, the infrastructure's and preemptions are counted apart."""
+BY_DRILL = frozenset({Fault.USER_ERROR, Fault.WORKER_LOST})
+"""How a group ends that a drill struck and that was not mended in place."""
+
+
+def decide(fault: Fault, budgets: Budgets, *, by_drill: bool = False) -> Retry | GiveUp:
+    """The user's own errors, the infrastructure's and preemptions are counted apart.
+
+    by_drill: the fault was injected on purpose, so that it is nobody's.
+    """
     if fault is Fault.BAD_DATA:
         return GiveUp(fault, Budget.USER, "trying again would not mend the data")
     if fault is Fault.RUNTIME_EXCEEDED:
         return GiveUp(fault, Budget.USER, "max_runtime_s is used up")
     if budgets.runtime_left_s is not None and budgets.runtime_left_s <= 0:
         return GiveUp(Fault.RUNTIME_EXCEEDED, Budget.USER, "max_runtime_s is used up")
+    if by_drill and fault in BY_DRILL:
+        delay_s = _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_FREE_BACKOFF_S)
+        return Retry(delay_s, Budget.FREE)
     match fault:
         case Fault.USER_ERROR:
             if budgets.user_failures >= budgets.max_user_retries:
@@ -83,13 +94,19 @@ def decide(fault: Fault, budgets: Budgets) -> Retry | GiveUp:
             delay_s = _backoff(USER_BACKOFF_S, budgets.user_failures, MAX_BACKOFF_S)
             return Retry(delay_s, Budget.USER)
         case Fault.WORKER_LOST | Fault.INFRASTRUCTURE | Fault.SUPERVISOR_LOST:
-            if budgets.infra_failures >= budgets.max_infra_retries:
-                because = f"{budgets.max_infra_retries} retries for faults of the cluster are spent"
-                return GiveUp(fault, Budget.INFRA, because)
-            delay_s = _backoff(INFRA_BACKOFF_S, budgets.infra_failures, MAX_BACKOFF_S)
-            return Retry(delay_s, Budget.INFRA)
+            return _charge_infra(fault, budgets, "faults of the cluster")
+        case Fault.DATA_UNREACHABLE:
+            return _charge_infra(fault, budgets, "faults of the cluster and of data sources")
         case Fault.SLOTS_UNAVAILABLE | Fault.NODE_LOST | Fault.PREEMPTED:
             delay_s = _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_FREE_BACKOFF_S)
             return Retry(delay_s, Budget.FREE)
         case _:
             assert_never(fault)
+
+
+def _charge_infra(fault: Fault, budgets: Budgets, faults: str) -> Retry | GiveUp:
+    if budgets.infra_failures >= budgets.max_infra_retries:
+        because = f"{budgets.max_infra_retries} retries for {faults} are spent"
+        return GiveUp(fault, Budget.INFRA, because)
+    delay_s = _backoff(INFRA_BACKOFF_S, budgets.infra_failures, MAX_BACKOFF_S)
+    return Retry(delay_s, Budget.INFRA)

@@ -64,7 +64,13 @@ def outline(steps: Sequence[int], values: Sequence[float]) -> bytes:
     blocks = []
     for begin in range(0, len(steps), BLOCK_POINTS):
         end = begin + BLOCK_POINTS
-        summary = summarise(steps[begin:end], values[begin:end])
+        part = values[begin:end]
+        if not math.isnan(sum(part)):  # then none is NaN, which is how most blocks are
+            least, greatest = min(part), max(part)
+            low_at, high_at = begin + part.index(least), begin + part.index(greatest)
+            blocks.append(_BLOCK.pack(steps[low_at], least, steps[high_at], greatest, -1))
+            continue
+        summary = summarise(steps[begin:end], part)
         low, high = summary.low or (-1, 0.0), summary.high or (-1, 0.0)
         nan_step = -1 if summary.nan_step is None else summary.nan_step
         blocks.append(_BLOCK.pack(*low, *high, nan_step))

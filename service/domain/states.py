@@ -42,17 +42,20 @@ GIVE_UP_CODES = frozenset(
     {
         "user_error",
         "bad_data",
+        "data_unreachable",
         "runtime_exceeded",
         "worker_lost",
         "infrastructure",
         "supervisor_lost",
     }
 )
-"""Why a job fails: its own fault, or one of the cluster's after that budget was spent."""
+"""Why a job fails: its own fault, or one of the cluster or of a data source after that budget was
+spent."""
 
 RETRY_CODES = frozenset(
     {
         "user_error",
+        "data_unreachable",
         "worker_lost",
         "infrastructure",
         "supervisor_lost",

@@ -110,30 +110,44 @@ def kill_training_process(service: Service, job_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kill", "reason"),
-    [
-        (kill_supervisor, "supervisor_lost"),
-        (kill_rank_actor, "worker_lost"),
-        (kill_training_process, "worker_lost"),
-    ],
-    ids=["supervisor", "rank actor", "training process"],
+    "kill", [kill_rank_actor, kill_training_process], ids=["rank actor", "training process"]
 )
-def test_a_killed_part_of_the_group_costs_only_the_way_back_to_the_checkpoint(
+def test_a_killed_rank_is_replaced_and_no_step_is_lost(
     embedded: Service,
     client: Client,
     undisturbed: dict[str, Any],
     tmp_path: Path,
     kill: Callable[[Service, str], None],
-    reason: str,
 ) -> None:
     job = client.submit(long_digits() | {"max_retries": 0})
     wait_for_step(client, job.id, KILL_AT_STEP)
     kill(embedded, job.id)
     job = client.wait(job.id, timeout_s=120)
     assert job.state is JobState.SUCCEEDED, job.reason
+    assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]
+    moves = [(event.code, event.data) for event in client.events(job.id) if event.type == "state"]
+    codes = [code for code, _ in moves]
+    assert codes[codes.index("running") :] == ["running", "group_lost", "recovered", "succeeded"]
+    recovered = dict(moves)["recovered"]
+    assert recovered["steps_lost"] == 0
+    assert recovered["ranks"] == [1]
+    assert result_of(client, job, tmp_path) == {
+        key: undisturbed[key] for key in ("metrics", "weights")
+    }
+    assert_promises(embedded, client, job.id)
+
+
+def test_a_killed_supervisor_costs_only_the_way_back_to_the_checkpoint(
+    embedded: Service, client: Client, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    job = client.submit(long_digits() | {"max_retries": 0})
+    wait_for_step(client, job.id, KILL_AT_STEP)
+    kill_supervisor(embedded, job.id)
+    job = client.wait(job.id, timeout_s=120)
+    assert job.state is JobState.SUCCEEDED, job.reason
     first, second = client.attempts(job.id)
     assert first.reason is not None
-    assert first.reason.code == reason
+    assert first.reason.code == "supervisor_lost"
     assert second.resume_step >= KILL_AT_STEP // 10 * 10
     assert result_of(client, job, tmp_path) == {
         key: undisturbed[key] for key in ("metrics", "weights")

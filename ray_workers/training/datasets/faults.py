@@ -10,10 +10,6 @@ from ray_workers.training.errors import DataError
 MAX_SHOWN = 12
 
 
-class SourceUnavailableError(Exception):
-    """A source did not answer, or broke off, however often it was asked; later it may."""
-
-
 def broken(place: str, fault: str) -> DataError:
     """`place` is a source, or a source and the line or sample within it."""
     return DataError(f"{place}: {fault}")

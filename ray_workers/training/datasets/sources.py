@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from ray_workers.contracts import DataPolicy
 from ray_workers.training.datasets.cache import NodeCache
 from ray_workers.training.datasets.credentials import load_credentials
-from ray_workers.training.datasets.faults import SourceUnavailableError, broken
+from ray_workers.training.datasets.faults import broken
 from ray_workers.training.datasets.local import LocalOrigin
 from ray_workers.training.datasets.origins import Listed, Listing, Origin, TransferError
-from ray_workers.training.errors import DataError
+from ray_workers.training.errors import DataError, SourceUnavailableError
 
 TRIES = 4
 FIRST_PAUSE_S = 0.5

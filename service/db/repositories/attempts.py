@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, bindparam, delete, select
+from sqlalchemy import Row, Select, bindparam, delete, func, select
 from sqlalchemy.orm import Session
 
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow
 
+MAX_ENDED = 1000
+"""Attempts that are looked back on."""
+
 
 def get(session: Session, job_id: str, attempt: int) -> AttemptRow | None:
-    return session.get(AttemptRow, (job_id, attempt))
+    return session.scalar(_one(), {"job_id": job_id, "attempt": attempt})
+
+
+@cache
+def _one() -> Select[AttemptRow]:
+    return select(AttemptRow).where(
+        AttemptRow.job_id == bindparam("job_id"), AttemptRow.attempt == bindparam("attempt")
+    )
 
 
 def insert(session: Session, row: AttemptRow) -> None:
@@ -27,19 +39,36 @@ def of_job(session: Session, job_id: str) -> list[AttemptRow]:
 
 def beginnings(session: Session, job_id: str) -> Sequence[Row[Any, Any, Any]]:
     """(attempt, resume_step, first_metric_step) of each attempt, without the rest of the rows."""
-    table = AttemptRow.__table__
-    query = (
-        select(table.c.attempt, table.c.resume_step, table.c.first_metric_step)
-        .where(table.c.job_id == bindparam("job_id"))
-        .order_by(table.c.attempt)
-    )
-    return session.connection().execute(query, {"job_id": job_id}).all()
+    return session.connection().execute(_beginnings(), {"job_id": job_id}).all()
+
+
+@cache
+def _beginnings() -> Select[Any, Any, Any]:
+    c = AttemptRow.__table__.c
+    query = select(c.attempt, c.resume_step, c.first_metric_step)
+    return query.where(c.job_id == bindparam("job_id")).order_by(c.attempt)
 
 
 def live(session: Session) -> list[AttemptRow]:
     """Attempts that have not been seen gone, oldest first."""
     query = select(AttemptRow).where(AttemptRow.finished_at.is_(None))
     return list(session.scalars(query.order_by(AttemptRow.created_at, AttemptRow.job_id)))
+
+
+def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, Any, Any]]:
+    """(job_id, world_size, started_at, finished_at, reason_code) of attempts that ran and ended
+    after `since`: the newest of them."""
+    table = AttemptRow.__table__
+    query = (
+        select(
+            *(table.c.job_id, table.c.world_size, table.c.started_at, table.c.finished_at),
+            table.c.reason_code,
+        )
+        .where(table.c.finished_at > since, table.c.started_at.is_not(None))
+        .order_by(table.c.finished_at.desc())
+        .limit(MAX_ENDED)
+    )
+    return session.connection().execute(query).all()
 
 
 def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
@@ -78,3 +107,11 @@ def artifact(session: Session, job_id: str, artifact_id: str) -> ArtifactRow | N
 def put_artifact(session: Session, row: ArtifactRow) -> None:
     """Add it, or replace the one that the job left under the same path before."""
     session.merge(row)
+
+
+def furthest_step(session: Session, job_id: str) -> int:
+    """Optimizer steps that the job has ever been seen to have done, in any attempt."""
+    furthest = session.scalar(
+        select(func.max(AttemptRow.last_metric_step)).where(AttemptRow.job_id == job_id)
+    )
+    return furthest or 0

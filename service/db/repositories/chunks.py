@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session, defer
 
 from service.db.models import LogChunkRow, MetricChunkRow
@@ -14,38 +16,17 @@ BATCH = 400
 """Values in one IN list: SQLite's limit on parameters was 999 for long."""
 
 
-def _batches(values: Collection[int]) -> Iterator[list[int]]:
+def batches(values: Collection[int]) -> Iterator[list[int]]:
+    """The values in parts that are short enough for one IN list."""
     ordered = list(values)
     for start in range(0, len(ordered), BATCH):
         yield ordered[start : start + BATCH]
-
-
-def open_metric_chunks(
-    session: Session, job_id: str, attempt: int, ranks: Collection[int]
-) -> dict[tuple[str, int], MetricChunkRow]:
-    """The newest chunk of each series, by (key, rank)."""
-    found: dict[tuple[str, int], MetricChunkRow] = {}
-    for batch in _batches(ranks):
-        rows = session.scalars(
-            select(MetricChunkRow).where(
-                MetricChunkRow.job_id == job_id,
-                MetricChunkRow.attempt == attempt,
-                MetricChunkRow.is_open,
-                MetricChunkRow.rank.in_(batch),
-            )
-        )
-        found.update({(row.key, row.rank): row for row in rows})
-    return found
 
 
 def metric_keys(session: Session, job_id: str) -> set[str]:
     """Every key that the job has a point of."""
     query = select(MetricChunkRow.key).where(MetricChunkRow.job_id == job_id).distinct()
     return set(session.scalars(query))
-
-
-def add_metric_chunk(session: Session, row: MetricChunkRow) -> None:
-    session.add(row)
 
 
 @dataclass(frozen=True)
@@ -68,6 +49,7 @@ class MetricChunk:
     has_outline: bool
 
 
+_TABLE = MetricChunkRow.__table__
 _COLUMNS = tuple(name for name in MetricChunk.__dataclass_fields__ if name != "has_outline")
 
 
@@ -78,18 +60,50 @@ def metric_chunks(
 
     Sorted here: a database that is asked for the order walks the whole series to have it.
     """
-    m = MetricChunkRow
-    columns = [getattr(m, name) for name in _COLUMNS]
-    has_outline = m.outline.is_not(None).label("has_outline")
-    query = select(*columns, has_outline).where(m.job_id == job_id, m.rank == rank)
+    asked: dict[str, Any] = {"job_id": job_id, "rank": rank}
+    chosen = ""
     if after_step >= 0:
-        query = query.where(m.last_step > after_step)
+        chosen, asked["after_step"] = "after_step", after_step
     elif keys is not None:
-        query = query.where(m.key.in_(keys))
+        chosen, asked["keys"] = "keys", list(keys)
     wanted = None if keys is None else set(keys)
-    rows = session.connection().execute(query).mappings()
-    found = [MetricChunk(**row) for row in rows if wanted is None or row["key"] in wanted]
+    rows = session.connection().execute(_chunks_query(chosen), asked)
+    found = [MetricChunk(*row) for row in rows if wanted is None or row.key in wanted]
     return sorted(found, key=lambda chunk: (chunk.key, chunk.attempt, chunk.first_step))
+
+
+# Building a statement costs more than running it: those that a poll needs are built once.
+
+
+@cache
+def _chunks_query(chosen: str) -> Select[Any]:
+    """By `after_step`, by `keys`, or all of a rank."""
+    c = _TABLE.c
+    columns = [c[name] for name in _COLUMNS]
+    query = select(*columns, c.outline.is_not(None).label("has_outline")).where(
+        c.job_id == bindparam("job_id"), c.rank == bindparam("rank")
+    )
+    if chosen == "after_step":
+        return query.where(c.last_step > bindparam("after_step"))
+    if chosen == "keys":
+        return query.where(c.key.in_(bindparam("keys", expanding=True)))
+    return query
+
+
+@cache
+def _blobs_query(column: str) -> Select[Any]:
+    return select(_TABLE.c.id, _TABLE.c[column]).where(
+        _TABLE.c.id.in_(bindparam("ids", expanding=True))
+    )
+
+
+def _blobs(session: Session, column: str, chunk_ids: Collection[int]) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    query = _blobs_query(column)
+    for batch in batches(chunk_ids):
+        rows = session.connection().execute(query, {"ids": batch})
+        found.update((chunk_id, blob) for chunk_id, blob in rows)
+    return found
 
 
 def first_metric_steps(
@@ -106,21 +120,12 @@ def first_metric_steps(
 
 
 def metric_points(session: Session, chunk_ids: Collection[int]) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    for batch in _batches(chunk_ids):
-        query = select(MetricChunkRow.id, MetricChunkRow.points).where(MetricChunkRow.id.in_(batch))
-        found.update({row.id: row.points for row in session.execute(query)})
-    return found
+    return _blobs(session, "points", chunk_ids)
 
 
 def metric_outlines(session: Session, chunk_ids: Collection[int]) -> dict[int, bytes]:
     """Of chunks that have one."""
-    m = MetricChunkRow
-    found: dict[int, bytes] = {}
-    for batch in _batches(chunk_ids):
-        query = select(m.id, m.outline).where(m.id.in_(batch))
-        found.update({row.id: row.outline for row in session.execute(query)})
-    return found
+    return _blobs(session, "outline", chunk_ids)
 
 
 def last_log_chunks(
@@ -129,7 +134,7 @@ def last_log_chunks(
     """The newest chunk of each of the ranks' logs, by rank."""
     row = LogChunkRow
     found: dict[int, LogChunkRow] = {}
-    for batch in _batches(ranks):
+    for batch in batches(ranks):
         newest = (
             select(row.rank, func.max(row.first_line))
             .where(row.job_id == job_id, row.attempt == attempt, row.rank.in_(batch))

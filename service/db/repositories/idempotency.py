@@ -1,4 +1,4 @@
-"""SQL on the idempotency keys of submissions."""
+"""SQL on idempotency keys."""
 
 from __future__ import annotations
 
@@ -22,14 +22,22 @@ def try_lock(session: Session, number: int) -> bool:
 
 
 def reserve(
-    session: Session, *, owner: str, key: str, fingerprint: str, job_id: str, now: datetime
+    session: Session,
+    *,
+    owner: str,
+    key: str,
+    fingerprint: str,
+    job_id: str,
+    drill_id: str | None,
+    now: datetime,
 ) -> IdempotencyRow | None:
-    """Bind the key to the job; or, if it is bound already, the row that says to which."""
+    """Bind the key to the job or drill; or, if it is bound already, the row that says to which."""
     values = {
         "owner": owner,
         "key": key,
         "fingerprint": fingerprint,
         "job_id": job_id,
+        "drill_id": drill_id,
         "created_at": now,
     }
     insert_ = (

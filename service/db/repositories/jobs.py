@@ -15,17 +15,22 @@ from service.db.models import ClusterRow, EventRow, JobLabelRow, JobRow
 
 
 def get(session: Session, job_id: str) -> JobRow | None:
-    return session.scalar(select(JobRow).where(JobRow.id == job_id))
+    return session.scalar(_by_id(), {"job_id": job_id})
 
 
 def lock(session: Session, job_id: str) -> JobRow | None:
     """The row as it is now; nobody else changes it before this transaction ends."""
-    return session.scalar(
-        select(JobRow)
-        .where(JobRow.id == job_id)
-        .with_for_update()
-        .execution_options(populate_existing=True)
-    )
+    return session.scalar(_locking(), {"job_id": job_id})
+
+
+@cache
+def _by_id() -> Select[JobRow]:
+    return select(JobRow).where(JobRow.id == bindparam("job_id"))
+
+
+@cache
+def _locking() -> Select[JobRow]:
+    return _by_id().with_for_update().execution_options(populate_existing=True)
 
 
 def labels(session: Session, job_ids: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -39,6 +44,7 @@ def labels(session: Session, job_ids: Sequence[str]) -> dict[str, dict[str, str]
 _STATUS = (
     *("id", "name", "owner", "project", "queue", "priority", "spec", "attempt", "world_size"),
     *("state", "reason_code", "reason_message", "progress", "summary"),
+    *("recoveries", "slot_seconds"),
     *("created_at", "started_at", "first_step_at", "finished_at"),
 )
 """Columns of a job that its answer is made of."""
@@ -69,12 +75,17 @@ def status(session: Session, job_id: str) -> Row[Any] | None:
 
 def state_of(session: Session, job_id: str) -> JobState | None:
     """The job's state, without the rest of its row; None if there is no such job."""
+    found = session.connection().execute(_state_query(), {"job_id": job_id})
+    state: JobState | None = found.scalar()
+    return state
+
+
+@cache
+def _state_query() -> Select[Any]:
     table = JobRow.__table__
-    query = select(table.c.state).where(
+    return select(table.c.state).where(
         table.c.id == bindparam("job_id"), table.c.deleted_at.is_(None)
     )
-    state: JobState | None = session.connection().execute(query, {"job_id": job_id}).scalar()
-    return state
 
 
 def insert(session: Session, row: JobRow, job_labels: Mapping[str, str]) -> None:
@@ -127,13 +138,18 @@ def add_event(session: Session, event: EventRow) -> None:
 
 
 def events_after(session: Session, job_id: str, after_seq: int, limit: int) -> list[EventRow]:
-    query = (
+    asked = {"job_id": job_id, "after_seq": after_seq, "limit": limit}
+    return list(session.scalars(_events_after(), asked))
+
+
+@cache
+def _events_after() -> Select[EventRow]:
+    return (
         select(EventRow)
-        .where(EventRow.job_id == job_id, EventRow.seq > after_seq)
+        .where(EventRow.job_id == bindparam("job_id"), EventRow.seq > bindparam("after_seq"))
         .order_by(EventRow.seq)
-        .limit(limit)
+        .limit(bindparam("limit"))
     )
-    return list(session.scalars(query))
 
 
 def in_state(session: Session, states: Sequence[JobState]) -> list[JobRow]:

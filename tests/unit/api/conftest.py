@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from service import nodes
+from service.cluster.port import ClusterNode, ClusterSnapshot
+from tests.unit.api.matrix import TOKEN, held
 from tests.unit.api.serving import LiveServer, serving
 
 
@@ -20,3 +24,31 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 def http(server: LiveServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, trust_env=False) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server with tokens that has seen its cluster: one node with 4 CPUs."""
+    home = tmp_path_factory.mktemp("site")
+    (home / "tokens").write_text(f"ann:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
+    with serving(home / "home", tokens_file=home / "tokens") as site:
+        node = ClusterNode("node-a", "host", True, {"CPU": 4.0}, {"CPU": 4.0}, True)
+        seen = ClusterSnapshot("session-1", "ray://x", "http://dash", False, (node,))
+        hands = site.hands
+        hands.database.write_sync(lambda session: nodes.store(session, seen, None, hands.now))
+        yield site
+
+
+@pytest.fixture
+def ann(site: LiveServer) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=site.url, headers=headers, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def unchanged(site: LiveServer) -> Iterator[None]:
+    """What the test did left no row and no file."""
+    before = held(site)
+    yield
+    assert held(site) == before

@@ -19,6 +19,7 @@ from api.app import create_app
 from api.context import Context
 from ray_workers.contracts import Cause, Frame, FrameKind, attempt_prefix
 from service.settings import Settings
+from service.signals import events_of
 from tests.unit.service.helpers import Service
 
 DEADLINE_S = 10.0
@@ -72,7 +73,8 @@ class LiveServer:
 
     def num_waiting(self, job_id: str) -> int:
         """How many long polls and streams wait for something to happen to the job."""
-        return len(self.context.runtime.signals._subscribers.get(job_id, ()))
+        waiting = self.context.runtime.signals._subscribers
+        return sum(len(waiting.get(topic, ())) for topic in (job_id, events_of(job_id)))
 
     @property
     def context(self) -> Context:
@@ -90,6 +92,15 @@ class LiveServer:
         """Claim the job for its first attempt and report that it trains."""
         assert self.hands.claim(job_id) is not None
         self.hands.report(job_id, 1, frames)
+
+    def trains(self, num_workers: int = 2, step: int = 10, **fields: Any) -> str:
+        """A job that trains, `step` of 100 steps done."""
+        job_id = self.submit(resources={"num_workers": num_workers}, **fields)
+        assert self.hands.claim(job_id, workers=num_workers) is not None
+        body = {"step": step, "values": {"train/loss": 0.5}, "total_steps": 100}
+        now = self.hands.now.timestamp()
+        self.hands.report(job_id, 1, [Frame(0, 0, FrameKind.METRICS, now, body)])
+        return job_id
 
     def succeed(self, job_id: str, *frames: Frame) -> None:
         self.hands.end(job_id, 1, Cause.SUCCEEDED, "trained to its end", frames)

@@ -2,91 +2,24 @@
 
 Sources of data that nobody may read are in `test_data_sources.py`, more than a thousand metric
 names in `tests/unit/service/test_metrics.py`, a stream's bad `Last-Event-ID` in `test_events.py`,
-a key that is in flight in `test_jobs.py`, and the gate for web pages in `test_gate.py`.
+a key that is in flight in `test_jobs.py`, the gate for web pages in `test_gate.py`, and
+preemptions and drills at fault in `test_bad_faults.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from http.client import HTTPConnection
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import func, select
 
 from ray_workers.contracts import attempt_prefix
-from service import nodes
-from service.cluster.port import ClusterNode, ClusterSnapshot
-from service.db.models import Base
-from tests.unit.api.serving import LiveServer, serving
+from tests.unit.api.matrix import GOOD, TOKEN, check, get_raw, held, post
+from tests.unit.api.serving import LiveServer
 from tests.unit.service.helpers import metrics
-
-TOKEN = "anns secret"
-GOOD = {"recipe": "image_classification"}
-INSIDES = ("Traceback", 'File "', "site-packages", "sqlalchemy", "pydantic", ".py", "SELECT ")
-"""What no answer may show of how it was made."""
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server with tokens that has seen its cluster: one node with 4 CPUs."""
-    home = tmp_path_factory.mktemp("site")
-    (home / "tokens").write_text(f"ann:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
-    with serving(home / "home", tokens_file=home / "tokens") as site:
-        node = ClusterNode("node-a", "host", True, {"CPU": 4.0}, {"CPU": 4.0}, True)
-        seen = ClusterSnapshot("session-1", "ray://x", "http://dash", False, (node,))
-        hands = site.hands
-        hands.database.write_sync(lambda session: nodes.store(session, seen, None, hands.now))
-        yield site
-
-
-@pytest.fixture
-def ann(site: LiveServer) -> Iterator[httpx.Client]:
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    with httpx.Client(base_url=site.url, headers=headers, trust_env=False) as client:
-        yield client
-
-
-@pytest.fixture
-def unchanged(site: LiveServer) -> Iterator[None]:
-    """What the test did left no row and no file."""
-    before = _held(site)
-    yield
-    assert _held(site) == before
-
-
-def _held(site: LiveServer) -> dict[str, Any]:
-    tables = Base.metadata.tables
-    counts = site.hands.database.read_sync(
-        lambda s: {
-            name: s.scalar(select(func.count()).select_from(tables[name])) for name in tables
-        }
-    )
-    storage = site.settings.home / "storage"
-    return {**counts, "files": sorted(str(path) for path in storage.rglob("*"))}
-
-
-def check(site: LiveServer, response: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """The problem, which is what it should be and shows nothing of the inside."""
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/problem+json"
-    problem: dict[str, Any] = response.json()
-    assert problem["code"] == code, problem
-    assert problem["status"] == status
-    assert problem["request_id"] == response.headers["x-request-id"]
-    for inside in (*INSIDES, str(site.settings.home), TOKEN):
-        assert inside not in response.text
-    return problem
-
-
-def post(client: httpx.Client, body: bytes | dict[str, Any], **headers: str) -> httpx.Response:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    sent = {"Content-Type": "application/json", "Idempotency-Key": "matrix", **headers}
-    return client.post("/v1/jobs", content=content, headers=sent)
 
 
 def raw(number: str, *path: str) -> bytes:
@@ -251,9 +184,9 @@ def test_an_idempotency_key_that_is_none_is_400(
 def test_an_idempotency_key_with_another_body_is_422(site: LiveServer, ann: httpx.Client) -> None:
     headers = {"Idempotency-Key": "another body"}
     assert post(ann, GOOD, **headers).status_code == 201
-    before = _held(site)
+    before = held(site)
     check(site, post(ann, {**GOOD, "name": "x"}, **headers), 422, "idempotency_key_reused")
-    assert _held(site) == before
+    assert held(site) == before
 
 
 @pytest.mark.usefixtures("unchanged")
@@ -295,16 +228,7 @@ def test_a_bad_or_missing_token_is_401(site: LiveServer, authorization: str | No
 def test_an_id_cursor_or_parameter_that_is_none(
     site: LiveServer, ann: httpx.Client, path: str, status: int, code: str
 ) -> None:
-    check(site, _get_raw(ann, path), status, code)
-
-
-def _get_raw(client: httpx.Client, path: str) -> httpx.Response:
-    """A path just as it is written: httpx would tidy it."""
-    url = client.base_url
-    with closing(HTTPConnection(url.host, url.port or 80, timeout=10)) as connection:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})
-        answer = connection.getresponse()
-        return httpx.Response(answer.status, headers=answer.getheaders(), content=answer.read())
+    check(site, get_raw(ann, path), status, code)
 
 
 @pytest.mark.parametrize("listing", ["/v1/jobs", "/v1/jobs/{job_id}/logs"])
@@ -324,9 +248,9 @@ def test_cancelling_a_finished_job_is_409(site: LiveServer, ann: httpx.Client) -
     job_id = post(ann, GOOD, **{"Idempotency-Key": "to its end"}).json()["id"]
     site.train(job_id)
     site.succeed(job_id)
-    before = _held(site)
+    before = held(site)
     check(site, ann.post(f"/v1/jobs/{job_id}/cancel"), 409, "job_finished")
-    assert _held(site) == before
+    assert held(site) == before
 
 
 @pytest.mark.parametrize(
@@ -343,7 +267,7 @@ def test_a_name_is_only_ever_a_name(site: LiveServer, ann: httpx.Client, name: s
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-content-type-options"] == "nosniff"
     site.train(job["id"], site.artifact(job["id"], "out", b"x"))
-    written = [path for path in _held(site)["files"] if job["id"] in path]
+    written = [path for path in held(site)["files"] if job["id"] in path]
     assert written
     assert not [path for path in written if "passwd" in path or "script" in path]
     found = ann.get("/v1/jobs", params={"label": f"label={name}"}).json()["items"]
@@ -393,7 +317,7 @@ def job_with_files(site: LiveServer) -> tuple[str, str]:
 def test_an_artifact_id_that_is_none_is_404(
     site: LiveServer, ann: httpx.Client, job_with_files: tuple[str, str], tail: str
 ) -> None:
-    response = _get_raw(ann, f"/v1/jobs/{job_with_files[0]}/artifacts/{tail}")
+    response = get_raw(ann, f"/v1/jobs/{job_with_files[0]}/artifacts/{tail}")
     assert response.json()["code"] in ("artifact_not_found", "not_found")
     check(site, response, 404, response.json()["code"])
     assert "the secret" not in response.text

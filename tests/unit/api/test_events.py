@@ -8,9 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy.orm import Session
 
 from api.routes import events as events_route
+from service.db.repositories import jobs as repository
 from service.domain.errors import DatabaseUnavailable
+from service.transitions import remark
 from tests.unit.api.serving import LiveServer, serving, wait_until
 
 STREAM = {"Accept": "text/event-stream"}
@@ -87,6 +90,35 @@ def test_a_stream_goes_on_after_the_last_event_id(http: httpx.Client, server: Li
     response = http.get(url, headers={**STREAM, "Last-Event-ID": "2"})
     found = list(frames(iter(response.text.splitlines())))
     assert [event["seq"] for event in found] == [event["seq"] for event in everything[2:]]
+
+
+def test_a_stream_goes_on_to_what_is_told_after_the_end_and_no_further(
+    http: httpx.Client, server: LiveServer
+) -> None:
+    job_id = server.submit()
+    server.train(job_id)
+    server.succeed(job_id)
+    ended = len(http.get(f"/v1/jobs/{job_id}/events").json()["items"])
+
+    def tell(session: Session) -> None:
+        job = repository.lock(session, job_id)
+        assert job is not None
+        now = server.hands.now
+        remark(
+            session,
+            job,
+            type_="slot_released",
+            code="slot_released",
+            message="",
+            now=now,
+        )
+
+    server.hands.database.write_sync(tell)
+    for after in (0, ended):
+        url = f"/v1/jobs/{job_id}/events?after_seq={after}"
+        with http.stream("GET", url, headers=STREAM, timeout=20) as response:
+            seqs = [event["id"] for event in frames(response.iter_lines())]
+        assert seqs == list(range(after + 1, ended + 2))
 
 
 def test_a_stream_that_has_nothing_more_to_tell_says_do_not_come_back(

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from api.app import create_app
 from service.settings import Settings
 from tests.unit.api.serving import LiveServer
-from tests.unit.service.helpers import log, metrics
+from tests.unit.service.helpers import hang, log, metrics, regrouped, regrouping, spent
 
 BOUNDED = settings(
     max_examples=20,
@@ -35,13 +35,22 @@ NOT_HTTP = b"Invalid HTTP request received."
 @pytest.fixture(scope="module")
 def ids(server: LiveServer) -> dict[str, str | int]:
     """Path parameters that lead somewhere: a finished job with one of everything."""
-    job_id = server.submit(name="fuzzed", labels={"a": "b"})
+    job_id = server.submit(name="fuzzed", labels={"a": "b"}, resources={"num_workers": 2})
     frames = [metrics(1, {"train/loss": 1.0, "x": float("nan")}), log(0, "hello")]
     server.train(job_id, *frames, server.artifact(job_id, "out.bin", b"0123456789"))
     server.hands.report(job_id, 1, [server.hands.checkpoint(job_id, 1, 5)])
+    faults = [regrouping(1), regrouped(1), hang(1), spent(useful=1.0)]
+    server.hands.report(job_id, 1, faults)
+    drill = httpx.post(f"{server.url}/v1/jobs/{job_id}/drill", json={"kind": "kill"}).json()
     server.succeed(job_id)
     items = httpx.get(f"{server.url}/v1/jobs/{job_id}/artifacts").json()["items"]
-    return {"job_id": job_id, "artifact_id": items[0]["id"], "step": 5, "path": "manifest.json"}
+    return {
+        "job_id": job_id,
+        "artifact_id": items[0]["id"],
+        "drill_id": drill["id"],
+        "step": 5,
+        "path": "manifest.json",
+    }
 
 
 schema = schemathesis.openapi.from_dict(create_app(Settings()).openapi())

@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
-from api import examples
+from api import examples, openapi
 from api.problems import STATUS
 from api.routes import health
 from dray import views
@@ -46,6 +47,7 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
             for name in (
                 *("cancel", "metrics", "logs", "events", "attempts", "checkpoints", "artifacts"),
                 *("artifacts/{artifact_id}", "explain"),
+                *("preempt", "hangs", "drill", "drills", "drills/{drill_id}"),
                 *("checkpoints/{step}/files", "checkpoints/{step}/files/{path}"),
             )
         ),
@@ -95,6 +97,17 @@ def test_the_example_of_an_answer_is_one(name: str) -> None:
 
 def test_the_example_of_a_document_is_one() -> None:
     JobSpec.model_validate(dict(examples.DOCUMENT))
+
+
+@pytest.mark.parametrize("kind", openapi.REQUESTS)
+def test_the_example_of_a_request_is_one(kind: type[BaseModel]) -> None:
+    assert kind.model_validate(dict(examples.REQUESTS[kind.__name__]))
+
+
+def test_the_bounds_of_a_request_are_in_its_description(document: dict[str, Any]) -> None:
+    fields = document["components"]["schemas"]["DrillRequest"]["properties"]
+    assert (fields["rank"]["minimum"], fields["rank"]["default"]) == (0, 0)
+    assert fields["at_step"]["anyOf"][0]["minimum"] == 0
 
 
 @pytest.mark.parametrize("code", sorted(STATUS))

@@ -22,6 +22,7 @@ from tests.unit.service.helpers import metrics
 COMMANDS = (
     *("submit", "watch", "wait", "ls", "get", "cancel", "delete", "logs", "events", "explain"),
     *("metrics", "attempts", "checkpoints", "artifacts", "download", "cluster"),
+    *("preempt", "drill", "hangs"),
 )
 
 
@@ -86,6 +87,10 @@ def test_jobs_are_listed_newest_first_and_filtered(cli: Cli, server: LiveServer)
         ("nothing",),
         ("submit", "x.yaml", "--set", "novalue"),
         ("logs", "job", "--rank", "-1"),
+        ("drill", "job"),
+        ("drill", "job", "--kill", "--stall"),
+        ("drill", "job", "--kill", "--rank", "-1"),
+        ("preempt", "job", "--grace", "-1"),
     ],
 )
 def test_wrong_usage_exits_with_2(cli: Cli, arguments: tuple[str, ...]) -> None:
@@ -103,7 +108,7 @@ def test_one_job_is_shown(cli: Cli, finished: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [c for c in COMMANDS if c not in ("submit", "ls", "cluster")],
+    [c for c in COMMANDS if c not in ("submit", "ls", "cluster", "drill")],
 )
 def test_a_job_that_is_not_there_exits_with_3(cli: Cli, command: str) -> None:
     assert cli(command, "job-none", exits=3) == ""

@@ -55,6 +55,12 @@ def test_each_node_has_its_state_its_slots_and_its_jobs(answered: Any) -> None:
     ]
 
 
+def test_slots_in_quarantine_are_told_under_the_nodes(answered: Any) -> None:
+    kept = {"slots": 2, "reason": "pid 7", "since": "2026-01-01T12:00:00Z", "job_id": "job-a"}
+    cluster = {"connected": True, "nodes": [node("one", quarantined=[kept]), node("two")]}
+    assert answered(cluster, "cluster")[-1] == "one: 2 slots of job-a in quarantine: pid 7"
+
+
 def test_a_storage_that_is_full_is_told_with_the_cluster(answered: Any) -> None:
     storage = {"problem": "the storage is full; delete finished jobs"}
     lines = answered({"connected": True, "nodes": [], "storage": storage}, "cluster")
@@ -75,3 +81,22 @@ def test_a_job_that_waits_says_for_whom_and_until_when(answered: Any) -> None:
         "waits for: job-a, job-b",
         "starts by: 2026-01-31T12:00:00+00:00",
     ]
+
+
+def test_an_attempt_shows_where_it_went_on_what_it_passed_over_and_the_loss(answered: Any) -> None:
+    attempt = {"state": "ended", "world_size": 2, "created_at": "2026-01-01T00:00:00Z"}
+    receipt = {"url": "u", "loss_before": 0.31, "loss_after": "NaN"}
+    damaged = [{"step": 60, "why": "torn"}, {"step": 50, "why": "bit flip"}]
+    items = [
+        {**attempt, "attempt": 1, "resume_step": 0},
+        {**attempt, "attempt": 2, "resume_step": 40, "receipt": {"step": 40, **receipt}},
+        {**attempt, "attempt": 3, "resume_step": 0}
+        | {"receipt": {"step": 0, "url": "", "passed_over": damaged}},
+    ]
+    head, fresh, resumed, nothing_sound = answered({"items": items}, "attempts", "job-1")
+    assert head.split()[3:6] == ["FROM", "STEP", "LOSS"]
+    assert "damaged" not in fresh
+    assert "->" not in fresh
+    assert "0.31 -> nan" in resumed
+    assert "0 (not 60, 50: damaged)" in nothing_sound
+    assert "->" not in nothing_sound

@@ -15,8 +15,7 @@ import pytest
 from dray.spec import Data
 from ray_workers.contracts import DataPolicy
 from ray_workers.training.datasets import http, open_table, open_text, sources
-from ray_workers.training.datasets.faults import SourceUnavailableError
-from ray_workers.training.errors import DataError
+from ray_workers.training.errors import DataError, SourceUnavailableError
 from tests.unit.datasets.web import Answer, Web, serving
 
 CSV = b"x,y\n1,a\n2,b\n3,a\n"

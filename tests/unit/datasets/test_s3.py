@@ -17,10 +17,10 @@ import torch
 from dray.spec import Data
 from ray_workers.contracts import CheckpointRef, DataPolicy
 from ray_workers.training import checkpoints, storage
+from ray_workers.training.checkpoints import About, PassedOver
 from ray_workers.training.datasets import open_images, open_table, open_text, sources
-from ray_workers.training.datasets.faults import SourceUnavailableError
 from ray_workers.training.datasets.s3 import S3Origin
-from ray_workers.training.errors import BrokenCheckpointError, DataError
+from ray_workers.training.errors import BrokenCheckpointError, DataError, SourceUnavailableError
 from service.domain.errors import StorageUnavailable
 from service.storage import Storage
 from tests.object_store import ObjectStore
@@ -189,8 +189,8 @@ def test_the_services_storage_on_s3(results: str) -> None:
 
 def test_the_ranks_storage_on_s3(results: str) -> None:
     url = f"{results}/artifacts/a.bin"
-    size, sha256 = storage.write(url, lambda file: file.write(b"content"))
-    assert (size, sha256) == (7, hashlib.sha256(b"content").hexdigest())
+    sha256 = storage.write_buffer(url, memoryview(b"content and more"), 7)
+    assert sha256 == hashlib.sha256(b"content").hexdigest()
     assert storage.read(url) == b"content"
     storage.remove_file(url)
     storage.remove_file(url)
@@ -200,13 +200,14 @@ def test_the_ranks_storage_on_s3(results: str) -> None:
 
 def test_checkpoints_on_s3(results: str) -> None:
     state = {"weight": torch.arange(5.0)}
-    saved = checkpoints.save(f"{results}/c", 3, state, metrics={"val/loss": 1.0}, position={})
+    saved = checkpoints.save(f"{results}/c", About(3, {"val/loss": 1.0}, {}), state)
     ref = CheckpointRef(saved.url, saved.step, saved.manifest_sha256)
     loaded = checkpoints.load(ref)
     assert loaded.saved == saved
     assert torch.equal(loaded.state["weight"], state["weight"])
-    storage.write(f"{saved.url}/{checkpoints.STATE}", lambda file: file.write(b"x" * 100))
-    assert checkpoints.newest_sound([ref]) is None
+    storage.write_buffer(f"{saved.url}/{checkpoints.TENSORS}", memoryview(b"x" * 100), 100)
+    (verdict,) = checkpoints.verdicts([ref])
+    assert isinstance(verdict, PassedOver)
     storage.remove_folder(saved.url)
     with pytest.raises(BrokenCheckpointError, match="cannot be read"):
         checkpoints.load(ref)

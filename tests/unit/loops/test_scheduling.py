@@ -9,6 +9,7 @@ import pytest
 
 from dray.views import JobState
 from ray_workers.contracts import Phase
+from ray_workers.quarantine import Quarantined
 from service import scheduler
 from service.cluster.fake_attempt import FakeRank
 from service.cluster.port import AttemptRef
@@ -44,6 +45,18 @@ async def test_a_submitted_job_is_launched_and_leaves_all_it_reported(world: Wor
     assert await causes(runtime, job_id) == ["succeeded"]
     assert len(world.fake.launches) == 1
     await keeps_its_promises(world, runtime, job_id)
+
+
+async def test_slots_in_quarantine_are_given_to_nobody(world: World) -> None:
+    kept = Quarantined("job-of-before", 1, 1, {"CPU": 1.0}, "pid 7 is there", 0.0)
+    world.fake.nodes["node-a"].quarantined = [kept]
+    runtime = await world.open()
+    job_id = await world.submit(runtime, workers=4)
+    await says(runtime, job_id, "waiting_for_slots")
+    await comes_to(runtime, await world.submit(runtime, workers=3, priority=90), JobState.SUCCEEDED)
+    assert (await runtime.jobs.get(job_id)).state is JobState.QUEUED
+    world.fake.nodes["node-a"].quarantined = []
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
 
 
 async def test_the_service_is_ready_and_shows_its_cluster(world: World) -> None:

@@ -20,6 +20,7 @@ from dray._transport import Retry
 from ray_workers.contracts import Cause
 from tests.unit.api.serving import LiveServer, serving, wait_until
 from tests.unit.api.test_checkpoints import saved
+from tests.unit.sdk.lossy import Lossy
 from tests.unit.service.helpers import log, metrics
 
 JOB = {"recipe": "image_classification"}
@@ -82,22 +83,11 @@ def test_one_key_makes_one_job(client: Client) -> None:
 
 def test_a_submit_whose_answer_was_lost_makes_one_job(server: LiveServer) -> None:
     """The server gets the request; the connection breaks before the answer is read."""
-    real = httpx.HTTPTransport()
-    lost: list[httpx.Response] = []
-
-    class Lossy(httpx.BaseTransport):
-        def handle_request(self, request: httpx.Request) -> httpx.Response:
-            response = real.handle_request(request)
-            if not lost:
-                response.read()
-                lost.append(response)
-                raise httpx.ReadError("the connection broke", request=request)
-            return response
-
-    with Client(server.url, transport=Lossy()) as client:
+    transport = Lossy()
+    with Client(server.url, transport=transport) as client:
         job = client.submit({**JOB, "labels": {"test": "lost"}})
         assert [found.id for found in client.jobs(label={"test": "lost"})] == [job.id]
-    assert len(lost) == 1
+    assert len(transport.lost) == 1
 
 
 def test_listing_goes_through_all_pages(client: Client) -> None:

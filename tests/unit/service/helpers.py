@@ -8,8 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from dray import views
 from dray.spec import JobSpec
 from ray_workers.contracts import (
+    SUPERVISOR_RANK,
     Cause,
     Frame,
     FrameKind,
@@ -21,6 +23,7 @@ from ray_workers.contracts import (
 from service import recording, transitions
 from service.db.session import Database
 from service.domain import policy
+from service.faults import Faults
 from service.jobs import Jobs
 from service.reading import Reading
 from service.recording import Recorded
@@ -70,6 +73,47 @@ def resumed(step: int) -> Frame:
     return frame(FrameKind.RESUMED, {"step": step, "url": ""})
 
 
+def told(kind: FrameKind, body: Mapping[str, Any], *, at: datetime = START) -> Frame:
+    """What the supervisor itself says."""
+    return frame(kind, body, rank=SUPERVISOR_RANK, at=at)
+
+
+def regrouping(*ranks: int, generation: int = 1, message: str = "rank 1 was killed") -> Frame:
+    body = {"generation": generation, "ranks": list(ranks), "code": "killed", "message": message}
+    return told(FrameKind.REGROUPING, body)
+
+
+def regrouped(
+    *ranks: int, generation: int = 1, step: int = 50, world_size: int = 2, steps_lost: int = 0
+) -> Frame:
+    body = {
+        "generation": generation,
+        "ranks": list(ranks),
+        "step": step,
+        "steps_lost": steps_lost,
+        "recovery_s": 0.414,
+        "world_size": world_size,
+    }
+    return told(FrameKind.REGROUPED, body)
+
+
+def hang(*culprits: int, num_ranks: int = 2, stack: str = "File x, line 1", **more: Any) -> Frame:
+    ranks = [
+        {"rank": n, "step": 50, "phase": "forward", "collective": 7, "since_s": 9.5, "stack": stack}
+        for n in range(num_ranks)
+    ]
+    body = {"culprits": list(culprits), "step": 50, "phase": "data_wait", "waited_s": 12.34}
+    return told(FrameKind.HANG, {**body, "limit_s": 4.0, "ranks": ranks, **more})
+
+
+def drilled(drill_id: str, state: str, *, at: datetime = START, **more: Any) -> Frame:
+    return told(FrameKind.DRILL, {"id": drill_id, "state": state, **more}, at=at)
+
+
+def spent(*, at: datetime = START, **seconds: float) -> Frame:
+    return told(FrameKind.LEDGER, {"slot_seconds": seconds}, at=at)
+
+
 class Service:
     """The use cases, and the loops' part done by hand, on a clock that the test moves."""
 
@@ -80,6 +124,7 @@ class Service:
         self.now = START
         self.jobs = Jobs(database, storage, database.signals, self.settings, clock=lambda: self.now)
         self.reading = Reading(database, storage, database.signals, self.settings)
+        self.faults = Faults(database, self.settings, clock=lambda: self.now)
         self._cursors: dict[tuple[str, int], int] = {}
 
     def advance(self, seconds: float) -> None:
@@ -184,3 +229,19 @@ class Service:
             "sha256": SHA,
         }
         return frame(FrameKind.ARTIFACT, body)
+
+
+async def two_ranks(service: Service, **fields: Any) -> str:
+    """A job, of two ranks if nothing else is said, at step 10 of 100."""
+    fields = {"resources": {"num_workers": 2}, **fields}
+    job_id = await service.submit(**fields)
+    service.claim(job_id, workers=fields["resources"]["num_workers"])
+    at_10 = metrics(10, {"x": 1.0}, total_steps=100)
+    service.report(job_id, 1, [resumed(0), metrics(9, {"x": 1.0}), at_10])
+    return job_id
+
+
+async def events_of(service: Service, job_id: str, *types: str) -> list[views.Event]:
+    """All of a job, or those of these types."""
+    items = (await service.reading.events(job_id)).items
+    return [event for event in items if not types or event.type in types]

@@ -137,7 +137,7 @@ async def test_processes_on_one_postgresql_wake_each_other(postgres_url: str) ->
         assert here.listener is not None
         assert await asyncio.to_thread(here.listener.listening.wait, 10)
         with here.signals.subscribe("job-x") as woken:
-            await there.write(lambda s: notify(s, "job-x"))
+            await there.write(lambda s: notify(s, "job-y", "job-x"))
             assert await woken.wait(10)
     finally:
         here.close()

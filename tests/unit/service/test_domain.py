@@ -88,6 +88,7 @@ def test_what_another_attempt_would_not_mend_is_not_tried_again(fault: Fault) ->
     [
         (Fault.USER_ERROR, Budget.USER, 2),
         (Fault.WORKER_LOST, Budget.INFRA, 3),
+        (Fault.DATA_UNREACHABLE, Budget.INFRA, 3),
         (Fault.SUPERVISOR_LOST, Budget.INFRA, 3),
         (Fault.INFRASTRUCTURE, Budget.INFRA, 3),
     ],
@@ -114,6 +115,16 @@ def test_what_nobody_is_to_blame_for_is_free_and_never_gives_up(fault: Fault) ->
         assert isinstance(decision, Retry)
         assert decision.budget is Budget.FREE
         assert 0 < decision.delay_s <= 15
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_what_a_drill_broke_is_free_and_what_it_did_not_is_charged_as_ever(fault: Fault) -> None:
+    decision = decide(fault, Budgets(0, 0), by_drill=True)
+    if fault in (Fault.USER_ERROR, Fault.WORKER_LOST):
+        assert isinstance(decision, Retry)
+        assert decision.budget is Budget.FREE
+    else:
+        assert decision == decide(fault, Budgets(0, 0))
 
 
 def test_delays_double_up_to_a_minute() -> None:

@@ -24,6 +24,7 @@ from service.domain.errors import (
 )
 from service.idempotency import IdempotencyKey
 from service.listing import JobFilter
+from service.signals import events_of
 from tests.unit.service.helpers import START, Service, log, metrics, spec
 
 pytestmark = pytest.mark.anyio
@@ -260,7 +261,7 @@ async def test_a_deletion_that_was_cut_off_is_finished_later(
 async def test_waiting_ends_when_the_state_changes(service: Service) -> None:
     job_id = await service.submit()
     waiting = asyncio.create_task(service.jobs.wait(job_id, wait_s=30))
-    while not service.database.signals._subscribers.get(job_id):
+    while not service.database.signals._subscribers.get(events_of(job_id)):
         await asyncio.sleep(0)
     started = asyncio.get_running_loop().time()
     await asyncio.to_thread(service.claim, job_id)

@@ -119,14 +119,6 @@ async def test_a_script_without_metrics_runs_when_its_process_is_seen(service: S
     assert (job.state, job.first_step_at) == (JobState.RUNNING, service.now)
 
 
-async def test_a_group_mended_in_place_is_recovering_then_running(service: Service) -> None:
-    job_id = await service.running()
-    service.report(job_id, 1, phase=Phase.STARTING)
-    assert (await service.jobs.get(job_id)).state == JobState.RECOVERING
-    service.report(job_id, 1, phase=Phase.RUNNING)
-    assert (await service.jobs.get(job_id)).state == JobState.RUNNING
-
-
 async def test_progress_and_summary_show_the_newest_of_rank_0(service: Service) -> None:
     job_id = await service.running()
     at = START
@@ -150,6 +142,7 @@ async def test_progress_and_summary_show_the_newest_of_rank_0(service: Service) 
         (Cause.SUCCEEDED, JobState.SUCCEEDED, "succeeded"),
         (Cause.USER_ERROR, JobState.QUEUED, "user_error"),
         (Cause.BAD_DATA, JobState.FAILED, "bad_data"),
+        (Cause.DATA_UNREACHABLE, JobState.QUEUED, "data_unreachable"),
         (Cause.RUNTIME_EXCEEDED, JobState.FAILED, "runtime_exceeded"),
         (Cause.SLOTS_UNAVAILABLE, JobState.QUEUED, "slots_unavailable"),
         (Cause.WORKER_LOST, JobState.QUEUED, "worker_lost"),
@@ -171,6 +164,17 @@ async def test_every_cause_moves_the_job_by_its_rule(
     job = await service.jobs.get(job_id)
     assert (job.state, job.reason.code) == (state, code)
     assert "the sentence" in job.reason.message
+
+
+async def test_a_source_that_does_not_answer_costs_no_retry_of_the_users(service: Service) -> None:
+    job_id = await service.running(max_retries=0)
+    service.end(job_id, 1, Cause.DATA_UNREACHABLE, "s3://b/k: no answer; tried 4 times")
+    job = await service.jobs.get(job_id)
+    assert job.state == JobState.QUEUED
+    assert job.reason.message == (
+        "s3://b/k: no answer; tried 4 times (tried again in 1 s, counted as a fault of the data "
+        "source)"
+    )
 
 
 @pytest.mark.parametrize("cause", [c for c in Cause if c is not Cause.SUCCEEDED])

@@ -15,6 +15,7 @@ from dray.views import JobState
 from ray_workers.contracts import Cause
 from service import nodes, transitions
 from service.cluster.port import ClusterNode, ClusterSnapshot
+from service.db.models import AttemptRow
 from service.db.repositories import jobs as repository
 from service.domain import policy
 from service.domain.states import IllegalTransition, Trigger
@@ -68,10 +69,10 @@ async def test_a_claim_of_an_older_attempt_is_lost(service: Service) -> None:
 
 async def test_the_schema_itself_allows_one_live_attempt_of_a_job(service: Service) -> None:
     job_id = await service.running()
+    columns = [column.name for column in AttemptRow.__table__.columns]
+    values = ["2" if name == "attempt" else name for name in columns]
     copy = text(
-        "INSERT INTO attempts SELECT job_id, 2, phase, slices, bundle, world_size, "
-        "cluster_session, cursor, resume_step, first_metric_step, first_metric_at, num_errors, "
-        "reason_code, reason_message, failed_rank, exit_code, created_at, started_at, finished_at "
+        f"INSERT INTO attempts ({', '.join(columns)}) SELECT {', '.join(values)} "
         "FROM attempts WHERE job_id = :job_id"
     )
     with pytest.raises(IntegrityError):

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 JOB = "job-00000000000000000000000001"
 WAITING = "job-00000000000000000000000002"
-OLDER = ("0001", "0002")
+OLDER = ("0001", "0002", "0003")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from dray import faults
 from dray.spec import RECIPES, JobSpec
 
 
@@ -175,3 +176,17 @@ def test_the_heads_of_a_gpt_share_its_width() -> None:
     model = {"width": 10, "num_heads": 4}
     _, said = refusal(recipe("language_model", model=model))
     assert "width 10 is not a multiple of twice num_heads 4" in said
+
+
+@pytest.mark.parametrize("every", [1, 10**12, None, "auto"])
+def test_the_interval_of_checkpoints_is_a_number_or_left_to_dray(every: Any) -> None:
+    document = recipe("image_classification", checkpoint={"every_steps": every})
+    assert JobSpec.model_validate(document).checkpoint.every_steps == every
+
+
+@pytest.mark.parametrize("every", [0, -1, 10**12 + 1, "always", "10", True, 1.5, [5]])
+def test_any_other_interval_of_checkpoints_is_refused_where_it_stands(every: Any) -> None:
+    document = recipe("image_classification", checkpoint={"every_steps": every})
+    with pytest.raises(faults.Fault, match="'auto'") as caught:
+        faults.check(document)
+    assert caught.value.pointer == "/checkpoint/every_steps"

@@ -5,11 +5,14 @@ The processes come from a forkserver that has everything imported, like the real
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import multiprocessing
 import sys
+import time
 from collections.abc import Callable, Sequence
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,10 @@ from torch.distributed import TCPStore
 
 from dray.spec import JobSpec
 from dray.spool import segments
-from ray_workers.contracts import CheckpointRef, RankTask
+from ray_workers import pages
+from ray_workers.contracts import CheckpointRef, Predecessor, RankTask
+from ray_workers.pages import Place
+from ray_workers.spool import spool_key
 from ray_workers.training import entry
 
 DEADLINE_S = 60.0
@@ -36,6 +42,8 @@ def make_task(
     resume_from: Sequence[CheckpointRef] = (),
     init_from: CheckpointRef | None = None,
     device: str = "cpu",
+    incarnation: int = 0,
+    generation: int = 0,
 ) -> RankTask:
     """A task whose spool, checkpoints and artifacts lie under `home`."""
     base = home / f"attempt-{attempt}"
@@ -43,7 +51,7 @@ def make_task(
         job_id="job",
         attempt=attempt,
         rank=rank,
-        incarnation=0,
+        incarnation=incarnation,
         world_size=world_size,
         local_rank=rank,
         local_world_size=world_size,
@@ -51,12 +59,21 @@ def make_task(
         master_addr="127.0.0.1",
         master_port=port,
         spec=JobSpec.model_validate(spec).model_dump(mode="json"),
-        spool_dir=str(base / f"spool-{rank}"),
+        spool_dir=str(base / "spool" / spool_key(rank, incarnation, "metrics")),
         checkpoint_url=(base / "checkpoints").as_uri(),
         artifact_url=(base / "artifacts").as_uri(),
         resume_from=tuple(resume_from),
         init_from=init_from,
         device=device,
+        page_prefix=pages.prefix_of(base / "pages", rank, incarnation),
+        generation=generation,
+        predecessors=tuple(
+            Predecessor(
+                str(base / "spool" / spool_key(rank, earlier, "metrics")),
+                pages.prefix_of(base / "pages", rank, earlier),
+            )
+            for earlier in range(incarnation)
+        ),
     )
 
 
@@ -70,44 +87,97 @@ def run_ranks(
     init_from: CheckpointRef | None = None,
     device: str = "cpu",
     before: Callable[[RankTask], None] | None = None,
+    mends: bool = False,
 ) -> list[int | None]:
     """Train to the end; each rank's exit code, negative for a signal. `before` runs in each
-    process ahead of the training, to arrange for a fault."""
+    process ahead of the training, to arrange for a fault. With `mends` a rank that is killed is
+    replaced, as a supervisor would do, and the exit code is its last process's."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    tasks = [
-        make_task(
-            home,
-            spec,
-            rank=rank,
-            world_size=world_size,
-            attempt=attempt,
-            port=store.port,
-            resume_from=resume_from,
-            init_from=init_from,
-            device=device,
-        )
-        for rank in range(world_size)
-    ]
-    ranks = [
-        _context.Process(target=_child, args=(task.to_json(), before), daemon=True)
-        for task in tasks
-    ]
+    make = functools.partial(
+        make_task,
+        home,
+        spec,
+        world_size=world_size,
+        attempt=attempt,
+        port=store.port,
+        resume_from=resume_from,
+        init_from=init_from,
+        device=device,
+    )
+    gang = Gang(make, world_size, before)
     try:
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(DEADLINE_S)
-            assert process.exitcode is not None, "a rank did not end in time"
+        gang.start()
+        gang.wait(mends=mends)
     finally:
-        for process in ranks:
+        gang.kill()
+    return [process.exitcode for process in gang.processes]
+
+
+class Gang:
+    """The processes of a group, and who replaces those that are killed."""
+
+    def __init__(
+        self,
+        make: Callable[..., RankTask],
+        world_size: int,
+        before: Callable[[RankTask], None] | None,
+    ) -> None:
+        self._make = make
+        self._before = before
+        self._generation = 0
+        self.tasks = [make(rank=rank) for rank in range(world_size)]
+        self.processes = [self._process(task) for task in self.tasks]
+
+    def _process(self, task: RankTask) -> Any:
+        return _context.Process(target=_child, args=(task.to_json(), self._before), daemon=True)
+
+    def start(self) -> None:
+        for process in self.processes:
+            process.start()
+
+    def wait(self, *, mends: bool) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        running = dict(enumerate(self.processes))
+        while running:
+            ended = connection.wait([p.sentinel for p in running.values()], 1.0)
+            assert time.monotonic() < deadline, "a rank did not end in time"
+            lost = []
+            for rank, process in list(running.items()):
+                if process.sentinel in ended:
+                    process.join()
+                    del running[rank]
+                    if mends and process.exitcode < 0:
+                        lost.append(rank)
+            if lost:
+                self._mend(lost)
+                running |= {rank: self.processes[rank] for rank in lost}
+
+    def _mend(self, lost: Sequence[int]) -> None:
+        self._generation += 1
+        for rank in lost:
+            self.tasks[rank] = self._make(
+                rank=rank,
+                incarnation=self.tasks[rank].incarnation + 1,
+                generation=self._generation,
+            )
+            self.processes[rank] = self._process(self.tasks[rank])
+            self.processes[rank].start()
+        for task in self.tasks:
+            if task.rank not in lost:
+                place = Place(self._generation, task.rank, task.world_size)
+                pages.announce(task.page_prefix, place)
+
+    def kill(self) -> None:
+        for process in self.processes:
             process.kill()
-    return [process.exitcode for process in ranks]
 
 
 def frames(home: Path, *, rank: int = 0, attempt: int = 1, kind: str | None = None) -> list[Any]:
-    """The frames that a rank left on its spool: their bodies if one kind is asked for."""
-    directory = home / f"attempt-{attempt}" / f"spool-{rank}"
-    lines = [line for _, path in segments(directory) for line in path.read_text().splitlines()]
+    """The frames that the processes of a rank left, one after the other: their bodies if one kind
+    is asked for."""
+    spools = sorted((home / f"attempt-{attempt}" / "spool").glob(f"r{rank}.*.metrics"))
+    paths = [path for spool in spools for _, path in segments(spool)]
+    lines = [line for path in paths for line in path.read_text().splitlines()]
     found = [json.loads(line) for line in lines]
     return found if kind is None else [f["body"] for f in found if f["kind"] == kind]
 

@@ -1,25 +1,31 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ray_workers.contracts import CheckpointRef
-from ray_workers.training import checkpoints
-from ray_workers.training.checkpoints import Keeper, Saved, superseded
+from ray_workers.training import checkpoints, resuming, storage
+from ray_workers.training.checkpoints import About, Loaded, PassedOver, Saved, superseded
 from ray_workers.training.errors import BrokenCheckpointError
-from tests.unit.training.ranks import frames
 
 POSITION = {"epoch": 1, "step_in_epoch": 2}
 
 
 def save(folder: Path, step: int, **metrics: float) -> CheckpointRef:
     state = {"model": {"w": torch.full((3,), float(step))}}
-    saved = checkpoints.save(folder.as_uri(), step, state, metrics=metrics, position=POSITION)
+    saved = checkpoints.save(folder.as_uri(), About(step, metrics, POSITION, loss=1 / step), state)
     return CheckpointRef(saved.url, step, saved.manifest_sha256)
+
+
+def choose(*refs: CheckpointRef) -> tuple[Loaded | None, list[PassedOver]]:
+    return resuming.choose(refs, lambda sound: sound)
 
 
 def folder_of(ref: CheckpointRef) -> Path:
@@ -34,13 +40,14 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert loaded.saved.metrics == {"val/loss": 0.5}
     assert torch.equal(loaded.state["model"]["w"], torch.full((3,), 7.0))
     files = sorted(folder_of(ref).iterdir())
-    assert [path.name for path in files] == ["manifest.json", "state.pt"]
+    assert [path.name for path in files] == ["manifest.json", "state.json", "state.safetensors"]
+    assert (loaded.position, loaded.loss) == (POSITION, 1 / 7)
     assert loaded.saved.size_bytes == sum(path.stat().st_size for path in files)
 
 
 def test_any_url_that_fsspec_knows_will_do() -> None:
     state = {"model": {"w": torch.ones(2)}}
-    saved = checkpoints.save("memory://runs/c", 3, state, metrics={}, position=POSITION)
+    saved = checkpoints.save("memory://runs/c", About(3, {}, POSITION), state)
     ref = CheckpointRef(saved.url, 3, saved.manifest_sha256)
     assert torch.equal(checkpoints.load(ref).state["model"]["w"], torch.ones(2))
     checkpoints.drop(saved)
@@ -48,52 +55,134 @@ def test_any_url_that_fsspec_knows_will_do() -> None:
         checkpoints.load(ref)
 
 
-def flip_a_bit(ref: CheckpointRef) -> None:
-    path = folder_of(ref) / "state.pt"
+def test_what_an_older_dray_saved_is_loaded(tmp_path: Path) -> None:
+    state = {"model": {"w": torch.ones(2)}, "optimizer": {"state": {0: {"step": torch.ones(())}}}}
+    torch.save(state, tmp_path / "state.pt")
+    data = (tmp_path / "state.pt").read_bytes()
+    entry = {"path": "state.pt", "size_bytes": len(data)}
+    entry["sha256"] = hashlib.sha256(data).hexdigest()
+    manifest = {"version": 1, "step": 4, "position": POSITION, "metrics": {}, "files": [entry]}
+    ref = with_manifest(CheckpointRef(tmp_path.as_uri(), 4, ""), json.dumps(manifest))
+    loaded = checkpoints.load(ref)
+    assert torch.equal(loaded.state["model"]["w"], torch.ones(2))
+    assert loaded.state["optimizer"]["state"][0]["step"] == 1
+    assert loaded.loss is None
+
+
+def with_manifest(ref: CheckpointRef, text: str) -> CheckpointRef:
+    """The checkpoint as if it had been committed with this manifest."""
+    (folder_of(ref) / "manifest.json").write_text(text)
+    return CheckpointRef(ref.url, ref.step, hashlib.sha256(text.encode()).hexdigest())
+
+
+FILES = ("state.safetensors", "state.json", "manifest.json")
+
+
+def flip_a_bit(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
-def cut_short(ref: CheckpointRef) -> None:
-    path = folder_of(ref) / "state.pt"
+def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
 
-def lose_the_manifest(ref: CheckpointRef) -> None:
-    (folder_of(ref) / "manifest.json").unlink()
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
 
 
-def lose_the_state(ref: CheckpointRef) -> None:
-    (folder_of(ref) / "state.pt").unlink()
+def make_longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b" ")
 
 
-def edit_the_manifest(ref: CheckpointRef) -> None:
-    path = folder_of(ref) / "manifest.json"
-    path.write_text(path.read_text().replace('"step": 9', '"step": 8'))
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [flip_a_bit, cut_short, empty, make_longer, lose])
+def test_a_damaged_checkpoint_is_passed_over_with_a_sentence_in_the_log(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+    name: str,
+) -> None:
+    older, newer = save(tmp_path, 5), save(tmp_path, 9)
+    damage(folder_of(newer) / name)
+    with pytest.raises(BrokenCheckpointError, match=name.partition(".")[0]):
+        checkpoints.load(newer)
+    loaded, passed_over = choose(newer, older)
+    assert loaded is not None
+    assert loaded.saved.step == 5
+    assert [each.step for each in passed_over] == [9]
+    resuming.log_passed_over(passed_over)
+    assert "passing over the checkpoint of step 9" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "damage", [flip_a_bit, cut_short, lose_the_manifest, lose_the_state, edit_the_manifest]
+    "change",
+    [
+        {"version": 3},
+        {"version": None},
+        {"step": 8},
+        {"files": None},
+        {"files": [{"path": "state.safetensors"}]},
+        {"files": [{"path": "../x", "size_bytes": 1, "sha256": "0"}]},
+        {"files": []},
+        {"position": None},
+        {"metrics": {"val/loss": "low"}},
+        {"loss": "low"},
+    ],
+    ids=str,
 )
-def test_a_broken_checkpoint_is_passed_over_with_a_sentence_in_the_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[CheckpointRef], None]
+def test_a_manifest_that_is_json_but_wrong_is_passed_over(
+    tmp_path: Path, change: dict[str, Any]
 ) -> None:
     older, newer = save(tmp_path, 5), save(tmp_path, 9)
-    damage(newer)
-    with pytest.raises(BrokenCheckpointError):
-        checkpoints.load(newer)
-    loaded = checkpoints.newest_sound([newer, older])
+    manifest = json.loads((folder_of(newer) / "manifest.json").read_text())
+    newer = with_manifest(newer, json.dumps(manifest | change))
+    loaded, passed_over = choose(newer, older)
     assert loaded is not None
-    assert loaded.saved.step == 5
-    assert "passing over the checkpoint of step 9" in capsys.readouterr().out
+    assert (loaded.saved.step, [each.step for each in passed_over]) == (5, [9])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", '"manifest"', "\x00"])
+def test_a_manifest_that_is_no_manifest_is_passed_over(tmp_path: Path, text: str) -> None:
+    ref = with_manifest(save(tmp_path, 9), text)
+    loaded, passed_over = choose(ref)
+    assert loaded is None
+    assert [each.step for each in passed_over] == [9]
+
+
+@pytest.mark.parametrize(
+    "tree", ["", "[1]", '{"dict": 3}', '{"tensor": "none"}', '{"list": []}', '{"dict": [[1]]}']
+)
+def test_a_state_that_is_hashed_but_no_state_is_passed_over(tmp_path: Path, tree: str) -> None:
+    ref = save(tmp_path, 9)
+    (folder_of(ref) / "state.json").write_text(tree)
+    manifest = json.loads((folder_of(ref) / "manifest.json").read_text())
+    manifest["files"][1]["size_bytes"] = len(tree)
+    manifest["files"][1]["sha256"] = hashlib.sha256(tree.encode()).hexdigest()
+    ref = with_manifest(ref, json.dumps(manifest))
+    with pytest.raises(BrokenCheckpointError, match="holds no state"):
+        checkpoints.load(ref)
 
 
 def test_nothing_sound_means_a_fresh_start(tmp_path: Path) -> None:
     ref = save(tmp_path, 5)
-    flip_a_bit(ref)
-    assert checkpoints.newest_sound([ref]) is None
-    assert checkpoints.newest_sound([]) is None
+    flip_a_bit(folder_of(ref) / "state.safetensors")
+    assert choose(ref)[0] is None
+    assert choose() == (None, [])
+
+
+def test_one_that_another_rank_can_not_read_is_passed_over_here_too(tmp_path: Path) -> None:
+    older, newer = save(tmp_path, 5), save(tmp_path, 9)
+    answers = iter([False, True])
+    loaded, passed_over = resuming.choose([newer, older], lambda sound: next(answers))
+    assert loaded is not None
+    assert loaded.saved.step == 5
+    assert passed_over == [PassedOver(9, "another rank found it broken")]
 
 
 def test_a_save_that_dies_midway_leaves_no_checkpoint(
@@ -104,11 +193,10 @@ def test_a_save_that_dies_midway_leaves_no_checkpoint(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(torch, "save", die)
+    monkeypatch.setattr(storage, "_write_all", die)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 5)
-    assert not (folder_of(ref) / "manifest.json").exists()
-    assert not list(folder_of(ref).glob(".*")), "a temporary file was left"
+    assert not folder_of(ref).exists(), "something was left"
 
 
 def named(step: int, **metrics: float) -> Saved:
@@ -138,27 +226,3 @@ def test_the_best_loss_is_the_lowest_and_nan_is_never_the_best() -> None:
 def test_of_equals_the_earliest_is_the_best() -> None:
     saved = [named(1, accuracy=1.0), named(2, accuracy=1.0), named(3, accuracy=0.9)]
     assert dropped(saved, keep=1, best="val/accuracy") == [2]
-
-
-def test_the_keeper_deletes_what_is_superseded_also_of_an_earlier_attempt_and_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spool = tmp_path / "attempt-2" / "spool-0"
-    monkeypatch.setenv("DRAY_SPOOL_DIR", str(spool))
-    earlier = [save(tmp_path / "attempt-1", step) for step in (10, 5)]
-    keeper = Keeper((tmp_path / "attempt-2").as_uri(), keep=2, best=None)
-    keeper.adopt(earlier)
-    for step in (15, 20):
-        keeper.save(step, {"model": {}}, metrics={"val/loss": 1.0}, position=POSITION)
-    told = frames(tmp_path, attempt=2)
-    assert [(f["kind"], f["body"]["step"]) for f in told] == [
-        ("checkpoint", 15),
-        ("checkpoint_dropped", 5),
-        ("checkpoint", 20),
-        ("checkpoint_dropped", 10),
-    ]
-    assert not folder_of(earlier[0]).exists()
-    body = told[0]["body"]
-    loaded = checkpoints.load(CheckpointRef(body["url"], 15, body["manifest_sha256"]))
-    assert loaded.saved.size_bytes == body["size_bytes"]
-    assert body["metrics"] == {"val/loss": 1.0}

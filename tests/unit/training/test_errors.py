@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 from ray_workers.contracts import Cause
-from ray_workers.training.errors import DataError, cause_of
+from ray_workers.training.errors import DataError, SourceUnavailableError, cause_of
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] "
 
@@ -43,3 +43,11 @@ def test_broken_data_is_told_apart_also_when_wrapped() -> None:
     wrapped.__cause__ = DataError("the archive ends early")
     assert cause_of(DataError("no such data set")) is Cause.BAD_DATA
     assert cause_of(wrapped) is Cause.BAD_DATA
+
+
+def test_a_source_that_does_not_answer_is_not_the_jobs_fault() -> None:
+    gone = SourceUnavailableError("https://data.test/t.csv: the server answers 503; tried 4 times")
+    wrapped = RuntimeError("could not begin")
+    wrapped.__cause__ = gone
+    assert cause_of(gone) is Cause.DATA_UNREACHABLE
+    assert cause_of(wrapped) is Cause.DATA_UNREACHABLE

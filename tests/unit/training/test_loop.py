@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import json
 import math
@@ -19,7 +20,7 @@ from safetensors.torch import load_file
 from dray.spec import JobSpec
 from ray_workers import recipes
 from ray_workers.contracts import CheckpointRef, DataPolicy, RankTask
-from ray_workers.training import checkpoints, samples
+from ray_workers.training import checkpoints, pacing, samples, storage
 from ray_workers.training.loop import Loop
 from ray_workers.training.workload import Workload
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
@@ -134,6 +135,7 @@ def die_at_step_18(task: RankTask) -> None:
     def step(loop: Loop, number: int) -> None:
         step_of(loop, number)
         if number == 18:
+            loop.keeper.wait()  # else that of step 15 may not be committed yet
             os.kill(os.getpid(), signal.SIGKILL)
 
     Loop._step = step  # type: ignore[method-assign]
@@ -173,7 +175,8 @@ def test_a_run_that_was_killed_and_resumed_ends_equal_to_the_bit(
     codes = run_ranks(killed, spec, world_size=world_size, attempt=2, resume_from=refs[:2])
     assert codes == [0] * world_size
 
-    assert frames(killed, attempt=2, kind="resumed") == [{"step": 15, "url": refs[0].url}]
+    (receipt,) = frames(killed, attempt=2, kind="resumed")
+    assert (receipt["step"], receipt["url"]) == (15, refs[0].url)
     for key in ("train/loss", "train/lr", "train/grad_norm", "val/loss", "val/accuracy"):
         whole = series(left_alone, key)
         again = series(killed, key, attempt=2)
@@ -201,15 +204,121 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
+def test_a_resume_in_another_world_size_goes_on_at_the_same_place_in_the_data(
+    tmp_path: Path,
+) -> None:
+    spec = document(3) | {"checkpoint": {"every_steps": 5}}
+    left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
+    assert run_ranks(left_alone, spec, world_size=2, before=note_the_order) == [0, 0]
+    codes = run_ranks(killed, spec, world_size=2, before=die_at_step_18)
+    assert codes == [-signal.SIGKILL] * 2
+    refs = checkpoint_refs(killed)
+    codes = run_ranks(
+        killed, spec, world_size=3, attempt=2, resume_from=refs, before=note_the_order
+    )
+    assert codes == [0, 0, 0]
+    (receipt,) = frames(killed, attempt=2, kind="resumed")
+    assert (receipt["step"], receipt["world_size"]) == (15, 2)
+    assert receipt["position"] == {"epoch": 1, "step_in_epoch": 7, "samples": 1400}
+    whole, again = order(left_alone, 1, 2), order(killed, 2, 3)
+    assert sorted(whole) == list(range(1, 25))
+    assert again == {step: samples for step, samples in whole.items() if step > 15}
+    losses = series(left_alone, "train/loss")
+    resumed = series(killed, "train/loss", attempt=2)
+    assert resumed == pytest.approx({s: v for s, v in losses.items() if s > 15}, rel=1e-4)
+    for name, tensor in weights(left_alone).items():
+        torch.testing.assert_close(weights(killed, attempt=2)[name], tensor, rtol=0, atol=1e-5)
+
+
+def note_the_order(task: RankTask) -> None:
+    """Leave beside the spool which samples each step computes."""
+    step_of, seen = Loop._step, {}
+
+    def step(loop: Loop, number: int) -> None:
+        step_of(loop, number)
+        seen[number] = loop.feed.at(number).batch.indices.tolist()
+        Path(f"{task.page_prefix}.order").write_text(json.dumps(seen))
+
+    Loop._step = step  # type: ignore[method-assign]
+
+
+def order(home: Path, attempt: int, world_size: int) -> dict[int, list[int]]:
+    """The samples of each step over all ranks, in the order of the ranks."""
+    found: dict[int, list[int]] = {}
+    for rank in range(world_size):
+        path = home / f"attempt-{attempt}" / "pages" / f"r{rank}.0.order"
+        for step, share in json.loads(path.read_text()).items():
+            found[int(step)] = found.get(int(step), []) + share
+    return found
+
+
+def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_never_the_job(
+    tmp_path: Path,
+) -> None:
+    spec = document(2) | {"checkpoint": {"every_steps": 5, "keep": 9}}
+    assert run_ranks(tmp_path, spec, world_size=2, before=fill_the_disk_twice) == [0, 0]
+    assert [ref.step for ref in checkpoint_refs(tmp_path)] == [24, 20, 5]
+    for ref in checkpoint_refs(tmp_path):
+        assert checkpoints.load(ref).saved.step == ref.step
+    folder = tmp_path / "attempt-1" / "checkpoints"
+    assert sorted(path.name[-2:] for path in folder.iterdir()) == ["05", "20", "24"]
+
+
+def fill_the_disk_twice(task: RankTask) -> None:
+    write_all = storage._write_all
+
+    def write(fd: int, chunk: memoryview) -> None:
+        if re.search("step-0*1[05]/", str(Path(f"/proc/self/fd/{fd}").readlink())):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_all(fd, chunk)
+
+    storage._write_all = write
+
+
+def test_an_interval_of_its_own_choice_changes_nothing_that_is_learned(
+    alone: Path, tmp_path: Path
+) -> None:
+    spec = document(2) | {"checkpoint": {"every_steps": "auto", "keep": 99}}
+    assert run_ranks(tmp_path, spec, world_size=2, before=save_at_once) == [0, 0]
+    steps = [ref.step for ref in reversed(checkpoint_refs(tmp_path))]
+    assert steps[0] == 1
+    assert steps[-1] == 24
+    chosen = series(tmp_path, "perf/checkpoint_every_steps")
+    assert set(chosen) <= set(series(tmp_path, "perf/checkpoint_stall_s"))
+    assert all(every >= 1 for every in chosen.values())
+    assert list(series(tmp_path, "val/accuracy")) == [8, 16, 24]
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(tmp_path)[name], tensor, rtol=0, atol=1e-6)
+
+
+def save_at_once(task: RankTask) -> None:
+    pacing.FIRST_SAVE_S = 0.0
+
+
 def test_a_torn_checkpoint_is_skipped_by_all_ranks_together(tmp_path: Path) -> None:
     spec = document(2) | {"checkpoint": {"every_steps": 10}}
     assert run_ranks(tmp_path, spec, world_size=2) == [0, 0]
     refs = checkpoint_refs(tmp_path)
     assert [ref.step for ref in refs] == [24, 20, 10]
-    torn = Path(refs[0].url.removeprefix("file://")) / "state.pt"
+    torn = Path(refs[0].url.removeprefix("file://")) / "state.safetensors"
     torn.write_bytes(torn.read_bytes()[:100])
     assert run_ranks(tmp_path, spec, world_size=2, attempt=2, resume_from=refs) == [0, 0]
-    assert frames(tmp_path, attempt=2, kind="resumed") == [{"step": 20, "url": refs[1].url}]
+    (receipt,) = frames(tmp_path, attempt=2, kind="resumed")
+    manifest = json.loads((Path(refs[1].url.removeprefix("file://")) / "manifest.json").read_text())
+    (passed_over,) = receipt.pop("passed_over")
+    assert passed_over["step"] == 24
+    assert "has 100 bytes" in passed_over["why"]
+    assert receipt == {
+        "step": 20,
+        "url": refs[1].url,
+        "sha256": refs[1].manifest_sha256,
+        "size_bytes": checkpoints.load(refs[1]).saved.size_bytes,
+        "position": {"epoch": 2, "step_in_epoch": 4, "samples": 800},
+        "world_size": 2,
+        "optimizer_restored": True,
+        "rng": manifest["rng"],
+        "loss_before": series(tmp_path, "train/loss")[20],
+    }
     assert list(series(tmp_path, "train/loss", attempt=2)) == [21, 22, 23, 24]
     for name, tensor in weights(tmp_path).items():
         assert torch.equal(weights(tmp_path, attempt=2)[name], tensor)
@@ -310,7 +419,10 @@ def test_a_run_begins_with_another_jobs_weights_and_nothing_else_of_it(tmp_path:
     options = {"max_steps": 1, "optimizer": {"lr": 1e-12}}
     codes = run_ranks(second, document(2, **options), world_size=2, init_from=ref)
     assert codes == [0, 0]
-    assert frames(second, kind="resumed") == [{"step": 0, "url": ref.url}]
+    (receipt,) = frames(second, kind="resumed")
+    assert (receipt["step"], receipt["url"]) == (0, ref.url)
+    assert not receipt["optimizer_restored"]
+    assert receipt["position"] == {"epoch": 0, "step_in_epoch": 0, "samples": 0}
     assert list(series(second, "train/lr")) == [1]
     for name, tensor in weights(first).items():
         torch.testing.assert_close(weights(second)[name], tensor, rtol=0, atol=1e-6)

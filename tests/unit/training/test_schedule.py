@@ -65,6 +65,19 @@ def test_a_checkpoint_that_could_be_the_best_is_measured_first() -> None:
     assert [s for s in steps if calendar.evaluates_after(s)] == [5, 6, 10, 12]
 
 
+def test_an_interval_that_rank_0_chooses_leaves_the_calendar_the_same_on_every_rank() -> None:
+    """What the calendar says needs all ranks; saves in between are rank 0's alone."""
+    options = Train(epochs=4, max_steps=20, eval_every_epochs=2)
+    steps = range(1, 21)
+    calendar = Calendar.of(options, Checkpoint(every_steps="auto"), steps_per_epoch=6)
+    assert [s for s in steps if calendar.saves_after(s)] == [20]
+    assert [s for s in steps if calendar.evaluates_after(s)] == [12, 20]
+    best = Checkpoint(every_steps="auto", best="val/accuracy")
+    calendar = Calendar.of(options, best, steps_per_epoch=6)
+    assert [s for s in steps if calendar.saves_after(s)] == [12, 20]
+    assert [s for s in steps if calendar.evaluates_after(s)] == [12, 20]
+
+
 def test_the_last_step_of_an_epoch_belongs_to_it() -> None:
     calendar = Calendar.of(Train(epochs=2), Checkpoint(), steps_per_epoch=6)
     assert [calendar.epoch_of(step) for step in (1, 6, 7, 12)] == [0, 0, 1, 1]

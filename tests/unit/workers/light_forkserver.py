@@ -1,15 +1,24 @@
 """The forkserver with nothing preloaded, whose ranks run the Python text in their task.
 
 Run as `python -m tests.unit.workers.light_forkserver SOCKET`: like the real one, without torch.
+
+No process can be made to survive SIGKILL, so one is said to be there: as long as a file beside the
+socket, `haunted`, names the pid of a rank, GHOST is seen among what that rank has started.
 """
 
 from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Sequence
+from pathlib import Path
 
 from ray_workers import forkserver
 from ray_workers.contracts import RankTask
+from ray_workers.processes import Session, find_members
+
+GHOST = (1 << 22) + 1
+"""Above the largest pid that Linux gives."""
 
 
 def run(task: RankTask) -> int:
@@ -23,7 +32,18 @@ def stand_in(name: str, **contents: object) -> None:
     sys.modules[module.__name__] = module
 
 
+def find(sessions: Sequence[Session]) -> dict[str, list[int]]:
+    found = find_members(sessions)
+    haunted = Path(sys.argv[1]).with_name("haunted")
+    pid = haunted.read_text() if haunted.exists() else ""
+    for session in sessions:
+        if str(session.pid) == pid:
+            found[session.mark].append(GHOST)
+    return found
+
+
 if __name__ == "__main__":
+    forkserver.STUCK_S = 3.0
     stand_in("preload", preload=lambda: None)
     stand_in("entry", main=run)
-    forkserver.main(sys.argv[1])
+    forkserver.main(sys.argv[1], find)

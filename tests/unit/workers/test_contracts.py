@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 
-from ray_workers import contracts
+from dray import views
+from ray_workers import contracts, pages
 from ray_workers.contracts import AttemptSpec, CheckpointRef, DataPolicy, RankTask, Slice
+from service.domain.ledger import SlotClass
 
 
 def task(**more: object) -> RankTask:
@@ -64,3 +66,12 @@ def test_names_say_what_they_name_and_never_meet() -> None:
     assert names[2] == "dray:job-1:1:worker:1:0"
     prefixes = {contracts.attempt_prefix("job-1", n) + "/" for n in (1, 11)}
     assert not any(a.startswith(b) for a in prefixes for b in prefixes - {a})
+
+
+def test_the_workers_and_the_users_words_for_drills_are_the_same() -> None:
+    assert [*contracts.DrillKind] == [*views.DrillKind]
+    assert [*contracts.DrillState] == [*views.DrillState]
+
+
+def test_the_workers_book_slot_seconds_by_the_services_classes() -> None:
+    assert {use.value for use in pages.USES} == {one.value for one in SlotClass}

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dray.spec import JobSpec
+from ray_workers import processes
 from ray_workers.forking import ForkedProcess, ForkFailed, list_tasks
-from ray_workers.forkserver import session_members
+from tests.unit.workers.forked import PATIENCE_S, Forked, Server, is_alive, light, server, until
 from tests.unit.workers.test_contracts import task
 
-pytestmark = pytest.mark.anyio
+__all__ = ["light", "server"]
 
-ROOT = Path(__file__).resolve().parents[3]
-PATIENCE_S = 30.0
+pytestmark = pytest.mark.anyio
 
 CHILD_THAT_STAYS = """
 import os, signal, sys, time
@@ -35,99 +29,6 @@ if child == 0:
         time.sleep(60)
 print(child, flush=True)
 """
-
-
-class Server:
-    """A forkserver as its node agent holds it: by the pipe on its standard input."""
-
-    def __init__(self, module: str) -> None:
-        # Not pytest's folder: the path of a socket has at most 107 bytes.
-        self._directory = tempfile.TemporaryDirectory(prefix="fork")
-        self.path = str(Path(self._directory.name, "fork.sock"))
-        self.log = Path(self._directory.name, "log")
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, self.path],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            )
-
-    async def serves(self) -> None:
-        def answers() -> bool:
-            assert self.process.poll() is None, self.log.read_text()
-            return Path(self.path).exists()
-
-        await until(answers, "the forkserver does not serve")
-
-    async def fork(self, code: str, **fields: Any) -> Forked:
-        """Run a text of Python as a rank."""
-        request = {"op": "rank", "task": json.loads(task(spec={"code": code}, **fields).to_json())}
-        return Forked(await ForkedProcess.start(self.path, request))
-
-    def let_go(self) -> None:
-        """Close the lifeline, as the end of the node agent would."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-    def close(self) -> None:
-        self.let_go()
-        self.process.wait(timeout=PATIENCE_S)
-        self._directory.cleanup()
-
-
-class Forked:
-    """A forked process and what it has said."""
-
-    def __init__(self, process: ForkedProcess) -> None:
-        self.process = process
-        self._file = open(process.output, "rb")  # noqa: SIM115
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    async def line(self) -> str:
-        return (await asyncio.to_thread(self._file.readline)).decode().strip()
-
-    async def end(self) -> tuple[int | None, str]:
-        """Exit code and the rest of the output."""
-        text = (await asyncio.to_thread(self._file.read)).decode()
-        code = await asyncio.wait_for(self.process.wait(), PATIENCE_S)
-        self._file.close()
-        return code, text
-
-
-async def until(probe: Callable[[], bool], why: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not probe():
-        assert time.monotonic() < deadline, why
-        await asyncio.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    return stat[stat.rindex(b")") + 2 :].split()[0] not in (b"Z", b"X")
-
-
-@pytest.fixture
-def light() -> Iterator[Server]:
-    server = Server("tests.unit.workers.light_forkserver")
-    yield server
-    server.close()
-
-
-@pytest.fixture
-async def server(light: Server) -> Server:
-    """One whose ranks run the text in their task."""
-    await light.serves()
-    return light
 
 
 @pytest.mark.parametrize(
@@ -183,12 +84,17 @@ async def test_a_signal_reaches_the_whole_session(server: Server) -> None:
     code = "import subprocess, sys\nsubprocess.run(['sleep', '60'], stderr=sys.stderr)"
     forked = await server.fork("print('here', flush=True)\n" + code)
     assert await forked.line() == "here"
-    await until(lambda: len(session_members(forked.pid)) == 2, "there is no child")
-    members = session_members(forked.pid)
+    session = processes.Session(forked.pid, 0, processes.new_mark())
+
+    def members() -> list[int]:
+        return processes.find_members([session])[session.mark]
+
+    await until(lambda: len(members()) == 2, "there is no child")
+    whole = members()
     forked.process.signal(signal.SIGTERM)
     ends, _ = await forked.end()
     assert ends == -signal.SIGTERM
-    assert not any(is_alive(pid) for pid in members)
+    assert not any(is_alive(pid) for pid in whole)
 
 
 async def test_a_process_is_gone_only_when_its_children_are(server: Server) -> None:
@@ -243,8 +149,8 @@ async def test_the_list_says_what_runs(server: Server) -> None:
     one = await server.fork(wait, job_id="job-1", attempt=2, rank=0)
     two = await server.fork(wait, job_id="job-2", attempt=1, rank=3)
     assert sorted(await list_tasks(server.path), key=lambda each: str(each["job_id"])) == [
-        {"job_id": "job-1", "attempt": 2, "rank": 0, "pid": one.pid},
-        {"job_id": "job-2", "attempt": 1, "rank": 3, "pid": two.pid},
+        {"job_id": "job-1", "attempt": 2, "rank": 0, "incarnation": 0, "pid": one.pid, "left": []},
+        {"job_id": "job-2", "attempt": 1, "rank": 3, "incarnation": 0, "pid": two.pid, "left": []},
     ]
     one.process.signal(signal.SIGKILL)
     assert (await one.end())[0] == -signal.SIGKILL

@@ -177,3 +177,27 @@ def test_removing_an_attempt_takes_its_jobs_folder_with_the_last(directory: Path
     spool.remove(job / "2")
     assert not job.exists()
     spool.remove(job / "2")
+
+
+def test_a_replacements_frames_come_after_all_of_the_rank_before_it(tmp_path: Path) -> None:
+    """Also with little room in each reply, ten replacements, and a last frame that was cut off."""
+    keys = [spool.spool_key(1, incarnation, "metrics") for incarnation in range(12)]
+    for incarnation, key in enumerate(keys):
+        writer = SpoolWriter(tmp_path / key, limit_bytes=1 << 20)
+        for n in range(20):
+            append(writer, 100 * incarnation + n)
+        writer.close()
+        with segments(tmp_path / key)[-1][1].open("ab") as file:
+            file.write(b'{"kind": "metr')
+    other = spool.spool_key(0, 0, "metrics")
+    append(SpoolWriter(tmp_path / other, limit_bytes=1 << 20), 7)
+    ordered = sorted([other, *keys], key=spool.parse_key)
+    cursor: dict[str, int] = {}
+    seen: list[int] = []
+    others: list[int] = []
+    while found := spool.read_all(tmp_path, ordered, cursor, 700).data:
+        for key, data in found.items():
+            (others if key == other else seen).extend(numbers(data))
+            cursor[key] = cursor.get(key, 0) + len(data)
+    assert seen == [100 * incarnation + n for incarnation in range(12) for n in range(20)]
+    assert others == [7]

@@ -1,0 +1,24 @@
+"""/v1/jobs/{id}/hangs: who stood still, and where everyone was."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from api.caching import answer
+from api.context import Caller, NoParameters, TheFaults
+from api.problems import declare
+from dray import views
+
+router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["hangs"])
+
+
+@router.get(
+    "/hangs",
+    operation_id="get_hangs",
+    response_model=views.HangPage,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "job_not_found"),
+)
+async def hangs(request: Request, faults: TheFaults, _: Caller, job_id: str) -> Response:
+    """Each hang that was found: culprits, step, phase, and the stack of every rank."""
+    return answer(request, await faults.hangs(job_id))

@@ -1,0 +1,1 @@
+"""What saving a checkpoint costs the steps around it, against DCP and torch.save."""

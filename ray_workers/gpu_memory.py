@@ -1,0 +1,53 @@
+"""Who holds memory on a GPU, as NVIDIA's management library (NVML) says.
+
+A process may be gone and its memory not: a driver that hangs in the cleanup, or a context that
+another process still has open. Without NVML nothing is known, and so nothing is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import Any, Protocol
+
+
+class GpuMemory(Protocol):
+    """What a node agent asks before it calls a slot free."""
+
+    def held(self, gpus: str) -> dict[int, int]:
+        """Bytes by pid on these GPUs, named as in CUDA_VISIBLE_DEVICES: indices or UUIDs."""
+
+
+class NvmlMemory:
+    """By NVML, through nvidia-ml-py if it is installed, else through Ray's own copy of it."""
+
+    def __init__(self) -> None:
+        self._nvml = _load()
+
+    def held(self, gpus: str) -> dict[int, int]:
+        found: dict[int, int] = {}
+        if self._nvml is None:
+            return found
+        for gpu in filter(None, gpus.split(",")):
+            with contextlib.suppress(self._nvml.NVMLError):
+                handle = self._handle(gpu)
+                for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                    found[process.pid] = found.get(process.pid, 0) + (process.usedGpuMemory or 0)
+        return found
+
+    def _handle(self, gpu: str) -> Any:
+        if gpu.isdecimal():
+            return self._nvml.nvmlDeviceGetHandleByIndex(int(gpu))
+        return self._nvml.nvmlDeviceGetHandleByUUID(gpu)
+
+
+def _load() -> Any:
+    """The initialised bindings, or None where there is no NVIDIA driver."""
+    for name in ("pynvml", "ray._private.thirdparty.pynvml"):
+        try:
+            nvml: Any = importlib.import_module(name)
+            nvml.nvmlInit()
+        except Exception:  # not installed, or no library, driver or permission: all the same here
+            continue
+        return nvml
+    return None

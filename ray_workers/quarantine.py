@@ -1,0 +1,60 @@
+"""Slots that are kept from every job because what ran in them is not gone.
+
+A slot is kept by its placement group, which Ray keeps for as long as nobody removes it: whatever
+asks Ray, also after a restart of the service, finds it taken, with the very GPU that is stuck. What
+is written down here is who it was, since when and why; the node's agent goes on looking.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """The slots of one attempt on one node."""
+
+    job_id: str
+    attempt: int
+    slots: int
+    resources: Mapping[str, float]
+    """What the slots are made of, in Ray's names."""
+    reason: str
+    since: float
+    """Unix seconds by the node's clock."""
+
+
+class QuarantineBook:
+    """What is in quarantine on a node, in a folder that outlives its agent."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def entries(self) -> list[Quarantined]:
+        found = []
+        for path in sorted(self._directory.glob("*.json")):
+            try:
+                found.append(Quarantined(**json.loads(path.read_text())))
+            except (OSError, ValueError, TypeError):
+                continue
+        return found
+
+    def get(self, job_id: str, attempt: int) -> Quarantined | None:
+        key = (job_id, attempt)
+        return next((e for e in self.entries() if (e.job_id, e.attempt) == key), None)
+
+    def put(self, entry: Quarantined) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self._path(entry.job_id, entry.attempt)
+        draft = path.with_suffix(".new")
+        draft.write_text(json.dumps(asdict(entry)))
+        draft.replace(path)
+
+    def remove(self, job_id: str, attempt: int) -> None:
+        self._path(job_id, attempt).unlink(missing_ok=True)
+
+    def _path(self, job_id: str, attempt: int) -> Path:
+        return self._directory / f"{job_id}.{attempt}.json"

@@ -1,0 +1,71 @@
+"""Asking every node what is seen of an attempt's processes there, and reaching them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray_workers.contracts import AttemptSpec, Frame
+from ray_workers.pages import Sight
+from ray_workers.watchdog import Hang
+
+STACKS_WAIT_S = 1.0
+
+
+class Nodes:
+    """The nodes of one attempt, by their agents."""
+
+    def __init__(self, spec: AttemptSpec, agents: Mapping[str, Any]) -> None:
+        """agents: node agents by node id."""
+        self._key = (spec.job_id, spec.attempt)
+        self._agents = agents
+
+    async def sights(self) -> list[Sight]:
+        """Every process that left a page, also the dead. Of a node that does not answer, none."""
+        return [one for answer in await self._all("sights") for one in answer]
+
+    async def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Where these ranks stand now, of those that can say so."""
+        answers = await self._all("stacks", list(ranks), STACKS_WAIT_S)
+        return {rank: text for answer in answers for rank, text in answer.items()}
+
+    async def errors(self) -> dict[int, Frame]:
+        """The last words of each rank that had any, of its newest process that did."""
+        frames: list[Frame] = [one for answer in await self._all("errors") for one in answer]
+        return {frame.rank: frame for frame in sorted(frames, key=lambda frame: frame.incarnation)}
+
+    async def signal(self, node_id: str, rank: int, number: int) -> bool:
+        """Send a signal to a rank's processes; False if none runs there."""
+        reached: bool = await self._agents[node_id].signal.remote(*self._key, rank, number)
+        return reached
+
+    async def _all(self, method: str, *arguments: Any) -> list[Any]:
+        calls = (
+            getattr(agent, method).remote(*self._key, *arguments) for agent in self._agents.values()
+        )
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+def hang_bundle(hang: Hang, sights: Sequence[Sight], stacks: Mapping[int, str]) -> dict[str, Any]:
+    """What is kept of a hang: who is to blame, and where everyone was."""
+    blamed = hang.culprits or tuple(sights)
+    return {
+        "culprits": [sight.rank for sight in hang.culprits],
+        "step": min(sight.look.step for sight in blamed),
+        "phase": blamed[0].look.doing.name.lower(),
+        "waited_s": hang.waited_s,
+        "limit_s": hang.limit_s,
+        "ranks": [
+            {
+                "rank": sight.rank,
+                "step": sight.look.step,
+                "phase": sight.look.doing.name.lower(),
+                "collective": sight.look.collective,
+                "since_s": sight.age_s,
+                "stack": stacks.get(sight.rank, ""),
+            }
+            for sight in sights
+        ],
+    }

@@ -1,0 +1,78 @@
+"""Where the ranks of an attempt stand right now: the stacks of all their threads.
+
+Beside its page each rank has a file to which `faulthandler` adds them on DUMP_SIGNAL. That handler
+is C code: it runs at once, whatever the rank is stuck in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray_workers.forking import ask_dump, list_tasks
+from ray_workers.pages import prefix_of, stack_path
+
+STACK_LIMIT_BYTES = 64 << 10
+LOOK_S = 0.02
+"""Pause between two looks at a stack file; it is whole when a look finds it as long as before."""
+
+
+@dataclass
+class _Growing:
+    """A stack file that a dump is being added to."""
+
+    path: Path
+    start: int
+    size: int
+
+    def is_whole(self) -> bool:
+        before, self.size = self.size, _size(self.path)
+        return self.size > self.start and self.size == before
+
+    def text(self) -> str:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.start)
+                return file.read(STACK_LIMIT_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+
+async def collect(
+    socket_path: str,
+    directory: Path,
+    job_id: str,
+    attempt: int,
+    ranks: Iterable[int],
+    wait_s: float,
+) -> dict[int, str]:
+    """The stacks of the ranks that run here, taken now; without those that did not write one.
+
+    A stopped rank is let go on: its handler runs first. Raises ForkFailed without a forkserver.
+    """
+    incarnations: dict[int, int] = {}
+    for task in await list_tasks(socket_path):
+        if (task["job_id"], task["attempt"]) == (job_id, attempt):
+            known = incarnations.get(task["rank"], -1)
+            incarnations[task["rank"]] = max(known, task["incarnation"])
+    growing: dict[int, _Growing] = {}
+    for rank in incarnations.keys() & set(ranks):
+        path = stack_path(prefix_of(directory, rank, incarnations[rank]))
+        start = _size(path)
+        if await ask_dump(socket_path, job_id, attempt, rank):
+            growing[rank] = _Growing(path, start, start)
+    deadline, left = time.monotonic() + wait_s, set(growing)
+    while left and time.monotonic() < deadline:
+        await asyncio.sleep(LOOK_S)
+        left = {rank for rank in left if not growing[rank].is_whole()}
+    return {rank: text for rank, file in sorted(growing.items()) if (text := file.text())}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,125 @@
+"""Handing the state of a replica to the ranks that lack it.
+
+After a fault the ranks of a group may stand a step apart: an all-reduce can have ended on some of
+them and not on others, and a replacement knows nothing. The furthest is right, since replicas that
+have done the same step are equal to the bit; the others take its state over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+FLAT_BYTES = 16 << 20
+"""Smaller tensors travel together, up to about so many bytes at once."""
+NOTHING = -1
+"""The progress of a rank that has no state yet."""
+
+
+def newest(progress: int, device: torch.device, world_size: int) -> tuple[int, int, bool]:
+    """(the furthest progress, the lowest rank that has it, whether all have it). A collective."""
+    if world_size == 1:
+        return progress, 0, True
+    mine = torch.tensor([progress], dtype=torch.int64, device=device)
+    everyones = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(everyones, mine)
+    all_progress = [int(one.item()) for one in everyones]
+    best = max(all_progress)
+    return best, all_progress.index(best), all(one == best for one in all_progress)
+
+
+def broadcast(
+    state: Callable[[], Mapping[str, Any]], source: int, rank: int, device: torch.device
+) -> dict[str, Any] | None:
+    """The source's state on every other rank, on `device`; None on the source. A collective.
+
+    `state` is called on the source only: nested mappings, lists and tuples of tensors and of plain
+    values.
+    """
+    tensors: list[Tensor] = []
+    outline: list[Any] = [None]
+    if rank == source:
+        outline = [_outlined(state(), tensors)]
+    dist.broadcast_object_list(outline, src=source, device=device)
+    if rank != source:
+        _fill(outline[0], tensors, device)
+    for piece in _pieces(tensors):
+        _broadcast_together(piece, source, rank, device)
+    if rank == source:
+        return None
+    rebuilt: dict[str, Any] = _rebuilt(outline[0], iter(tensors))
+    return rebuilt
+
+
+class _Place:
+    """Where a tensor stands in the outline of a state."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+        self.lies_on = tensor.device.type  # an optimizer's count of steps may lie on the CPU
+
+
+def _outlined(value: Any, tensors: list[Tensor]) -> Any:
+    """The value with a `_Place` for each tensor; these are appended to `tensors`, in order."""
+    if isinstance(value, Tensor):
+        tensors.append(value.detach())
+        return _Place(value)
+    if isinstance(value, Mapping):
+        return {key: _outlined(one, tensors) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_outlined(one, tensors) for one in value])
+    return value
+
+
+def _fill(value: Any, tensors: list[Tensor], device: torch.device) -> None:
+    """Append an empty tensor for each place of an outline, in order."""
+    if isinstance(value, _Place):
+        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=device))
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            _fill(one, tensors, device)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _fill(one, tensors, device)
+
+
+def _rebuilt(value: Any, tensors: Any) -> Any:
+    if isinstance(value, _Place):
+        return next(tensors).to(value.lies_on)
+    if isinstance(value, Mapping):
+        return {key: _rebuilt(one, tensors) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_rebuilt(one, tensors) for one in value])
+    return value
+
+
+def _pieces(tensors: list[Tensor]) -> list[list[Tensor]]:
+    """Runs of tensors to be sent at once: small ones of one type together, large ones alone."""
+    pieces: list[list[Tensor]] = []
+    size = 0
+    for tensor in tensors:
+        fits = pieces and pieces[-1][0].dtype == tensor.dtype and size < FLAT_BYTES
+        if fits:
+            pieces[-1].append(tensor)
+        else:
+            pieces.append([tensor])
+            size = 0
+        size += tensor.nbytes
+    return pieces
+
+
+def _broadcast_together(
+    tensors: list[Tensor], source: int, rank: int, device: torch.device
+) -> None:
+    flat = torch.cat([tensor.reshape(-1).to(device) for tensor in tensors])
+    if flat.numel() == 0:
+        return
+    dist.broadcast(flat, src=source)
+    if rank == source:
+        return
+    for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view(tensor.shape))

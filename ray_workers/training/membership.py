@@ -1,0 +1,130 @@
+"""Which group a rank is in, and how it comes from a broken one into the next.
+
+A group has generations. Who has a place in the next one is decided outside of the ranks, where all
+of them are seen; here a rank learns its place, cuts itself off from the old group, and meets the
+others at the store. Whatever breaks a group (a dead peer, one that was killed because it hung, a
+change of the world size) takes this one way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from ray_workers import pages
+from ray_workers.contracts import Cause, RankTask
+from ray_workers.pages import Doing, Page, Place, Use
+from ray_workers.training import process_group
+from ray_workers.training.errors import cause_of
+from ray_workers.training.severing import Connections
+
+PLACE_LIMIT_S = 90.0
+"""How long a rank of a broken group waits for its place in the next: as long as a replacement may
+take to be there, and a little."""
+MEETING_LIMIT_S = 1800.0
+"""How long the others of a group may take to come: the slowest reads its data first."""
+FORMING_LIMIT_S = 30.0
+"""How long it takes to connect to ranks that are known to be there."""
+LOOK_S = 0.002
+
+
+class Regroup(Exception):
+    """The rank is to leave its group for a place in the next one."""
+
+
+class Membership:
+    """A rank's way through the generations of its group."""
+
+    def __init__(self, task: RankTask, page: Page) -> None:
+        self.place = Place(task.generation, task.rank, task.world_size)
+        self._prefix = task.page_prefix
+        self._page = page
+        self._device = torch.device(task.device)
+        self._connections = Connections()
+        self._address = (task.master_addr, task.master_port)
+        self._store: TCPStore | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        return self.place.world_size == 1
+
+    def join(self) -> None:
+        """Form the group of this place's generation; Regroup if a newer one is announced first."""
+        if self.is_alone:
+            return
+        store = self._meet()
+        with self._connections.being_formed():
+            process_group.join(
+                self._device,
+                store,
+                self.place.rank,
+                self.place.world_size,
+                timedelta(seconds=FORMING_LIMIT_S),
+            )
+
+    def _meet(self) -> Store:
+        """Wait at the store until everybody of this generation is there."""
+        if self._store is None:
+            self._store = TCPStore(*self._address, wait_for_workers=False)
+        generation, rank, world_size = (
+            self.place.generation,
+            self.place.rank,
+            self.place.world_size,
+        )
+        store = PrefixStore(f"generation-{generation}", self._store)
+        store.set(f"here-{rank}", "1")
+        everybody = [f"here-{other}" for other in range(world_size)]
+        self._wait(lambda: store.check(everybody), MEETING_LIMIT_S, "the other ranks to come")
+        return store
+
+    def check(self) -> None:
+        """Between two steps: Regroup if another generation is wanted."""
+        if self._page.wanted > self.place.generation:
+            raise Regroup
+
+    def may_follow(self, error: BaseException) -> bool:
+        """Whether an error is only that the group is broken, so that there may be a next one."""
+        if isinstance(error, Regroup):
+            return True
+        return bool(self._prefix) and not self.is_alone and cause_of(error) is Cause.WORKER_LOST
+
+    def follow(self, error: BaseException) -> None:
+        """Leave the broken group and take the place in the next one.
+
+        Raises `error` again if there is none in time.
+        """
+        self._page.enter(Doing.STAND_BY, Use.RECOVERING)
+        self._connections.sever()
+        process_group.abandon()
+        known = self.place.generation
+        try:
+            self._until(lambda: self._page.wanted > known, PLACE_LIMIT_S)
+        except TimeoutError:
+            raise error from None
+        self.place = pages.announced(self._prefix)
+
+    def leave(self) -> None:
+        """The training is over, for everyone at once."""
+        process_group.leave()
+
+    def _wait(self, is_so: Callable[[], bool], limit_s: float, what: str) -> None:
+        def is_over() -> bool:
+            self.check()
+            return is_so()
+
+        try:
+            self._until(is_over, limit_s)
+        except TimeoutError:
+            raise dist.DistStoreError(f"timed out waiting for {what}, {limit_s:g} s") from None
+
+    def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while not is_so():
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(LOOK_S)

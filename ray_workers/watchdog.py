@@ -1,0 +1,114 @@
+"""Finding out that a group hangs, and who is to blame: pure, without ray or torch.
+
+A rank that waits for another one looks as still as the one that it waits for. But it stands
+further on: it has entered the collective that the other has not come to. So of the ranks that stand
+still, the one that is furthest behind is to blame; where all stand at the same place, the one whose
+process is stopped.
+
+How long is too long is learned from the job's own steps, since what is an eternity for one job is
+a step of another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ray_workers.pages import Doing, Sight
+
+FACTOR = 10.0
+"""A rank hangs when it has been at one thing for so many times a slow step's time."""
+REMEMBERED = 100
+"""Looks that showed a step, of which the slowest counts."""
+
+LEAST_S = {
+    Doing.DATA: 20.0,
+    Doing.COMPUTE: 4.0,
+    Doing.EXCHANGE: 4.0,
+    Doing.UPDATE: 4.0,
+    Doing.EVALUATE: 60.0,
+    Doing.SAVE: 120.0,
+    Doing.FINISH: 300.0,
+}
+"""What is never too long: a machine may be busy, a store far away, a disk slow."""
+FIRST_STEP_LEAST_S = 60.0
+"""Before the first step of a group is done: kernels are chosen, buffers made."""
+
+STOPPED = ("T", "t")
+STOPPED_S = 30.0
+"""How long a process may be at one thing when it is seen to be stopped, whatever that thing is."""
+
+_PLACE_IN_STEP = {
+    Doing.EVALUATE: 0,
+    Doing.SAVE: 1,
+    Doing.DATA: 2,
+    Doing.COMPUTE: 3,
+    Doing.EXCHANGE: 4,
+    Doing.UPDATE: 5,
+    Doing.FINISH: 6,
+}
+"""In the order in which they come once a step is committed."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """The group stands still."""
+
+    culprits: tuple[Sight, ...]
+    """Who is to blame; empty if all stand at the same place, and none of them is stopped."""
+    waited_s: float
+    limit_s: float
+
+
+class Watchdog:
+    """Looks at a group again and again, and knows how long its steps take."""
+
+    def __init__(self) -> None:
+        self._slow_s: deque[float] = deque(maxlen=REMEMBERED)
+        self._last: tuple[int, int, float] | None = None
+
+    def look(self, sights: Sequence[Sight], now: float) -> Hang | None:
+        """What the ranks' newest processes show at `now`, in monotonic seconds.
+
+        None while anybody joins or waits for a place: the group is not whole, and others see to it.
+        """
+        stopped = [s for s in sights if s.state in STOPPED and s.age_s > STOPPED_S]
+        if stopped:
+            return Hang(tuple(stopped), min(s.age_s for s in stopped), STOPPED_S)
+        trains = all(sight.look.doing in _PLACE_IN_STEP for sight in sights)
+        if not sights or not trains or len({sight.look.generation for sight in sights}) > 1:
+            self._last = None
+            return None
+        self._learn(min(sight.look.step for sight in sights), sights[0].look.generation, now)
+        behind = _furthest_behind(sights)
+        limits = [self.limit_s(sight) for sight in behind]
+        if any(s.age_s <= limit for s, limit in zip(behind, limits, strict=True)):
+            return None
+        if len(behind) == len(sights) > 1:
+            behind = [sight for sight in behind if sight.state in STOPPED]
+        return Hang(tuple(behind), min(sight.age_s for sight in sights), max(limits))
+
+    def limit_s(self, sight: Sight) -> float:
+        """How long this rank may be at what it does, in seconds."""
+        least = LEAST_S[sight.look.doing]
+        if sight.look.step == sight.look.resumed_step:
+            least = max(least, FIRST_STEP_LEAST_S)
+        return max(least, FACTOR * max(self._slow_s, default=0.0))
+
+    def _learn(self, step: int, generation: int, now: float) -> None:
+        """Book the time of the steps that were done since the last look that saw one."""
+        if self._last is None or self._last[0] != generation or step < self._last[1]:
+            self._last = (generation, step, now)
+        elif step > self._last[1]:
+            self._slow_s.append((now - self._last[2]) / (step - self._last[1]))
+            self._last = (generation, step, now)
+
+
+def _furthest_behind(sights: Sequence[Sight]) -> list[Sight]:
+    def place(sight: Sight) -> tuple[int, int, int]:
+        look = sight.look
+        return look.step, _PLACE_IN_STEP[look.doing], look.collective
+
+    least = min(map(place, sights))
+    return [sight for sight in sights if place(sight) == least]

@@ -1,0 +1,104 @@
+"""SQL on hang bundles, drills, and what slots were used for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, func, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from dray.views import DrillState
+from service.db.models import DrillRow, HangRow, SlotSecondsRow
+
+_OPEN = (DrillState.WAITING.value, DrillState.STRUCK.value)
+
+
+def hangs(session: Session, job_id: str) -> list[HangRow]:
+    """Oldest first."""
+    return list(
+        session.scalars(select(HangRow).where(HangRow.job_id == job_id).order_by(HangRow.seq))
+    )
+
+
+def add_hang(
+    session: Session,
+    job_id: str,
+    *,
+    attempt: int,
+    time: datetime,
+    body: Mapping[str, Any],
+    keep: int,
+) -> int:
+    """Its number within the job; only the newest `keep` of the job stay."""
+    newest = session.scalar(select(func.max(HangRow.seq)).where(HangRow.job_id == job_id))
+    seq = (newest or 0) + 1
+    session.add(HangRow(job_id=job_id, seq=seq, attempt=attempt, time=time, body=dict(body)))
+    session.execute(
+        delete(HangRow)
+        .where(HangRow.job_id == job_id, HangRow.seq <= seq - keep)
+        .execution_options(synchronize_session=False)
+    )
+    return seq
+
+
+def add_drill(session: Session, row: DrillRow) -> None:
+    session.add(row)
+    session.flush()
+
+
+def drill(session: Session, job_id: str, drill_id: str) -> DrillRow | None:
+    return session.get(DrillRow, (job_id, drill_id))
+
+
+def drills(session: Session, job_id: str) -> list[DrillRow]:
+    """In the order in which they were asked for."""
+    query = select(DrillRow).where(DrillRow.job_id == job_id)
+    return list(session.scalars(query.order_by(DrillRow.created_at, DrillRow.id)))
+
+
+def open_drills(session: Session, job_id: str) -> list[DrillRow]:
+    """Those that are not over, in the same order."""
+    query = select(DrillRow).where(DrillRow.job_id == job_id, DrillRow.state.in_(_OPEN))
+    return list(session.scalars(query.order_by(DrillRow.created_at, DrillRow.id)))
+
+
+def waiting_drills(session: Session) -> list[DrillRow]:
+    """Of all jobs, those that have not struck."""
+    query = select(DrillRow).where(text("drills.state = 'waiting'"))  # as the index has it
+    return list(session.scalars(query.order_by(DrillRow.job_id, DrillRow.id)))
+
+
+def fail_drills(session: Session, job_id: str, message: str, now: datetime) -> None:
+    """End those that are not over."""
+    session.execute(
+        update(DrillRow)
+        .where(DrillRow.job_id == job_id, DrillRow.state.in_(_OPEN))
+        .values(state=DrillState.FAILED.value, message=message, finished_at=now)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def count_slot_seconds(session: Session, grown: Mapping[str, float]) -> None:
+    """Add to what the slots of all jobs were used for.
+
+    Always in the same order: two transactions that wait for each other's row would never end.
+    """
+    if not grown:
+        return
+    on_postgres = session.get_bind().dialect.name == "postgresql"
+    insert_ = postgresql.insert(SlotSecondsRow) if on_postgres else sqlite.insert(SlotSecondsRow)
+    values = [{"slot_class": name, "seconds": grown[name]} for name in sorted(grown)]
+    session.execute(
+        insert_.values(values).on_conflict_do_update(
+            index_elements=["slot_class"],
+            set_={"seconds": SlotSecondsRow.seconds + insert_.excluded.seconds},
+        )
+    )
+
+
+def slot_seconds(session: Session) -> dict[str, float]:
+    """Of all jobs there ever were, by class; a class that none had is missing."""
+    return {row.slot_class: row.seconds for row in session.scalars(select(SlotSecondsRow))}

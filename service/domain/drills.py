@@ -1,0 +1,86 @@
+"""Drills: faults that a user asks for. Whether one makes sense, and how it goes on. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dray.views import DrillKind, DrillState
+
+_ORDER = {
+    DrillState.WAITING: 0,
+    DrillState.STRUCK: 1,
+    DrillState.PASSED: 2,
+    DrillState.FAILED: 2,
+}
+
+
+def is_news(state: DrillState, told: DrillState) -> bool:
+    """A drill never goes back, and its end stays its end."""
+    return _ORDER[told] > _ORDER[state]
+
+
+@dataclass(frozen=True)
+class Running:
+    """What of a running job decides whether a drill makes sense."""
+
+    world_size: int
+    step: int
+    """Optimizer steps done, as far as is known."""
+    total_steps: int | None
+    is_script: bool
+    unmended: str | None = None
+    """Why its group is not mended in place; None if it is."""
+
+
+def ends_attempt(kind: DrillKind, job: Running) -> bool:
+    """Whether the attempt ends by it as it should, and the next one takes the job up again."""
+    return kind is DrillKind.PREEMPT or job.unmended is not None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a drill makes no sense."""
+
+    pointer: str
+    message: str
+    hint: str | None = None
+
+
+def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Refusal | None:
+    """None if the drill can be tried."""
+    if kind is DrillKind.PREEMPT and rank != 0:
+        return Refusal("/rank", "a preemption takes the whole job; leave the rank out")
+    if kind is DrillKind.STALL and job.unmended is not None:
+        return Refusal(
+            "/kind",
+            f"{job.unmended}; nobody watches it for hangs",
+            hint="kill tries whether it is started again, preempt whether it leaves and resumes",
+        )
+    if rank >= job.world_size:
+        ranks = "only rank 0" if job.world_size == 1 else f"ranks 0 to {job.world_size - 1}"
+        return Refusal("/rank", f"there is no rank {rank}: the job has {ranks}")
+    if at_step is None:
+        return None
+    if job.is_script:
+        return Refusal(
+            "/at_step",
+            "a script does not say how far it is before it is struck",
+            hint="leave it out to strike at once",
+        )
+    if at_step <= job.step:
+        return Refusal(
+            "/at_step",
+            f"the job has already done {job.step} steps",
+            hint="leave it out to strike at once, or name a later step",
+        )
+    if job.total_steps is not None and at_step >= job.total_steps:
+        return Refusal("/at_step", f"the job ends with step {job.total_steps}")
+    return None
+
+
+def outcome_sentence(recovery_s: float | None, steps_lost: int | None) -> str:
+    """`recovered in 0.41 s, 0 steps lost`, as far as it is known."""
+    how_long = "recovered" if recovery_s is None else f"recovered in {recovery_s:.2f} s"
+    if steps_lost is None:
+        return how_long
+    return f"{how_long}, {steps_lost} step{'' if steps_lost == 1 else 's'} lost"

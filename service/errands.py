@@ -1,0 +1,63 @@
+"""What users asked of attempts that live: to stop, to leave, to take a fault. Passed on once.
+
+What is asked lies in SQL, and whether the cluster took it, only in this process: after a restart
+of the service it is passed on again, which is harmless by the port's word.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+from dray.views import JobState
+from service.cluster.port import AttemptRef, Cluster
+from service.jobs import LiveAttempt
+
+
+@dataclass(frozen=True)
+class Errand:
+    """One thing to tell the cluster."""
+
+    job_id: str
+    attempt: int
+    what: str
+    """Names it among the errands of the attempt."""
+    call: Callable[[], Awaitable[None]]
+    """Raises ClusterUnavailable if nobody took it."""
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.job_id, self.attempt, self.what
+
+
+class Errands:
+    """Which errands are still to be run."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._done: set[tuple[str, int, str]] = set()
+
+    def due(self, attempt: LiveAttempt, ref: AttemptRef) -> Iterator[Errand]:
+        """What was asked of the attempt and not passed on yet. Who is to stop is asked no more."""
+        cluster = self._cluster
+        wanted: dict[str, Callable[[], Awaitable[None]]] = {}
+        if attempt.job_state is JobState.CANCELLING:
+            wanted["stop"] = functools.partial(cluster.stop_attempt, ref)
+        else:
+            if attempt.preempt_grace_s is not None:
+                grace_s = attempt.preempt_grace_s
+                wanted["preempt"] = functools.partial(cluster.preempt, ref, grace_s)
+            for drill in attempt.drills:
+                wanted[drill.id] = functools.partial(cluster.drill, ref, drill)
+        for what, call in wanted.items():
+            errand = Errand(attempt.job_id, attempt.attempt, what, call)
+            if errand.key not in self._done:
+                yield errand
+
+    def done(self, errand: Errand) -> None:
+        self._done.add(errand.key)
+
+    def forget(self, job_id: str, attempt: int) -> None:
+        """The attempt has ended."""
+        self._done = {key for key in self._done if key[:2] != (job_id, attempt)}

@@ -1,0 +1,31 @@
+"""Folders of embedded Rays are deleted when nothing of their Ray is left, and not before."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ray_workers import paths
+from ray_workers.processes import place
+from service.cluster import embedded
+
+
+def test_only_what_is_certainly_dead_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "machine_root", lambda: tmp_path)
+    said = {"dead": place(), "alive": place(), "elsewhere": "another host", "silent": None}
+    for name, text in said.items():
+        (tmp_path / f"ray-{name}").mkdir()
+        if text is not None:
+            (tmp_path / f"ray-{name}" / embedded.PLACE).write_text(text)
+    (tmp_path / "deployment").mkdir()
+    environment = {**os.environ, embedded.INSTANCE_VARIABLE: "alive"}
+    with subprocess.Popen(["sleep", "600"], env=environment) as process:
+        embedded.remove_dead_sessions()
+        process.kill()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"ray-alive", "ray-elsewhere", "ray-silent", "deployment"}

@@ -1,0 +1,258 @@
+"""A rank dies, the others go on: no step is lost, and the weights are what they would have been."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ray_workers.contracts import RankTask
+from ray_workers.training import checkpoints, membership
+from ray_workers.training.evaluation import Evaluation
+from ray_workers.training.loop import Loop
+from ray_workers.training.replica import Replica
+from ray_workers.training.samples import Feed
+from ray_workers.training.update import Update
+from tests.unit.training.ranks import frames, run_ranks
+from tests.unit.training.test_loop import document, series, weights
+
+CULPRIT = 1
+STEP = 5
+
+
+def small(num_workers: int, **train: Any) -> dict[str, Any]:
+    """16 steps, an evaluation and a checkpoint after 8 and 16."""
+    return document(num_workers, epochs=2, **train)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Fault:
+    """Kills the first process of one rank where and when it is told to."""
+
+    def __init__(self, rank: int, point: str, step: int = STEP) -> None:
+        self.rank, self.point, self.step = rank, point, step
+
+    def __call__(self, task: RankTask) -> None:
+        if task.rank == self.rank and task.incarnation == 0:
+            POINTS[self.point](self.step)
+
+
+def _at_call(
+    owner: Any, name: str, number: int, *, after: bool = False, act: Callable[[], None] = die
+) -> None:
+    """Die in the `number`th call of a method, before it does its work or after."""
+    original = getattr(owner, name)
+    calls = 0
+
+    @functools.wraps(original)
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number and not after:
+            act()
+        answer = original(*args, **kwargs)
+        if calls == number:
+            act()
+        return answer
+
+    setattr(owner, name, dying)
+
+
+def _in_backward(step: int, *, exchanged: bool) -> None:
+    """Between the forward and the backward pass, or in the midst of the backward pass, when some
+    of the gradients may be on their way."""
+    original = Replica.backward
+    calls = 0
+
+    def dying(self: Replica, parts: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == step and not exchanged:
+            args = (*args[:2], die)
+        if calls == step and exchanged:
+            last = next(iter(self._parameters))
+            last.register_hook(lambda grad: die())  # type: ignore[no-untyped-call]
+        original(self, parts, *args, **kwargs)
+
+    Replica.backward = dying  # type: ignore[method-assign]
+
+
+POINTS: dict[str, Callable[[int], None]] = {
+    "before the first step": lambda _: _at_call(Loop, "fit", 1),
+    "while the group is formed": lambda _: _at_call(Loop, "enter", 1),
+    "in the data loader": lambda step: _at_call(Feed, "at", step),
+    "before the backward pass": lambda step: _in_backward(step, exchanged=False),
+    "in the backward pass": lambda step: _in_backward(step, exchanged=True),
+    "after the all-reduce, before the optimizer": lambda step: _at_call(Update, "step", step),
+    "in the optimizer": lambda step: _at_call(torch.optim.AdamW, "step", step, after=True),
+    "after the step": lambda step: _at_call(Update, "step", step, after=True),
+    "before the evaluation": lambda _: _at_call(Evaluation, "measure", 1),
+    "after the evaluation": lambda _: _at_call(Evaluation, "measure", 1, after=True),
+    "while a checkpoint is saved": lambda _: _at_call(checkpoints, "save", 1),
+    "when a checkpoint was saved": lambda _: _at_call(checkpoints, "save", 1, after=True),
+    "before the result is written": lambda _: _at_call(Loop, "finish", 1),
+    "when the result was written": lambda _: _at_call(Loop, "_write_result", 1, after=True),
+}
+RANK_0_ONLY = {
+    "while a checkpoint is saved",
+    "when a checkpoint was saved",
+    "when the result was written",
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The home of a run without a fault, made once for each number of ranks."""
+
+    @functools.cache
+    def run(world_size: int, **train: Any) -> Path:
+        home = tmp_path_factory.mktemp("undisturbed")
+        assert (
+            run_ranks(home, small(world_size, **train), world_size=world_size) == [0] * world_size
+        )
+        return home
+
+    return run
+
+
+def assert_same(home: Path, other: Path) -> None:
+    """The weights are equal to the bit, and rank 0 told every step once, with equal figures."""
+    expected = weights(other)
+    found = weights(home)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    for key in ("train/loss", "train/lr", "train/grad_norm", "val/loss", "val/accuracy"):
+        assert once(home, key) == series(other, key), key
+
+
+def once(home: Path, key: str) -> dict[int, float]:
+    """The series as the service keeps it: what was told first of a step, in any incarnation."""
+    told = frames(home, kind="metrics")
+    found: dict[int, float] = {}
+    for body in told:
+        if key in body["values"]:
+            assert found.setdefault(body["step"], body["values"][key]) == body["values"][key]
+    return found
+
+
+@pytest.mark.parametrize("point", sorted(POINTS.keys() - RANK_0_ONLY))
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_replaced_and_nothing_is_lost(
+    point: str, rank: int, tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    codes = run_ranks(tmp_path, small(2), world_size=2, before=Fault(rank, point), mends=True)
+    assert codes == [0, 0]
+    assert_same(tmp_path, undisturbed(2))
+
+
+@pytest.mark.parametrize("point", sorted(RANK_0_ONLY))
+def test_rank_0_is_replaced_in_the_midst_of_its_own_work(
+    point: str, tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    codes = run_ranks(tmp_path, small(2), world_size=2, before=Fault(0, point), mends=True)
+    assert codes == [0, 0]
+    assert_same(tmp_path, undisturbed(2))
+    saved = [body["step"] for body in frames(tmp_path, kind="checkpoint")]
+    assert {8, 16} <= set(saved)
+
+
+def test_of_four_ranks_the_one_across_learns_of_it_too(
+    tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    """Its neighbours in the ring live; they shut their connections, and so it fails as well."""
+    fault = Fault(2, "in the backward pass")
+    assert run_ranks(tmp_path, small(4), world_size=4, before=fault, mends=True) == [0] * 4
+    assert_same(tmp_path, undisturbed(4))
+
+
+def test_two_of_three_ranks_die_one_after_the_other(
+    tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    faults = [Fault(0, "in the backward pass", 3), Fault(2, "after the step", 9)]
+    codes = run_ranks(tmp_path, small(3), world_size=3, before=Faults(faults), mends=True)
+    assert codes == [0, 0, 0]
+    assert_same(tmp_path, undisturbed(3))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sgd with accumulation": {
+        "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
+        "micro_batch_size": 32,
+    },
+    "bf16, clipping and an average": {
+        "precision": "bf16",
+        "max_grad_norm": 0.5,
+        "ema": {"decay": 0.9},
+    },
+    "fp16 with scaling": {"precision": "fp16"},
+    "adafactor": {"optimizer": {"name": "adafactor", "lr": 0.01}},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_whatever_a_replica_is_made_of_goes_to_the_newcomer(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    plain, mended = tmp_path / "plain", tmp_path / "mended"
+    assert run_ranks(plain, small(2, **options), world_size=2) == [0, 0]
+    fault = Fault(0, "after the step", 6)
+    codes = run_ranks(mended, small(2, **options), world_size=2, before=fault, mends=True)
+    assert codes == [0, 0]
+    assert_same(mended, plain)
+
+
+def test_a_step_that_is_done_again_starts_from_the_buffers_it_had(tmp_path: Path) -> None:
+    """A ResNet's running means change in the forward pass, before the step breaks off."""
+    document_ = small(2, max_steps=6, global_batch_size=64) | {
+        "model": {"name": "resnet", "depth": 8, "width": 8}
+    }
+    plain, mended = tmp_path / "plain", tmp_path / "mended"
+    assert run_ranks(plain, document_, world_size=2) == [0, 0]
+    fault = Fault(1, "in the backward pass", 4)
+    assert run_ranks(mended, document_, world_size=2, before=fault, mends=True) == [0, 0]
+    assert_same(mended, plain)
+
+
+def test_the_error_of_one_rank_is_no_reason_for_another_try(tmp_path: Path) -> None:
+    """Nobody announces a next generation: the others end with the error that they saw."""
+    codes = run_ranks(tmp_path, small(2), world_size=2, before=Raising(1, 4))
+    assert codes == [1, 1]
+    errors = [frames(tmp_path, rank=rank, kind="error")[0]["cause"] for rank in (0, 1)]
+    assert errors == ["worker_lost", "user_error"]
+
+
+class Faults:
+    """Several faults."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        self.faults = faults
+
+    def __call__(self, task: RankTask) -> None:
+        for fault in self.faults:
+            fault(task)
+
+
+class Raising:
+    """Makes one rank's code raise in a step; the others give up waiting for a place at once."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
+
+    def __call__(self, task: RankTask) -> None:
+        membership.PLACE_LIMIT_S = 0.5
+        if task.rank == self.rank:
+            _at_call(Update, "step", self.step, act=_raise)
+
+
+def _raise() -> None:
+    raise ZeroDivisionError("the user's own")

@@ -1,0 +1,88 @@
+"""Which losses are mended in place, and which are not."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from ray_workers import mending
+from ray_workers.contracts import AttemptSpec, Cause, Frame, FrameKind, Slice
+from ray_workers.mending import MOST_WITHOUT_A_STEP
+from ray_workers.verdict import RankExit
+
+RECIPE = {"recipe": "image_classification", "resources": {"num_workers": 2}}
+SCRIPT = {"script": {"entrypoint": "train.py"}, "resources": {"num_workers": 2}}
+
+
+def spec(document: dict[str, Any], *, workers: int = 2, gpus: int = 0) -> AttemptSpec:
+    return AttemptSpec(
+        deployment_id="d",
+        job_id="j",
+        attempt=1,
+        spec=document,
+        slices=(Slice("n", workers),),
+        bundle={"CPU": 1.0} | ({"GPU": 1.0} if gpus else {}),
+        storage_url="file:///nowhere",
+    )
+
+
+def error(rank: int, cause: Cause) -> Frame:
+    return Frame(rank, 0, FrameKind.ERROR, 0.0, {"cause": cause, "message": "m"})
+
+
+def refused(
+    *lost: RankExit, errors: dict[int, Frame] | None = None, survivors: int = 1, mended: int = 0
+) -> str | None:
+    return mending.refused(lost, errors or {}, num_survivors=survivors, without_a_step=mended)
+
+
+def test_a_recipe_on_several_cpu_ranks_is_mended() -> None:
+    assert mending.is_mendable(spec(RECIPE))
+    assert not mending.is_mendable(spec(RECIPE, workers=1))
+    assert not mending.is_mendable(spec(SCRIPT))
+    assert not mending.is_mendable(spec(RECIPE, gpus=1))
+
+
+@pytest.mark.parametrize("code", [-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, None])
+def test_a_rank_that_was_killed_or_vanished_is_replaced(code: int | None) -> None:
+    assert refused(RankExit(1, code)) is None
+
+
+def test_a_rank_that_lost_the_others_is_replaced() -> None:
+    assert refused(RankExit(1, 1), errors={1: error(1, Cause.WORKER_LOST)}) is None
+
+
+def test_an_error_of_ones_own_would_come_again() -> None:
+    reason = refused(RankExit(1, 1), errors={1: error(1, Cause.USER_ERROR)})
+    assert reason == "rank 1 ended by an error of its own"
+    assert refused(RankExit(1, 3)) == "rank 1 exited with code 3"
+    both = [RankExit(0, -signal.SIGKILL), RankExit(1, 1)]
+    assert refused(*both, errors={1: error(1, Cause.BAD_DATA)}) is not None
+
+
+def test_without_a_survivor_there_is_no_state_left() -> None:
+    reason = refused(RankExit(0, -9), RankExit(1, -9), survivors=0)
+    assert reason == "nobody is left who holds the state"
+
+
+def test_a_group_that_breaks_before_every_step_is_not_mended_for_ever() -> None:
+    assert refused(RankExit(0, -9), mended=MOST_WITHOUT_A_STEP - 1) is None
+    reason = refused(RankExit(0, -9), mended=MOST_WITHOUT_A_STEP)
+    assert reason is not None
+    assert "without a step in between" in reason
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (None, "the worker of rank 3 vanished"),
+        (1, "rank 3 lost the others"),
+        (-9, "rank 3 was killed by SIGKILL"),
+        (-11, "rank 3 was killed by SIGSEGV"),
+        (-99, "rank 3 was killed by signal 99"),
+    ],
+)
+def test_how_it_ended_is_said_in_a_few_words(code: int | None, words: str) -> None:
+    assert mending.how(RankExit(3, code)) == words

@@ -1,0 +1,125 @@
+"""What a rank is doing is found without its help: also when it is stuck or stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from ray_workers import processes, stacks
+from ray_workers.forking import ForkFailed, list_tasks, send_to_rank
+from ray_workers.pages import prefix_of, stack_path
+from tests.unit.workers.forked import Forked, Server, is_alive, light, server, until
+
+__all__ = ["light", "server"]
+
+pytestmark = pytest.mark.anyio
+
+STUCK = """
+import faulthandler, signal
+file = open({path!r}, "a")
+faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+def the_place_it_is_stuck_at():
+    print("here", flush=True)
+    while True:
+        signal.sigwait([signal.SIGUSR1])
+the_place_it_is_stuck_at()
+"""
+
+
+async def stuck(server: Server, directory: Path, rank: int, incarnation: int = 0) -> Forked:
+    path = stack_path(prefix_of(directory, rank, incarnation))
+    code = STUCK.format(path=str(path))
+    forked = await server.fork(code, job_id="j", attempt=1, rank=rank, incarnation=incarnation)
+    assert await forked.line() == "here"
+    return forked
+
+
+async def collected(server: Server, directory: Path, ranks: list[int]) -> dict[int, str]:
+    return await stacks.collect(server.path, directory, "j", 1, ranks, wait_s=20.0)
+
+
+async def test_stacks_are_of_the_newest_process_at_each_rank_asked_for(
+    server: Server, tmp_path: Path
+) -> None:
+    running = [
+        await stuck(server, tmp_path, rank, incarnation)
+        for rank, incarnation in ((0, 0), (1, 0), (1, 1), (2, 0))
+    ]
+    found = await collected(server, tmp_path, [0, 1, 7])
+    assert sorted(found) == [0, 1]
+    assert all("the_place_it_is_stuck_at" in text for text in found.values())
+    assert stack_path(prefix_of(tmp_path, 1, 0)).read_bytes() == b""
+    assert stack_path(prefix_of(tmp_path, 2, 0)).read_bytes() == b""
+    assert all(is_alive(forked.pid) for forked in running)
+
+
+async def test_a_second_dump_is_not_the_first_one_again(server: Server, tmp_path: Path) -> None:
+    forked = await stuck(server, tmp_path, 0)
+    first = await collected(server, tmp_path, [0])
+    stack_path(prefix_of(tmp_path, 0, 0)).open("a").write("between\n")
+    second = await collected(server, tmp_path, [0])
+    assert "between" not in second[0]
+    assert first[0].count("the_place_it_is_stuck_at") == 1
+    assert second[0].count("the_place_it_is_stuck_at") == 1
+    assert is_alive(forked.pid)
+
+
+async def test_a_stopped_rank_writes_its_stack_too(server: Server, tmp_path: Path) -> None:
+    forked = await stuck(server, tmp_path, 0)
+    assert await send_to_rank(server.path, "j", 1, 0, signal.SIGSTOP) == [forked.pid]
+    await until(lambda: processes.is_stopped(forked.pid), "it was not stopped")
+    assert "the_place_it_is_stuck_at" in (await collected(server, tmp_path, [0]))[0]
+    assert not processes.is_stopped(forked.pid)
+
+
+async def test_a_rank_without_the_handler_lives_on_and_is_left_out(
+    server: Server, tmp_path: Path
+) -> None:
+    code = "import signal; print('here', flush=True); signal.pause()"
+    forked = await server.fork(code, job_id="j", attempt=1, rank=0)
+    assert await forked.line() == "here"
+    assert await collected(server, tmp_path, [0]) == {}
+    assert [task["pid"] for task in await list_tasks(server.path)] == [forked.pid]
+    assert is_alive(forked.pid)
+
+
+async def test_a_rank_that_does_not_write_in_time_is_left_out(
+    server: Server, tmp_path: Path
+) -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGUSR2, lambda *_: None)\n"
+        "print('here', flush=True)\nwhile True: signal.pause()"
+    )
+    forked = await server.fork(code, job_id="j", attempt=1, rank=0)
+    assert await forked.line() == "here"
+    async with asyncio.timeout(10.0):
+        assert await stacks.collect(server.path, tmp_path, "j", 1, [0], wait_s=0.1) == {}
+
+
+async def test_a_signal_ends_the_newest_process_at_a_rank_with_its_children(
+    server: Server, tmp_path: Path
+) -> None:
+    code = (
+        "import subprocess, sys; child = subprocess.Popen(['sleep', '600'])\n"
+        "print(child.pid, flush=True); child.wait()"
+    )
+    older = await stuck(server, tmp_path, 3, incarnation=0)
+    newer = await server.fork(code, job_id="j", attempt=1, rank=3, incarnation=1)
+    child = int(await newer.line())
+    reached = await send_to_rank(server.path, "j", 1, 3, signal.SIGKILL)
+    assert sorted(reached) == sorted([newer.pid, child])
+    assert (await newer.end())[0] == -signal.SIGKILL
+    assert not is_alive(child)
+    assert is_alive(older.pid)
+
+
+async def test_nobody_at_that_rank_is_told(server: Server, tmp_path: Path) -> None:
+    forked = await stuck(server, tmp_path, 0)
+    for job_id, attempt, rank in (("j", 1, 1), ("j", 2, 0), ("k", 1, 0)):
+        assert await send_to_rank(server.path, job_id, attempt, rank, signal.SIGKILL) == []
+    with pytest.raises(ForkFailed):
+        await stacks.collect(f"{server.path}.none", tmp_path, "j", 1, [0], wait_s=1.0)
+    assert is_alive(forked.pid)

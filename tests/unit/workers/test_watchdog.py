@@ -1,0 +1,112 @@
+"""Who is to blame when a group stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from ray_workers.pages import USES, Doing, Look, Sight, Use
+from ray_workers.watchdog import FIRST_STEP_LEAST_S, LEAST_S, STOPPED_S, Watchdog
+
+
+def sight(
+    rank: int,
+    doing: Doing,
+    age_s: float,
+    *,
+    step: int = 10,
+    collective: int = 5,
+    state: str = "S",
+    generation: int = 0,
+    resumed_step: int = 0,
+) -> Sight:
+    look = Look(
+        step=step,
+        doing=doing,
+        collective=collective,
+        since=0.0,
+        generation=generation,
+        resumed_step=resumed_step,
+        first_at=1.0,
+        pid=1,
+        use=Use.USEFUL,
+        uses=dict.fromkeys(USES, 0.0),
+    )
+    return Sight(rank, 0, look, age_s, state)
+
+
+LONG = 10.0
+
+
+def culprits(*sights: Sight) -> list[int] | None:
+    hang = Watchdog().look(sights, now=100.0)
+    return None if hang is None else [one.rank for one in hang.culprits]
+
+
+def test_the_rank_that_the_others_wait_for_is_to_blame() -> None:
+    waiting = [sight(rank, Doing.EXCHANGE, LONG, collective=6) for rank in (0, 2)]
+    assert culprits(*waiting, sight(1, Doing.COMPUTE, LONG)) == [1]
+    assert culprits(*waiting, sight(1, Doing.UPDATE, LONG, step=9)) == [1]
+
+
+def test_nobody_is_to_blame_before_it_has_been_too_long() -> None:
+    waiting = sight(0, Doing.EXCHANGE, LONG, collective=6)
+    assert culprits(waiting, sight(1, Doing.COMPUTE, LEAST_S[Doing.COMPUTE])) is None
+    assert culprits(waiting, sight(1, Doing.DATA, LONG)) is None
+    assert culprits(waiting, sight(1, Doing.DATA, LEAST_S[Doing.DATA] + 1)) == [1]
+
+
+def test_who_saves_or_evaluates_keeps_the_others_waiting_with_good_reason() -> None:
+    waiting = sight(1, Doing.EXCHANGE, LONG, collective=6)
+    assert culprits(sight(0, Doing.SAVE, LONG), waiting) is None
+    assert culprits(sight(0, Doing.SAVE, LEAST_S[Doing.SAVE] + 1), waiting) == [0]
+
+
+def test_where_all_stand_at_the_same_place_it_is_the_one_that_is_stopped() -> None:
+    same = [sight(rank, Doing.EXCHANGE, LONG) for rank in (0, 1)]
+    assert culprits(*same, sight(2, Doing.EXCHANGE, LONG, state="T")) == [2]
+    assert culprits(*same, sight(2, Doing.EXCHANGE, LONG)) == []
+
+
+def test_a_stopped_rank_is_found_whatever_it_was_at() -> None:
+    joining = sight(0, Doing.JOINING, 60.0)
+    assert culprits(joining, sight(1, Doing.JOINING, STOPPED_S + 1, state="T")) == [1]
+    assert culprits(joining, sight(1, Doing.JOINING, STOPPED_S - 1, state="T")) is None
+
+
+@pytest.mark.parametrize("doing", [Doing.JOINING, Doing.STAND_BY])
+def test_a_group_that_is_not_whole_does_not_hang(doing: Doing) -> None:
+    assert culprits(sight(0, Doing.EXCHANGE, 1000.0), sight(1, doing, 1000.0)) is None
+
+
+def test_two_generations_at_once_are_no_group() -> None:
+    old, new = sight(0, Doing.EXCHANGE, LONG), sight(1, Doing.COMPUTE, LONG, generation=1)
+    assert culprits(old, new) is None
+
+
+def test_the_first_step_of_a_group_may_take_longer() -> None:
+    first = [sight(rank, Doing.COMPUTE, LONG, step=7, resumed_step=7) for rank in (0, 1)]
+    assert culprits(*first) is None
+    long = FIRST_STEP_LEAST_S + 1
+    stuck = sight(0, Doing.COMPUTE, long, step=7, resumed_step=7)
+    waits = sight(1, Doing.EXCHANGE, long, step=7, resumed_step=7)
+    assert culprits(stuck, waits) == [0]
+
+
+def test_a_single_rank_can_hang_too() -> None:
+    assert culprits(sight(0, Doing.COMPUTE, LONG)) == [0]
+
+
+def test_the_limit_follows_the_jobs_own_steps() -> None:
+    """A step of 2 s takes the limit to 20 s; a hundred quick ones later it is back."""
+    watchdog = Watchdog()
+    stuck = sight(0, Doing.COMPUTE, LONG)
+    for number in range(5):
+        going_on = sight(0, Doing.COMPUTE, 0.1, step=number)
+        assert watchdog.look([going_on], now=2.0 * number) is None
+    assert watchdog.limit_s(stuck) == pytest.approx(20.0)
+    for number in range(5, 130):
+        watchdog.look([sight(0, Doing.COMPUTE, 0.1, step=number)], now=8.0 + 0.1 * number)
+    assert watchdog.limit_s(stuck) == LEAST_S[Doing.COMPUTE]
+    hang = watchdog.look([sight(0, Doing.COMPUTE, LONG, step=129)], now=50.0)
+    assert hang is not None
+    assert (hang.waited_s, hang.limit_s) == (LONG, LEAST_S[Doing.COMPUTE])
