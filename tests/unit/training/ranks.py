@@ -147,17 +147,25 @@ class Gang:
                 running |= {rank: self.processes[rank] for rank in lost}
 
     def _mend(self, lost: Sequence[int]) -> None:
-        self._generation += 1
         for rank in lost:
             self.tasks[rank] = self._make(
-                rank=rank, incarnation=self._generation, generation=AWAITING
+                rank=rank, incarnation=self._generation + 1, generation=AWAITING
             )
             self.processes[rank] = self._process(self.tasks[rank])
             self.processes[rank].start()
-        self.announce(self.tasks)
+        self.next_generation(self.tasks)
 
-    def announce(self, tasks: Sequence[RankTask]) -> None:
+    def add(self, **options: Any) -> RankTask:
+        """One more process."""
+        task = self._make(**options)
+        self.tasks.append(task)
+        self.processes.append(self._process(task))
+        self.processes[-1].start()
+        return task
+
+    def next_generation(self, tasks: Sequence[RankTask]) -> None:
         """Give these processes the ranks of the next generation, in this order."""
+        self._generation += 1
         for rank, task in enumerate(tasks):
             place = Place(self._generation, rank, len(tasks))
             deadline = time.monotonic() + DEADLINE_S
