@@ -221,7 +221,8 @@ def run(engine: Engine, folder: Path, seed: int, num_events: int = NUM_EVENTS) -
     except Exception as error:
         lines = "\n".join(trace)
         why = "".join(traceback.format_exception(error))
-        raise AssertionError(f"seed {seed}: {error}\n{lines}\n{why}") from None
+        again = f"pytest tests/simulation --seed {seed}"
+        raise AssertionError(f"seed {seed}: {error} ({again})\n{lines}\n{why}") from None
     finally:
         ids._sequence = before
     return trace
