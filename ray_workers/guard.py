@@ -215,8 +215,8 @@ class Guard:
         await self._drills.strike(step, self._signal, lambda: self.leave(DRILL_GRACE_S))
         if not self._is_mendable or await self._gather_strays(newest):
             return None
-        if self._hung:
-            return None  # who is to blame was killed, and is not seen gone yet
+        if self._hung or len(newest) < len(self._group.placed):
+            return None  # who is to blame is not seen gone yet, or is silent with its node
         hang = self._watchdog.look(newest, time.monotonic())
         return None if hang is None else await self._end_hang(hang)
 

@@ -91,6 +91,10 @@ class Mender:
         """
         seen_at = time.time()
         async with self._one_at_a_time:
+            # Asked only where a whole worker vanished: Ray's answer takes a while.
+            vanished = any(member.end.exit_code is None for member in lost)
+            dead = await self._dead_nodes() if vanished else set()
+            self._nodes.forget(dead)
             errors = await self._nodes.errors()
             ends = [member.end for member in lost]
             why_not = mending.refused(
@@ -105,7 +109,7 @@ class Mender:
             await self._begin([end.rank for end in ends], seen_at)
             self._tell_loss(ends, code)
             try:
-                return await self._make_whole(lost)
+                return await self._make_whole(lost, dead)
             except _NOT_TO_BE:
                 traceback.print_exc()
                 return False
@@ -122,14 +126,11 @@ class Mender:
                 before, ranks=tuple(sorted({*before.ranks, *ranks})), furthest_step=furthest
             )
 
-    async def _make_whole(self, lost: Sequence[Member]) -> bool:
+    async def _make_whole(self, lost: Sequence[Member], dead: Set[str]) -> bool:
         """Replace who can be replaced, let go of the others, and bring those together who are
-        there; False if nobody is."""
+        there; False if nobody is. dead: the nodes that are known to be gone."""
         shrunk = False
         async with asyncio.timeout(REPLACE_LIMIT_S):
-            # Asked only where a whole worker vanished: Ray's answer takes a while.
-            vanished = any(member.end.exit_code is None for member in lost)
-            dead = await self._dead_nodes() if vanished else set()
             while True:
                 gone = await self._group.lose_nodes(dead)
                 self._nodes.forget(dead)
