@@ -34,9 +34,11 @@ def why_never(*, is_script: bool, num_workers: int, has_gpus: bool) -> str | Non
 
 def is_mendable(spec: AttemptSpec) -> bool:
     """Whether a job of this kind is mended in place at all."""
-    is_script = JobSpec.model_validate(spec.spec).script is not None
+    document = JobSpec.model_validate(spec.spec)
+    is_script = document.script is not None
     has_gpus = bool(spec.bundle.get("GPU"))
-    why_not = why_never(is_script=is_script, num_workers=spec.world_size, has_gpus=has_gpus)
+    num_workers = spec.world_size if spec.min_workers is None else document.resources.num_workers
+    why_not = why_never(is_script=is_script, num_workers=num_workers, has_gpus=has_gpus)
     return why_not is None
 
 

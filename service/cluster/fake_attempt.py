@@ -172,6 +172,20 @@ class FakeAttempt:
         else:
             self.kill(drill.rank, exit_code=-9)
 
+    def grow(self, slices: tuple[Slice, ...]) -> None:
+        """Take more slots as they are, without a process for them: the fake's ranks stay."""
+        for part in slices:
+            if part.node_id in self._nodes:
+                self._nodes[part.node_id].take(self.spec.bundle, part.num_workers)
+                self._held.append(part)
+        held = [{"node_id": s.node_id, "num_workers": s.num_workers} for s in self._held]
+        world_size = sum(part.num_workers for part in self._held)
+        message = f"goes on with {world_size} workers"
+        self.tell(
+            FrameKind.RESIZED,
+            {"world_size": world_size, "slices": held, "lacking": 0, "message": message},
+        )
+
     def tell(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
         """What a supervisor tells, in a spool of its own on the first node."""
         key = spool.spool_key(SUPERVISOR_RANK, 0, "metrics")
