@@ -100,7 +100,7 @@ class Mender:
             why_not = mending.refused(
                 ends,
                 {end.rank: errors[end.rank] for end in ends if end.rank in errors},
-                num_survivors=len(self._group.running),
+                num_holders=await self._num_holders(),
                 without_a_step=self._without_a_step,
             )
             if why_not is not None:
@@ -113,6 +113,13 @@ class Mender:
             except _NOT_TO_BE:
                 traceback.print_exc()
                 return False
+
+    async def _num_holders(self) -> int:
+        """How many of those who run can hand over the state."""
+        running = {(member.seat, member.incarnation) for member in self._group.running}
+        # A node that is lost takes along what was seen of the processes on it.
+        known = 0 if self.regrouping is None else self.regrouping.furthest_step
+        return mending.num_holders(await self._nodes.sights(), running, furthest_step=known)
 
     async def _begin(self, ranks: Sequence[int], seen_at: float) -> None:
         before = self.regrouping
