@@ -24,7 +24,8 @@ FULL_AT_BYTES = 96 << 10
 than what its metrics need."""
 REPLACED_WITHIN_S = 40.0
 """A rank that was stopped is killed first, by the watchdog."""
-RESTARTS_SERVICE = frozenset({"service killed"})
+STORE = -1
+"""What the rendezvous store is called among the processes of a job."""
 
 
 class Missed(Exception):
@@ -43,20 +44,35 @@ class Scene:
     damaged_step: int = 0
     """Of a checkpoint that was damaged: whoever resumes must pass over it."""
 
-    def other_rank(self) -> int:
+    def seats(self) -> list[int]:
+        """What the ranks that run now are called, in order of their ranks."""
+        found = sorted(seat for seat in training_pids(self.job_id) if seat != STORE)
+        if not found:
+            raise Missed("no rank has a process")
+        return found
+
+    def first(self) -> int:
+        """Rank 0, which saves and tells."""
+        return self.seats()[0]
+
+    def other(self) -> int:
         """One that is not rank 0, where there are several."""
-        return self.rng.randrange(1, self.kind.num_ranks) if self.kind.num_ranks > 1 else 0
+        seats = self.seats()
+        return self.rng.choice(seats[1:] or seats)
+
+    def any(self) -> int:
+        return self.rng.choice(self.seats())
 
 
-def pid_of(scene: Scene, rank: int) -> int:
-    pid = training_pids(scene.job_id).get(rank)
+def pid_of(scene: Scene, seat: int) -> int:
+    pid = training_pids(scene.job_id).get(seat)
     if pid is None:
-        raise Missed(f"rank {rank} has no process")
+        raise Missed(f"seat {seat} has no process")
     return pid
 
 
-def send(scene: Scene, rank: int, number: int) -> None:
-    os.kill(pid_of(scene, rank), number)
+def send(scene: Scene, seat: int, number: int) -> None:
+    os.kill(pid_of(scene, seat), number)
 
 
 def kill_actor(scene: Scene, role: str) -> None:
@@ -69,38 +85,39 @@ def kill_actor(scene: Scene, role: str) -> None:
 
 def kill_replacement(scene: Scene) -> None:
     """Of whoever is replaced now, once it runs."""
-    rank, dead = killed(scene)
-    replacement = await_replacement(scene, rank, dead)
+    seat, dead = killed(scene)
+    replacement = await_replacement(scene, seat, dead)
     os.kill(replacement, signal.SIGKILL)
 
 
 def kill_survivor(scene: Scene) -> None:
     """Another rank than the one that is replaced now, once the replacement runs."""
-    rank, dead = killed(scene)
-    await_replacement(scene, rank, dead)
-    send(scene, (rank + 1) % scene.kind.num_ranks, signal.SIGKILL)
+    seat, dead = killed(scene)
+    await_replacement(scene, seat, dead)
+    survivors = [one for one in scene.seats() if one != seat]
+    send(scene, scene.rng.choice(survivors), signal.SIGKILL)
 
 
 def killed(scene: Scene) -> tuple[int, int]:
     """Kill a rank; which, and its pid."""
-    rank = scene.other_rank()
-    pid = pid_of(scene, rank)
+    seat = scene.other()
+    pid = pid_of(scene, seat)
     os.kill(pid, signal.SIGKILL)
-    return rank, pid
+    return seat, pid
 
 
-def await_replacement(scene: Scene, rank: int, dead: int) -> int:
+def await_replacement(scene: Scene, seat: int, dead: int) -> int:
     found: list[int] = []
 
     def replaced() -> bool:
-        pid = training_pids(scene.job_id).get(rank, dead)
+        pid = training_pids(scene.job_id).get(seat, dead)
         found.append(pid)
         return pid != dead
 
     try:
         eventually(replaced, within_s=REPLACED_WITHIN_S)
     except AssertionError:
-        raise Missed(f"rank {rank} was never replaced") from None
+        raise Missed(f"seat {seat} was never replaced") from None
     return found[-1]
 
 
@@ -136,7 +153,7 @@ def flip_bit(path: Path, rng: random.Random) -> None:
 
 def fill_disk(scene: Scene) -> None:
     """The rank that saves finds no room for a checkpoint, until it has said so."""
-    pid = pid_of(scene, 0)
+    pid = pid_of(scene, scene.first())
     _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (FULL_AT_BYTES, most))
     try:
@@ -177,13 +194,13 @@ def kill_node(scene: Scene) -> None:
 
 
 FAULTS: Mapping[str, Callable[[Scene], None]] = {
-    "rank 0 killed": lambda s: send(s, 0, signal.SIGKILL),
-    "rank killed": lambda s: send(s, s.other_rank(), signal.SIGKILL),
-    "rank segfaults": lambda s: send(s, s.rng.randrange(s.kind.num_ranks), signal.SIGSEGV),
-    "rank stopped": lambda s: send(s, s.rng.randrange(s.kind.num_ranks), signal.SIGSTOP),
-    "rank actor killed": lambda s: kill_actor(s, f"worker:{s.rng.randrange(s.kind.num_ranks)}:"),
+    "rank 0 killed": lambda s: send(s, s.first(), signal.SIGKILL),
+    "rank killed": lambda s: send(s, s.other(), signal.SIGKILL),
+    "rank segfaults": lambda s: send(s, s.any(), signal.SIGSEGV),
+    "rank stopped": lambda s: send(s, s.any(), signal.SIGSTOP),
+    "rank actor killed": lambda s: kill_actor(s, f"worker:{s.any()}:"),
     "supervisor killed": lambda s: kill_actor(s, "supervisor"),
-    "store killed": lambda s: send(s, -1, signal.SIGKILL),
+    "store killed": lambda s: send(s, STORE, signal.SIGKILL),
     "forkserver killed": lambda s: os.kill(s.ground.forkserver_of(s.job_id), signal.SIGKILL),
     "node agent killed": lambda s: os.kill(s.ground.agent_of(s.job_id), signal.SIGKILL),
     "gateway killed": lambda s: os.kill(s.ground.service.gateway_pid(), signal.SIGKILL),

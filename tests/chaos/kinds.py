@@ -28,17 +28,14 @@ class Kind:
     num_steps: int
     ends_as: JobState = JobState.SUCCEEDED
     is_recipe: bool = True
-    """Then its weights must be those of a run without faults, to the bit."""
+    keeps_weights: bool = True
+    """A recipe's weights must be those of a run without faults, to the bit."""
     cancel: bool = False
     """It is cancelled when all faults have struck."""
 
     @property
     def num_ranks(self) -> int:
         return int(self.spec["resources"]["num_workers"])
-
-    @property
-    def is_mended_in_place(self) -> bool:
-        return self.is_recipe and self.num_ranks > 1
 
 
 STEPS_PER_EPOCH = 45
@@ -69,9 +66,12 @@ def kinds(folder: Path) -> dict[str, Kind]:
         _digits("one rank", 1, 10, 25),
         _digits("two ranks", 2, 10, 25),
         _digits("four ranks", 4, 10, 25),
+        _digits("elastic", 4, 10, 25, keeps_weights=False),
         _digits("often saved", 2, 10, 3),
         _digits("short", 2, 3, 25),
         _digits("cancelled", 2, 400, 50, ends_as=JobState.CANCELLED, cancel=True),
         *scripts,
     )
-    return {kind.name: kind for kind in found}
+    by_name = {kind.name: kind for kind in found}
+    by_name["elastic"].spec["elastic"] = {"min_workers": 2}
+    return by_name

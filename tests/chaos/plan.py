@@ -12,7 +12,7 @@ CLUSTER = "cluster"
 Blow = tuple[str, ...]
 """Names of the faults that strike together."""
 
-ANY = frozenset({"one rank", "two ranks", "four ranks", "often saved", "script"})
+ANY = frozenset({"one rank", "two ranks", "four ranks", "elastic", "often saved", "script"})
 RECIPES = ANY - {"script"}
 GROUPS = RECIPES - {"one rank"}
 
@@ -65,7 +65,7 @@ BLOWS: Mapping[str, Mapping[Blow, frozenset[str]]] = {
     EMBEDDED: {**ON_BOTH, **ON_EMBEDDED},
     CLUSTER: {**ON_BOTH, **ON_CLUSTER},
 }
-VICTIMS = ("two ranks", "four ranks", "often saved", "two ranks", "one rank", "script")
+VICTIMS = ("two ranks", "four ranks", "often saved", "elastic", "two ranks", "one rank", "script")
 BYSTANDERS = ("short", "script", "fails", "cancelled")
 BLOWS_OF_A_TURN = 4
 
@@ -115,9 +115,10 @@ def turns(seed: int, ground: str) -> Iterator[Turn]:
     number = 0
     while True:
         victim = VICTIMS[number % len(VICTIMS)]
-        dealt = [deck.deal(blows, victim) for _ in range(BLOWS_OF_A_TURN)]
-        if number % 4 == 3 and victim != "script":
-            dealt[-1] = last.deal(LAST, victim)
+        ends_early = number % 4 == 3 and victim != "script"
+        dealt = [deck.deal(blows, victim) for _ in range(BLOWS_OF_A_TURN - ends_early)]
+        if ends_early:
+            dealt.append(last.deal(LAST, victim))
         strikes = tuple(
             Strike(blow, round((place + rng.uniform(0.3, 0.9)) / (len(dealt) + 0.5), 3))
             for place, blow in enumerate(dealt)

@@ -75,7 +75,7 @@ def page(results: Sequence[Result], machine: Mapping[str, str], seed: int, took_
         "again.\n\n"
         "Checked of every job: it is listed and ended as it must, once; no two attempts of it "
         "lived at a time; no node gave more than it has; each step of each series is there, once; "
-        "its weights are those of a run without faults, to the bit; its newest checkpoint loads; "
-        "its events have no gap; 60 s after its end no process, actor, placement group or spool "
+        "its weights are those of a run without faults, to the bit, unless it is elastic; its "
+        "newest checkpoint loads; its events have no gap; 60 s after its end no process, actor, placement group or spool "
         "of it is left; the API answered nothing of 500 and more but a declared 503.\n"
     )

@@ -120,7 +120,7 @@ class Runner:
         if cancelled:
             kind = cancelled_kind(kind, ended)
         found = list(promises.breaches(self._ground, client, job_id, kind))
-        if kind.is_recipe and ended is JobState.SUCCEEDED and kind.name in self._weights:
+        if ended is JobState.SUCCEEDED and kind.name in self._weights:
             learned = promises.weights(client, job_id)
             if learned != self._weights[kind.name]:
                 found.append("the weights are not those of a run without faults")
@@ -138,7 +138,8 @@ class Runner:
 
     def _ensure_weights(self, client: Client, name: str) -> None:
         kind = self._kinds[name]
-        if not kind.is_recipe or kind.cancel or name in self._weights:
+        has_weights = kind.is_recipe and kind.keeps_weights and not kind.cancel
+        if not has_weights or name in self._weights:
             return
         job = client.wait(client.submit(kind.spec).id, timeout_s=ENDS_WITHIN_S)
         assert job.state is JobState.SUCCEEDED, job.reason
