@@ -6,10 +6,9 @@ import contextlib
 import os
 import shutil
 import tempfile
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,12 +54,15 @@ class Ground:
     service: Service
     raylets: RayCluster | None = None
     postgres: PostgresServer | None = None
-    restarting: threading.Lock = field(default_factory=threading.Lock)
 
     def restart_service(self) -> None:
         """SIGKILL, and start it again; returns when it takes jobs."""
-        with self.restarting:
-            self.service.kill()
+        self.service.kill()
+        self.service.start()
+
+    def ensure_service(self) -> None:
+        process = self.service.process
+        if process is None or process.poll() is not None:
             self.service.start()
 
     def restart_postgres(self) -> None:
