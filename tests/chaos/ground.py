@@ -60,6 +60,16 @@ class Ground:
         self.service.kill()
         self.service.start()
 
+    def await_nodes(self) -> None:
+        """Return when every node takes jobs."""
+
+        def accepted() -> int:
+            with self.service.client as client:
+                return sum(node.accepted for node in client.cluster().nodes)
+
+        num_nodes = 1 if self.raylets is None else RayCluster.NUM_NODES
+        eventually(lambda: patiently(accepted) == num_nodes, why="a node takes no jobs")
+
     def ensure_service(self) -> None:
         process = self.service.process
         if process is None or process.poll() is not None:
@@ -123,6 +133,7 @@ class RayCluster:
     """Several raylets on this machine: a head, where the supervisors are, and two more nodes."""
 
     SLOTS_PER_NODE = 2
+    NUM_NODES = 3
 
     def __init__(self, folder: Path) -> None:
         self.token_file = folder / "token"
@@ -154,7 +165,7 @@ class RayCluster:
                 "dashboard_agent_listen_port": free_port(),
             },
         )
-        for _ in range(2):
+        for _ in range(self.NUM_NODES - 1):
             self.add_node()
 
     @property

@@ -65,6 +65,7 @@ class Runner:
 
     def play(self, turn: Turn) -> Result:
         result = Result(turn)
+        self._ground.await_nodes()
         with self._ground.service.client as client:
             self._ensure_weights(client, turn.victim)
             self._ensure_weights(client, turn.bystander)
