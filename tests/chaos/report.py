@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ def _row(name: str, blown: Sequence[Blown]) -> str:
 
 def quantile(ordered: Sequence[float], share: float) -> float:
     """The least value that at least this share of them does not exceed."""
-    return ordered[max(0, -(-len(ordered) * share // 1).__int__() - 1)]
+    return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 
 def page(results: Sequence[Result], machine: Mapping[str, str], seed: int, took_s: float) -> str:
@@ -76,6 +77,6 @@ def page(results: Sequence[Result], machine: Mapping[str, str], seed: int, took_
         "Checked of every job: it is listed and ended as it must, once; no two attempts of it "
         "lived at a time; no node gave more than it has; each step of each series is there, once; "
         "its weights are those of a run without faults, to the bit, unless it is elastic; its "
-        "newest checkpoint loads; its events have no gap; 60 s after its end no process, actor, placement group or spool "
-        "of it is left; the API answered nothing of 500 and more but a declared 503.\n"
+        "newest checkpoint loads; its events have no gap; 60 s after its end no process, actor, "
+        "placement group or spool of it is left; the API answered nothing of 500 and more but a declared 503.\n"
     )

@@ -6,7 +6,7 @@ import random
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dray import Client
@@ -156,7 +156,7 @@ class Runner:
 def cancelled_kind(kind: Kind, ended: JobState) -> Kind:
     """What a job that was cancelled may come to: its end may have come first."""
     as_cancelled = JobState.SUCCEEDED if ended is JobState.SUCCEEDED else JobState.CANCELLED
-    return Kind(kind.name, kind.spec, kind.num_steps, as_cancelled, kind.is_recipe)
+    return replace(kind, ends_as=as_cancelled)
 
 
 @dataclass
