@@ -11,14 +11,13 @@ import asyncio
 import functools
 import logging
 from collections.abc import Coroutine, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from ray_workers.contracts import Cause, PollReply
 from service import jobs, recording
 from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
-from service.db.session import Database
 from service.domain.states import JobState
+from service.fencing import LoopDatabase
 from service.scheduler import Scheduler
 from service.settings import Settings
 from service.signals import QUEUE, Signals
@@ -41,7 +40,7 @@ class Reconciler:
 
     def __init__(
         self,
-        database: Database,
+        database: LoopDatabase,
         cluster: Cluster,
         storage: Storage,
         scheduler: Scheduler,
@@ -66,7 +65,7 @@ class Reconciler:
             with self._signals.subscribe(QUEUE) as woken:
                 while True:
                     try:
-                        await self.run_once(datetime.now(UTC))
+                        await self.run_once()
                     except Exception:
                         logger.exception("the reconciler failed a round; it goes on")
                     await woken.wait(self._settings.scheduler_tick_s)
@@ -76,9 +75,9 @@ class Reconciler:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def run_once(self, now: datetime) -> None:
+    async def run_once(self) -> None:
         """Start the followers that are missing, pass on cancellations, end what nobody owns."""
-        _, live = await self._database.read(lambda s: jobs.queue_snapshot(s, now))
+        _, live = await self._database.read(jobs.queue_snapshot)
         for attempt in live:
             key = (attempt.job_id, attempt.attempt)
             if key in self._scheduler.launching:
@@ -90,7 +89,7 @@ class Reconciler:
             if attempt.job_state is JobState.CANCELLING and key not in self._stopped:
                 self._begin(("stop", *key), self._stop(attempt))
         if asyncio.get_running_loop().time() >= self._orphans_at:
-            self._begin(("orphans",), self._end_orphans(now))
+            self._begin(("orphans",), self._end_orphans())
 
     def _forget(self, key: tuple[str, int], _: asyncio.Task[None]) -> None:
         self._followers.pop(key, None)
@@ -118,6 +117,7 @@ class Reconciler:
         """Poll one attempt and store what it says, until its outcome is stored."""
         ref, cursor, said = _ref(attempt), dict(attempt.cursor), ""
         loop = asyncio.get_running_loop()
+        claimed_at = loop.time() - attempt.age_s
         while True:
             asked_at = loop.time()
             try:
@@ -130,7 +130,8 @@ class Reconciler:
                     logger.info("no answer from %s attempt %d: %s", ref.job_id, ref.attempt, said)
                 await asyncio.sleep(UNAVAILABLE_PAUSE_S)
                 continue
-            if self._may_yet_come(attempt, reply):
+            age_s = loop.time() - claimed_at
+            if age_s < LAUNCH_GRACE_S and self._may_yet_come(ref, reply):
                 await asyncio.sleep(UNAVAILABLE_PAUSE_S)
                 continue
             try:
@@ -145,7 +146,7 @@ class Reconciler:
             if not reply.more:
                 await asyncio.sleep(max(0.0, MIN_PERIOD_S - (loop.time() - asked_at)))
 
-    def _may_yet_come(self, attempt: jobs.LiveAttempt, reply: PollReply) -> bool:
+    def _may_yet_come(self, ref: AttemptRef, reply: PollReply) -> bool:
         """Whether an attempt without a supervisor may be one that is just being launched.
 
         Of our own launches we know when they are over; others may be under way in another
@@ -153,21 +154,19 @@ class Reconciler:
         """
         if reply.outcome is None or reply.outcome.cause is not Cause.SUPERVISOR_LOST:
             return False
-        if reply.cursor or (attempt.job_id, attempt.attempt) in self._scheduler.claimed:
-            return False
-        return (datetime.now(UTC) - attempt.created_at).total_seconds() < LAUNCH_GRACE_S
+        return not reply.cursor and (ref.job_id, ref.attempt) not in self._scheduler.claimed
 
     async def _store(
         self, ref: AttemptRef, asked: Mapping[str, int], reply: PollReply
     ) -> recording.Recorded:
         return await self._database.write(
-            lambda session: recording.record(
+            lambda session, now: recording.record(
                 session,
                 self._storage,
                 ref.job_id,
                 ref.attempt,
                 reply,
-                datetime.now(UTC),
+                now,
                 asked=asked,
             )
         )
@@ -183,7 +182,7 @@ class Reconciler:
             self._orphans_at = 0.0
         self._signals.publish(QUEUE)
 
-    async def _end_orphans(self, at: datetime) -> None:
+    async def _end_orphans(self) -> None:
         """End attempts that the cluster still has and SQL has closed.
 
         SQL is asked last: an attempt is claimed before it is launched, so that what the cluster
@@ -192,7 +191,7 @@ class Reconciler:
         self._orphans_at = asyncio.get_running_loop().time() + ORPHANS_PERIOD_S
         try:
             known = await self._cluster.attempts()
-            _, live = await self._database.read(lambda s: jobs.queue_snapshot(s, at))
+            _, live = await self._database.read(jobs.queue_snapshot)
             owned = {(a.job_id, a.attempt) for a in live} | set(self._followers)
             for ref in known:
                 key = (ref.job_id, ref.attempt)
