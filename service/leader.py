@@ -25,6 +25,7 @@ from service.fencing import LoopDatabase, Term
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 2.0
+"""At least, also where the lease is about to end."""
 TOPIC = "lease"
 """Published when the lease is given up before its end."""
 
@@ -77,30 +78,38 @@ class Leader:
     async def _wait_for_term(self) -> Term:
         with self._database.signals.subscribe(TOPIC) as woken:
             while True:
+                wait_s = ASK_AGAIN_S
                 try:
-                    self.lease = await self._database.write(self._take)
+                    wait_s = max(wait_s, await self._database.read(self._left_s))
+                    if self.other is None:
+                        self.lease = await self._database.write(self._take)
                 except Exception as error:
                     logger.warning("can't ask for the lease of the loops: %s", error)
                 if self.lease is not None:
                     term = self.lease.term
                     logger.info("%s runs the loops from now on, in term %d", self.name, term)
                     return Term(self.name, term)
-                await woken.wait(ASK_AGAIN_S)
+                await woken.wait(wait_s)
+
+    def _left_s(self, session: Session) -> float:
+        """How long the lease is another's for, unless it is renewed."""
+        found, now = repository.get(session), self._database.time(session)
+        if found is None or leases.taken(found, self.name, now) is not None:
+            self.other = None
+            return 0.0
+        if self.other is None or self.other.holder != found.holder:
+            logger.info("%s stands by: %s runs the loops", self.name, found.holder)
+        self.other = found
+        return (found.expires_at - now).total_seconds()
 
     def _take(self, session: Session) -> Lease | None:
+        """Waits for every write under the lease of before, and they for it."""
         touch(session)
+        repository.lock(session, alone=True)
         found = repository.get(session)
         taken = leases.taken(found, self.name, self._database.time(session))
         if taken is not None:
-            # Only now, since it waits for every write under the lease, and they for it.
-            repository.lock(session, alone=True)
-            found = repository.get(session)
-            taken = leases.taken(found, self.name, self._database.time(session))
-        if taken is not None:
             repository.put(session, taken)
-        elif found is not None and (self.other is None or self.other.holder != found.holder):
-            logger.info("%s stands by: %s runs the loops", self.name, found.holder)
-        self.other = None if taken else found
         return taken
 
     async def _lead(self, database: LoopDatabase) -> None:
