@@ -14,7 +14,8 @@ from sqlalchemy import Engine
 from service.domain import ids
 from tests.simulation import clock
 from tests.simulation.cluster import Plan
-from tests.simulation.world import SLOTS, Weather, World
+from tests.simulation.scenarios import Numbers
+from tests.simulation.world import SLOTS, Process, Weather, World
 from ray_workers.contracts import Cause, Outcome
 
 NUM_EVENTS = 200
@@ -48,17 +49,6 @@ class Stormy(Weather):
         return self._chance.random() < self._database
 
 
-class _Numbers:
-    """Ids that are the same whenever the seed is."""
-
-    def __init__(self) -> None:
-        self._last = 0
-
-    def next(self, milliseconds: int) -> int:
-        self._last += 1
-        return self._last
-
-
 class Storm:
     """One seed's run. `trace` tells what happened."""
 
@@ -79,10 +69,11 @@ class Storm:
             (3, self.toggle_cluster),
             (5, self.kill_service),
             (6, self.start_service),
-            (4, self.stop_service),
-            (8, self.let_go),
+            (2, self.stop_service),
+            (6, self.let_go),
+            (14, self.ambush),
             (5, self.change_weather),
-            (23, self.nothing),
+            (12, self.nothing),
         ]
 
     async def run(self) -> None:
@@ -184,6 +175,20 @@ class Storm:
                 process.go_on()
                 return
 
+    def ambush(self) -> None:
+        """One of the next calls is where a service is killed or stopped for a while."""
+        at = self.world.num_points + self.chance.randint(1, 12)
+        if self.chance.random() < 0.3:
+            self.world.ambushes[at] = lambda process: process.kill()
+            return
+        seconds = self.chance.choice((3.0, 20.0, 40.0))
+
+        def stop(process: Process) -> None:
+            process.stop()
+            self.world.loop.call_later(seconds, process.go_on)
+
+        self.world.ambushes[at] = stop
+
     def change_weather(self) -> None:
         rate = self.chance.choice
         database, network, slow = rate((0, 0, 0.02, 0.3)), rate((0, 0, 0.05, 0.4)), rate((0, 0.1))
@@ -204,7 +209,7 @@ def run(engine: Engine, folder: Path, seed: int, num_events: int = NUM_EVENTS) -
         trace = storm.world.trace
         await storm.run()
 
-    before, ids._sequence = ids._sequence, _Numbers()  # type: ignore[assignment]
+    before, ids._sequence = ids._sequence, Numbers()  # type: ignore[assignment]
     try:
         clock.run(main())
     except Exception as error:

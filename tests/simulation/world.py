@@ -124,9 +124,8 @@ class Process:
     # The gate of its database.
 
     async def before(self, call: str) -> None:
-        await self._pass()
         self.world.count_point(self, f"before {call}")
-        self._live_on()
+        await self._pass()
         if self.world.weather.fails_before(call):
             raise DatabaseUnavailable("the database is away")
 
@@ -170,9 +169,8 @@ class Network:
 
     async def _reach(self, call: str, answer: Callable[[], Awaitable[T]]) -> T:
         process, weather = self._process, self._world.weather
-        await process._pass()
         self._world.count_point(process, f"before {call}")
-        process._live_on()
+        await process._pass()
         if weather.fails_before(call):
             raise ClusterUnavailable("the call was lost")
         got = await answer()
@@ -247,8 +245,10 @@ class World:
         self.trace: list[str] = []
         self.broken: Broken | None = None
         self.num_points = self.num_commits = self._num_checked = 0
-        self.strike_at: int | None = None
-        """At which call, counted from 1, the process that makes it is killed."""
+        self.ambushes: dict[int, Callable[[Process], None]] = {}
+        """What is done to the process that makes the call of that number."""
+        self.strikes = range(0)
+        """The steps that a story is about; none for all of them."""
         self._numbers = itertools.count(1)
         self._users: list[asyncio.Task[None]] = []
 
@@ -267,10 +267,14 @@ class World:
             self.broken = self.broken or broken
 
     def count_point(self, process: Process, call: str) -> None:
+        """Every call of a service passes here, before it arrives and after."""
+        if process.dead:
+            return
         self.num_points += 1
-        if self.num_points == self.strike_at:
-            self.note(f"at point {self.num_points}, {call}:")
-            process.kill()
+        ambush = self.ambushes.pop(self.num_points, None)
+        if ambush is not None:
+            self.note(f"{process.name} is ambushed {call}")
+            ambush(process)
 
     def check(self) -> None:
         """Broken if a promise does not hold now."""
@@ -376,6 +380,7 @@ class World:
     async def come_to_rest(self) -> None:
         """In calm weather: every job ends, and nothing is left."""
         self.weather = Weather()
+        self.ambushes.clear()
         self.cluster.away = False
         self.note("calm")
         for process in self.processes:
