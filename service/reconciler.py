@@ -118,20 +118,20 @@ class Reconciler:
         ref, cursor, said = _ref(attempt), dict(attempt.cursor), ""
         loop = asyncio.get_running_loop()
         claimed_at = loop.time() - attempt.age_s
+        given_up = False
         while True:
             asked_at = loop.time()
             try:
                 reply = await self._cluster.poll(
                     ref, cursor, self._settings.poll_wait_s, MAX_REPLY_BYTES
                 )
+                if not given_up and _was_never_there(reply):
+                    given_up = await self._give_up(ref, asked_at - claimed_at)
+                    continue  # it may have come while it was given up
             except ClusterUnavailable as error:
                 if str(error) != said:
                     said = str(error)
                     logger.info("no answer from %s attempt %d: %s", ref.job_id, ref.attempt, said)
-                await asyncio.sleep(UNAVAILABLE_PAUSE_S)
-                continue
-            age_s = loop.time() - claimed_at
-            if age_s < LAUNCH_GRACE_S and self._may_yet_come(ref, reply):
                 await asyncio.sleep(UNAVAILABLE_PAUSE_S)
                 continue
             try:
@@ -146,15 +146,19 @@ class Reconciler:
             if not reply.more:
                 await asyncio.sleep(max(0.0, MIN_PERIOD_S - (loop.time() - asked_at)))
 
-    def _may_yet_come(self, ref: AttemptRef, reply: PollReply) -> bool:
-        """Whether an attempt without a supervisor may be one that is just being launched.
+    async def _give_up(self, ref: AttemptRef, age_s: float) -> bool:
+        """See to it that an attempt without a supervisor does not come late; False, after a
+        pause, while it may be one that is just being launched.
 
         Of our own launches we know when they are over; others may be under way in another
         process, or in a gateway that outlives the service that was killed.
         """
-        if reply.outcome is None or reply.outcome.cause is not Cause.SUPERVISOR_LOST:
+        ours = (ref.job_id, ref.attempt) in self._scheduler.claimed
+        if not ours and age_s < LAUNCH_GRACE_S:
+            await asyncio.sleep(UNAVAILABLE_PAUSE_S)
             return False
-        return not reply.cursor and (ref.job_id, ref.attempt) not in self._scheduler.claimed
+        await self._cluster.give_up(ref)
+        return True
 
     async def _store(
         self, ref: AttemptRef, asked: Mapping[str, int], reply: PollReply
@@ -202,6 +206,12 @@ class Reconciler:
         except ClusterUnavailable:
             await asyncio.sleep(UNAVAILABLE_PAUSE_S)
             self._orphans_at = 0.0
+
+
+def _was_never_there(reply: PollReply) -> bool:
+    """Whether there is no supervisor, and never was anything of the attempt as far as we know."""
+    lost = reply.outcome is not None and reply.outcome.cause is Cause.SUPERVISOR_LOST
+    return lost and not reply.cursor
 
 
 def _ref(attempt: jobs.LiveAttempt) -> AttemptRef:

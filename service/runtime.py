@@ -10,7 +10,9 @@ import contextlib
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from ray_workers.paths import nonce_path
 from service.cluster.embedded import EmbeddedRay
@@ -19,7 +21,7 @@ from service.cluster.port import Cluster
 from service.db.migrate import migrate
 from service.db.repositories import cluster as repository
 from service.db.repositories import storage as storage_repository
-from service.db.session import Database
+from service.db.session import Database, utc_now
 from service.domain.errors import DomainError
 from service.fencing import LoopDatabase
 from service.home import HomeLock
@@ -73,13 +75,19 @@ class Runtime:
 
     @classmethod
     async def open(
-        cls, settings: Settings, *, loops: bool = True, cluster: Cluster | None = None
+        cls,
+        settings: Settings,
+        *,
+        loops: bool = True,
+        cluster: Cluster | None = None,
+        clock: Callable[[], datetime] = utc_now,
     ) -> Runtime:
         """Take the home, bring the schema up to date, and start the loops.
 
-        `cluster` stands in for Ray in tests. HomeInUse if another process has the home.
+        `cluster` and `clock` stand in for Ray and this machine's in tests. HomeInUse if another
+        process has the home.
         """
-        database = Database(settings.database_url)
+        database = Database(settings.database_url, clock=clock)
         # SQLite has one process, whether or not that runs the loops; so has an embedded Ray.
         holds_home = database.is_sqlite or (loops and settings.ray_address == EMBEDDED)
         home = HomeLock.acquire(settings.home) if holds_home else None

@@ -243,7 +243,7 @@ class SimCluster:
         self.gone: list[SimAttempt] = []
         """Forgotten, but perhaps with processes that linger."""
         self.closed: dict[Key, None] = {}
-        """Attempts of which it said that they ended without a supervisor: none may come."""
+        """Attempts that were given up: none of them may come any more."""
         self.mute: dict[str, None] = {}
         """Jobs of which a node took along what rank 0 had reported and nobody had asked for."""
         self.num_sessions = 1
@@ -298,7 +298,7 @@ class SimCluster:
         self._check()
         key = (spec.job_id, spec.attempt)
         if key in self.closed:
-            raise ClusterUnavailable(f"{key} has ended already")
+            raise ClusterUnavailable(f"{key} was given up")
         known = self.known.get(key)
         if known is not None and known.supervised:
             raise ClusterUnavailable(f"the name of {key} is taken")
@@ -306,6 +306,10 @@ class SimCluster:
             self.gone.append(known)
         if all(part.node_id in self.nodes for part in spec.slices):
             self.known[key] = SimAttempt(self, spec)
+
+    async def give_up(self, ref: AttemptRef) -> None:
+        self._check()
+        self.closed[ref.job_id, ref.attempt] = None
 
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
@@ -347,7 +351,6 @@ class SimCluster:
             return PollReply(advanced, Phase.STOPPING, {}, frames, more=True)
         if len(here) < len(ref.node_ids):
             return _ended(cursor, Cause.NODE_LOST, "a node that carried it is gone")
-        self.closed[key] = None
         return _ended(cursor, Cause.SUPERVISOR_LOST, "its supervisor is gone")
 
     async def stop_attempt(self, ref: AttemptRef) -> None:

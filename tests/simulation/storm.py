@@ -11,12 +11,12 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
+from ray_workers.contracts import Cause, Outcome
 from service.domain import ids
 from tests.simulation import clock
 from tests.simulation.cluster import Plan
 from tests.simulation.scenarios import Numbers
 from tests.simulation.world import SLOTS, Process, Weather, World
-from ray_workers.contracts import Cause, Outcome
 
 NUM_EVENTS = 200
 MAX_JOBS = 6
@@ -102,7 +102,9 @@ class Storm:
         chance = self.chance
         error = chance.choice(("none", "none", "user_error", "bad_data", "infrastructure"))
         steps = chance.choice((0, 1, 3, 6, 9))
-        plan = Plan(steps, error, chance.randint(1, 6) if error != "none" else 0, chance.choice((1, 2, 99)))
+        plan = Plan(
+            steps, error, chance.randint(1, 6) if error != "none" else 0, chance.choice((1, 2, 99))
+        )
         fields = {"priority": chance.choice((10, 50, 90)), "max_retries": chance.choice((0, 1, 3))}
         if chance.random() < 0.2:
             fields["max_runtime_s"] = 30

@@ -72,9 +72,7 @@ class Process:
         self._going = asyncio.Event()
         self._going.set()
         self._calls: dict[asyncio.Task[Any], None] = {}
-        database = SimDatabase(
-            world.engine, self, world.now, lambda: world.now() + clock_error
-        )
+        database = SimDatabase(world.engine, self, world.now, lambda: world.now() + clock_error)
         self.runtime = Runtime(world.settings, database, world.storage, None)
         self._begin(self._open())
 
@@ -193,12 +191,13 @@ class Network:
         self._world.note(f"{self._process.name} launches {spec.job_id} {spec.attempt}")
         await self._reach("launch", lambda: self._cluster.launch(spec))
 
+    async def give_up(self, ref: AttemptRef) -> None:
+        await self._reach("give_up", lambda: self._cluster.give_up(ref))
+
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
     ) -> PollReply:
-        return await self._reach(
-            "poll", lambda: self._cluster.poll(ref, cursor, wait_s, max_bytes)
-        )
+        return await self._reach("poll", lambda: self._cluster.poll(ref, cursor, wait_s, max_bytes))
 
     async def stop_attempt(self, ref: AttemptRef) -> None:
         await self._reach("stop_attempt", lambda: self._cluster.stop_attempt(ref))
@@ -225,9 +224,7 @@ class World:
         self.loop = asyncio.get_running_loop()
         self.weather = Weather()
         self.promises = Promises(self)
-        self.cluster = SimCluster(
-            chance, lambda: self.now().timestamp(), self._on_start
-        )
+        self.cluster = SimCluster(chance, lambda: self.now().timestamp(), self._on_start)
         self.storage = Storage((folder / "storage").as_uri())
         self.settings = Settings(
             home=folder,
@@ -375,7 +372,7 @@ class World:
     def states(self) -> dict[str, str]:
         with self.engine.connect() as connection:
             rows = connection.execute(text("SELECT id, state FROM jobs")).all()
-        return {job_id: state for job_id, state in rows}
+        return dict(rows)
 
     async def come_to_rest(self) -> None:
         """In calm weather: every job ends, and nothing is left."""
@@ -397,7 +394,9 @@ class World:
             if job_id in self.endless() and job_id not in self.deleted:
                 await self.cancel(job_id)
         deadline = self.loop.time() + PATIENCE_S
-        while any(state not in ("SUCCEEDED", "FAILED", "CANCELLED") for state in self.states().values()):
+        while any(
+            state not in ("SUCCEEDED", "FAILED", "CANCELLED") for state in self.states().values()
+        ):
             if self.loop.time() > deadline:
                 raise Broken(f"I1: these never end: {self.states()}")
             await asyncio.sleep(10.0)
