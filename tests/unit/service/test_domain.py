@@ -71,7 +71,7 @@ def test_the_page_of_states_shows_the_table() -> None:
 
 def test_every_cause_of_an_attempts_end_has_a_rule() -> None:
     ends = {cause.value for cause in Cause} - {Cause.SUCCEEDED, Cause.STOPPED}
-    assert ends == {fault.value for fault in Fault} - {Fault.PREEMPTED}
+    assert ends == {fault.value for fault in Fault}
     for fault in Fault:
         decision = decide(fault, BUDGETS)
         codes = states.RETRY_CODES if isinstance(decision, Retry) else states.GIVE_UP_CODES
