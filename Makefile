@@ -17,10 +17,13 @@ torch_index := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 # How many processes share the unit tests; the rest needs one Ray, and runs in one.
 TEST_PROCESSES ?= 2
 
+# How many storms `make soak` simulates; the test suite's number is in tests/simulation/conftest.py.
+SOAK_SEEDS ?= 10000
+
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test check lint types imports format openapi bench clean
+.PHONY: help setup demo run test soak check lint types imports format openapi bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -42,7 +45,11 @@ run: setup ## run the service here, until Ctrl-C
 
 test: setup ## run the whole test suite
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --durations 15 tests/unit
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --durations 15 tests/simulation
 	$(BIN)/python -m pytest --durations 15 tests/contract tests/integration tests/chaos
+
+soak: setup ## try five times as many simulated storms as the test suite does
+	DRAY_SEEDS=$(SOAK_SEEDS) $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/simulation
 
 check: lint types imports test ## everything that CI runs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -56,7 +56,8 @@ class LiveAttempt:
     slices: tuple[policy.Slice, ...]
     bundle: Mapping[str, float]
     cluster_session: str
-    created_at: datetime
+    age_s: float
+    """Since its claim."""
     started_at: datetime | None
     max_runtime_s: int | None
     runtime_used_s: float
@@ -66,10 +67,6 @@ class LiveAttempt:
     """Set once it was asked to leave its slots."""
     drills: tuple[Drill, ...] = ()
     """Those that it is to take and that have not struck."""
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 class Jobs:
@@ -82,13 +79,13 @@ class Jobs:
         signals: Signals,
         settings: Settings,
         *,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] | None = None,
     ) -> None:
         self._database = database
         self._storage = storage
         self._signals = signals
         self._settings = settings
-        self._clock = clock
+        self._clock = clock or database.clock
         self._keys_in_flight = KeysInFlight()
         self.storage_watch = StorageWatch(database, storage, settings)
 
@@ -215,9 +212,12 @@ class Jobs:
         if self.storage_watch.is_limited:
             await self.storage_watch.look(now)
 
-    async def finish_deletions(self) -> int:
-        """Complete deletions that were cut off; answers how many. For the service's start."""
-        hidden = await self._database.read(repository.marked_deleted)
+    async def finish_deletions(self, before: datetime | None = None) -> int:
+        """Complete deletions that were cut off; answers how many.
+
+        At a start all of them; later, when another process may be at it, those begun `before`.
+        """
+        hidden = await self._database.read(lambda s: repository.marked_deleted(s, before))
         for job_id in hidden:
             await self._erase(job_id)
         return len(hidden)
@@ -268,7 +268,7 @@ def queue_snapshot(
             slices=tuple(policy.Slice(p["node_id"], p["num_workers"]) for p in row.slices),
             bundle=row.bundle,
             cluster_session=row.cluster_session,
-            created_at=row.created_at,
+            age_s=(now - row.created_at).total_seconds(),
             started_at=row.started_at,
             max_runtime_s=owners[row.job_id].max_runtime_s,
             runtime_used_s=owners[row.job_id].runtime_used_s,

@@ -161,8 +161,7 @@ def claim(
             "started_at": job.started_at or now,
         },
     )
-    if not moved:
-        return None
+    assert moved, "the row is locked, so nobody changed it meanwhile"
     attempts_repository.insert(
         session,
         AttemptRow(

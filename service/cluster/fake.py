@@ -67,6 +67,8 @@ class FakeCluster:
         self._attempts: dict[tuple[str, int], FakeAttempt] = {}
         self._gone: list[FakeAttempt] = []
         """Forgotten, but perhaps with processes that are not seen gone."""
+        self._closed: set[tuple[str, int]] = set()
+        """Given up: none of these may come any more."""
         self.nodes = {node_id: FakeNode(dict(has)) for node_id, has in self.resources.items()}
 
     @property
@@ -104,6 +106,8 @@ class FakeCluster:
         known = self._attempts.get(key)
         if known is not None and known.supervised:
             raise ClusterUnavailable(f"ValueError: the name of {key} is taken")
+        if key in self._closed:
+            raise ClusterUnavailable(f"{key} was given up")
         if known is not None:
             self._gone.append(known)
         self.launches.append(spec)
@@ -112,6 +116,10 @@ class FakeCluster:
                 spec, self.play, self.nodes, self.pulse, self._count_crowd
             )
         self.pulse.beat()
+
+    async def give_up(self, ref: AttemptRef) -> None:
+        self._check()
+        self._closed.add((ref.job_id, ref.attempt))
 
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int

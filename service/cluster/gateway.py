@@ -99,6 +99,9 @@ class GatewayCluster:
         )
         return answer
 
+    async def give_up(self, ref: AttemptRef) -> None:
+        await self._call("give_up", ref)
+
     async def stop_attempt(self, ref: AttemptRef) -> None:
         await self._call("stop_attempt", ref)
 

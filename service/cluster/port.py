@@ -73,7 +73,14 @@ class Cluster(Protocol):
         """Nodes and resources. Makes new nodes ready to carry ranks."""
 
     async def launch(self, spec: AttemptSpec) -> None:
-        """Start an attempt. If the answer is lost, the attempt is ended, never launched again."""
+        """Start an attempt. If the answer is lost, the attempt is ended, never launched again.
+
+        One that comes after `give_up` is refused: the next attempt may run by then.
+        """
+
+    async def give_up(self, ref: AttemptRef) -> None:
+        """From now on the attempt can't be launched; one that was is left as it is. Harmless to
+        repeat."""
 
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int

@@ -71,7 +71,7 @@ class JobRow(Base):
                 sqlite_where=text(f"{column} IS NOT NULL"),
                 postgresql_where=text(f"{column} IS NOT NULL"),
             )
-            for column in ("init_from_job", "finished_at")
+            for column in ("init_from_job", "finished_at", "deleted_at")
         ),
         {"sqlite_autoincrement": True},
     )
@@ -393,3 +393,14 @@ class NodeRow(Base):
     quarantined: Mapped[list[Any]]
     """`ray_workers.quarantine.Quarantined`, as JSON."""
     updated_at: Mapped[datetime]
+
+
+class LeaseRow(Base):
+    """Which process may run the loops, and until when by the database's clock; one row."""
+
+    __tablename__ = "leases"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    holder: Mapped[str]
+    term: Mapped[int]
+    """Rises each time the lease is taken: the fencing token of what the loops write."""
+    expires_at: Mapped[datetime]

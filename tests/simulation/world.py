@@ -1,0 +1,427 @@
+"""A simulated world: services on one database and one cluster, and users who want things done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine, text
+
+from dray import views
+from dray.spec import JobSpec
+from ray_workers.contracts import AttemptSpec, Drill, PollReply
+from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
+from service.domain.errors import (
+    DatabaseUnavailable,
+    DomainError,
+    IdempotencyInFlight,
+    NotFound,
+    Unsatisfiable,
+)
+from service.jobs import IdempotencyKey
+from service.runtime import Runtime
+from service.settings import Settings
+from service.storage import Storage
+from tests.simulation.books import SimDatabase
+from tests.simulation.cluster import Plan, SimAttempt, SimCluster
+from tests.simulation.promises import Broken, Promises
+
+T = TypeVar("T")
+START = datetime(2026, 1, 1, tzinfo=UTC)
+SLOTS = 4
+"""Of a node; no job asks for more workers than two have."""
+PATIENCE_S = 3600.0
+RELEASE_S = 75.0
+"""From the end of the last job to a cluster on which nothing is left: 60 seconds, and the tick."""
+
+DELETION_S = 65.0
+"""More, until a deletion that was cut off is taken up."""
+
+
+class Weather:
+    """Which calls fail; the calm one lets all pass."""
+
+    def latency_s(self) -> float:
+        return 0.0
+
+    def fails_before(self, call: str) -> bool:
+        """The call does not arrive."""
+        return False
+
+    def fails_after(self, call: str) -> bool:
+        """It arrives, and its answer is lost."""
+        return False
+
+    def repeats_commit(self) -> bool:
+        return False
+
+
+class Process:
+    """A service: the API's use cases and the loops. It may be stopped, let go, and killed."""
+
+    def __init__(self, world: World, number: int, clock_error: timedelta) -> None:
+        self.world = world
+        self.name = f"service {number}"
+        self.dead = False
+        self._going = asyncio.Event()
+        self._going.set()
+        self._calls: dict[asyncio.Task[Any], None] = {}
+        database = SimDatabase(world.engine, self, world.now, lambda: world.now() + clock_error)
+        self.runtime = Runtime(world.settings, database, world.storage, None)
+        self._begin(self._open())
+
+    async def _open(self) -> None:
+        while True:
+            try:
+                await self.runtime.jobs.finish_deletions()
+                await self.runtime.start_loops(Network(self), alone=False)
+                return
+            except DatabaseUnavailable:
+                await asyncio.sleep(1.0)  # somebody starts it again
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._calls[task] = None
+        task.add_done_callback(lambda done: self._calls.pop(done, None))
+        return task
+
+    async def call(self, use: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:
+        """What a request is answered with; ConnectionError if the process is killed first."""
+        task = self._begin(use(self.runtime))
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise ConnectionError
+        return task.result()
+
+    @property
+    def stopped(self) -> bool:
+        return not self._going.is_set()
+
+    def stop(self) -> None:
+        """As SIGSTOP: it does nothing more, and does not know."""
+        self._going.clear()
+
+    def go_on(self) -> None:
+        self._going.set()
+
+    def kill(self) -> None:
+        self.dead = True
+        self._going.set()
+        leading = self.runtime._leading
+        for task in [*self._calls, *([leading] if leading else [])]:
+            task.cancel()
+        self.world.processes.remove(self)
+        self.world.note(f"{self.name} is killed")
+
+    # The gate of its database.
+
+    async def before(self, call: str) -> None:
+        self.world.count_point(self, f"before {call}")
+        await self._pass()
+        if self.world.weather.fails_before(call):
+            raise DatabaseUnavailable("the database is away")
+
+    async def after(self, call: str) -> None:
+        self.world.count_point(self, f"after {call}")
+        await self._pass()
+        if self.world.weather.fails_after(call):
+            raise DatabaseUnavailable("the answer was lost")
+
+    def loses_commit(self) -> bool:
+        return self.world.weather.repeats_commit()
+
+    def publish(self, topics: tuple[str, ...]) -> None:
+        self.world.num_commits += 1
+        for process in self.world.processes:
+            for topic in topics:
+                process.runtime.signals.publish(topic)
+
+    async def _pass(self) -> None:
+        self._live_on()
+        delay_s = self.world.weather.latency_s()
+        if delay_s:
+            await asyncio.sleep(delay_s)
+        while not self._going.is_set():
+            await self._going.wait()
+        self._live_on()
+
+    def _live_on(self) -> None:
+        """A dead process does nothing more."""
+        if self.dead:
+            raise asyncio.CancelledError
+
+
+class Network:
+    """The cluster as one process reaches it."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._world = process.world
+        self._cluster = process.world.cluster
+
+    async def _reach(self, call: str, answer: Callable[[], Awaitable[T]]) -> T:
+        process, weather = self._process, self._world.weather
+        self._world.count_point(process, f"before {call}")
+        await process._pass()
+        if weather.fails_before(call):
+            raise ClusterUnavailable("the call was lost")
+        got = await answer()
+        self._world.count_point(process, f"after {call}")
+        await process._pass()
+        if weather.fails_after(call):
+            raise ClusterUnavailable("the answer was lost")
+        return got
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def stop(self) -> None:
+        """Nothing to do."""
+
+    async def snapshot(self) -> ClusterSnapshot:
+        return await self._reach("snapshot", self._cluster.snapshot)
+
+    async def launch(self, spec: AttemptSpec) -> None:
+        self._world.note(f"{self._process.name} launches {spec.job_id} {spec.attempt}")
+        await self._reach("launch", lambda: self._cluster.launch(spec))
+
+    async def give_up(self, ref: AttemptRef) -> None:
+        await self._reach("give_up", lambda: self._cluster.give_up(ref))
+
+    async def poll(
+        self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
+    ) -> PollReply:
+        return await self._reach("poll", lambda: self._cluster.poll(ref, cursor, wait_s, max_bytes))
+
+    async def stop_attempt(self, ref: AttemptRef) -> None:
+        await self._reach("stop_attempt", lambda: self._cluster.stop_attempt(ref))
+
+    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
+        await self._reach("preempt", lambda: self._cluster.preempt(ref, grace_s))
+
+    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
+        await self._reach("drill", lambda: self._cluster.drill(ref, drill))
+
+    async def acknowledge(self, ref: AttemptRef) -> None:
+        await self._reach("acknowledge", lambda: self._cluster.acknowledge(ref))
+
+    async def attempts(self) -> list[AttemptRef]:
+        return await self._reach("attempts", self._cluster.attempts)
+
+
+class World:
+    """Everything of one simulation. Made inside its event loop."""
+
+    def __init__(self, engine: Engine, folder: Path, chance: random.Random) -> None:
+        self.engine = engine
+        self.chance = chance
+        self.loop = asyncio.get_running_loop()
+        self.weather = Weather()
+        self.promises = Promises(self)
+        self.cluster = SimCluster(chance, lambda: self.now().timestamp(), self._on_start)
+        self.storage = Storage((folder / "storage").as_uri())
+        self.settings = Settings(
+            home=folder,
+            database_url="sqlite:////unused",
+            storage_url=self.storage.url,
+            ray_address="simulated",
+            scheduler_tick_s=10.0,
+            poll_wait_s=10.0,
+            data_roots=None,
+        )
+        self.processes: list[Process] = []
+        self.acknowledged: dict[str, None] = {}
+        self.deleted: dict[str, None] = {}
+        """Jobs whose deletion was asked for."""
+        self.trace: list[str] = []
+        self.broken: Broken | None = None
+        self.num_points = self.num_commits = self._num_checked = 0
+        self.ambushes: dict[int, Callable[[Process], None]] = {}
+        """What is done to the process that makes the call of that number."""
+        self.strikes = range(0)
+        """The steps that a story is about; none for all of them."""
+        self._numbers = itertools.count(1)
+        self._users: list[asyncio.Task[None]] = []
+
+    def now(self) -> datetime:
+        """By the database's clock."""
+        return START + timedelta(seconds=self.loop.time())
+
+    def note(self, line: str) -> None:
+        self.trace.append(f"{self.loop.time():10.3f} {line}")
+
+    def _on_start(self, attempt: SimAttempt) -> None:
+        self.note(f"{attempt.key} starts its processes")
+        try:
+            self.promises.started(attempt)
+        except Broken as broken:
+            self.broken = self.broken or broken
+
+    def count_point(self, process: Process, call: str) -> None:
+        """Every call of a service passes here, before it arrives and after."""
+        if process.dead:
+            return
+        self.num_points += 1
+        ambush = self.ambushes.pop(self.num_points, None)
+        if ambush is not None:
+            self.note(f"{process.name} is ambushed {call}")
+            ambush(process)
+
+    def check(self) -> None:
+        """Broken if a promise does not hold now."""
+        if self.broken is not None:
+            raise self.broken
+        if self.num_commits > self._num_checked:
+            self._num_checked = self.num_commits
+            self.promises.hold()
+
+    # Services.
+
+    def start_process(self, clock_error: timedelta = timedelta()) -> Process:
+        process = Process(self, next(self._numbers), clock_error)
+        self.processes.append(process)
+        self.note(f"{process.name} starts")
+        return process
+
+    def some_process(self) -> Process:
+        return self.processes[-1]
+
+    # Users.
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.loop.create_task(work)
+        self._users.append(task)
+        return task
+
+    async def ask(self, use: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:
+        """A request, made again until some service answers it."""
+        while True:
+            going = [process for process in self.processes if not process.stopped]
+            if going:
+                try:
+                    return await self.chance.choice(going).call(use)
+                except (ConnectionError, DatabaseUnavailable, IdempotencyInFlight):
+                    pass
+            await asyncio.sleep(1.0)
+
+    async def submit(self, plan: Plan, workers: int, **fields: Any) -> str | None:
+        """The id of the job once it is acknowledged; None if no cluster could ever run it."""
+        number = next(self._numbers)
+        key = IdempotencyKey(f"key-{number}", "body")
+        document = {"name": plan.name, "recipe": "image_classification", **fields}
+        spec = JobSpec.model_validate(document | {"resources": {"num_workers": workers}})
+
+        def use(runtime: Runtime) -> Coroutine[Any, Any, tuple[views.Job, bool]]:
+            return runtime.jobs.submit(spec, idempotency=key)
+
+        try:
+            job, _ = await self.ask(use)
+        except Unsatisfiable:
+            return None
+        self.acknowledged[job.id] = None
+        self.note(f"{job.id} is acknowledged: {plan.name}, {workers} workers")
+        return job.id
+
+    async def cancel(self, job_id: str) -> None:
+        self.note(f"the user cancels {job_id}")
+        try:
+            await self.ask(lambda runtime: runtime.jobs.cancel(job_id))
+        except DomainError as error:
+            self.note(f"{job_id} is not cancelled: {error.code}")
+
+    async def delete(self, job_id: str) -> None:
+        """Asked for in vain while the job lives."""
+        self.note(f"the user deletes {job_id}")
+        was = job_id in self.deleted
+        self.deleted[job_id] = None
+        try:
+            await self.ask(lambda runtime: runtime.jobs.delete(job_id))
+        except NotFound:
+            if not was and not self._was_hidden(job_id):
+                raise
+        except DomainError as error:
+            self.note(f"{job_id} is not deleted: {error.code}")
+            if not was:
+                del self.deleted[job_id]
+
+    def _was_hidden(self, job_id: str) -> bool:
+        """Whether an earlier try of the same deletion got through, and its answer was lost."""
+        return job_id in self.deleted
+
+    def preempt(self) -> None:
+        """Someone asks a running attempt to leave its slots."""
+        running = [a for a in self.cluster.known.values() if a.alive]
+        if running:
+            attempt = self.chance.choice(running)
+            self.note(f"{attempt.key} is asked to leave")
+            ref = AttemptRef(*attempt.key, self.cluster.session, ())
+            self.begin(self._preempt(ref))
+
+    async def _preempt(self, ref: AttemptRef) -> None:
+        with contextlib.suppress(ClusterUnavailable):
+            await self.cluster.preempt(ref, 5.0)
+
+    # The end.
+
+    def states(self) -> dict[str, str]:
+        with self.engine.connect() as connection:
+            rows = connection.execute(text("SELECT id, state FROM jobs")).all()
+        return dict(rows)
+
+    async def come_to_rest(self) -> None:
+        """In calm weather: every job ends, and nothing is left."""
+        self.weather = Weather()
+        self.ambushes.clear()
+        self.cluster.away = False
+        self.note("calm")
+        for process in self.processes:
+            process.go_on()
+        if not self.processes:
+            self.start_process()
+        while sum(node.slots for node in self.cluster.nodes.values()) < 2 * SLOTS:
+            self.cluster.add_node(SLOTS)
+        if self._users:
+            await asyncio.wait(self._users)
+            for user in self._users:
+                user.result()
+        for job_id in [*self.acknowledged]:
+            if job_id in self.endless() and job_id not in self.deleted:
+                await self.cancel(job_id)
+        deadline = self.loop.time() + PATIENCE_S
+        while any(
+            state not in ("SUCCEEDED", "FAILED", "CANCELLED") for state in self.states().values()
+        ):
+            if self.loop.time() > deadline:
+                raise Broken(f"I1: these never end: {self.states()}")
+            await asyncio.sleep(10.0)
+            self.check()
+        await asyncio.sleep(RELEASE_S + (DELETION_S if self.hides_any() else 0.0))
+        self.check()
+        await self.promises.hold_at_the_end()
+
+    def hides_any(self) -> bool:
+        """Whether a deletion is under way, or was cut off."""
+        with self.engine.connect() as connection:
+            query = text("SELECT count(*) FROM jobs WHERE deleted_at IS NOT NULL")
+            return bool(connection.execute(query).scalar_one())
+
+    def endless(self) -> set[str]:
+        with self.engine.connect() as connection:
+            rows = connection.execute(text("SELECT id FROM jobs WHERE name LIKE '0.%'")).all()
+        return {row[0] for row in rows}
+
+    async def close(self) -> None:
+        """End what is left of this simulation."""
+        for process in list(self.processes):
+            process.kill()
+        me = asyncio.current_task()
+        rest = [task for task in asyncio.all_tasks() if task is not me]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
