@@ -26,8 +26,8 @@ from ray_workers.contracts import (
     DrillKind,
     DrillState,
     FrameKind,
+    Grant,
     Outcome,
-    Slice,
 )
 from ray_workers.forking import ForkFailed
 from ray_workers.group import WorkerGroup
@@ -102,7 +102,7 @@ class Guard:
             self._drills.append(drill)
             self._tell_drill(drill, DrillState.WAITING)
 
-    def grow(self, slices: tuple[Slice, ...]) -> None:
+    def grow(self, grant: Grant) -> None:
         """Take these slots in as soon as may be."""
 
     async def watch(self) -> Outcome | None:

@@ -24,10 +24,10 @@ from ray_workers.contracts import (
     Drill,
     Frame,
     FrameKind,
+    Grant,
     Outcome,
     Phase,
     PollReply,
-    Slice,
     agent_name,
 )
 from ray_workers.forking import ForkFailed
@@ -147,9 +147,9 @@ class Supervisor:
         self._guard.grace_s = grace_s
         self._leave_asked.set()
 
-    async def grow(self, slices: tuple[Slice, ...]) -> None:
-        """Take these slots in, which were claimed for the attempt."""
-        self._guard.grow(slices)
+    async def grow(self, grant: Grant) -> None:
+        """Take these slots in, which were claimed for the attempt; once by the grant's number."""
+        self._guard.grow(grant)
 
     async def drill(self, drill: Drill) -> None:
         """Inject a fault, once by the drill's id."""
