@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from dray.views import JobState
 from service.domain import ids
 from tests.simulation import clock
-from tests.simulation.cluster import Plan
+from tests.simulation.attempt import Plan
 from tests.simulation.promises import Broken
 from tests.simulation.world import SLOTS, Process, World
 

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 
 from dray import views
 from dray.spec import JobSpec
-from ray_workers.contracts import AttemptSpec, Drill, PollReply
+from ray_workers.contracts import AttemptSpec, Drill, Grant, PollReply
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.domain.errors import (
     DatabaseUnavailable,
@@ -28,8 +28,9 @@ from service.jobs import IdempotencyKey
 from service.runtime import Runtime
 from service.settings import Settings
 from service.storage import Storage
+from tests.simulation.attempt import Plan, SimAttempt
 from tests.simulation.books import SimDatabase
-from tests.simulation.cluster import Plan, SimAttempt, SimCluster
+from tests.simulation.cluster import SimCluster
 from tests.simulation.promises import Broken, Promises
 
 T = TypeVar("T")
@@ -208,6 +209,9 @@ class Network:
     async def drill(self, ref: AttemptRef, drill: Drill) -> None:
         await self._reach("drill", lambda: self._cluster.drill(ref, drill))
 
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
+        await self._reach("grow", lambda: self._cluster.grow(ref, grant))
+
     async def acknowledge(self, ref: AttemptRef) -> None:
         await self._reach("acknowledge", lambda: self._cluster.acknowledge(ref))
 
@@ -224,7 +228,7 @@ class World:
         self.loop = asyncio.get_running_loop()
         self.weather = Weather()
         self.promises = Promises(self)
-        self.cluster = SimCluster(chance, lambda: self.now().timestamp(), self._on_start)
+        self.cluster = SimCluster(chance, lambda: self.now().timestamp(), self._on_start, self.note)
         self.storage = Storage((folder / "storage").as_uri())
         self.settings = Settings(
             home=folder,
