@@ -78,5 +78,6 @@ def page(results: Sequence[Result], machine: Mapping[str, str], seed: int, took_
         "lived at a time; no node gave more than it has; each step of each series is there, once; "
         "its weights are those of a run without faults, to the bit, unless it is elastic; its "
         "newest checkpoint loads; its events have no gap; 60 s after its end no process, actor, "
-        "placement group or spool of it is left; the API answered nothing of 500 and more but a declared 503.\n"
+        "placement group or spool of it is left; the API answered nothing of 500 and more but a "
+        "declared 503.\n"
     )
