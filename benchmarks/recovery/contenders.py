@@ -133,7 +133,7 @@ class Torchrun:
         command = torchrun_command("--max-restarts", "1", *script, num_ranks=work.NUM_RANKS)
         log = self._home / "torchrun.log"
         with running(command, clean_environment(), log) as process:
-            killed_at = _kill_logged(folder)
+            killed_at = _kill_logged(folder, process)
             if process.wait(TURN_TIMEOUT_S) != 0:
                 raise BenchmarkError(f"torchrun failed:\n{log.read_text()[-3000:]}")
         return _logged(folder, killed_at)
@@ -152,7 +152,7 @@ class Torchft:
             replicas = [
                 stack.enter_context(self._replica(folder, rank)) for rank in range(work.NUM_RANKS)
             ]
-            killed_at = _kill_logged(folder)
+            killed_at = _kill_logged(folder, *replicas)
             replicas[work.KILLED_RANK].wait(TURN_TIMEOUT_S)
             stack.enter_context(self._replica(folder, work.KILLED_RANK))
             _await(lambda: _whole_since(folder, killed_at, WORKED_ON_S), "torchft to be whole")
@@ -186,10 +186,16 @@ def torchft(home: Path) -> Iterator[Torchft]:
         process.kill()
 
 
-def _kill_logged(folder: Path) -> float:
-    """Kill the rank whose log says that it is at the step; when that was."""
+def _kill_logged(folder: Path, *alive: subprocess.Popen[str]) -> float:
+    """Kill the rank whose log says that it is at the step; when that was.
+
+    BenchmarkError if a process that must be alive until then is not.
+    """
 
     def victim() -> str | None:
+        for process in alive:
+            if process.poll() is not None:
+                raise BenchmarkError(f"it ended with code {process.returncode}: {process.args!r}")
         logged = commits.read(folder, work.KILLED_RANK)
         return next((c.process for c in logged if c.step >= work.KILL_AT_STEP), None)
 

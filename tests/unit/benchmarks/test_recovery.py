@@ -158,6 +158,13 @@ def test_goals_are_met_by_the_figures_alone() -> None:
     assert rows[measure.DRILL] == ["0 (0)", "not seen", "not seen", "not seen"]
 
 
+def test_a_contender_that_ends_by_itself_is_an_error(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"], text=True) as process:
+        process.wait()
+        with pytest.raises(contenders.BenchmarkError, match="ended with code 3"):
+            contenders._kill_logged(tmp_path, process)
+
+
 def test_waiting_in_vain_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(contenders, "TURN_TIMEOUT_S", 0.02)
     with pytest.raises(contenders.BenchmarkError, match="in vain"):
