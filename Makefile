@@ -69,7 +69,7 @@ format: setup ## put the code into its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.bench-ready $(MLFLOW)/.ready ## measure against peers, about an hour (see benchmarks/README.md)
+bench: $(VENV)/.bench-ready $(MLFLOW)/.ready ## measure against peers, in an hour and a half (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks
 
 chaos: setup ## strike jobs with every fault, some 25 minutes; writes docs/chaos.md

@@ -46,6 +46,16 @@ class Slice:
 
 
 @dataclass(frozen=True)
+class Grant:
+    """Slots more for an attempt that lives. They are the attempt's from the grant on."""
+
+    number: int
+    """1, 2, 3 ... within the attempt: a grant whose answer was lost is told again, and is to be
+    taken once."""
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True)
 class CheckpointRef:
     """A committed checkpoint: where it lies and how far it had come."""
 
@@ -201,9 +211,10 @@ class FrameKind(StrEnum):
     """body: {generation, ranks: [rank], step, steps_lost, recovery_s, world_size}: the group
     trains again from after `step`; `recovery_s` from the loss to the next committed step"""
     RESIZED = "resized"
-    """body: {world_size, slices: [{node_id, num_workers}], lacking, message}: the attempt holds
-    these slots from now on, all others were given back. `lacking`: how many workers more it needs
-    to train on; it stands by for them for a while"""
+    """body: {world_size, slices: [{node_id, num_workers}], lacking, grants, message}: the attempt
+    holds these slots from now on, all others were given back. `lacking`: how many workers more it
+    needs to train on; it stands by for them for a while. `grants`: the number of the newest
+    `Grant` that it knew, 0 for none; the slots of a newer one are its own all the same"""
     HANG = "hang"
     """body: {culprits: [rank], step, phase, waited_s, limit_s, ranks: [{rank, step, phase,
     collective, since_s, stack}]}: who stood still, and where everyone was"""

@@ -50,6 +50,8 @@ class Slots:
 
     part: Slice
     group: PlacementGroup
+    is_held: bool = True
+    """False while it is asked for and may not come."""
 
 
 @dataclass
@@ -108,7 +110,9 @@ class WorkerGroup:
         """
         await self._acquire(self._spec.slices, self._spec.start_timeout_s)
 
-    async def _acquire(self, slices: Sequence[Slice], timeout_s: float) -> list[Slots]:
+    async def _acquire(
+        self, slices: Sequence[Slice], timeout_s: float, *, is_held: bool = True
+    ) -> list[Slots]:
         spec, asked = self._spec, []
         for part in slices:
             group = placement_group(
@@ -119,7 +123,7 @@ class WorkerGroup:
                 bundle_label_selector=[{"ray.io/node-id": part.node_id}] * part.num_workers,
             )
             self._num_slots_ever += 1
-            asked.append(Slots(part, group))
+            asked.append(Slots(part, group, is_held))
             self.slots.append(asked[-1])
         deadline = time.monotonic() + timeout_s
         waits = [
@@ -264,7 +268,7 @@ class WorkerGroup:
         self._node_ids |= {part.node_id for part in slices}
         known = list(self.slots)
         try:
-            asked = await self._acquire(slices, GROW_TIMEOUT_S)
+            asked = await self._acquire(slices, GROW_TIMEOUT_S, is_held=False)
             members = [m for slots in asked for m in self._create_members(slots, 0)]
             for member in members:
                 member.is_placed = False
@@ -272,6 +276,8 @@ class WorkerGroup:
         except BaseException:
             await self.give_back([slots for slots in self.slots if slots not in known])
             raise
+        for slots in asked:
+            slots.is_held = True
         return members
 
     async def lose_nodes(self, node_ids: Set[str]) -> list[Member]:

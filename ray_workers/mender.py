@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ray.exceptions import RayActorError
 
 from ray_workers import mending, releasing
-from ray_workers.contracts import AttemptSpec, Cause, FrameKind, Outcome, Slice
+from ray_workers.contracts import AttemptSpec, Cause, FrameKind, Grant, Outcome
 from ray_workers.drills import Drills
 from ray_workers.forking import ForkFailed
 from ray_workers.group import Member, SlotsUnavailable, WorkerGroup
@@ -77,7 +77,9 @@ class Mender:
         self._generation = 0
         self._without_a_step = 0
         self._one_at_a_time = asyncio.Lock()
-        self._grants: list[tuple[Slice, ...]] = []
+        self._grants: list[Grant] = []
+        self._newest_grant = 0
+        self._settled_grant = 0
         self._taking_in: asyncio.Task[None] | None = None
         self._lacking_since: float | None = None
         self._announced_at = 0.0
@@ -189,14 +191,17 @@ class Mender:
 
     # Growing.
 
-    def grow(self, slices: tuple[Slice, ...]) -> None:
-        """Take these slots in as soon as may be."""
-        self._grants.append(slices)
+    def grow(self, grant: Grant) -> None:
+        """Take these slots in as soon as may be; once by the grant's number."""
+        if grant.number > self._newest_grant:
+            self._newest_grant = grant.number
+            self._grants.append(grant)
 
-    async def _take_in(self, slices: tuple[Slice, ...]) -> None:
+    async def _take_in(self, grant: Grant) -> None:
         try:
-            newcomers = await self._start_newcomers(slices)
+            newcomers = await self._start_newcomers(grant)
         except (*_NOT_TO_BE, ValueError) as error:
+            self._settled_grant = grant.number
             self._tell_size(f"could not take more slots in ({error})")
             return
         async with self._one_at_a_time:
@@ -206,10 +211,11 @@ class Mender:
             self._tell_size(f"grows by {len(newcomers)}")
             await self._go_on()
 
-    async def _start_newcomers(self, slices: tuple[Slice, ...]) -> list[Member]:
+    async def _start_newcomers(self, grant: Grant) -> list[Member]:
         """Members in these slots that are ready for a place; nothing is held if that fails."""
-        await self._nodes.know(part.node_id for part in slices)
-        newcomers = await self._group.add(slices, self._generation + 1)
+        await self._nodes.know(part.node_id for part in grant.slices)
+        newcomers = await self._group.add(grant.slices, self._generation + 1)
+        self._settled_grant = grant.number
         self._resized()
         try:
             async with asyncio.timeout(READY_LIMIT_S):
@@ -313,7 +319,7 @@ class Mender:
 
     def _tell_size(self, what: str) -> None:
         self._resized()
-        held = [slots.part for slots in self._group.slots]
+        held = [slots.part for slots in self._group.slots if slots.is_held]
         num = len(self._group.running)
         lacking = self._num_lacking
         message = f"{what}: {num} worker{'' if num == 1 else 's'}"
@@ -325,6 +331,7 @@ class Mender:
                 "world_size": num,
                 "slices": [{"node_id": p.node_id, "num_workers": p.num_workers} for p in held],
                 "lacking": lacking,
+                "grants": self._settled_grant,
                 "message": message,
             },
         )

@@ -24,10 +24,10 @@ from ray_workers.contracts import (
     Drill,
     Frame,
     FrameKind,
+    Grant,
     Outcome,
     Phase,
     PollReply,
-    Slice,
     agent_name,
 )
 from ray_workers.drills import Drills
@@ -149,9 +149,9 @@ class Supervisor:
         """Have the group save a checkpoint and leave within `grace_s` seconds."""
         self._guard.leave(grace_s)
 
-    async def grow(self, slices: tuple[Slice, ...]) -> None:
-        """Take these slots in, which were claimed for the attempt."""
-        self._mender.grow(slices)
+    async def grow(self, grant: Grant) -> None:
+        """Take these slots in, which were claimed for the attempt; once by the grant's number."""
+        self._mender.grow(grant)
 
     async def drill(self, drill: Drill) -> None:
         """Inject a fault, once by the drill's id."""

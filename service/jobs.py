@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.spec import JobSpec
 from dray.views import JobState
-from ray_workers.contracts import Drill, DrillKind
-from service import data_sources, listing, nodes, origins, presenting
+from ray_workers.contracts import Drill, DrillKind, Grant
+from service import data_sources, listing, nodes, origins, presenting, resizing
 from service.db.models import EventRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as faults_repository
@@ -67,6 +67,12 @@ class LiveAttempt:
     """Set once it was asked to leave its slots."""
     drills: tuple[Drill, ...] = ()
     """Those that it is to take and that have not struck."""
+    node_ids: tuple[str, ...] = ()
+    """On which something of it may lie, those that it left among them."""
+    grant: Grant | None = None
+    """Slots that are its own, and that it has not said it knows of."""
+    growing: policy.Growing | None = None
+    """Set while it could use more slots, and may be granted some."""
 
 
 class Jobs:
@@ -116,7 +122,7 @@ class Jobs:
                 earlier = reserve(session, owner, idempotency, job_id, now)
                 if earlier is not None:
                     return presenting.job(session, found(session, earlier)), False
-            request = policy.request_of(spec.resources)
+            request = policy.request_of(spec.resources, spec.elastic)
             _refuse_impossible(session, request)
             refuse_if_full(session)
             origin = origins.resolve(session, spec.init_from) if spec.init_from else None
@@ -250,7 +256,7 @@ def queue_snapshot(
             attempt=row.attempt,
             priority=row.priority,
             seq=row.number,
-            request=policy.Request(row.num_workers, row.bundle),
+            request=policy.Request(row.num_workers, row.bundle, row.min_workers),
             not_before=row.not_before if row.not_before and row.not_before > now else None,
         )
         for row in repository.in_state(session, [JobState.QUEUED])
@@ -265,7 +271,7 @@ def queue_snapshot(
             job_id=row.job_id,
             attempt=row.attempt,
             job_state=owners[row.job_id].state,
-            slices=tuple(policy.Slice(p["node_id"], p["num_workers"]) for p in row.slices),
+            slices=resizing.as_slices(row.slices),
             bundle=row.bundle,
             cluster_session=row.cluster_session,
             age_s=(now - row.created_at).total_seconds(),
@@ -275,6 +281,9 @@ def queue_snapshot(
             cursor=row.cursor,
             preempt_grace_s=row.preempt_grace_s,
             drills=tuple(drills.get((row.job_id, row.attempt), ())),
+            node_ids=resizing.carriers(row),
+            grant=resizing.granted(row),
+            growing=resizing.growing(owners[row.job_id], row, now),
         )
         for row in attempts_repository.live(session)
     )
@@ -289,7 +298,7 @@ def _refuse_impossible(session: Session, request: policy.Request) -> None:
         return
     lacking = policy.lacking_resource(request, usable)
     pointers = {
-        None: "/resources/num_workers",
+        None: "/elastic/min_workers" if request.min_workers else "/resources/num_workers",
         "CPU": "/resources/cpus_per_worker",
         "GPU": "/resources/gpus_per_worker",
         "memory": "/resources/memory_bytes",
@@ -322,6 +331,7 @@ def _new_row(
         spec=document,
         spec_version=spec.version,
         num_workers=request.num_workers,
+        min_workers=request.min_workers,
         bundle=dict(request.bundle),
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,

@@ -54,6 +54,8 @@ class Reconciler:
         self._signals = signals
         self._settings = settings
         self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._refs: dict[tuple[str, int], AttemptRef] = {}
+        """Of what is followed: a group that grows comes to other nodes."""
         self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
         self._errands = Errands(cluster)
         self._orphans_at = 0.0
@@ -81,17 +83,19 @@ class Reconciler:
             key = (attempt.job_id, attempt.attempt)
             if key in self._scheduler.launching:
                 continue
+            self._refs[key] = _ref(attempt)
             if key not in self._followers:
                 task = asyncio.create_task(self._follow(attempt), name=f"follow {key}")
                 self._followers[key] = task
                 task.add_done_callback(functools.partial(self._forget, key))
-            for errand in self._errands.due(attempt, _ref(attempt)):
+            for errand in self._errands.due(attempt, self._refs[key]):
                 self._begin(errand.key, self._run(errand))
         if asyncio.get_running_loop().time() >= self._orphans_at:
             self._begin(("orphans",), self._end_orphans())
 
     def _forget(self, key: tuple[str, int], _: asyncio.Task[None]) -> None:
         self._followers.pop(key, None)
+        self._refs.pop(key, None)
 
     def _begin(self, what: tuple[object, ...], chore: Coroutine[Any, Any, None]) -> None:
         """Do it beside the loop, once at a time: one supervisor that does not answer must not
@@ -113,16 +117,18 @@ class Reconciler:
 
     async def _follow(self, attempt: jobs.LiveAttempt) -> None:
         """Poll one attempt and store what it says, until its outcome is stored."""
-        ref, cursor, said = _ref(attempt), dict(attempt.cursor), ""
+        key, cursor, said = (attempt.job_id, attempt.attempt), dict(attempt.cursor), ""
         loop = asyncio.get_running_loop()
         claimed_at = loop.time() - attempt.age_s
         given_up = False
         while True:
-            asked_at = loop.time()
+            asked_at, ref = loop.time(), self._refs[key]
             try:
                 reply = await self._cluster.poll(
                     ref, cursor, self._settings.poll_wait_s, MAX_REPLY_BYTES
                 )
+                if reply.outcome is not None and ref != self._refs[key]:
+                    continue  # it came to other nodes meanwhile, which were not looked at
                 if not given_up and _was_never_there(reply):
                     given_up = await self._give_up(ref, asked_at - claimed_at)
                     continue  # it may have come while it was given up
@@ -217,5 +223,5 @@ def _ref(attempt: jobs.LiveAttempt) -> AttemptRef:
         job_id=attempt.job_id,
         attempt=attempt.attempt,
         session=attempt.cluster_session,
-        node_ids=tuple(dict.fromkeys(part.node_id for part in attempt.slices)),
+        node_ids=attempt.node_ids,
     )

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from ray_workers.contracts import WORKER_MTBF_S, AttemptSpec, Slice
-from service import data_sources, jobs, quarantine, reliability, transitions
+from service import data_sources, jobs, quarantine, reliability, resizing, transitions
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.db.repositories import storage as storage_repository
 from service.db.session import touch
@@ -70,14 +70,19 @@ class Scheduler:
         (waiting, live), full, now = await self._database.read(
             lambda s, now: (jobs.queue_snapshot(s, now), _storage_problem(s), now)
         )
+        growing = {a.job_id: a.growing for a in live if a.growing is not None}
         if not waiting:
             self._impossible_since.clear()
+        if not waiting and not growing:
             return 0
         decisions = policy.plan(_snapshot(cluster, waiting, live, full), now)
         decisions = [
             self._patient(decision, place, now) for place, decision in enumerate(decisions)
         ]
         await self._database.write(lambda s, at: self._note(s, decisions, at))
+        for decision in decisions:
+            if isinstance(decision, policy.Grow):
+                await self._grow(growing[decision.job_id], decision)
         starts = [d for d in decisions if isinstance(d, policy.Start)]
         by_id = {job.job_id: job for job in waiting}
         launched = 0
@@ -100,9 +105,14 @@ class Scheduler:
         touch(session)  # what waits as before is as it was
         waits = [d for d in decisions if isinstance(d, policy.Wait)]
         transitions.note_waiting(session, waits, now)
+        resizing.note_stays(session, [d for d in decisions if isinstance(d, policy.Stay)])
         for decision in decisions:
             if isinstance(decision, policy.Impossible):
                 transitions.fail_impossible(session, decision.job_id, decision.reason, now)
+
+    async def _grow(self, group: policy.Growing, grow: policy.Grow) -> None:
+        """Grant the slots, if the group is still as it was; the reconciler tells it of them."""
+        await self._database.write(lambda s, at: resizing.grant(s, group, grow.slices, at))
 
     async def _start(
         self, job: policy.WaitingJob, start: policy.Start, cluster_session: str
@@ -148,6 +158,7 @@ class Scheduler:
             data_policy=data_sources.policy_of(self._settings),
             spool_limit_bytes=self._settings.spool_limit_bytes,
             furthest_step=claimed.furthest_step,
+            min_workers=claimed.min_workers,
             worker_mtbf_s=await self._worker_mtbf_s(claimed),
         )
         try:
@@ -192,6 +203,12 @@ def _snapshot(
         held = quarantine.with_kept(policy.held_on(node.node_id, holders), node.quarantined or ())
         free = policy.offered(node.resources, available, held)
         nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
+    growing = (a.growing for a in live if a.cluster_session == cluster.session)
     return policy.Snapshot(
-        waiting, tuple(nodes), connected=True, holders=holders, storage_problem=storage_problem
+        waiting,
+        tuple(nodes),
+        connected=True,
+        holders=holders,
+        storage_problem=storage_problem,
+        growing=tuple(group for group in growing if group is not None),
     )

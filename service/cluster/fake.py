@@ -19,10 +19,10 @@ from ray_workers.contracts import (
     Drill,
     Frame,
     FrameKind,
+    Grant,
     Outcome,
     Phase,
     PollReply,
-    Slice,
 )
 from service.cluster.fake_attempt import FakeAttempt, Play
 from service.cluster.fake_node import FakeNode, Pulse
@@ -182,11 +182,11 @@ class FakeCluster:
         if attempt is not None:
             attempt.drill(drill)
 
-    async def grow(self, ref: AttemptRef, slices: tuple[Slice, ...]) -> None:
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
         self._check()
         attempt = self._attempts.get((ref.job_id, ref.attempt))
         if attempt is not None:
-            attempt.grow(slices)
+            attempt.grow(grant)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         self._check()

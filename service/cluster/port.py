@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ray_workers.contracts import AttemptSpec, Drill, PollReply, Slice
+from ray_workers.contracts import AttemptSpec, Drill, Grant, PollReply
 from ray_workers.quarantine import Quarantined
 
 
@@ -102,9 +102,10 @@ class Cluster(Protocol):
         """Inject a fault into an attempt; DRILL frames tell how it goes. Harmless to repeat: a
         drill strikes once by its id."""
 
-    async def grow(self, ref: AttemptRef, slices: tuple[Slice, ...]) -> None:
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
         """Give an attempt more slots, which were claimed for it. A RESIZED frame tells what it
-        holds then, also if it could not take them."""
+        holds then, also if it could not take them. Harmless to repeat: a grant is taken once by
+        its number."""
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         """The outcome is stored: forget the attempt. Harmless to repeat."""

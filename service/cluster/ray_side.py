@@ -26,10 +26,10 @@ from ray_workers.contracts import (
     Cause,
     Drill,
     Frame,
+    Grant,
     Outcome,
     Phase,
     PollReply,
-    Slice,
     agent_name,
     namespace,
     supervisor_name,
@@ -288,10 +288,10 @@ class RayCluster:
             supervisor = await self._supervisor(ref)
             await supervisor.drill.remote(drill)
 
-    async def grow(self, ref: AttemptRef, slices: tuple[Slice, ...]) -> None:
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
         with contextlib.suppress(ValueError, ActorDiedError):
             supervisor = await self._supervisor(ref)
-            await supervisor.grow.remote(slices)
+            await supervisor.grow.remote(grant)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         try:

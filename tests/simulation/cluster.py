@@ -1,8 +1,8 @@
-"""A cluster in virtual time: nodes with slots, and attempts that come, linger and go.
+"""A cluster in virtual time: nodes with slots, the attempts on them, and their spools.
 
 It keeps the port's contract as Ray does, down to its awkward parts: slots come back only after the
 processes that linger, spools go with their node, and a supervisor's death leaves ranks behind for a
-while. What a job does is written in its name (`Plan`).
+while.
 """
 
 from __future__ import annotations
@@ -11,9 +11,17 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 
-from ray_workers.contracts import AttemptSpec, Cause, Drill, Outcome, Phase, PollReply
+from ray_workers.contracts import (
+    AttemptSpec,
+    Cause,
+    Drill,
+    Grant,
+    Outcome,
+    Phase,
+    PollReply,
+)
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
-from tests.simulation.attempt import Key, SimAttempt, SimNode, read_spools
+from tests.simulation.attempt import Key, SimAttempt, SimNode, read
 
 
 class SimCluster:
@@ -24,10 +32,12 @@ class SimCluster:
         chance: random.Random,
         now: Callable[[], float],
         on_start: Callable[[SimAttempt], None],
+        note: Callable[[str], None],
     ) -> None:
         self.chance = chance
         self.now = now
         self.on_start = on_start
+        self.note = note
         self.nodes: dict[str, SimNode] = {}
         self.known: dict[Key, SimAttempt] = {}
         self.gone: list[SimAttempt] = []
@@ -136,7 +146,7 @@ class SimCluster:
         if any(a.key == key and (a.alive or a.held) for a in self.everyone()):
             return PollReply(dict(cursor), Phase.STOPPING, {})
         here = {node_id: self.nodes[node_id] for node_id in ref.node_ids if node_id in self.nodes}
-        frames, advanced = read_spools(here, key, cursor)
+        frames, advanced = read(here, key, cursor)
         if frames:
             return PollReply(advanced, Phase.STOPPING, {}, frames, more=True)
         if len(here) < len(ref.node_ids):
@@ -157,6 +167,12 @@ class SimCluster:
 
     async def drill(self, ref: AttemptRef, drill: Drill) -> None:
         raise NotImplementedError("nobody drills here")
+
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
+        self._check()
+        attempt = self.known.get((ref.job_id, ref.attempt))
+        if attempt is not None:
+            attempt.grow(grant)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         self._check()
@@ -189,7 +205,7 @@ class SimCluster:
 
     def lose_node(self, node_id: str) -> None:
         for (job_id, _), spools in self.nodes.pop(node_id).spools.items():
-            if "rank-0" in spools:
+            if any(name.startswith("rank-0.") for name in spools):
                 self.mute[job_id] = None
         for attempt in self.everyone():
             attempt.lose_node(node_id)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ray_workers.contracts import AttemptSpec, Drill, PollReply
+from ray_workers.contracts import AttemptSpec, Drill, Grant, PollReply
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.domain.errors import DatabaseUnavailable
 from service.runtime import Runtime
@@ -182,6 +182,9 @@ class Network:
 
     async def drill(self, ref: AttemptRef, drill: Drill) -> None:
         await self._reach("drill", lambda: self._cluster.drill(ref, drill))
+
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
+        await self._reach("grow", lambda: self._cluster.grow(ref, grant))
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         await self._reach("acknowledge", lambda: self._cluster.acknowledge(ref))

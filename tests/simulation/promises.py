@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
@@ -29,7 +30,11 @@ class Promises:
         """Jobs seen in a terminal state: which, and in which attempt."""
 
     def started(self, attempt: SimAttempt) -> None:
-        """I2, at the moment when processes start."""
+        """I2, at the moment when processes start, and that they are as many as may be."""
+        spec = attempt.spec
+        most = spec.spec["resources"]["num_workers"]
+        if not (spec.min_workers or most) <= spec.world_size <= most:
+            raise Broken(f"{attempt.key} starts {spec.world_size} workers of {most}")
         for other in self._world.cluster.everyone():
             if other is not attempt and other.alive and other.spec.job_id == attempt.spec.job_id:
                 raise Broken(f"I2: attempts {other.key} and {attempt.key} run at once")
@@ -51,6 +56,7 @@ class Promises:
         self._ends_absorb({row[0]: (row[1], row[2]) for row in jobs})
         self._one_live_attempt([(row[0], row[1]) for row in live])
         self._no_slot_twice([(row[2], row[3]) for row in live])
+        self._no_slot_unbooked({(row[0], row[1]): row[2] for row in live})
         seqs = {row[0]: tuple(row[1:]) for row in events}
         for job_id, _, _, seq in jobs:
             if seqs.get(job_id) != (seq, 1, seq):
@@ -76,13 +82,27 @@ class Promises:
         cluster = self._world.cluster
         held: dict[str, int] = {}
         for slices, session in live:
-            for part in json.loads(slices) if isinstance(slices, str) else slices:
+            for part in _parts(slices):
                 if session == cluster.session:
                     node = part["node_id"]
                     held[node] = held.get(node, 0) + part["num_workers"]
         for node_id, number in held.items():
             if node_id in cluster.nodes and number > cluster.nodes[node_id].slots:
                 raise Broken(f"I3: {number} slots of {node_id} are promised")
+
+    def _no_slot_unbooked(self, live: dict[tuple[str, int], str]) -> None:
+        """What a group holds is in its row: or its slots would be given to others too."""
+        for attempt in self._world.cluster.known.values():
+            if attempt.key not in live:
+                continue
+            booked: Counter[str] = Counter()
+            for part in _parts(live[attempt.key]):
+                booked[part["node_id"]] += part["num_workers"]
+            for mine in attempt.held:
+                booked[mine.node_id] -= mine.num_workers
+            over = {node_id: -left for node_id, left in booked.items() if left < 0}
+            if over:
+                raise Broken(f"I3: {attempt.key} holds slots that are not in the books: {over}")
 
     async def hold_at_the_end(self) -> None:
         """All of them, when every job has ended and 60 seconds have passed."""
@@ -113,3 +133,9 @@ class Promises:
             return
         if steps != list(range(1, Plan.of(name).num_steps + 1)):
             raise Broken(f"I5: {job_id} succeeded with the steps {steps}")
+
+
+def _parts(slices: Any) -> list[dict[str, Any]]:
+    """As either database gives a column of JSON."""
+    parts: list[dict[str, Any]] = json.loads(slices) if isinstance(slices, str) else slices
+    return parts

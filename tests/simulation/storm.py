@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Engine
 
@@ -65,8 +66,9 @@ class Storm:
             (6, self.delete),
             (6, self.world.preempt),
             (6, self.kill_rank),
+            (6, self.lose_worker),
             (4, self.lose_supervisor),
-            (3, self.lose_node),
+            (4, self.lose_node),
             (5, self.add_node),
             (1, self.restart_cluster),
             (3, self.toggle_cluster),
@@ -109,12 +111,18 @@ class Storm:
         plan = Plan(
             steps, error, chance.randint(1, 6) if error != "none" else 0, chance.choice((1, 2, 99))
         )
-        fields = {"priority": chance.choice((10, 50, 90)), "max_retries": chance.choice((0, 1, 3))}
+        fields: dict[str, Any] = {
+            "priority": chance.choice((10, 50, 90)),
+            "max_retries": chance.choice((0, 1, 3)),
+        }
         if chance.random() < 0.2:
             fields["max_runtime_s"] = 30
-        self.world.begin(self._submit(plan, chance.randint(1, 2 * SLOTS), fields))
+        workers = chance.randint(1, 2 * SLOTS)
+        if chance.random() < 0.5:
+            fields["elastic"] = {"min_workers": chance.randint(1, workers)}
+        self.world.begin(self._submit(plan, workers, fields))
 
-    async def _submit(self, plan: Plan, workers: int, fields: dict[str, int]) -> None:
+    async def _submit(self, plan: Plan, workers: int, fields: dict[str, Any]) -> None:
         await self.world.submit(plan, workers, **fields)
 
     def cancel(self) -> None:
@@ -133,6 +141,13 @@ class Storm:
             attempt = self.chance.choice(alive)
             self.world.note(f"a rank of {attempt.key} is killed")
             attempt.strike(Outcome(Cause.WORKER_LOST, "killed", rank=0, exit_code=-9))
+
+    def lose_worker(self) -> None:
+        alive = [a for a in self.world.cluster.known.values() if a.alive]
+        if alive:
+            attempt = self.chance.choice(alive)
+            self.world.note(f"a worker of {attempt.key} is lost")
+            attempt.lose_worker()
 
     def lose_supervisor(self) -> None:
         known = [a for a in self.world.cluster.known.values() if a.supervised]

@@ -53,7 +53,7 @@ class World:
         self.loop = asyncio.get_running_loop()
         self.weather = Weather()
         self.promises = Promises(self)
-        self.cluster = SimCluster(chance, lambda: self.now().timestamp(), self._on_start)
+        self.cluster = SimCluster(chance, lambda: self.now().timestamp(), self._on_start, self.note)
         self.storage = Storage((folder / "storage").as_uri())
         self.settings = Settings(
             home=folder,

@@ -1,0 +1,67 @@
+"""What a group holds after it said so: pure rules on slices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from service.domain.slots import Slice, count
+
+LACKING_PAUSE = timedelta(seconds=2)
+"""Before a group that stands by is granted slots again, if it could not take the last ones."""
+GROWING_PAUSE = timedelta(seconds=30)
+"""The same of one that trains: others may be using the cluster for long."""
+
+
+class NotItsOwn(ValueError):
+    """A group says that it holds what nobody gave it."""
+
+
+@dataclass(frozen=True)
+class Books:
+    """What an attempt holds by our books."""
+
+    slices: tuple[Slice, ...]
+    """With those of the newest grant."""
+    grants: int = 0
+    """Number of the newest grant."""
+    granted: tuple[Slice, ...] | None = None
+    """Its slices, until the group has said what became of them."""
+
+
+@dataclass(frozen=True)
+class Resized:
+    books: Books
+    pause: timedelta | None
+    """Before the next grant; None for none."""
+
+
+def resized(books: Books, kept: Sequence[Slice], known: int, lacking: int) -> Resized:
+    """The books after a group said that it holds `kept` and nothing else.
+
+    `known`: the newest grant that it knew of then. The slots of a newer one are on their way to
+    it: they stay its own, or they would be given to two. NotItsOwn if it can't be so.
+    """
+    if known > books.grants:
+        raise NotItsOwn(f"it knows grant {known}, and there were {books.grants}")
+    under_way = books.granted if books.granted is not None and known < books.grants else ()
+    had = _by_node(books.slices)
+    had.subtract(_by_node(under_way))
+    for node_id, number in _by_node(kept).items():
+        if number > had[node_id]:
+            raise NotItsOwn(f"it holds {number} slots of {node_id} and was given {had[node_id]}")
+    if under_way:
+        return Resized(Books((*kept, *under_way), books.grants, books.granted), None)
+    after = Books(tuple(kept), books.grants)
+    if books.granted is None or count(kept) > count(books.slices) - count(books.granted):
+        return Resized(after, None)
+    return Resized(after, LACKING_PAUSE if lacking else GROWING_PAUSE)
+
+
+def _by_node(slices: Sequence[Slice]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for part in slices:
+        total[part.node_id] += part.num_workers
+    return total
