@@ -87,6 +87,7 @@ class Ground:
             bin_path=self.postgres.bin_path,
             user=self.postgres.system_user,
         )
+        self.postgres.ensure_postgres_running()  # it is to know the process that it ends at last
 
     def forkserver_of(self, job_id: str) -> int:
         """Of a node that has a rank of the job."""
@@ -182,9 +183,9 @@ class RayCluster:
     def kill_node(self, job_id: str) -> str:
         """SIGKILL all of a node that has a rank of the job, if it is not the head; its id."""
         for node in list(self._cluster.worker_nodes):
-            if job_id in _jobs_on(node.unique_id):
+            if job_id in _jobs_on(node.node_id):
                 self._cluster.remove_node(node, allow_graceful=False)
-                return str(node.unique_id)
+                return str(node.node_id)
         raise ProcessLookupError("no node but the head has a rank of the job")
 
     def stop(self) -> None:
