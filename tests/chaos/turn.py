@@ -22,6 +22,7 @@ from tests.integration.harness import eventually
 MENDED_WITHIN_S = 150.0
 ENDS_WITHIN_S = 240.0
 STRIKE_TRIES = 3
+SILENT = "rank stopped"
 IN_PLACE = "in place"
 FROM_CHECKPOINT = "from the checkpoint"
 UNTOUCHED = "training went on"
@@ -245,7 +246,7 @@ def look(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown | No
         first, last = back[0], back[-1]
         if last.attempt == before.attempt:
             lost = sum(event.data["steps_lost"] or 0 for event in back)
-            return made(IN_PLACE, seconds_of(first, last, struck_at), lost)
+            return made(IN_PLACE, seconds_of(first, last, struck_at, blow), lost)
         attempts = patiently(lambda: scene.client.attempts(scene.job_id))
         lost = (
             max(0, before.furthest_step - attempts[-1].resume_step)
@@ -260,10 +261,13 @@ def look(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown | No
     return None
 
 
-def seconds_of(first: Event, last: Event, struck_at: float) -> float:
-    """The supervisor's own figure if one repair was all, else the time until the last one."""
+def seconds_of(first: Event, last: Event, struck_at: float, blow: Blow) -> float:
+    """The supervisor's own figure if one repair was all, else the time until the last one.
+
+    Its figure begins where it sees the loss, which of a rank that is only stopped comes late.
+    """
     told = first.data["recovery_s"]
-    if first is last and told is not None:
+    if first is last and told is not None and SILENT not in blow:
         return float(told)
     return last.time.timestamp() - struck_at
 
