@@ -128,11 +128,14 @@ class Mender:
         sights = await self._nodes.sights()
         self._generation += 1
         self._without_a_step += bool(ranks)
+        self._announced_at = time.monotonic()  # as good as: nothing is overdue before it is
         furthest = max((sight.look.step for sight in sights), default=0)
         self.regrouping = Regrouping(tuple(ranks), self._drills.struck_at(ranks, seen_at), furthest)
         if before is not None:
             self.regrouping = replace(
-                before, ranks=tuple(sorted({*before.ranks, *ranks})), furthest_step=furthest
+                before,
+                ranks=tuple(sorted({*before.ranks, *ranks})),
+                furthest_step=max(before.furthest_step, furthest),
             )
 
     async def _make_whole(self, lost: Sequence[Member], dead: Set[str]) -> bool:

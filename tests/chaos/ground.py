@@ -6,10 +6,9 @@ import contextlib
 import os
 import shutil
 import tempfile
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,12 +54,25 @@ class Ground:
     service: Service
     raylets: RayCluster | None = None
     postgres: PostgresServer | None = None
-    restarting: threading.Lock = field(default_factory=threading.Lock)
 
     def restart_service(self) -> None:
         """SIGKILL, and start it again; returns when it takes jobs."""
-        with self.restarting:
-            self.service.kill()
+        self.service.kill()
+        self.service.start()
+
+    def await_nodes(self) -> None:
+        """Return when every node takes jobs."""
+
+        def accepted() -> int:
+            with self.service.client as client:
+                return sum(node.accepted for node in client.cluster().nodes)
+
+        num_nodes = 1 if self.raylets is None else RayCluster.NUM_NODES
+        eventually(lambda: patiently(accepted) == num_nodes, why="a node takes no jobs")
+
+    def ensure_service(self) -> None:
+        process = self.service.process
+        if process is None or process.poll() is not None:
             self.service.start()
 
     def restart_postgres(self) -> None:
@@ -75,6 +87,7 @@ class Ground:
             bin_path=self.postgres.bin_path,
             user=self.postgres.system_user,
         )
+        self.postgres.ensure_postgres_running()  # it is to know the process that it ends at last
 
     def forkserver_of(self, job_id: str) -> int:
         """Of a node that has a rank of the job."""
@@ -121,6 +134,7 @@ class RayCluster:
     """Several raylets on this machine: a head, where the supervisors are, and two more nodes."""
 
     SLOTS_PER_NODE = 2
+    NUM_NODES = 3
 
     def __init__(self, folder: Path) -> None:
         self.token_file = folder / "token"
@@ -152,7 +166,7 @@ class RayCluster:
                 "dashboard_agent_listen_port": free_port(),
             },
         )
-        for _ in range(2):
+        for _ in range(self.NUM_NODES - 1):
             self.add_node()
 
     @property
@@ -169,9 +183,9 @@ class RayCluster:
     def kill_node(self, job_id: str) -> str:
         """SIGKILL all of a node that has a rank of the job, if it is not the head; its id."""
         for node in list(self._cluster.worker_nodes):
-            if job_id in _jobs_on(node.unique_id):
+            if job_id in _jobs_on(node.node_id):
                 self._cluster.remove_node(node, allow_graceful=False)
-                return str(node.unique_id)
+                return str(node.node_id)
         raise ProcessLookupError("no node but the head has a rank of the job")
 
     def stop(self) -> None:

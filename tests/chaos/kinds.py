@@ -63,11 +63,11 @@ def kinds(folder: Path) -> dict[str, Kind]:
         Kind("fails", script(folder / "raises.py"), 100, JobState.FAILED, is_recipe=False),
     )
     found = (
-        _digits("one rank", 1, 10, 25),
-        _digits("two ranks", 2, 10, 25),
-        _digits("four ranks", 4, 10, 25),
-        _digits("elastic", 4, 10, 25, keeps_weights=False),
-        _digits("often saved", 2, 10, 3),
+        _digits("one rank", 1, 20, 25),
+        _digits("two ranks", 2, 20, 25),
+        _digits("four ranks", 4, 16, 25),
+        _digits("elastic", 4, 16, 25, keeps_weights=False),
+        _digits("often saved", 2, 20, 3),
         _digits("short", 2, 3, 25),
         _digits("cancelled", 2, 400, 50, ends_as=JobState.CANCELLED, cancel=True),
         *scripts,

@@ -23,8 +23,9 @@ TURNS = (
         bystander="fails",
         strikes=(
             Strike(("rank 0 killed",), 0.05),
-            Strike(("rank stopped",), 0.25),
-            Strike(("supervisor killed",), 0.4),
+            Strike(("rank stopped",), 0.15),
+            Strike(("supervisor killed",), 0.25),
+            Strike(("service killed",), 0.35),
         ),
         seed=SEED,
     ),
@@ -32,10 +33,7 @@ TURNS = (
         number=1,
         victim="two ranks",
         bystander="cancelled",
-        strikes=(
-            Strike(("service killed",), 0.05),
-            Strike(("rank killed", "service killed"), 0.3),
-        ),
+        strikes=(Strike(("rank killed", "service killed"), 0.05),),
         seed=SEED,
     ),
 )

@@ -65,6 +65,7 @@ class Runner:
 
     def play(self, turn: Turn) -> Result:
         result = Result(turn)
+        self._ground.await_nodes()
         with self._ground.service.client as client:
             self._ensure_weights(client, turn.victim)
             self._ensure_weights(client, turn.bystander)
@@ -146,7 +147,8 @@ class Runner:
         self._weights[name] = promises.weights(client, job.id)
 
     def _clear(self, client: Client) -> None:
-        """What failed must not hold the slots of the next turn."""
+        """What failed must not hold the slots of the next turn, nor leave it without a service."""
+        self._ground.ensure_service()
         for job in patiently(lambda: list(client.jobs())):
             if not job.state.is_terminal:
                 patiently(lambda job=job: client.cancel(job.id))
