@@ -138,7 +138,7 @@ INVALID |= {
         "/elastic/min_workers",
         "more than the 1 of resources.num_workers",
     ),
-    "elastic without min_workers": ({**GOOD, "elastic": {}}, "/elastic/min_workers", "required"),
+    "elastic without min_workers": ({**GOOD, "elastic": {}}, "/elastic/min_workers", "is missing"),
     "an elastic script": (
         {"script": {"entrypoint": "a.py"}, "elastic": {"min_workers": 1}},
         "/elastic",
@@ -208,6 +208,21 @@ def test_more_than_the_cluster_can_ever_have_is_unsatisfiable(
     problem = check(site, post(ann, {**GOOD, "resources": resources}), 422, "unsatisfiable")
     assert problem["pointer"] == pointer
     assert problem["hint"]
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_of_an_elastic_job_the_least_number_must_fit_the_cluster(
+    site: LiveServer, ann: httpx.Client
+) -> None:
+    document = {**GOOD, "resources": {"num_workers": 9}, "elastic": {"min_workers": 5}}
+    problem = check(site, post(ann, document), 422, "unsatisfiable")
+    assert problem["pointer"] == "/elastic/min_workers"
+    assert "needs at least 5 workers" in problem["detail"]
+
+
+def test_an_elastic_job_may_want_more_than_the_cluster_has(ann: httpx.Client) -> None:
+    document = {**GOOD, "resources": {"num_workers": 9}, "elastic": {"min_workers": 4}}
+    assert post(ann, document).status_code == 201
 
 
 @pytest.mark.usefixtures("unchanged")
