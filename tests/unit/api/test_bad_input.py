@@ -211,21 +211,6 @@ def test_more_than_the_cluster_can_ever_have_is_unsatisfiable(
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_of_an_elastic_job_the_least_number_must_fit_the_cluster(
-    site: LiveServer, ann: httpx.Client
-) -> None:
-    document = {**GOOD, "resources": {"num_workers": 9}, "elastic": {"min_workers": 5}}
-    problem = check(site, post(ann, document), 422, "unsatisfiable")
-    assert problem["pointer"] == "/elastic/min_workers"
-    assert "needs at least 5 workers" in problem["detail"]
-
-
-def test_an_elastic_job_may_want_more_than_the_cluster_has(ann: httpx.Client) -> None:
-    document = {**GOOD, "resources": {"num_workers": 9}, "elastic": {"min_workers": 4}}
-    assert post(ann, document).status_code == 201
-
-
-@pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("key", ["", "x" * 10_240, "x" * 256, "a\tb", "\xe9"])
 def test_an_idempotency_key_that_is_none_is_400(
     site: LiveServer, ann: httpx.Client, key: str
