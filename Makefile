@@ -17,13 +17,15 @@ torch_index := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 # How many processes share the unit tests; the rest needs one Ray, and runs in one.
 TEST_PROCESSES ?= 2
 
+# Options of `make chaos`, such as --seed 7 (see `python -m tests.chaos --help`).
+CHAOS ?=
 # How many storms `make soak` simulates; the test suite's number is in tests/simulation/conftest.py.
 SOAK_SEEDS ?= 10000
 
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test soak check lint types imports format openapi bench clean
+.PHONY: help setup demo run test soak chaos check lint types imports format openapi bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -67,8 +69,11 @@ format: setup ## put the code into its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.bench-ready $(MLFLOW)/.ready ## measure against peers, about an hour (see benchmarks/README.md)
+bench: $(VENV)/.bench-ready $(MLFLOW)/.ready ## measure against peers, in an hour and a half (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks
+
+chaos: setup ## strike jobs with every fault, some 25 minutes; writes docs/chaos.md
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 $(VENV)/.bench-ready: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'

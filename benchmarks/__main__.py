@@ -76,6 +76,18 @@ def _checkpoint_stall(num_rounds: int, tell: Tell) -> report.Result:
     return measure(num_rounds, tell)
 
 
+def _recovery(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.recovery.measure import measure
+
+    return measure(num_rounds, tell)
+
+
+def _goodput(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.goodput.measure import measure
+
+    return measure(num_rounds, tell)
+
+
 BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "submit_to_first_step": _first_step,
     "step_time": _step_time,
@@ -84,6 +96,8 @@ BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "metrics": _metrics,
     "onlookers": _onlookers,
     "checkpoint_stall": _checkpoint_stall,
+    "recovery": _recovery,
+    "goodput": _goodput,
 }
 
 

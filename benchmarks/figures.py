@@ -65,6 +65,16 @@ def median_of_ratios(pairs: Sequence[tuple[float, float]], *, seed: int = 0) -> 
     return _ratio(float(np.median(ratios)), drawn)
 
 
+def ratio_of_sums(pairs: Sequence[tuple[float, float]], *, seed: int = 0) -> Ratio:
+    """Sum of the first over the sum of the second of each pair; pairs drawn anew."""
+    both = np.asarray(pairs, dtype=np.float64)  # (pairs, 2)
+    generator = np.random.default_rng(seed)
+    picked = generator.integers(len(both), size=(RESAMPLES, len(both)))
+    drawn = both[picked].sum(axis=1)  # (resamples, 2)
+    first, second = both.sum(axis=0)
+    return _ratio(float(first / second), drawn[:, 0] / drawn[:, 1])
+
+
 def _array(samples: Sequence[float]) -> Floats:
     return np.asarray(samples, dtype=np.float64)
 

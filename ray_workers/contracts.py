@@ -292,12 +292,8 @@ class PollReply:
     """Set once the attempt has ended and every frame was delivered; acknowledge it."""
 
 
-@dataclass(frozen=True)
-class Predecessor:
-    """A process that had the rank before, on the same node: what it left to be told."""
-
-    spool_dir: str
-    page_prefix: str
+AWAITING = -1
+"""The generation of a process that is told its place in a group once it is ready for one."""
 
 
 @dataclass(frozen=True)
@@ -333,10 +329,10 @@ class RankTask:
     """What the names of its page and of the files beside it begin with (`ray_workers.pages`);
     without one nobody watches it, and its group is not mended."""
     generation: int = 0
-    """Of the group that it joins first."""
+    """Of the group that it joins first, as `rank` of `world_size`; AWAITING, and `rank` is only
+    what it is called by those who watch it."""
     furthest_step: int = 0
     """Optimizer steps that an earlier attempt has done: up to there, they are done again."""
-    predecessors: tuple[Predecessor, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -346,6 +342,5 @@ class RankTask:
         data = json.loads(text)
         data["resume_from"] = tuple(CheckpointRef(**ref) for ref in data["resume_from"])
         data["init_from"] = data["init_from"] and CheckpointRef(**data["init_from"])
-        data["predecessors"] = tuple(Predecessor(**one) for one in data["predecessors"])
         data["data_policy"] = DataPolicy.from_dict(data["data_policy"])
         return cls(**data)

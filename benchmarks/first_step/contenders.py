@@ -7,11 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -20,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.first_step.work import NUM_RANKS, PLAIN_SCRIPT, recipe_job, script_job
-from benchmarks.machine import ROOT, BenchmarkError, clean_environment
+from benchmarks.machine import BenchmarkError, clean_environment
+from benchmarks.processes import running, service, torchrun_command
+from benchmarks.ray_train import Driver, driver
 from dray import Client
 from dray.views import Job, JobState
 
-START_TIMEOUT_S = 120.0
 TURN_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 30.0
-CHECK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -86,56 +80,29 @@ class Dray:
 
 @contextlib.contextmanager
 def dray(home: Path) -> Iterator[Dray]:
-    """Start `python -m api` with an embedded Ray of two slots; end it afterwards."""
-    port = _free_port()
-    environment = clean_environment() | {
-        "DRAY_HOME": str(home),
-        "DRAY_PORT": str(port),
-        "DRAY_LOCAL_SLOTS": str(NUM_RANKS),
-    }
-    command, log = [sys.executable, "-m", "api"], home / "service.log"
-    with (
-        _process(command, environment, log) as service,
-        Client(f"http://127.0.0.1:{port}") as client,
-    ):
-        _wait_until_it_takes_jobs(client, service, log)
+    """A running service with an embedded Ray of two slots."""
+    with service(home, num_slots=NUM_RANKS) as client:
         yield Dray(home, client)
 
 
 class RayTrain:
     """A driver on a Ray cluster of its own, both of which run before the first turn."""
 
-    def __init__(self, home: Path, driver: subprocess.Popen[str]) -> None:
+    def __init__(self, home: Path, driver: Driver) -> None:
         self._home = home
         self._driver = driver
 
     def turn(self) -> Turn:
         folder = Path(tempfile.mkdtemp(dir=self._home))
-        assert self._driver.stdin is not None
-        self._driver.stdin.write(f"{folder}\n")
-        self._driver.stdin.flush()
-        return _read_marks(folder, float(self.answer()["called"]))
-
-    def answer(self) -> dict[str, Any]:
-        assert self._driver.stdout is not None
-        line = self._driver.stdout.readline()
-        if not line:
-            raise BenchmarkError(f"Ray Train's driver ended; see {self._home / 'driver.log'}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        self._driver.begin(folder)
+        return _read_marks(folder, float(self._driver.answer()["called"]))
 
 
 @contextlib.contextmanager
 def ray_train(home: Path) -> Iterator[RayTrain]:
-    """Start the driver and its cluster; both end with the driver's standard input."""
-    command = [sys.executable, "-m", "benchmarks.first_step.ray_train_driver", str(home)]
-    with _process(command, clean_environment(), home / "driver.log", pipes=True) as driver:
-        contender = RayTrain(home, driver)
-        contender.answer()
-        yield contender
-        assert driver.stdin is not None
-        driver.stdin.close()
-        driver.wait(STOP_TIMEOUT_S)
+    """Start the driver and its cluster; both end afterwards."""
+    with driver("benchmarks.first_step.ray_train_driver", home) as started:
+        yield RayTrain(home, started)
 
 
 class Torchrun:
@@ -146,15 +113,10 @@ class Torchrun:
 
     def turn(self) -> Turn:
         folder = Path(tempfile.mkdtemp(dir=self._home))
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *("--nproc-per-node", str(NUM_RANKS)),
-            *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
-            *(PLAIN_SCRIPT, str(folder)),
-        ]
+        command = torchrun_command(PLAIN_SCRIPT, str(folder), num_ranks=NUM_RANKS)
         log = self._home / "torchrun.log"
         asked = time.time()
-        with _process(command, clean_environment(), log) as process:
+        with running(command, clean_environment(), log) as process:
             if process.wait(TURN_TIMEOUT_S) != 0:
                 raise BenchmarkError(f"torchrun failed:\n{log.read_text()[-2000:]}")
         return _read_marks(folder, asked)
@@ -176,49 +138,3 @@ def _read_marks(folder: Path, asked: float) -> Turn:
     }
     marks = {shown: min(rank[name] for rank in ranks) - asked for name, shown in names.items()}
     return Turn(marks["first step"], marks)
-
-
-@contextlib.contextmanager
-def _process(
-    command: list[str], environment: Mapping[str, str], log_path: Path, *, pipes: bool = False
-) -> Iterator[subprocess.Popen[str]]:
-    """Run a command in a session of its own; what is left of it at the end is ended."""
-    pipe = subprocess.PIPE if pipes else None
-    with log_path.open("a") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=dict(environment),
-            stdin=pipe or subprocess.DEVNULL,
-            stdout=pipe or log,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _wait_until_it_takes_jobs(client: Client, service: subprocess.Popen[str], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and service.poll() is None:
-        with contextlib.suppress(Exception):  # not listening yet
-            if any(node.accepted for node in client.cluster().nodes):
-                return
-        time.sleep(CHECK_S)
-    raise BenchmarkError(f"the service does not take jobs:\n{log.read_text()[-3000:]}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ import httpx
 import psutil
 
 from benchmarks.machine import ROOT, BenchmarkError, clean_environment
+from benchmarks.processes import free_port
 
 START_WITHIN_S = 120.0
 
@@ -113,10 +113,3 @@ def _await(process: subprocess.Popen[bytes], url: str) -> None:
         except httpx.TransportError:
             time.sleep(0.05)
     raise BenchmarkError(f"{url} did not answer within {START_WITHIN_S:g} s")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

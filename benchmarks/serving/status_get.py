@@ -15,9 +15,10 @@ import httpx
 
 from benchmarks.figures import ratio_of_medians
 from benchmarks.machine import ROOT, BenchmarkError, wait_until_quiet
+from benchmarks.processes import free_port
 from benchmarks.report import Comparison, Result, Row
 from benchmarks.serving import jobs, load
-from benchmarks.serving.servers import Running, dray, free_port, running
+from benchmarks.serving.servers import Running, dray, running
 
 NUM_CONNECTIONS = 16
 BLOCK_REQUESTS = 2000

@@ -8,7 +8,7 @@ from alembic import op
 from service.db.types import UtcDateTime
 
 revision = "0006"
-down_revision = "0005"
+down_revision = "0004"
 branch_labels = None
 depends_on = None
 

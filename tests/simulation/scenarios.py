@@ -14,8 +14,9 @@ from dray.views import JobState
 from service.domain import ids
 from tests.simulation import clock
 from tests.simulation.attempt import Plan
+from tests.simulation.process import Process
 from tests.simulation.promises import Broken
-from tests.simulation.world import SLOTS, Process, World
+from tests.simulation.world import SLOTS, World
 
 KEEPER_S = 1.0
 """After its end a service is started again."""

@@ -56,11 +56,12 @@ def test_killed_at_any_step_it_is_taken_up_by_the_next(folder: Path, part: int) 
     _strike_at(steps[part::PARTS], story, scenarios.kill, folder)
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 def test_killed_at_a_step_it_is_taken_up_by_the_next_on_postgresql(
-    folder: Path, postgres_engine: Engine
+    folder: Path, part: int, postgres_engine: Engine
 ) -> None:
     story = scenarios.all_that_happens_to_jobs
-    for at in _strikes(story, folder)[::SHARE]:
+    for at in _strikes(story, folder)[::SHARE][part::PARTS]:
         engine = books.empty_postgres(postgres_engine)
         scenarios.tell(story, engine, folder, at, scenarios.kill)
 

@@ -7,8 +7,8 @@ from alembic import op
 
 from service.db.types import UtcDateTime
 
-revision = "0005"
-down_revision = "0004"
+revision = "0008"
+down_revision = "0007"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,57 @@
+"""What dray's ranks say on their pages, read from beside: without the service and its reports.
+
+A rank writes into its page when it commits a step, as the peers' ranks write into their logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.recovery.commits import Commit
+from ray_workers import pages, paths
+from ray_workers.pages import Sight
+
+
+class JobPages:
+    """The pages of a job's first attempt on this machine."""
+
+    def __init__(self, job_id: str) -> None:
+        self._pattern = f"*/*/pages/{job_id}/1"
+        self._folder: Path | None = None
+
+    def look(self) -> list[Sight]:
+        """Every process of the attempt, also the dead; none before the first is there."""
+        if self._folder is None:
+            self._folder = next(paths.machine_root().glob(self._pattern), None)
+        return [] if self._folder is None else pages.see(self._folder)
+
+
+def newest(sights: Sequence[Sight], rank: int) -> Sight | None:
+    """The newest process at a rank."""
+    of_rank = [sight for sight in sights if sight.rank == rank]
+    return max(of_rank, key=lambda sight: sight.incarnation, default=None)
+
+
+class SeenCommits:
+    """The commits that follow from one look after the other."""
+
+    def __init__(self) -> None:
+        self.commits: list[Commit] = []
+        self._known: dict[tuple[int, str, int], int] = {}
+
+    def take(self, sights: Sequence[Sight], at: float) -> None:
+        """Add what is new. The first commit of a generation has the time that the rank wrote with
+        it, any other that of the look."""
+        for sight in sights:
+            look = sight.look
+            member = sight.rank, str(sight.incarnation), look.generation
+            if look.step <= look.resumed_step or not look.first_at:
+                continue  # it has committed nothing in this generation
+            if member not in self._known:
+                first = look.resumed_step + 1
+                self.commits.append(Commit(*member, first, look.first_at))
+                self._known[member] = first
+            if look.step > self._known[member]:
+                self.commits.append(Commit(*member, look.step, at))
+                self._known[member] = look.step

@@ -1,0 +1,108 @@
+"""Which optimizer steps were committed, when and by whom; and what follows about a recovery.
+
+The peers' ranks write a log of their commits. It imports nothing but the standard library, so that
+it costs them nothing to speak of.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The end of one optimizer step on one rank."""
+
+    rank: int
+    process: str
+    """Tells the processes at a rank apart."""
+    generation: int
+    """Tells the groups apart that one process was in."""
+    step: int
+    """1 is the first."""
+    at: float
+    """Unix seconds."""
+
+    @property
+    def member(self) -> tuple[int, str, int]:
+        return self.rank, self.process, self.generation
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What the death of one rank cost. Seconds since it was killed."""
+
+    next_s: float
+    """To the next step that was committed by a group without the dead."""
+    steps_lost: int
+    """Committed before, and done again."""
+    caught_up_s: float | None = None
+    """To the first step beyond what had been reached; None if that was not seen."""
+    whole_s: float | None = None
+    """To the first step of a replacement of the dead; None if that was not seen."""
+
+
+def recovery(commits: Iterable[Commit], *, killed_at: float, killed_rank: int) -> Recovery | None:
+    """What became of the group; None if no other group has committed a step yet.
+
+    A survivor may still commit a step of the broken group after the kill: that is no recovery.
+    """
+    ordered = sorted(commits, key=lambda commit: commit.at)
+    broken = {commit.member for commit in ordered if commit.at <= killed_at}
+    reached = max((commit.step for commit in ordered if commit.member in broken), default=0)
+    after = [commit for commit in ordered if commit.member not in broken]
+    if not after:
+        return None
+    beyond = [commit.at - killed_at for commit in after if commit.step > reached]
+    replaced = [commit.at - killed_at for commit in after if commit.rank == killed_rank]
+    return Recovery(
+        next_s=after[0].at - killed_at,
+        steps_lost=max(0, reached + 1 - after[0].step),
+        caught_up_s=beyond[0] if beyond else None,
+        whole_s=replaced[0] if replaced else None,
+    )
+
+
+def lost_of_a_minute(recoveries: Sequence[Recovery]) -> float | None:
+    """Mean share of a minute that one kill in it takes; None if it was not seen to the end.
+
+    Until the job is where it was nothing is won, and until it is whole one of two ranks idles.
+    """
+    lost_s = []
+    for each in recoveries:
+        if each.caught_up_s is None or each.whole_s is None:
+            return None
+        lost_s.append(max(each.caught_up_s, (each.next_s + each.whole_s) / 2))
+    return sum(lost_s) / len(lost_s) / 60 if lost_s else None
+
+
+class CommitLog:
+    """The log of one rank's process: `generation step time` for each commit."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._file = open(folder / f"r{rank}.{os.getpid()}.commits", "a", buffering=1)  # noqa: SIM115
+
+    def committed(self, step: int, generation: int = 0) -> None:
+        self._file.write(f"{generation} {step} {time.time():.6f}\n")
+
+
+def read(folder: Path, rank: int | None = None) -> list[Commit]:
+    """All that the ranks, or one of them, have logged so far."""
+    found = []
+    for path in sorted(folder.glob(f"r{'*' if rank is None else rank}.*.commits")):
+        who, process, _ = path.name.split(".")
+        found += parse(path.read_text(), rank=int(who.removeprefix("r")), process=process)
+    return found
+
+
+def parse(text: str, *, rank: int, process: str) -> list[Commit]:
+    """The commits of one log, without a last line that is not whole yet."""
+    lines = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        Commit(rank, process, int(generation), int(step), float(at))
+        for generation, step, at in lines
+    ]

@@ -1,0 +1,235 @@
+"""Who loses a rank. A turn starts the job, kills rank 1 when it has committed step 50, and waits.
+
+A turn raises BenchmarkError if the job does not train on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from benchmarks.machine import BenchmarkError, clean_environment
+from benchmarks.pages import JobPages, SeenCommits, newest
+from benchmarks.processes import free_port, running, service, torchrun_command
+from benchmarks.ray_train import Driver, driver
+from benchmarks.recovery import commits, work
+from benchmarks.recovery.commits import Recovery
+from dray import Client
+from dray.views import DrillState, JobState
+
+TURN_TIMEOUT_S = 180.0
+LOOK_S = 0.005
+"""Between two looks at how far the ranks are, at dray's as at the peers'."""
+WORKED_ON_S = 0.3
+"""How long torchft's replacement trains before the turn ends."""
+LIGHTHOUSE = "from torchft._torchft import lighthouse_main; lighthouse_main()"
+LIGHTHOUSE_OPTIONS = {
+    "--min_replicas": "1",
+    "--quorum_tick_ms": "100",
+    "--join_timeout_ms": "10000",
+    "--heartbeat_timeout_ms": "1000",
+}
+"""As in torchft's README, but with a heartbeat that is missed after 1 s, not 5: the survivor waits
+for that."""
+T = TypeVar("T")
+
+
+class Dray:
+    """A running service with its embedded Ray, and the two ways to kill a rank of its job."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def killed(self) -> Recovery:
+        """By pid, from outside."""
+        job = self._client.submit(work.job())
+        seen, job_pages = SeenCommits(), JobPages(job.id)
+
+        def victim() -> int | None:
+            sights = job_pages.look()
+            seen.take(sights, time.time())
+            sight = newest(sights, work.KILLED_RANK)
+            return sight.look.pid if sight and sight.look.step >= work.KILL_AT_STEP else None
+
+        pid = _await(victim, "its rank 1 to come to the step")
+        killed_at = _kill(pid)
+
+        def recovered() -> Recovery | None:
+            seen.take(job_pages.look(), time.time())
+            found = commits.recovery(
+                seen.commits, killed_at=killed_at, killed_rank=work.KILLED_RANK
+            )
+            whole = found is not None and found.whole_s is not None
+            return found if whole and found and found.caught_up_s is not None else None
+
+        found = _await(recovered, "the job to train on")
+        self._end(job.id)
+        return found
+
+    def drilled(self) -> Recovery:
+        """As a user does it; the figures are dray's own."""
+        job = self._client.submit(work.job())
+        stops = [state for state in JobState if state.is_terminal]
+        self._client.wait(job.id, TURN_TIMEOUT_S, [JobState.RUNNING, *stops])
+        drill = self._client.drill(
+            job.id, kind="kill", rank=work.KILLED_RANK, at_step=work.KILL_AT_STEP
+        )
+        if drill.state is not DrillState.PASSED or drill.recovery_s is None:
+            raise BenchmarkError(f"the drill {drill.state}: {drill.message}")
+        self._end(job.id)
+        return Recovery(drill.recovery_s, drill.steps_lost or 0)
+
+    def _end(self, job_id: str) -> None:
+        job = self._client.wait(job_id, TURN_TIMEOUT_S)
+        if job.state is not JobState.SUCCEEDED:
+            raise BenchmarkError(f"dray's job ended {job.state}: {job.reason.message}")
+
+
+@contextlib.contextmanager
+def dray(home: Path) -> Iterator[Dray]:
+    with service(home, num_slots=work.NUM_RANKS) as client:
+        yield Dray(client)
+
+
+class RayTrain:
+    """`FailureConfig(max_failures=1)`, in a driver on a cluster that both run before."""
+
+    def __init__(self, home: Path, started: Driver) -> None:
+        self._home = home
+        self._driver = started
+
+    def turn(self) -> Recovery:
+        folder = Path(tempfile.mkdtemp(dir=self._home))
+        self._driver.begin(folder)
+        killed_at = _kill_logged(folder)
+        self._driver.answer()
+        return _logged(folder, killed_at)
+
+
+@contextlib.contextmanager
+def ray_train(home: Path) -> Iterator[RayTrain]:
+    with driver("benchmarks.recovery.ray_train_driver", home) as started:
+        yield RayTrain(home, started)
+
+
+class Torchrun:
+    """`torchrun --max-restarts`, which starts both ranks anew."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def turn(self) -> Recovery:
+        folder = Path(tempfile.mkdtemp(dir=self._home))
+        script = ("-m", "benchmarks.recovery.plain", str(folder))
+        command = torchrun_command("--max-restarts", "1", *script, num_ranks=work.NUM_RANKS)
+        log = self._home / "torchrun.log"
+        with running(command, clean_environment(), log) as process:
+            killed_at = _kill_logged(folder, process)
+            if process.wait(TURN_TIMEOUT_S) != 0:
+                raise BenchmarkError(f"torchrun failed:\n{log.read_text()[-3000:]}")
+        return _logged(folder, killed_at)
+
+
+class Torchft:
+    """A lighthouse and two replicas; the dead one is started again the moment it is gone."""
+
+    def __init__(self, home: Path, lighthouse: str) -> None:
+        self._home = home
+        self._lighthouse = lighthouse
+
+    def turn(self) -> Recovery:
+        folder = Path(tempfile.mkdtemp(dir=self._home))
+        with contextlib.ExitStack() as stack:
+            replicas = [
+                stack.enter_context(self._replica(folder, rank)) for rank in range(work.NUM_RANKS)
+            ]
+            killed_at = _kill_logged(folder, *replicas)
+            replicas[work.KILLED_RANK].wait(TURN_TIMEOUT_S)
+            stack.enter_context(self._replica(folder, work.KILLED_RANK))
+            _await(lambda: _whole_since(folder, killed_at, WORKED_ON_S), "torchft to be whole")
+        return _logged(folder, killed_at)
+
+    @contextlib.contextmanager
+    def _replica(self, folder: Path, rank: int) -> Iterator[subprocess.Popen[str]]:
+        command = [sys.executable, "-m", "benchmarks.recovery.torchft_rank", str(folder), str(rank)]
+        environment = clean_environment() | {"TORCHFT_LIGHTHOUSE": self._lighthouse}
+        with running(command, environment, self._home / f"replica-{rank}.log") as process:
+            try:
+                yield process
+            finally:
+                # It would run for ever, and its other threads do not let a SIGTERM through.
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+
+
+def has_torchft() -> bool:
+    """Its wheel does not exist for every machine."""
+    return importlib.util.find_spec("torchft") is not None
+
+
+@contextlib.contextmanager
+def torchft(home: Path) -> Iterator[Torchft]:
+    port = free_port()
+    options = [word for option in LIGHTHOUSE_OPTIONS.items() for word in option]
+    command = [sys.executable, "-c", LIGHTHOUSE, "--bind", f"[::]:{port}", *options]
+    with running(command, clean_environment(), home / "lighthouse.log") as process:
+        yield Torchft(home, f"http://127.0.0.1:{port}")
+        process.kill()
+
+
+def _kill_logged(folder: Path, *alive: subprocess.Popen[str]) -> float:
+    """Kill the rank whose log says that it is at the step; when that was.
+
+    BenchmarkError if a process that must be alive until then is not.
+    """
+
+    def victim() -> str | None:
+        for process in alive:
+            if process.poll() is not None:
+                raise BenchmarkError(f"it ended with code {process.returncode}: {process.args!r}")
+        logged = commits.read(folder, work.KILLED_RANK)
+        return next((c.process for c in logged if c.step >= work.KILL_AT_STEP), None)
+
+    return _kill(int(_await(victim, f"a rank in {folder} to come to the step")))
+
+
+def _kill(pid: int) -> float:
+    killed_at = time.time()
+    os.kill(pid, signal.SIGKILL)
+    return killed_at
+
+
+def _logged(folder: Path, killed_at: float) -> Recovery:
+    logged = commits.read(folder)
+    found = commits.recovery(logged, killed_at=killed_at, killed_rank=work.KILLED_RANK)
+    if found is None:
+        raise BenchmarkError(f"nobody trained on in {folder}")
+    return found
+
+
+def _whole_since(folder: Path, killed_at: float, for_s: float) -> bool:
+    found = commits.recovery(
+        commits.read(folder), killed_at=killed_at, killed_rank=work.KILLED_RANK
+    )
+    whole_s = found.whole_s if found else None
+    return whole_s is not None and time.time() - killed_at - whole_s > for_s
+
+
+def _await(probe: Callable[[], T | None], what: str) -> T:
+    """What `probe` finds, once it finds something. BenchmarkError if it does not in time."""
+    deadline = time.monotonic() + TURN_TIMEOUT_S
+    while time.monotonic() < deadline:
+        found = probe()
+        if found:
+            return found
+        time.sleep(LOOK_S)
+    raise BenchmarkError(f"waited {TURN_TIMEOUT_S:g} s in vain for {what}")

@@ -1,0 +1,195 @@
+"""Turns of every contender, one after the other, round after round."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+from benchmarks.figures import Ratio, ratio_of_medians
+from benchmarks.machine import wait_until_quiet
+from benchmarks.recovery import contenders
+from benchmarks.recovery.commits import Recovery, lost_of_a_minute
+from benchmarks.recovery.contenders import Torchrun
+from benchmarks.report import Comparison, Result, Row, Table, seconds
+
+KILL = "dray, a rank killed"
+DRILL = "dray, a rank killed by its drill"
+RAY_TRAIN = "Ray Train, FailureConfig"
+TORCHRUN = "torchrun --max-restarts"
+TORCHFT = "torchft"
+
+SETTLE_S = {KILL: 6.0, RAY_TRAIN: 6.0, TORCHRUN: 2.0, TORCHFT: 2.0, DRILL: 6.0}
+"""Least pause before a turn; see `first_step`."""
+GOALS = {RAY_TRAIN: (0.1, "at most 1/10"), TORCHRUN: (0.1, "at most 1/10")}
+AT_MOST_S = 1.0
+
+METHOD = (
+    "Two ranks on CPU (gloo, one thread each) train the digits CNN; batch 128, AdamW, a "
+    "checkpoint every 20 steps. When rank 1 has committed step 50, its process gets SIGKILL from "
+    "outside, found by its pid. Times are from just before the signal, by one clock.",
+    "The table of seconds: to the next optimizer step that any rank committed in a group without "
+    "the dead. A step of the broken group that the survivor still commits is none. For a peer "
+    "that goes back to a checkpoint, that is a step it had done before: the reading that is "
+    "kindest to it. Further below: until it is beyond what it had reached, and until the rank "
+    "that died trains again.",
+    "When a rank commits, it says so: dray's on its page in shared memory, the peers' in a log. "
+    "Both are looked at every 5 ms until the kill. In the drill's turns the figures are those "
+    "that `POST /v1/jobs/{id}/drill` answers.",
+    "dray: a running `python -m api` with an embedded Ray of two slots. Ray Train: "
+    "`FailureConfig(max_failures=1)`, `ray.train.report` of each checkpoint, in a driver on a "
+    "cluster of 4 CPUs that both run; its settings are the defaults. torchrun: `--max-restarts 1`, "
+    "static rendezvous, `torch.save` by rank 0, without fsync.",
+    "torchft: fault tolerant DDP, a lighthouse that misses a heartbeat after 1 s (5 is its "
+    "default), and a launcher that starts the dead replica again the moment it is gone. Until "
+    "that is there, the survivor trains alone on its half of each batch. It has no checkpoints.",
+    "The peers' scripts import torch and scikit-learn and nothing of dray's.",
+    "Turns are interleaved, one of each per round; one round before them is not counted. A turn "
+    "begins when the machine is quiet. The daemons of dray, of its Ray and of Ray Train's cluster "
+    "run, idle, during everybody's turns, and so does torchft's lighthouse.",
+    "Ratio of medians; the interval is a bootstrap of both sides. A/A: dray's odd rounds against "
+    "its even ones, so with half the samples.",
+)
+
+
+@dataclass
+class Samples:
+    """What one contender's turns took."""
+
+    recoveries: list[Recovery] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
+    """Share of the cores that was busy just before each turn."""
+
+    @property
+    def next_s(self) -> list[float]:
+        return [each.next_s for each in self.recoveries]
+
+    @property
+    def caught_up_s(self) -> list[float]:
+        return [each.caught_up_s for each in self.recoveries if each.caught_up_s is not None]
+
+    @property
+    def whole_s(self) -> list[float]:
+        return [each.whole_s for each in self.recoveries if each.whole_s is not None]
+
+
+def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+    """Take `num_rounds` turns of each contender, after one round that is not counted."""
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-")))
+        turns = _start(stack, home)
+        samples = {label: Samples() for label in turns}
+        for number in range(num_rounds + 1):
+            for label, turn in turns.items():
+                busy = wait_until_quiet(at_least_s=SETTLE_S[label])
+                recovery = turn()
+                tell(f"round {number}/{num_rounds}  {label}: {_sentence(recovery)}")
+                if number:
+                    samples[label].recoveries.append(recovery)
+                    samples[label].busy.append(busy)
+    return conclude(samples)
+
+
+def _start(stack: ExitStack, home: Path) -> dict[str, Callable[[], Recovery]]:
+    """Have every contender ready; how each takes its turn."""
+    for name in ("dray", "ray", "torchrun", "torchft"):
+        (home / name).mkdir()
+    ours = stack.enter_context(contenders.dray(home / "dray"))
+    turns = {
+        KILL: ours.killed,
+        RAY_TRAIN: stack.enter_context(contenders.ray_train(home / "ray")).turn,
+        TORCHRUN: Torchrun(home / "torchrun").turn,
+    }
+    if contenders.has_torchft():
+        turns[TORCHFT] = stack.enter_context(contenders.torchft(home / "torchft")).turn
+    return turns | {DRILL: ours.drilled}
+
+
+def _sentence(recovery: Recovery) -> str:
+    return f"{seconds(recovery.next_s)}, {recovery.steps_lost} steps lost"
+
+
+def conclude(samples: Mapping[str, Samples]) -> Result:
+    """The figures that follow from the samples."""
+    peers = [label for label in samples if label not in (KILL, DRILL)]
+    ours = samples[KILL]
+    comparisons = [
+        _compare("next step", label, ours.next_s, samples[label].next_s) for label in peers
+    ]
+    comparisons += [
+        _compare("beyond the step reached", label, ours.caught_up_s, samples[label].caught_up_s)
+        for label in peers
+    ]
+    comparisons += [_within_a_second(label, samples[label].next_s) for label in (KILL, DRILL)]
+    without = "" if TORCHFT in samples else " torchft is not installed here."
+    return Result(
+        name="recovery",
+        title="From the kill of a rank to the next step",
+        method=[*METHOD[:-1], METHOD[-1] + without],
+        rows=[Row(label, each.next_s) for label, each in samples.items()],
+        comparisons=comparisons,
+        tables=[cost(samples)],
+        raw={
+            label: {"turns": [asdict(each) for each in own.recoveries], "busy_before": own.busy}
+            for label, own in samples.items()
+        },
+    )
+
+
+def cost(samples: Mapping[str, Samples]) -> Table:
+    """What the death of a rank costs besides."""
+    rows = []
+    for label, own in samples.items():
+        lost = [each.steps_lost for each in own.recoveries]
+        share = lost_of_a_minute(own.recoveries)
+        rows.append(
+            [
+                label,
+                f"{median(lost):g} ({max(lost)})",
+                _median(own.caught_up_s),
+                _median(own.whole_s),
+                "not seen" if share is None else f"{1 - share:.1%}",
+            ]
+        )
+    return Table(
+        "What it costs besides; the last column follows from the times, it was not run",
+        [
+            "",
+            "steps lost, p50 (most)",
+            "beyond the step reached, p50",
+            "rank 1 trains again, p50",
+            "goodput at one kill a minute",
+        ],
+        rows,
+    )
+
+
+def _median(values: Sequence[float]) -> str:
+    return seconds(median(values)) if values else "not seen"
+
+
+def _compare(what: str, peer: str, mine: Sequence[float], theirs: Sequence[float]) -> Comparison:
+    goal, words = GOALS.get(peer, (1.0, "none; met if faster"))
+    ratio = ratio_of_medians(mine, theirs)
+    return Comparison(
+        f"{what}, {KILL} / {peer}", len(mine), ratio, _same(mine), words, ratio.value <= goal
+    )
+
+
+def _within_a_second(label: str, taken: Sequence[float]) -> Comparison:
+    ratio = ratio_of_medians(taken, [AT_MOST_S])
+    return Comparison(
+        f"next step, {label} / one second",
+        len(taken),
+        ratio,
+        _same(taken),
+        "below 1 s",
+        ratio.value < 1.0,
+    )
+
+
+def _same(taken: Sequence[float]) -> Ratio:
+    return ratio_of_medians(taken[0::2], taken[1::2])

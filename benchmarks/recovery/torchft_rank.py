@@ -1,0 +1,64 @@
+"""One replica of torchft's fault tolerant DDP, with the same model and data.
+
+It trains until it is ended. A replacement gets the state from the survivor, as torchft does it.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+from benchmarks.first_step.plain import build_model
+from benchmarks.recovery.commits import CommitLog
+from benchmarks.recovery.plain import Samples, make_optimizer
+from benchmarks.recovery.work import NUM_RANKS
+
+TIMEOUT = timedelta(seconds=30)
+
+
+def main(folder: Path, rank: int) -> None:
+    model = build_model()
+    wrapped = make_optimizer(model)
+
+    def load(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        wrapped.load_state_dict(state["optimizer"])
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=TIMEOUT),
+        load_state_dict=load,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": wrapped.state_dict()},
+        min_replica_size=1,
+        timeout=TIMEOUT,
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        replica_id=f"replica_{rank}",
+        hostname="127.0.0.1",
+    )
+    module = DistributedDataParallel(manager, model, gradient_as_bucket_view=True)
+    optimizer = Optimizer(manager, wrapped)
+    loss_of = nn.CrossEntropyLoss()
+    samples, log = Samples(), CommitLog(folder, rank)
+    while True:
+        done = manager.current_step()
+        inputs, targets = samples.of(done + 1, rank, NUM_RANKS)
+        optimizer.zero_grad()
+        loss_of(module(inputs), targets).backward()
+        optimizer.step()
+        if manager.current_step() > done:
+            log.committed(manager.current_step(), manager._quorum_id)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), int(sys.argv[2]))

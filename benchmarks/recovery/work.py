@@ -1,0 +1,39 @@
+"""The job whose rank is killed, as a document and in numbers for the peers' scripts.
+
+It imports nothing of dray's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from benchmarks.first_step import plain
+
+NUM_RANKS: Final = 2
+KILLED_RANK: Final = 1
+KILL_AT_STEP: Final = 50
+NUM_STEPS: Final = 120
+SAVE_EVERY_STEPS: Final = 20
+GLOBAL_BATCH_SIZE: Final = 128
+
+
+def job(
+    num_steps: int = NUM_STEPS, save_every: int | Literal["auto"] = SAVE_EVERY_STEPS
+) -> dict[str, Any]:
+    """The document of the job that the peers' scripts train."""
+    return {
+        "name": "recovery",
+        "recipe": "image_classification",
+        "model": {"name": "cnn", "width": plain.WIDTH},
+        "data": {"source": "sklearn://digits"},
+        "train": {
+            "max_steps": num_steps,
+            "epochs": 10**6,
+            "eval_every_epochs": 10**6,
+            "global_batch_size": GLOBAL_BATCH_SIZE,
+            "optimizer": {"name": "adamw", "lr": plain.LR},
+        },
+        "resources": {"num_workers": NUM_RANKS},
+        "checkpoint": {"every_steps": save_every},
+        "max_retries": 0,
+    }
