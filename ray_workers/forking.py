@@ -6,10 +6,17 @@ import asyncio
 import json
 import os
 import socket
+import time
 from typing import Any
 
 FORK_TIMEOUT_S = 120.0
 """Longest wait for the forkserver to answer; its first answer comes after its preload."""
+
+
+RESTART_LIMIT_S = 20.0
+"""How long one that is gone may take to be there again: its node agent starts another, and Ray the
+agent. An attempt that did not wait would be charged for it, and so would the next."""
+LOOK_S = 0.02
 
 
 class ForkFailed(RuntimeError):
@@ -36,11 +43,13 @@ class ForkedProcess:
 
     @classmethod
     async def start(cls, socket_path: str, request: dict[str, Any]) -> ForkedProcess:
+        try:
+            connection = await _connect(socket_path)
+        except OSError as error:
+            raise ForkFailed(f"no answer from the forkserver at {socket_path}: {error}") from error
         read_end, write_end = os.pipe()
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         writer: asyncio.StreamWriter | None = None
         try:
-            connection.connect(socket_path)
             line = json.dumps(request).encode() + b"\n"
             sent = socket.send_fds(connection, [line], [write_end])
             connection.sendall(line[sent:])
@@ -83,6 +92,23 @@ class ForkedProcess:
     def abandon(self) -> None:
         """Close our end: what still runs is killed."""
         self._writer.close()
+
+
+async def _connect(socket_path: str) -> socket.socket:
+    """A connection to the forkserver, if need be to the next one."""
+    deadline = time.monotonic() + RESTART_LIMIT_S
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(socket_path)
+        except OSError as error:
+            connection.close()
+            is_gone = isinstance(error, FileNotFoundError | ConnectionRefusedError)
+            if not is_gone or time.monotonic() > deadline:
+                raise
+        else:
+            return connection
+        await asyncio.sleep(LOOK_S)
 
 
 async def list_tasks(socket_path: str) -> list[dict[str, Any]]:

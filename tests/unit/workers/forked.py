@@ -30,9 +30,13 @@ class Server:
         self._directory = tempfile.TemporaryDirectory(prefix="fork")
         self.path = str(Path(self._directory.name, "fork.sock"))
         self.log = Path(self._directory.name, "log")
+        self._module = module
+        self.process = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, self.path],
+            return subprocess.Popen(
+                [sys.executable, "-m", self._module, self.path],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -40,6 +44,14 @@ class Server:
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             )
+
+    def start_again(self) -> None:
+        """After its end, as its node agent does."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=PATIENCE_S)
+        Path(self.path).unlink(missing_ok=True)
+        self.process = self._spawn()
 
     async def serves(self) -> None:
         def answers() -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dray.spec import JobSpec
-from ray_workers import processes
+from ray_workers import forking, processes
 from ray_workers.forking import ForkedProcess, ForkFailed, list_tasks
 from tests.unit.workers.forked import PATIENCE_S, Forked, Server, is_alive, light, server, until
 from tests.unit.workers.test_contracts import task
@@ -167,7 +167,10 @@ async def test_without_its_node_agent_everything_ends(server: Server) -> None:
     assert await asyncio.wait_for(forked.process.wait(), PATIENCE_S) is None
 
 
-async def test_a_killed_forkserver_takes_its_ranks_along(server: Server) -> None:
+async def test_a_killed_forkserver_takes_its_ranks_along(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "RESTART_LIMIT_S", 0.0)
     forked = await server.fork("print('here', flush=True); import time; time.sleep(60)")
     assert await forked.line() == "here"
     server.process.kill()
@@ -177,6 +180,17 @@ async def test_a_killed_forkserver_takes_its_ranks_along(server: Server) -> None
         await list_tasks(server.path)
     with pytest.raises(ForkFailed, match=r"fork\.sock"):
         await server.fork("")
+
+
+async def test_who_forks_while_the_forkserver_starts_again_waits_for_it(light: Server) -> None:
+    light.process.kill()
+    light.process.wait(timeout=PATIENCE_S)
+    asked = asyncio.ensure_future(light.fork(""))
+    await asyncio.sleep(0)  # so that it finds nobody, and a dead one's socket
+    assert not asked.done()
+    light.start_again()
+    forked = await asyncio.wait_for(asked, PATIENCE_S)
+    assert (await forked.end())[0] == 0
 
 
 @pytest.mark.parametrize(
