@@ -17,10 +17,15 @@ torch_index := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 # How many processes share the unit tests; the rest needs one Ray, and runs in one.
 TEST_PROCESSES ?= 2
 
+# Options of `make chaos`, such as --seed 7 (see `python -m tests.chaos --help`).
+CHAOS ?=
+# How many storms `make soak` simulates; the test suite's number is in tests/simulation/conftest.py.
+SOAK_SEEDS ?= 10000
+
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test check lint types imports format openapi bench clean
+.PHONY: help setup demo run test soak chaos check lint types imports format openapi bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -42,7 +47,11 @@ run: setup ## run the service here, until Ctrl-C
 
 test: setup ## run the whole test suite
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --durations 15 tests/unit
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --durations 15 tests/simulation
 	$(BIN)/python -m pytest --durations 15 tests/contract tests/integration tests/chaos
+
+soak: setup ## try five times as many simulated storms as the test suite does
+	DRAY_SEEDS=$(SOAK_SEEDS) $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/simulation
 
 check: lint types imports test ## everything that CI runs
 
@@ -62,6 +71,9 @@ format: setup ## put the code into its format
 
 bench: $(VENV)/.bench-ready $(MLFLOW)/.ready ## measure against peers, in an hour and a half (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks
+
+chaos: setup ## strike jobs with every fault, some 25 minutes; writes docs/chaos.md
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 $(VENV)/.bench-ready: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'

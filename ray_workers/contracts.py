@@ -46,6 +46,16 @@ class Slice:
 
 
 @dataclass(frozen=True)
+class Grant:
+    """Slots more for an attempt that lives. They are the attempt's from the grant on."""
+
+    number: int
+    """1, 2, 3 ... within the attempt: a grant whose answer was lost is told again, and is to be
+    taken once."""
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True)
 class CheckpointRef:
     """A committed checkpoint: where it lies and how far it had come."""
 
@@ -112,6 +122,9 @@ class AttemptSpec:
     """Most undelivered bytes that one rank keeps for its log, and as many for its metrics."""
     furthest_step: int = 0
     """Optimizer steps that an earlier attempt of the job has done."""
+    min_workers: int | None = None
+    """With how few the group may train on when no replacement is to be had; None: with no fewer
+    than it began with."""
     worker_mtbf_s: float = WORKER_MTBF_S
     """Mean time between losses of one worker that end an attempt; `checkpoint.every_steps: auto`
     goes by it."""
@@ -197,6 +210,11 @@ class FrameKind(StrEnum):
     REGROUPED = "regrouped"
     """body: {generation, ranks: [rank], step, steps_lost, recovery_s, world_size}: the group
     trains again from after `step`; `recovery_s` from the loss to the next committed step"""
+    RESIZED = "resized"
+    """body: {world_size, slices: [{node_id, num_workers}], lacking, grants, message}: the attempt
+    holds these slots from now on, all others were given back. `lacking`: how many workers more it
+    needs to train on; it stands by for them for a while. `grants`: the number of the newest
+    `Grant` that it knew, 0 for none; the slots of a newer one are its own all the same"""
     HANG = "hang"
     """body: {culprits: [rank], step, phase, waited_s, limit_s, ranks: [{rank, step, phase,
     collective, since_s, stack}]}: who stood still, and where everyone was"""
@@ -274,12 +292,8 @@ class PollReply:
     """Set once the attempt has ended and every frame was delivered; acknowledge it."""
 
 
-@dataclass(frozen=True)
-class Predecessor:
-    """A process that had the rank before, on the same node: what it left to be told."""
-
-    spool_dir: str
-    page_prefix: str
+AWAITING = -1
+"""The generation of a process that is told its place in a group once it is ready for one."""
 
 
 @dataclass(frozen=True)
@@ -315,10 +329,10 @@ class RankTask:
     """What the names of its page and of the files beside it begin with (`ray_workers.pages`);
     without one nobody watches it, and its group is not mended."""
     generation: int = 0
-    """Of the group that it joins first."""
+    """Of the group that it joins first, as `rank` of `world_size`; AWAITING, and `rank` is only
+    what it is called by those who watch it."""
     furthest_step: int = 0
     """Optimizer steps that an earlier attempt has done: up to there, they are done again."""
-    predecessors: tuple[Predecessor, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -328,6 +342,5 @@ class RankTask:
         data = json.loads(text)
         data["resume_from"] = tuple(CheckpointRef(**ref) for ref in data["resume_from"])
         data["init_from"] = data["init_from"] and CheckpointRef(**data["init_from"])
-        data["predecessors"] = tuple(Predecessor(**one) for one in data["predecessors"])
         data["data_policy"] = DataPolicy.from_dict(data["data_policy"])
         return cls(**data)

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -21,8 +21,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_workers import paths, releasing, spool
 from ray_workers.contracts import (
+    AWAITING,
     AttemptSpec,
-    Predecessor,
     RankTask,
     Slice,
     attempt_prefix,
@@ -36,6 +36,8 @@ from ray_workers.verdict import RankExit
 ROLE = "worker"
 STOP_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL."""
+GROW_TIMEOUT_S = 10.0
+"""How long Ray may take to give slots that were free a moment ago."""
 
 
 class SlotsUnavailable(Exception):
@@ -43,22 +45,47 @@ class SlotsUnavailable(Exception):
 
 
 @dataclass
-class Member:
-    """One rank: where it lies, the actor that stands for it, and the process it has now."""
+class Slots:
+    """One placement group, which is what the attempt holds of one node, or a part of it."""
 
-    rank: int
-    local_rank: int
     part: Slice
+    group: PlacementGroup
+    is_held: bool = True
+    """False while it is asked for and may not come."""
+
+
+@dataclass
+class Member:
+    """One worker: where it lies, the actor that stands for it, and the process it has now."""
+
+    seat: int
+    """What it is called as long as the attempt lasts; no other member ever is."""
+    rank: int
+    """What it is in the group now; seats that are lost leave no gap."""
+    local_rank: int
     node_rank: int
-    slots: PlacementGroup
+    slots: Slots
     actor: Any
     incarnation: int = 0
+    """The generation of the group for which its process was started."""
+    is_placed: bool = True
+    """It has a place in the group; a newcomer gets one when it is ready."""
     exit: asyncio.Future[RankExit] | None = None
     """Done when the process is seen gone or the actor is lost."""
 
     @property
+    def node_id(self) -> str:
+        return self.slots.part.node_id
+
+    @property
     def is_running(self) -> bool:
         return self.exit is not None and not self.exit.done()
+
+    @property
+    def end(self) -> RankExit:
+        """How its process ended, as the rank that it was."""
+        assert self.exit is not None, "it never ran"
+        return replace(self.exit.result(), rank=self.rank)
 
 
 class WorkerGroup:
@@ -68,9 +95,12 @@ class WorkerGroup:
         self._spec = spec
         self._own_node_id = own_node_id
         self._own_address = own_address
-        self._slots: list[PlacementGroup] = []
         self._store: ForkedProcess | None = None
         self._store_port = 0
+        self._num_slots_ever = 0
+        self._num_seats_ever = 0
+        self._node_ids = {part.node_id for part in spec.slices} | {own_node_id}
+        self.slots: list[Slots] = []
         self.members: list[Member] = []
 
     async def acquire(self) -> None:
@@ -78,34 +108,43 @@ class WorkerGroup:
 
         Raises SlotsUnavailable after `start_timeout_s`; release() gives back what was reserved.
         """
-        spec = self._spec
-        for part in spec.slices:
-            self._slots.append(
-                placement_group(
-                    [dict(spec.bundle)] * part.num_workers,
-                    strategy="STRICT_PACK",
-                    name=releasing.slots_name(spec.job_id, spec.attempt, len(self._slots)),
-                    lifetime="detached",
-                    bundle_label_selector=[{"ray.io/node-id": part.node_id}] * part.num_workers,
-                )
+        await self._acquire(self._spec.slices, self._spec.start_timeout_s)
+
+    async def _acquire(
+        self, slices: Sequence[Slice], timeout_s: float, *, is_held: bool = True
+    ) -> list[Slots]:
+        spec, asked = self._spec, []
+        for part in slices:
+            group = placement_group(
+                [dict(spec.bundle)] * part.num_workers,
+                strategy="STRICT_PACK",
+                name=releasing.slots_name(spec.job_id, spec.attempt, self._num_slots_ever),
+                lifetime="detached",
+                bundle_label_selector=[{"ray.io/node-id": part.node_id}] * part.num_workers,
             )
-        deadline = time.monotonic() + spec.start_timeout_s
+            self._num_slots_ever += 1
+            asked.append(Slots(part, group, is_held))
+            self.slots.append(asked[-1])
+        deadline = time.monotonic() + timeout_s
         waits = [
             # Ray counts this in whole seconds and cuts off the rest.
-            asyncio.to_thread(slots.wait, math.ceil(max(deadline - time.monotonic(), 0.0)))
-            for slots in self._slots
+            asyncio.to_thread(slots.group.wait, math.ceil(max(deadline - time.monotonic(), 0.0)))
+            for slots in asked
         ]
         if not all(await asyncio.gather(*waits)):
+            num = sum(part.num_workers for part in slices)
             raise SlotsUnavailable(
-                f"Ray did not give {spec.world_size} slots within {spec.start_timeout_s:g} s; "
+                f"Ray did not give {num} slots within {timeout_s:g} s; "
                 "others may be using the cluster"
             )
+        return asked
 
     async def start(self) -> None:
         """Start the rendezvous store, the rank actors and the training processes."""
         store = asyncio.ensure_future(self._start_store())
         try:
-            self._create_members()
+            for node_rank, slots in enumerate(self.slots):
+                self._create_members(slots, node_rank)
         finally:
             self._store_port = await store
         await asyncio.gather(*(self._start_process(member, 0) for member in self.members))
@@ -117,19 +156,19 @@ class WorkerGroup:
         with open(self._store.output, closefd=False) as output:
             return int(await asyncio.to_thread(output.readline))
 
-    def _create_members(self) -> None:
-        rank = 0
-        for node_rank, (part, slots) in enumerate(zip(self._spec.slices, self._slots, strict=True)):
-            for local_rank in range(part.num_workers):
-                actor = self._create_actor(rank, 0, slots, local_rank)
-                self.members.append(Member(rank, local_rank, part, node_rank, slots, actor))
-                rank += 1
+    def _create_members(self, slots: Slots, node_rank: int) -> list[Member]:
+        created = []
+        for local_rank in range(slots.part.num_workers):
+            seat = self._num_seats_ever
+            self._num_seats_ever += 1
+            actor = self._create_actor(seat, 0, slots, local_rank)
+            created.append(Member(seat, seat, local_rank, node_rank, slots, actor))
+            self.members.append(created[-1])
+        return created
 
-    def _create_actor(
-        self, rank: int, incarnation: int, slots: PlacementGroup, local_rank: int
-    ) -> Any:
+    def _create_actor(self, seat: int, incarnation: int, slots: Slots, local_rank: int) -> Any:
         spec = self._spec
-        name = rank_name(spec.job_id, spec.attempt, ROLE, rank, incarnation)
+        name = rank_name(spec.job_id, spec.attempt, ROLE, seat, incarnation)
         resources = {k: v for k, v in spec.bundle.items() if k not in _NAMED_RESOURCES}
         return RankActor.options(  # type: ignore[attr-defined]
             name=name,
@@ -139,97 +178,135 @@ class WorkerGroup:
             resources=resources,
             max_concurrency=16,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                slots, placement_group_bundle_index=local_rank
+                slots.group, placement_group_bundle_index=local_rank
             ),
         ).remote(name)
 
     async def _start_process(self, member: Member, generation: int) -> None:
-        """Fork a process for the member, which joins the group in this generation."""
-        socket_path = paths.socket_path(self._spec.deployment_id, member.part.node_id)
-        await member.actor.start.remote(self._task(member, generation), socket_path)
+        """Fork a process for the member; after the first generation it is told its place later."""
+        member.incarnation = generation
+        socket_path = paths.socket_path(self._spec.deployment_id, member.node_id)
+        await member.actor.start.remote(self._task(member), socket_path)
         member.exit = asyncio.ensure_future(_exit_of(member))
 
-    def _task(self, member: Member, generation: int) -> RankTask:
+    def _task(self, member: Member) -> RankTask:
         spec = self._spec
         base = f"{spec.storage_url.rstrip('/')}/{attempt_prefix(spec.job_id, spec.attempt)}"
-        *before, now = [
-            self._traces(member, incarnation) for incarnation in range(member.incarnation + 1)
-        ]
+        place = (spec.deployment_id, member.node_id, spec.job_id, spec.attempt)
+        is_first = member.incarnation == 0
+        stream = "metrics" if is_first else "early"  # a rank's own stream comes with its place
+        key = spool.spool_key(member.seat, member.incarnation, stream)
         return RankTask(
             job_id=spec.job_id,
             attempt=spec.attempt,
-            rank=member.rank,
+            rank=member.seat,
             incarnation=member.incarnation,
             world_size=spec.world_size,
             local_rank=member.local_rank,
-            local_world_size=member.part.num_workers,
+            local_world_size=member.slots.part.num_workers,
             node_rank=member.node_rank,
             master_addr=self._own_address,
             master_port=self._store_port,
             spec=dict(spec.spec),
-            spool_dir=now.spool_dir,
+            spool_dir=str(paths.spool_dir(*place) / key),
             checkpoint_url=f"{base}/checkpoints",
             artifact_url=f"{base}/artifacts",
             resume_from=spec.resume_from,
             init_from=spec.init_from,
             data_policy=spec.data_policy,
             spool_limit_bytes=spec.spool_limit_bytes,
-            worker_mtbf_s=spec.worker_mtbf_s,
             device="cuda" if spec.bundle.get("GPU") else "cpu",
-            page_prefix=now.page_prefix,
-            generation=generation,
+            page_prefix=prefix_of(paths.page_dir(*place), member.seat, member.incarnation),
+            generation=0 if is_first else AWAITING,
             furthest_step=spec.furthest_step,
-            predecessors=tuple(before),
-        )
-
-    def _traces(self, member: Member, incarnation: int) -> Predecessor:
-        """Where a process of the member leaves its frames and its page."""
-        spec = self._spec
-        place = (spec.deployment_id, member.part.node_id, spec.job_id, spec.attempt)
-        key = spool.spool_key(member.rank, incarnation, "metrics")
-        return Predecessor(
-            spool_dir=str(paths.spool_dir(*place) / key),
-            page_prefix=prefix_of(paths.page_dir(*place), member.rank, incarnation),
         )
 
     @property
+    def placed(self) -> list[Member]:
+        """The members that have a place in the group, by rank."""
+        return sorted((m for m in self.members if m.is_placed), key=lambda member: member.rank)
+
+    @property
     def running(self) -> list[Member]:
-        return [member for member in self.members if member.is_running]
+        """Those of them whose process runs."""
+        return [member for member in self.placed if member.is_running]
+
+    @property
+    def num_slots(self) -> int:
+        return sum(slots.part.num_workers for slots in self.slots)
+
+    def of_rank(self, rank: int) -> Member:
+        return next(member for member in self.placed if member.rank == rank)
 
     def ended(self) -> list[RankExit]:
         """How the ranks ended whose newest process has."""
-        exits = (member.exit for member in self.members)
-        return [exit_.result() for exit_ in exits if exit_ is not None and exit_.done()]
+        return [member.end for member in self.placed if not member.is_running]
 
-    async def replace(self, ranks: Sequence[int], generation: int) -> None:
-        """Give each of these ranks, whose processes are gone, another one.
+    async def replace(self, members: Sequence[Member], generation: int) -> None:
+        """Give each of these members, whose processes are gone, another one.
 
-        A rank whose actor is gone too gets another actor in the same slot. Raises RayActorError or
+        One whose actor is gone too gets another actor in the same slot. Raises RayActorError or
         ForkFailed if that is not to be.
         """
 
         async def replace_one(member: Member) -> None:
-            assert member.exit is not None, "it never ran"
-            assert member.exit.done(), "it runs"
-            member.incarnation += 1
-            if member.exit.result().exit_code is None:
+            if member.end.exit_code is None:
                 with contextlib.suppress(RayActorError):
                     ray.kill(member.actor)
                 member.actor = self._create_actor(
-                    member.rank, member.incarnation, member.slots, member.local_rank
+                    member.seat, generation, member.slots, member.local_rank
                 )
             await self._start_process(member, generation)
 
-        await asyncio.gather(*(replace_one(self.members[rank]) for rank in ranks))
+        await asyncio.gather(*map(replace_one, members))
 
-    async def announce(self, generation: int, ranks: Sequence[int]) -> None:
-        """Tell these ranks that they have a place in the next generation of the group."""
-        places = {
-            rank: Place(generation, rank, self._spec.world_size)
-            for rank in ranks
-            if self.members[rank].is_running
-        }
-        told = (self.members[rank].actor.announce.remote(place) for rank, place in places.items())
+    async def add(self, slices: Sequence[Slice], generation: int) -> list[Member]:
+        """Take more slots in, with a process in each that has no place in the group yet.
+
+        Raises SlotsUnavailable, RayActorError or ForkFailed; then nothing was taken.
+        """
+        self._node_ids |= {part.node_id for part in slices}
+        known = list(self.slots)
+        try:
+            asked = await self._acquire(slices, GROW_TIMEOUT_S, is_held=False)
+            members = [m for slots in asked for m in self._create_members(slots, 0)]
+            for member in members:
+                member.is_placed = False
+            await asyncio.gather(*(self._start_process(m, generation) for m in members))
+        except BaseException:
+            await self.give_back([slots for slots in self.slots if slots not in known])
+            raise
+        for slots in asked:
+            slots.is_held = True
+        return members
+
+    async def lose_nodes(self, node_ids: Set[str]) -> list[Member]:
+        """Forget what lay on nodes that are gone; the members that did."""
+        lost = [slots for slots in self.slots if slots.part.node_id in node_ids]
+        members = [member for member in self.members if member.slots in lost]
+        await self.give_back(lost)
+        return members
+
+    async def give_back(self, slots: Sequence[Slots]) -> None:
+        """End what runs in these slots, and give them back as soon as it is seen gone."""
+        going = [member for member in self.members if member.slots in slots]
+        for member in going:
+            with contextlib.suppress(RayActorError):
+                ray.kill(member.actor)
+        self.members = [member for member in self.members if member not in going]
+        self.slots = [each for each in self.slots if each not in slots]
+        await asyncio.gather(*(m.exit for m in going if m.exit is not None))
+        await releasing.give_back([each.group for each in slots])
+
+    async def announce(self, generation: int) -> None:
+        """Tell every member that runs and has a place which rank it has in the next generation."""
+        staying = self.running
+        for rank, member in enumerate(staying):
+            member.rank = rank
+        told = (
+            member.actor.announce.remote(Place(generation, member.rank, len(staying)))
+            for member in staying
+        )
         # One that is gone meanwhile is the next loss.
         await asyncio.gather(*told, return_exceptions=True)
 
@@ -241,15 +318,15 @@ class WorkerGroup:
         if self._spec.spec.get("script"):
             for member in self.running:
                 member.actor.terminate.remote()
-        elif self.members[0].is_running:
-            await asyncio.gather(
-                self.members[0].actor.ask_to_leave.remote(), return_exceptions=True
-            )
+        else:
+            asked = [m.actor.ask_to_leave.remote() for m in self.running if m.rank == 0]
+            await asyncio.gather(*asked, return_exceptions=True)
 
     async def stop_processes(self) -> None:
         """End every training process; returns when all are seen gone."""
-        for member in self.running:
-            member.actor.stop.remote(STOP_GRACE_S)  # not waited for: it ends with its actor
+        for member in self.members:
+            if member.is_running:
+                member.actor.stop.remote(STOP_GRACE_S)  # not waited for: it ends with its actor
         await asyncio.gather(*(m.exit for m in self.members if m.exit is not None))
 
     async def store_is_lost(self) -> None:
@@ -268,12 +345,12 @@ class WorkerGroup:
                 ray.kill(member.actor)
         if self._store is not None:
             self._store.abandon()
-        nodes = {part.node_id for part in self._spec.slices} | {self._own_node_id}
-        await releasing.release(self._spec.job_id, self._spec.attempt, nodes, self._slots)
+        groups = [slots.group for slots in self.slots]
+        await releasing.release(self._spec.job_id, self._spec.attempt, self._node_ids, groups)
 
     async def has_lost_a_node(self) -> bool:
         alive = await asyncio.to_thread(releasing.alive_nodes)
-        return any(part.node_id not in alive for part in self._spec.slices)
+        return not self._node_ids <= alive
 
 
 _NAMED_RESOURCES = ("CPU", "GPU", "memory")

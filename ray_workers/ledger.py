@@ -17,18 +17,27 @@ class Ledger:
     def __init__(self) -> None:
         self._unaccounted = dict.fromkeys(USES, 0.0)
         self._rest_before = 0.0
+        self._num_slots = 0
+        self._since = 0.0
+        self.held_s = 0.0
+        """Slot-seconds held so far."""
         self._seen: dict[tuple[int, int], dict[Use, float]] = {}
 
-    def look(self, sights: Sequence[Sight], held_s: float, otherwise: Use) -> dict[str, float]:
+    def hold(self, num_slots: int, now: float) -> None:
+        """From `now` on, in monotonic seconds, the attempt holds so many slots."""
+        self.held_s += self._num_slots * (now - self._since)
+        self._num_slots, self._since = num_slots, now
+
+    def look(self, sights: Sequence[Sight], otherwise: Use) -> dict[str, float]:
         """Slot-seconds by class so far.
 
-        sights: every process that the attempt ever had and whose page is still there. held_s:
-        slot-seconds held so far. otherwise: what to book on that no process accounts for.
+        sights: every process that the attempt ever had and whose page is still there. otherwise:
+        what to book on that no process accounts for.
         """
         for sight in sights:
             self._seen[sight.rank, sight.incarnation] = _booked(sight)
         booked = {use: sum(each[use] for each in self._seen.values()) for use in USES}
-        rest = held_s - sum(booked.values())
+        rest = self.held_s - sum(booked.values())
         self._unaccounted[otherwise] += rest - self._rest_before
         self._rest_before = rest
         return {use.value: max(0.0, booked[use] + self._unaccounted[use]) for use in USES}

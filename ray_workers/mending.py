@@ -7,10 +7,11 @@ nobody repeats a step. A rank that failed by its own error is not: its replaceme
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from dray.spec import JobSpec
 from ray_workers.contracts import AttemptSpec, Cause, Frame
+from ray_workers.pages import Sight
 from ray_workers.verdict import RankExit
 
 MOST_WITHOUT_A_STEP = 3
@@ -34,9 +35,11 @@ def why_never(*, is_script: bool, num_workers: int, has_gpus: bool) -> str | Non
 
 def is_mendable(spec: AttemptSpec) -> bool:
     """Whether a job of this kind is mended in place at all."""
-    is_script = JobSpec.model_validate(spec.spec).script is not None
+    document = JobSpec.model_validate(spec.spec)
+    is_script = document.script is not None
     has_gpus = bool(spec.bundle.get("GPU"))
-    why_not = why_never(is_script=is_script, num_workers=spec.world_size, has_gpus=has_gpus)
+    num_workers = spec.world_size if spec.min_workers is None else document.resources.num_workers
+    why_not = why_never(is_script=is_script, num_workers=num_workers, has_gpus=has_gpus)
     return why_not is None
 
 
@@ -44,15 +47,16 @@ def refused(
     lost: Sequence[RankExit],
     errors: Mapping[int, Frame],
     *,
-    num_survivors: int,
+    num_holders: int,
     without_a_step: int,
 ) -> str | None:
     """Why ranks that ended are not replaced; None if they are.
 
     lost: how they ended, none of them well. errors: the last words of those that had any.
+    num_holders: how many of the others hold the state.
     without_a_step: how often the group was mended since it last took a step.
     """
-    if num_survivors == 0:
+    if num_holders == 0:
         return "nobody is left who holds the state"
     if without_a_step >= MOST_WITHOUT_A_STEP:
         return f"it was mended {without_a_step} times in a row without a step in between"
@@ -63,6 +67,25 @@ def refused(
         if frame is None and rank.exit_code is not None and rank.exit_code > 0:
             return f"rank {rank.rank} exited with code {rank.exit_code}"
     return None
+
+
+def num_holders(
+    sights: Iterable[Sight], running: Set[tuple[int, int]], *, furthest_step: int
+) -> int:
+    """How many of those who run can hand over the state.
+
+    A replacement has none until it has come into the group, and before that it would begin from
+    the checkpoint that the attempt began from, whatever was done since. Before anybody's first
+    step there is nothing to lose, and everybody counts.
+
+    sights: of every process of the attempt that can be seen, also the dead. running: (seat,
+    incarnation) of those who have a place and run. furthest_step: that anybody is known to have
+    committed, seen or not.
+    """
+    steps = {(sight.rank, sight.incarnation): sight.look.step for sight in sights}
+    if not furthest_step and not any(steps.values()):
+        return len(running)
+    return sum(steps.get(one, 0) > 0 for one in running)
 
 
 def how(lost: RankExit) -> str:

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ray_workers.contracts import AttemptSpec, Frame
+import ray
+
+from ray_workers.contracts import AttemptSpec, Frame, agent_name
 from ray_workers.pages import Sight
 from ray_workers.watchdog import Hang
 
 STACKS_WAIT_S = 1.0
+ANSWER_LIMIT_S = 3.0
+"""A node that does not answer by then is passed over."""
 
 
 class Nodes:
     """The nodes of one attempt, by their agents."""
 
-    def __init__(self, spec: AttemptSpec, agents: Mapping[str, Any]) -> None:
-        """agents: node agents by node id."""
+    def __init__(self, spec: AttemptSpec, agents: dict[str, Any]) -> None:
+        """agents: node agents by node id, kept up with the nodes that there are."""
         self._key = (spec.job_id, spec.attempt)
         self._agents = agents
+
+    async def know(self, node_ids: Iterable[str]) -> None:
+        """Take these nodes in. ValueError if one has no agent."""
+        for node_id in set(node_ids) - self._agents.keys():
+            self._agents[node_id] = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
+
+    def forget(self, node_ids: Iterable[str]) -> None:
+        """These nodes are gone: nobody there answers any more."""
+        for node_id in node_ids:
+            self._agents.pop(node_id, None)
 
     async def sights(self) -> list[Sight]:
         """Every process that left a page, also the dead. Of a node that does not answer, none."""
@@ -44,7 +58,8 @@ class Nodes:
         calls = (
             getattr(agent, method).remote(*self._key, *arguments) for agent in self._agents.values()
         )
-        answers = await asyncio.gather(*calls, return_exceptions=True)
+        bounded = (asyncio.wait_for(_result(call), ANSWER_LIMIT_S) for call in calls)
+        answers = await asyncio.gather(*bounded, return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
@@ -69,3 +84,8 @@ def hang_bundle(hang: Hang, sights: Sequence[Sight], stacks: Mapping[int, str]) 
             for sight in sights
         ],
     }
+
+
+async def _result(ref: Any) -> Any:
+    """Await an object ref as a coroutine, which is what asyncio's functions take."""
+    return await ref

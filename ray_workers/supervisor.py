@@ -24,15 +24,18 @@ from ray_workers.contracts import (
     Drill,
     Frame,
     FrameKind,
+    Grant,
     Outcome,
     Phase,
     PollReply,
     agent_name,
 )
+from ray_workers.drills import Drills
 from ray_workers.forking import ForkFailed
 from ray_workers.group import SlotsUnavailable, WorkerGroup
 from ray_workers.guard import Guard
 from ray_workers.ledger import Ledger
+from ray_workers.mender import Mender
 from ray_workers.seeing import Nodes
 from ray_workers.spool import SpoolRead
 from ray_workers.telling import Teller
@@ -62,8 +65,6 @@ class Supervisor:
         self._phase_times = {Phase.ACQUIRING.value: time.time()}
         self._outcome: Outcome | None = None
         self._changed = asyncio.Event()
-        self._stop_asked = asyncio.Event()
-        self._leave_asked = asyncio.Event()
         own_node_id = ray.get_runtime_context().get_node_id()
         nodes = dict.fromkeys([*(part.node_id for part in spec.slices), own_node_id])
         self._agents = {node_id: ray.get_actor(agent_name(node_id)) for node_id in nodes}
@@ -72,11 +73,14 @@ class Supervisor:
             paths.spool_dir(spec.deployment_id, own_node_id, spec.job_id, spec.attempt),
             spec.spool_limit_bytes,
         )
+        self._drills = Drills(self._teller)
+        self._mender = Mender(
+            spec, self._group, self._nodes, self._teller, self._drills, self._book_slots
+        )
         self._guard = Guard(
-            spec, self._group, self._nodes, self._teller, self._stop_asked, self._leave_asked
+            spec, self._group, self._nodes, self._teller, self._drills, self._mender
         )
         self._ledger = Ledger()
-        self._held_since: float | None = None
         self._task = asyncio.ensure_future(self._run())
 
     def __repr__(self) -> str:
@@ -139,16 +143,19 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End the attempt: the job is being cancelled."""
-        self._stop_asked.set()
+        self._guard.stop()
 
     async def preempt(self, grace_s: float) -> None:
         """Have the group save a checkpoint and leave within `grace_s` seconds."""
-        self._guard.grace_s = grace_s
-        self._leave_asked.set()
+        self._guard.leave(grace_s)
+
+    async def grow(self, grant: Grant) -> None:
+        """Take these slots in, which were claimed for the attempt; once by the grant's number."""
+        self._mender.grow(grant)
 
     async def drill(self, drill: Drill) -> None:
         """Inject a fault, once by the drill's id."""
-        self._guard.add_drill(drill)
+        self._drills.add(drill)
 
     async def acknowledge(self) -> None:
         """The last reply is stored: delete the spools. Whoever asked then ends this actor."""
@@ -188,13 +195,15 @@ class Supervisor:
             await asyncio.sleep(LEDGER_S)
             await self._tell_ledger()
 
+    def _book_slots(self) -> None:
+        self._ledger.hold(self._group.num_slots, time.monotonic())
+
     async def _tell_ledger(self) -> None:
-        if self._held_since is None:
-            return
         sights = await self._guard.see()
-        held_s = self._spec.world_size * (time.monotonic() - self._held_since)
-        slot_seconds = self._ledger.look(sights, held_s, self._guard.use)
-        self._teller.tell(FrameKind.LEDGER, {"slot_seconds": slot_seconds})
+        self._book_slots()
+        if self._ledger.held_s:
+            slot_seconds = self._ledger.look(sights, self._guard.use)
+            self._teller.tell(FrameKind.LEDGER, {"slot_seconds": slot_seconds})
 
     async def _release(self) -> None:
         """Until it is done: an attempt whose slots are not seen free has not ended."""
@@ -206,17 +215,14 @@ class Supervisor:
                 await asyncio.sleep(RELEASE_PAUSE_S)
 
     async def _train(self) -> Outcome:
-        asked = asyncio.ensure_future(self._stop_asked.wait())
-        leaving = asyncio.ensure_future(self._leave_asked.wait())
+        asked = asyncio.ensure_future(self._guard.asked_to_end())
         building = asyncio.ensure_future(self._build())
-        await asyncio.wait({asked, leaving, building}, return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
-        leaving.cancel()
+        await asyncio.wait({asked, building}, return_when=asyncio.FIRST_COMPLETED)
         if not building.done():
             building.cancel()
             await asyncio.wait({building})
-            cause = Cause.STOPPED if self._stop_asked.is_set() else Cause.PREEMPTED
-            return Outcome(cause, "stopped before it started")
+            return asked.result()
+        asked.cancel()
         building.result()
         outcome = await self._guard.watch()
         ended = self._group.ended()  # the others are ended by us
@@ -226,7 +232,7 @@ class Supervisor:
 
     async def _build(self) -> None:
         await self._group.acquire()
-        self._held_since = time.monotonic()
+        self._book_slots()
         self._enter(Phase.STARTING)
         try:
             async with asyncio.timeout(START_LIMIT_S):

@@ -1,7 +1,8 @@
 """`python -m service`: the loops alone, for a scaled deployment; and copies of a home.
 
 Without a command it runs the scheduler and the reconciler; the API runs beside it, as many
-processes as are needed, with `python -m api --no-loops`. `backup DEST.tar` copies the home of
+processes as are needed, with `python -m api --no-loops`. On PostgreSQL several of these may run:
+one has the lease of the loops, the others stand by. `backup DEST.tar` copies the home of
 DRAY_HOME, also while its service runs; `restore SRC.tar --home NEW` puts a copy into a new one.
 """
 

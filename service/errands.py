@@ -1,4 +1,4 @@
-"""What users asked of attempts that live: to stop, to leave, to take a fault. Passed on once.
+"""What attempts that live are asked: to stop, to leave, to grow, to take a fault. Passed on once.
 
 What is asked lies in SQL, and whether the cluster took it, only in this process: after a restart
 of the service it is passed on again, which is harmless by the port's word.
@@ -48,6 +48,9 @@ class Errands:
             if attempt.preempt_grace_s is not None:
                 grace_s = attempt.preempt_grace_s
                 wanted["preempt"] = functools.partial(cluster.preempt, ref, grace_s)
+            elif attempt.grant is not None:
+                grant = attempt.grant
+                wanted[f"grow {grant.number}"] = functools.partial(cluster.grow, ref, grant)
             for drill in attempt.drills:
                 wanted[drill.id] = functools.partial(cluster.drill, ref, drill)
         for what, call in wanted.items():

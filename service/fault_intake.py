@@ -1,4 +1,4 @@
-"""What the supervisor tells, on its way into SQL: losses and repairs, hangs, drills, the ledger.
+"""What the supervisor tells, on its way into SQL: losses, sizes, hangs, drills, the ledger.
 
 In the order in which it told it, so that the events of a job read as it happened, also where one
 reply tells of a loss and of its repair.
@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from dray.spec import MAX_WORKERS
 from dray.views import JobState
 from ray_workers.contracts import SUPERVISOR_RANK, Frame, FrameKind
-from service import drilling, goodput, hangs
+from service import drilling, goodput, hangs, resizing
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import faults as repository
 from service.domain import drills, ledger
@@ -37,6 +37,7 @@ KINDS = frozenset(
     {
         FrameKind.REGROUPING,
         FrameKind.REGROUPED,
+        FrameKind.RESIZED,
         FrameKind.HANG,
         FrameKind.DRILL,
         FrameKind.LEDGER,
@@ -70,6 +71,7 @@ class FaultIntake:
         handlers = {
             FrameKind.REGROUPING: self._take_regrouping,
             FrameKind.REGROUPED: self._take_regrouped,
+            FrameKind.RESIZED: self._take_resized,
             FrameKind.HANG: self._take_hang,
             FrameKind.DRILL: self._take_drill,
             FrameKind.LEDGER: self._take_ledger,
@@ -134,6 +136,9 @@ class FaultIntake:
         else:
             self._job.recoveries, self._job.world_size = values["recoveries"], world_size
             self._remark("regrouped", "recovered", message, data)
+
+    def _take_resized(self, frame: Frame) -> None:
+        resizing.told(self._session, self._job, self._attempt, frame, self._now)
 
     def _take_hang(self, frame: Frame) -> None:
         num_ranks = max(self._attempt.world_size, self._job.world_size)

@@ -22,7 +22,7 @@ from service.domain import drills
 from service.domain.errors import DrillImpossible, DrillNotFound, JobNotRunning
 from service.domain.ids import new_drill_id
 from service.idempotency import IdempotencyKey, KeysInFlight, reserve
-from service.jobs import found, utc_now
+from service.jobs import found
 from service.settings import Settings
 from service.signals import QUEUE
 from service.transitions import remark
@@ -39,11 +39,11 @@ class Faults:
         database: Database,
         settings: Settings,
         *,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] | None = None,
     ) -> None:
         self._database = database
         self._settings = settings
-        self._clock = clock
+        self._clock = clock or database.clock
         self._keys_in_flight = KeysInFlight()
 
     async def preempt(self, job_id: str, grace_s: float | None = None) -> views.Job:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.spec import JobSpec
 from dray.views import JobState
-from ray_workers.contracts import Drill, DrillKind
-from service import data_sources, listing, nodes, origins, presenting
+from ray_workers.contracts import Drill, DrillKind, Grant
+from service import data_sources, listing, nodes, origins, presenting, resizing
 from service.db.models import EventRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as faults_repository
@@ -56,7 +56,8 @@ class LiveAttempt:
     slices: tuple[policy.Slice, ...]
     bundle: Mapping[str, float]
     cluster_session: str
-    created_at: datetime
+    age_s: float
+    """Since its claim."""
     started_at: datetime | None
     max_runtime_s: int | None
     runtime_used_s: float
@@ -66,10 +67,12 @@ class LiveAttempt:
     """Set once it was asked to leave its slots."""
     drills: tuple[Drill, ...] = ()
     """Those that it is to take and that have not struck."""
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
+    node_ids: tuple[str, ...] = ()
+    """On which something of it may lie, those that it left among them."""
+    grant: Grant | None = None
+    """Slots that are its own, and that it has not said it knows of."""
+    growing: policy.Growing | None = None
+    """Set while it could use more slots, and may be granted some."""
 
 
 class Jobs:
@@ -82,13 +85,13 @@ class Jobs:
         signals: Signals,
         settings: Settings,
         *,
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] | None = None,
     ) -> None:
         self._database = database
         self._storage = storage
         self._signals = signals
         self._settings = settings
-        self._clock = clock
+        self._clock = clock or database.clock
         self._keys_in_flight = KeysInFlight()
         self.storage_watch = StorageWatch(database, storage, settings)
 
@@ -119,7 +122,7 @@ class Jobs:
                 earlier = reserve(session, owner, idempotency, job_id, now)
                 if earlier is not None:
                     return presenting.job(session, found(session, earlier)), False
-            request = policy.request_of(spec.resources)
+            request = policy.request_of(spec.resources, spec.elastic)
             _refuse_impossible(session, request)
             refuse_if_full(session)
             origin = origins.resolve(session, spec.init_from) if spec.init_from else None
@@ -215,9 +218,12 @@ class Jobs:
         if self.storage_watch.is_limited:
             await self.storage_watch.look(now)
 
-    async def finish_deletions(self) -> int:
-        """Complete deletions that were cut off; answers how many. For the service's start."""
-        hidden = await self._database.read(repository.marked_deleted)
+    async def finish_deletions(self, before: datetime | None = None) -> int:
+        """Complete deletions that were cut off; answers how many.
+
+        At a start all of them; later, when another process may be at it, those begun `before`.
+        """
+        hidden = await self._database.read(lambda s: repository.marked_deleted(s, before))
         for job_id in hidden:
             await self._erase(job_id)
         return len(hidden)
@@ -250,7 +256,7 @@ def queue_snapshot(
             attempt=row.attempt,
             priority=row.priority,
             seq=row.number,
-            request=policy.Request(row.num_workers, row.bundle),
+            request=policy.Request(row.num_workers, row.bundle, row.min_workers),
             not_before=row.not_before if row.not_before and row.not_before > now else None,
         )
         for row in repository.in_state(session, [JobState.QUEUED])
@@ -265,16 +271,19 @@ def queue_snapshot(
             job_id=row.job_id,
             attempt=row.attempt,
             job_state=owners[row.job_id].state,
-            slices=tuple(policy.Slice(p["node_id"], p["num_workers"]) for p in row.slices),
+            slices=resizing.as_slices(row.slices),
             bundle=row.bundle,
             cluster_session=row.cluster_session,
-            created_at=row.created_at,
+            age_s=(now - row.created_at).total_seconds(),
             started_at=row.started_at,
             max_runtime_s=owners[row.job_id].max_runtime_s,
             runtime_used_s=owners[row.job_id].runtime_used_s,
             cursor=row.cursor,
             preempt_grace_s=row.preempt_grace_s,
             drills=tuple(drills.get((row.job_id, row.attempt), ())),
+            node_ids=resizing.carriers(row),
+            grant=resizing.granted(row),
+            growing=resizing.growing(owners[row.job_id], row, now),
         )
         for row in attempts_repository.live(session)
     )
@@ -289,7 +298,7 @@ def _refuse_impossible(session: Session, request: policy.Request) -> None:
         return
     lacking = policy.lacking_resource(request, usable)
     pointers = {
-        None: "/resources/num_workers",
+        None: "/elastic/min_workers" if request.min_workers else "/resources/num_workers",
         "CPU": "/resources/cpus_per_worker",
         "GPU": "/resources/gpus_per_worker",
         "memory": "/resources/memory_bytes",
@@ -322,6 +331,7 @@ def _new_row(
         spec=document,
         spec_version=spec.version,
         num_workers=request.num_workers,
+        min_workers=request.min_workers,
         bundle=dict(request.bundle),
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,

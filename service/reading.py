@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.views import JobState
-from service import checkpoints, log_reading, metric_reading, presenting, quarantine
+from service import checkpoints, log_reading, metric_reading, presenting, quarantine, resizing
 from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as cluster_repository
@@ -195,16 +195,20 @@ class Reading:
         return await self._database.read(work)
 
     async def explain(self, job_id: str) -> views.Explanation:
-        """Why the job is where it is; while it waits also its place and who is in its way."""
+        """Why the job is where it is, and why a group is smaller than it should be; while it waits
+        also its place, and who is in its way."""
 
         def work(session: Session) -> views.Explanation:
             row = found(session, job_id)
             blocked_by = list(row.blocked_by) if row.state == JobState.QUEUED else []
+            attempt = attempts_repository.get(session, job_id, row.attempt)
+            smaller, in_its_way = resizing.why_smaller(row, attempt)
+            message = f"{row.reason_message}; {smaller}" if smaller else row.reason_message
             return views.Explanation(
                 state=row.state,
-                reason=views.Reason(code=row.reason_code, message=row.reason_message),
+                reason=views.Reason(code=row.reason_code, message=message),
                 position=row.position,
-                blocked_by=blocked_by,
+                blocked_by=blocked_by or in_its_way,
                 expected_start_at=_expected_start(session, blocked_by),
             )
 
@@ -279,7 +283,7 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
     holders = [
         policy.Holder(
             row.job_id,
-            tuple(policy.Slice(part["node_id"], part["num_workers"]) for part in row.slices),
+            resizing.as_slices(row.slices),
             row.bundle,
         )
         for row in live

@@ -11,14 +11,13 @@ import asyncio
 import functools
 import logging
 from collections.abc import Coroutine, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from ray_workers.contracts import Cause, PollReply
 from service import jobs, recording
 from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
-from service.db.session import Database
 from service.errands import Errand, Errands
+from service.fencing import LoopDatabase
 from service.scheduler import Scheduler
 from service.settings import Settings
 from service.signals import QUEUE, Signals
@@ -41,7 +40,7 @@ class Reconciler:
 
     def __init__(
         self,
-        database: Database,
+        database: LoopDatabase,
         cluster: Cluster,
         storage: Storage,
         scheduler: Scheduler,
@@ -55,6 +54,8 @@ class Reconciler:
         self._signals = signals
         self._settings = settings
         self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._refs: dict[tuple[str, int], AttemptRef] = {}
+        """Of what is followed: a group that grows comes to other nodes."""
         self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
         self._errands = Errands(cluster)
         self._orphans_at = 0.0
@@ -65,7 +66,7 @@ class Reconciler:
             with self._signals.subscribe(QUEUE) as woken:
                 while True:
                     try:
-                        await self.run_once(datetime.now(UTC))
+                        await self.run_once()
                     except Exception:
                         logger.exception("the reconciler failed a round; it goes on")
                     await woken.wait(self._settings.scheduler_tick_s)
@@ -75,24 +76,26 @@ class Reconciler:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def run_once(self, now: datetime) -> None:
+    async def run_once(self) -> None:
         """Start the followers that are missing, pass on what users asked, end what nobody owns."""
-        _, live = await self._database.read(lambda s: jobs.queue_snapshot(s, now))
+        _, live = await self._database.read(jobs.queue_snapshot)
         for attempt in live:
             key = (attempt.job_id, attempt.attempt)
             if key in self._scheduler.launching:
                 continue
+            self._refs[key] = _ref(attempt)
             if key not in self._followers:
                 task = asyncio.create_task(self._follow(attempt), name=f"follow {key}")
                 self._followers[key] = task
                 task.add_done_callback(functools.partial(self._forget, key))
-            for errand in self._errands.due(attempt, _ref(attempt)):
+            for errand in self._errands.due(attempt, self._refs[key]):
                 self._begin(errand.key, self._run(errand))
         if asyncio.get_running_loop().time() >= self._orphans_at:
-            self._begin(("orphans",), self._end_orphans(now))
+            self._begin(("orphans",), self._end_orphans())
 
     def _forget(self, key: tuple[str, int], _: asyncio.Task[None]) -> None:
         self._followers.pop(key, None)
+        self._refs.pop(key, None)
 
     def _begin(self, what: tuple[object, ...], chore: Coroutine[Any, Any, None]) -> None:
         """Do it beside the loop, once at a time: one supervisor that does not answer must not
@@ -114,21 +117,25 @@ class Reconciler:
 
     async def _follow(self, attempt: jobs.LiveAttempt) -> None:
         """Poll one attempt and store what it says, until its outcome is stored."""
-        ref, cursor, said = _ref(attempt), dict(attempt.cursor), ""
+        key, cursor, said = (attempt.job_id, attempt.attempt), dict(attempt.cursor), ""
         loop = asyncio.get_running_loop()
+        claimed_at = loop.time() - attempt.age_s
+        given_up = False
         while True:
-            asked_at = loop.time()
+            asked_at, ref = loop.time(), self._refs[key]
             try:
                 reply = await self._cluster.poll(
                     ref, cursor, self._settings.poll_wait_s, MAX_REPLY_BYTES
                 )
+                if reply.outcome is not None and ref != self._refs[key]:
+                    continue  # it came to other nodes meanwhile, which were not looked at
+                if not given_up and _was_never_there(reply):
+                    given_up = await self._give_up(ref, asked_at - claimed_at)
+                    continue  # it may have come while it was given up
             except ClusterUnavailable as error:
                 if str(error) != said:
                     said = str(error)
                     logger.info("no answer from %s attempt %d: %s", ref.job_id, ref.attempt, said)
-                await asyncio.sleep(UNAVAILABLE_PAUSE_S)
-                continue
-            if self._may_yet_come(attempt, reply):
                 await asyncio.sleep(UNAVAILABLE_PAUSE_S)
                 continue
             try:
@@ -143,29 +150,31 @@ class Reconciler:
             if not reply.more:
                 await asyncio.sleep(max(0.0, MIN_PERIOD_S - (loop.time() - asked_at)))
 
-    def _may_yet_come(self, attempt: jobs.LiveAttempt, reply: PollReply) -> bool:
-        """Whether an attempt without a supervisor may be one that is just being launched.
+    async def _give_up(self, ref: AttemptRef, age_s: float) -> bool:
+        """See to it that an attempt without a supervisor does not come late; False, after a
+        pause, while it may be one that is just being launched.
 
         Of our own launches we know when they are over; others may be under way in another
         process, or in a gateway that outlives the service that was killed.
         """
-        if reply.outcome is None or reply.outcome.cause is not Cause.SUPERVISOR_LOST:
+        ours = (ref.job_id, ref.attempt) in self._scheduler.claimed
+        if not ours and age_s < LAUNCH_GRACE_S:
+            await asyncio.sleep(UNAVAILABLE_PAUSE_S)
             return False
-        if reply.cursor or (attempt.job_id, attempt.attempt) in self._scheduler.claimed:
-            return False
-        return (datetime.now(UTC) - attempt.created_at).total_seconds() < LAUNCH_GRACE_S
+        await self._cluster.give_up(ref)
+        return True
 
     async def _store(
         self, ref: AttemptRef, asked: Mapping[str, int], reply: PollReply
     ) -> recording.Recorded:
         return await self._database.write(
-            lambda session: recording.record(
+            lambda session, now: recording.record(
                 session,
                 self._storage,
                 ref.job_id,
                 ref.attempt,
                 reply,
-                datetime.now(UTC),
+                now,
                 asked=asked,
             )
         )
@@ -181,7 +190,7 @@ class Reconciler:
             self._orphans_at = 0.0
         self._signals.publish(QUEUE)
 
-    async def _end_orphans(self, at: datetime) -> None:
+    async def _end_orphans(self) -> None:
         """End attempts that the cluster still has and SQL has closed.
 
         SQL is asked last: an attempt is claimed before it is launched, so that what the cluster
@@ -190,7 +199,7 @@ class Reconciler:
         self._orphans_at = asyncio.get_running_loop().time() + ORPHANS_PERIOD_S
         try:
             known = await self._cluster.attempts()
-            _, live = await self._database.read(lambda s: jobs.queue_snapshot(s, at))
+            _, live = await self._database.read(jobs.queue_snapshot)
             owned = {(a.job_id, a.attempt) for a in live} | set(self._followers)
             for ref in known:
                 key = (ref.job_id, ref.attempt)
@@ -203,10 +212,16 @@ class Reconciler:
             self._orphans_at = 0.0
 
 
+def _was_never_there(reply: PollReply) -> bool:
+    """Whether there is no supervisor, and never was anything of the attempt as far as we know."""
+    lost = reply.outcome is not None and reply.outcome.cause is Cause.SUPERVISOR_LOST
+    return lost and not reply.cursor
+
+
 def _ref(attempt: jobs.LiveAttempt) -> AttemptRef:
     return AttemptRef(
         job_id=attempt.job_id,
         attempt=attempt.attempt,
         session=attempt.cluster_session,
-        node_ids=tuple(dict.fromkeys(part.node_id for part in attempt.slices)),
+        node_ids=attempt.node_ids,
     )

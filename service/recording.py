@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.contracts import Cause, Frame, FrameKind, Outcome, Phase, PollReply
-from service import drilling, goodput, receipts
+from service import drilling, goodput, receipts, resizing
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
@@ -144,6 +144,7 @@ def _end(
     row.reason_code, row.reason_message = str(outcome.cause), message
     row.failed_rank, row.exit_code = outcome.rank, outcome.exit_code
     receipts.close(session, job, row, now)
+    resizing.close(row)
     if row.started_at is not None:
         job.runtime_used_s += max(0.0, (ended_at - row.started_at).total_seconds())
     goodput.close(session, job, row, outcome.cause, ended_at)
@@ -215,7 +216,10 @@ def _retry_or_fail(
         code=fault,
         message=f"{message} ({_retry_sentence(fault, decision)})",
         now=now,
-        values={"not_before": now + timedelta(seconds=decision.delay_s)},
+        values={
+            "not_before": now + timedelta(seconds=decision.delay_s),
+            "world_size": job.num_workers,
+        },
         data=data | {"delay_s": decision.delay_s, "charged_to": str(decision.budget)},
     )
 

@@ -10,8 +10,9 @@ import contextlib
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from ray_workers.paths import nonce_path
 from service.cluster.embedded import EmbeddedRay
@@ -20,10 +21,13 @@ from service.cluster.port import Cluster
 from service.db.migrate import migrate
 from service.db.repositories import cluster as repository
 from service.db.repositories import storage as storage_repository
-from service.db.session import Database
+from service.db.session import Database, utc_now
+from service.domain.errors import DomainError
 from service.faults import Faults
+from service.fencing import LoopDatabase
 from service.home import HomeLock
 from service.jobs import Jobs
+from service.leader import Leader, Loops
 from service.reading import Reading
 from service.reconciler import Reconciler
 from service.scheduler import Scheduler
@@ -67,18 +71,25 @@ class Runtime:
         self.reading = Reading(database, storage, self.signals, settings)
         self.watch: ClusterWatch | None = None
         self.cluster: Cluster | None = None
+        self.leader: Leader | None = None
         self._home = home
-        self._loops: list[asyncio.Task[None]] = []
+        self._leading: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
-        cls, settings: Settings, *, loops: bool = True, cluster: Cluster | None = None
+        cls,
+        settings: Settings,
+        *,
+        loops: bool = True,
+        cluster: Cluster | None = None,
+        clock: Callable[[], datetime] = utc_now,
     ) -> Runtime:
         """Take the home, bring the schema up to date, and start the loops.
 
-        `cluster` stands in for Ray in tests. HomeInUse if another process has the home.
+        `cluster` and `clock` stand in for Ray and this machine's in tests. HomeInUse if another
+        process has the home.
         """
-        database = Database(settings.database_url)
+        database = Database(settings.database_url, clock=clock)
         # SQLite has one process, whether or not that runs the loops; so has an embedded Ray.
         holds_home = database.is_sqlite or (loops and settings.ray_address == EMBEDDED)
         home = HomeLock.acquire(settings.home) if holds_home else None
@@ -88,7 +99,7 @@ class Runtime:
             runtime = cls(settings, database, Storage(settings.storage_url), home)
             await runtime.jobs.finish_deletions()
             if loops:
-                await runtime._start_loops(cluster)
+                await runtime.start_loops(cluster)
         except BaseException:
             await asyncio.to_thread(database.close)
             if home is not None:
@@ -96,32 +107,42 @@ class Runtime:
             raise
         return runtime
 
-    async def _start_loops(self, cluster: Cluster | None) -> None:
-        now = datetime.now(UTC)
-        deployment_id = await self.database.write(lambda s: repository.ensure_deployment(s, now))
-        self.cluster = cluster or GatewayCluster(ray_target(self.settings, deployment_id))
-        self.watch = ClusterWatch(self.database, self.cluster, self.signals)
-        scheduler = Scheduler(
-            self.database, self.cluster, self.watch, self.signals, self.settings, deployment_id
+    async def start_loops(self, cluster: Cluster | None, *, alone: bool | None = None) -> None:
+        """Run the loops while this process leads; `alone` is for tests that share a SQLite."""
+        deployment_id = await self.database.write(
+            lambda s: repository.ensure_deployment(s, self.database.time(s))
         )
+        self.cluster = port = cluster or GatewayCluster(ray_target(self.settings, deployment_id))
+        now = await self.database.read(self.database.time)
+        await self.jobs.storage_watch.look(now)  # a limit of before may be no more
+        await port.start()
+        self.leader = Leader(
+            self.database, lambda books: self._loops(books, port, deployment_id), alone=alone
+        )
+        self._leading = asyncio.create_task(self.leader.run(), name="leader")
+
+    def _loops(self, books: LoopDatabase, cluster: Cluster, deployment_id: str) -> Loops:
+        """The loops of one term, which know nothing of those of any other."""
+        self.watch = watch = ClusterWatch(books, cluster, self.signals)
+        scheduler = Scheduler(books, cluster, watch, self.signals, self.settings, deployment_id)
         reconciler = Reconciler(
-            self.database, self.cluster, self.storage, scheduler, self.signals, self.settings
+            books, cluster, self.storage, scheduler, self.signals, self.settings
         )
         upkeep = Upkeep(self.database, self.jobs.storage_watch, self.jobs, self.settings)
-        await self.jobs.storage_watch.look(now)  # a limit of before may be no more
-        await self.cluster.start()
-        self._loops = [
-            asyncio.create_task(self.watch.run(), name="cluster watch"),
-            asyncio.create_task(scheduler.run(), name="scheduler"),
-            asyncio.create_task(reconciler.run(), name="reconciler"),
-            asyncio.create_task(upkeep.run(), name="upkeep"),
+        return [
+            ("cluster watch", watch.run()),
+            ("scheduler", scheduler.run()),
+            ("reconciler", reconciler.run()),
+            ("upkeep", upkeep.run()),
         ]
 
     async def stop(self) -> None:
         """Stop the loops, then what they use. The embedded Ray ends too, and its jobs with it."""
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        if self._leading is not None and self.leader is not None:
+            self._leading.cancel()
+            await asyncio.gather(self._leading, return_exceptions=True)
+            with contextlib.suppress(DomainError):  # then it ends by itself
+                await self.leader.release()
         if self.cluster is not None:
             await self.cluster.stop()
         await asyncio.to_thread(self.database.close)
@@ -137,11 +158,16 @@ class Runtime:
         except Exception as error:
             logger.warning("the database does not answer: %s", error)
             checks["database"] = "does not answer"
-        if self.watch is not None:
-            checks["cluster"] = self.watch.problem or "ok"
-            ended = [loop.get_name() for loop in self._loops if loop.done()]
+        leader = self.leader
+        if leader is not None and leader.leads:
+            checks["cluster"] = (self.watch.problem if self.watch else None) or "ok"
+            ended = [loop.get_name() for loop in leader.tasks if loop.done()]
             checks["loops"] = f"ended: {', '.join(ended)}" if ended else "ok"
+        elif leader is not None and leader.other is None:
+            checks["loops"] = "not started yet"
         ok = all(value == "ok" for value in checks.values())
+        if leader is not None and leader.other is not None:
+            checks["loops"] = f"standing by: {leader.other.holder} runs them"
         checks["storage"] = f"full: {full.problem}" if full and full.problem else "ok"
         return Readiness(ok, checks)
 

@@ -7,16 +7,17 @@ reads, applies, and forgets. A claim that finds the job changed is no error: som
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
 from ray_workers.contracts import WORKER_MTBF_S, AttemptSpec, Slice
-from service import data_sources, jobs, quarantine, reliability, transitions
+from service import data_sources, jobs, quarantine, reliability, resizing, transitions
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.db.repositories import storage as storage_repository
-from service.db.session import Database, touch
+from service.db.session import touch
 from service.domain import policy
+from service.fencing import LoopDatabase
 from service.settings import Settings
 from service.signals import QUEUE, Signals
 from service.watch import ClusterWatch
@@ -33,7 +34,7 @@ class Scheduler:
 
     def __init__(
         self,
-        database: Database,
+        database: LoopDatabase,
         cluster: Cluster,
         watch: ClusterWatch,
         signals: Signals,
@@ -58,31 +59,36 @@ class Scheduler:
         with self._signals.subscribe(QUEUE) as woken:
             while True:
                 try:
-                    await self.run_once(datetime.now(UTC))
+                    await self.run_once()
                 except Exception:
                     logger.exception("the scheduler failed a round; it goes on")
                 await woken.wait(self._settings.scheduler_tick_s)
 
-    async def run_once(self, now: datetime) -> int:
+    async def run_once(self) -> int:
         """One round; answers how many attempts were launched."""
         cluster = self._watch.latest
-        (waiting, live), full = await self._database.read(
-            lambda s: (jobs.queue_snapshot(s, now), _storage_problem(s))
+        (waiting, live), full, now = await self._database.read(
+            lambda s, now: (jobs.queue_snapshot(s, now), _storage_problem(s), now)
         )
+        growing = {a.job_id: a.growing for a in live if a.growing is not None}
         if not waiting:
             self._impossible_since.clear()
+        if not waiting and not growing:
             return 0
         decisions = policy.plan(_snapshot(cluster, waiting, live, full), now)
         decisions = [
             self._patient(decision, place, now) for place, decision in enumerate(decisions)
         ]
-        await self._database.write(lambda s: self._note(s, decisions, now))
+        await self._database.write(lambda s, at: self._note(s, decisions, at))
+        for decision in decisions:
+            if isinstance(decision, policy.Grow):
+                await self._grow(growing[decision.job_id], decision)
         starts = [d for d in decisions if isinstance(d, policy.Start)]
         by_id = {job.job_id: job for job in waiting}
         launched = 0
         for start in starts:
             assert cluster is not None, "the plan starts nothing without a cluster"
-            launched += await self._start(by_id[start.job_id], start, cluster.session, now)
+            launched += await self._start(by_id[start.job_id], start, cluster.session)
         return launched
 
     def _patient(self, decision: policy.Decision, place: int, now: datetime) -> policy.Decision:
@@ -99,34 +105,39 @@ class Scheduler:
         touch(session)  # what waits as before is as it was
         waits = [d for d in decisions if isinstance(d, policy.Wait)]
         transitions.note_waiting(session, waits, now)
+        resizing.note_stays(session, [d for d in decisions if isinstance(d, policy.Stay)])
         for decision in decisions:
             if isinstance(decision, policy.Impossible):
                 transitions.fail_impossible(session, decision.job_id, decision.reason, now)
 
+    async def _grow(self, group: policy.Growing, grow: policy.Grow) -> None:
+        """Grant the slots, if the group is still as it was; the reconciler tells it of them."""
+        await self._database.write(lambda s, at: resizing.grant(s, group, grow.slices, at))
+
     async def _start(
-        self, job: policy.WaitingJob, start: policy.Start, cluster_session: str, now: datetime
+        self, job: policy.WaitingJob, start: policy.Start, cluster_session: str
     ) -> bool:
         """Claim the job for a new attempt and launch it; False if the claim was lost."""
         key = (job.job_id, job.attempt + 1)
         self.launching.add(key)
         try:
-            return await self._claim_and_launch(job, start, cluster_session, now)
+            return await self._claim_and_launch(job, start, cluster_session)
         finally:
             self.launching.discard(key)
             self._signals.publish(QUEUE)
 
     async def _claim_and_launch(
-        self, job: policy.WaitingJob, start: policy.Start, cluster_session: str, now: datetime
+        self, job: policy.WaitingJob, start: policy.Start, cluster_session: str
     ) -> bool:
         claimed = await self._database.write(
-            lambda s: transitions.claim(
+            lambda s, at: transitions.claim(
                 s,
                 job.job_id,
                 attempt_seen=job.attempt,
                 slices=start.slices,
                 bundle=job.request.bundle,
                 cluster_session=cluster_session,
-                now=now,
+                now=at,
             )
         )
         if claimed is None:
@@ -147,7 +158,8 @@ class Scheduler:
             data_policy=data_sources.policy_of(self._settings),
             spool_limit_bytes=self._settings.spool_limit_bytes,
             furthest_step=claimed.furthest_step,
-            worker_mtbf_s=await self._worker_mtbf_s(claimed, now),
+            min_workers=claimed.min_workers,
+            worker_mtbf_s=await self._worker_mtbf_s(claimed),
         )
         try:
             await self._cluster.launch(spec)
@@ -159,10 +171,12 @@ class Scheduler:
             )
         return True
 
-    async def _worker_mtbf_s(self, claimed: transitions.Claimed, now: datetime) -> float:
+    async def _worker_mtbf_s(self, claimed: transitions.Claimed) -> float:
         if not reliability.asks(claimed.spec):
             return WORKER_MTBF_S
-        return await self._database.read(lambda s: reliability.worker_mtbf(s, claimed.job_id, now))
+        return await self._database.read(
+            lambda s, now: reliability.worker_mtbf(s, claimed.job_id, now)
+        )
 
 
 def _storage_problem(session: Session) -> str | None:
@@ -189,6 +203,12 @@ def _snapshot(
         held = quarantine.with_kept(policy.held_on(node.node_id, holders), node.quarantined or ())
         free = policy.offered(node.resources, available, held)
         nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
+    growing = (a.growing for a in live if a.cluster_session == cluster.session)
     return policy.Snapshot(
-        waiting, tuple(nodes), connected=True, holders=holders, storage_problem=storage_problem
+        waiting,
+        tuple(nodes),
+        connected=True,
+        holders=holders,
+        storage_problem=storage_problem,
+        growing=tuple(group for group in growing if group is not None),
     )

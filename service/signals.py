@@ -79,7 +79,8 @@ class Signals:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._subscribers: dict[str, set[Subscription]] = {}
+        self._subscribers: dict[str, dict[Subscription, None]] = {}
+        """Who waits for a topic, in the order in which they came."""
 
     def subscribe(self, *topics: str) -> Subscription:
         """`with signals.subscribe(a, b) as woken: ...; await woken.wait(timeout_s)`.
@@ -104,13 +105,13 @@ class Signals:
     def attach(self, subscription: Subscription) -> None:
         with self._lock:
             for topic in subscription.topics:
-                self._subscribers.setdefault(topic, set()).add(subscription)
+                self._subscribers.setdefault(topic, {})[subscription] = None
 
     def detach(self, subscription: Subscription) -> None:
         with self._lock:
             for topic in subscription.topics:
-                remaining = self._subscribers.get(topic, set())
-                remaining.discard(subscription)
+                remaining = self._subscribers.get(topic, {})
+                remaining.pop(subscription, None)
                 if not remaining:
                     self._subscribers.pop(topic, None)
 

@@ -24,6 +24,7 @@ from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain import policy
 from service.domain.documents import upcast
+from service.domain.slots import workers
 from service.domain.states import Trigger, transition
 from service.signals import QUEUE, events_of
 
@@ -122,6 +123,8 @@ class Claimed:
     """Another job's checkpoint to begin with, if none of its own loads."""
     furthest_step: int = 0
     """Optimizer steps that an earlier attempt has done."""
+    min_workers: int | None = None
+    """With how few an elastic group may go on."""
 
 
 def claim(
@@ -147,12 +150,14 @@ def claim(
         return None
     world_size = sum(part.num_workers for part in slices)
     nodes = f"{len(slices)} node{'' if len(slices) == 1 else 's'}"
+    smaller = world_size < job.num_workers
+    gang = f"{world_size} of {job.num_workers} workers" if smaller else workers(world_size)
     moved = move(
         session,
         job,
         Trigger.CLAIM,
         code="claimed",
-        message=f"starts {world_size} worker{'' if world_size == 1 else 's'} on {nodes}",
+        message=f"starts {gang} on {nodes}",
         now=now,
         values={
             "attempt": attempt_seen + 1,
@@ -161,8 +166,7 @@ def claim(
             "started_at": job.started_at or now,
         },
     )
-    if not moved:
-        return None
+    assert moved, "the row is locked, so nobody changed it meanwhile"
     attempts_repository.insert(
         session,
         AttemptRow(
@@ -184,7 +188,10 @@ def claim(
     )
     origin = origins.current(session, job)
     furthest = attempts_repository.furthest_step(session, job_id)
-    return Claimed(job_id, job.attempt, upcast(job.spec), refs, left_s, origin, furthest)
+    return Claimed(
+        *(job_id, job.attempt, upcast(job.spec), refs, left_s, origin, furthest),
+        min_workers=job.min_workers,
+    )
 
 
 def runtime_left_s(job: JobRow) -> float | None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
@@ -23,6 +23,8 @@ PERIOD_S = 10.0
 RETENTION_PERIOD_S = 60.0
 MOST_SHARE = 0.02
 """Of the time, what looking at the storage may take: it adds up rows, and there may be many."""
+DELETION_GRACE = timedelta(minutes=1)
+"""A deletion that began before that was cut off: the process that was at it is gone."""
 BATCH = 100
 """Jobs deleted by one rule in one round."""
 
@@ -37,7 +39,7 @@ class Upkeep:
         jobs: Jobs,
         settings: Settings,
         *,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], datetime] | None = None,
     ) -> None:
         self._database = database
         self._watch = watch
@@ -63,18 +65,22 @@ class Upkeep:
         deleted = 0
         loop = asyncio.get_running_loop()
         if loop.time() >= self._retention_at:
+            await self._jobs.finish_deletions(before=await self._now() - DELETION_GRACE)
             deleted = await self.delete_expired()
             self._retention_at = loop.time() + (0.0 if deleted else RETENTION_PERIOD_S)
         if self._watch.is_limited:
-            await self._watch.look(self._clock())
+            await self._watch.look(await self._now())
         return deleted
+
+    async def _now(self) -> datetime:
+        return self._clock() if self._clock else await self._database.read(self._database.time)
 
     async def delete_expired(self) -> int:
         """Delete finished jobs that are too old or too many, up to a batch of each kind.
 
         Never one from which a live job starts.
         """
-        now = self._clock()
+        now = await self._now()
         deleted = 0
         if self._days:
             before = now - timedelta(days=self._days)

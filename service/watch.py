@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import UTC, datetime
 
 from service import nodes
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
-from service.db.session import Database
+from service.fencing import LoopDatabase
 from service.signals import QUEUE, Signals
 
 logger = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ REFRESH_S = 10.0
 class ClusterWatch:
     """Holds `latest`, None while the cluster does not answer, and `problem`, why it does not."""
 
-    def __init__(self, database: Database, cluster: Cluster, signals: Signals) -> None:
+    def __init__(self, database: LoopDatabase, cluster: Cluster, signals: Signals) -> None:
         self._database = database
         self._cluster = cluster
         self._signals = signals
@@ -58,5 +57,5 @@ class ClusterWatch:
         now = asyncio.get_running_loop().time()
         if (self.latest, self.problem) != self._stored or now - self._stored_at > REFRESH_S:
             latest, problem = self.latest, self.problem
-            await self._database.write(lambda s: nodes.store(s, latest, problem, datetime.now(UTC)))
+            await self._database.write(lambda s, at: nodes.store(s, latest, problem, at))
             self._stored, self._stored_at = (latest, problem), now

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from dray.spec.data import Data, Format
 from dray.spec.fields import (
@@ -39,6 +39,7 @@ __all__ = [
     "Data",
     "Document",
     "EarlyStopping",
+    "Elastic",
     "Ema",
     "Format",
     "Gpt",
@@ -101,6 +102,15 @@ class Resources(Document):
     """Ray's accelerator type, such as `H100`."""
 
 
+class Elastic(Document):
+    """The group may be smaller than `resources.num_workers`: it starts with what there is, goes on
+    without workers that are lost, and grows again when there are slots. The batch stays what it
+    is, and so does each sample's place in the order. For recipes on CPU."""
+
+    min_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
+    """With how few it may start and train on; at most `resources.num_workers`."""
+
+
 class Checkpoint(Document):
     """When state is saved and how much of it is kept."""
 
@@ -123,15 +133,6 @@ class InitFrom(Document):
     job's `checkpoint.best`."""
 
 
-def _unavailable(value: Any) -> Any:
-    if value is not None:
-        raise ValueError("is not available in this version of dray; leave it out")
-    return value
-
-
-NotYet = Annotated[None, BeforeValidator(_unavailable)]
-
-
 class JobSpec(Document):
     """A training job: exactly one of `recipe` and `script`, and what it needs to run."""
 
@@ -146,7 +147,8 @@ class JobSpec(Document):
     train: Train = Train()
     parallel: Parallel = Parallel()
     resources: Resources = Resources()
-    elastic: NotYet = None
+    elastic: Elastic | None = None
+    """Unset, the gang starts whole or not at all, and keeps its size."""
     checkpoint: Checkpoint = Checkpoint()
     init_from: InitFrom | None = None
     queue: QueueName = "default"
@@ -179,6 +181,7 @@ class JobSpec(Document):
         if self.parallel.data not in ("auto", workers):
             message = f"is {self.parallel.data} but resources.num_workers is {workers}"
             raise wrong("/parallel/data", message)
+        self._check_elastic()
         if self.recipe is None:
             if self.init_from is not None:
                 raise wrong("/init_from", "is for recipes; a script loads what it wants itself")
@@ -191,3 +194,23 @@ class JobSpec(Document):
             )
             raise wrong("/train/global_batch_size", message)
         return self
+
+    def _check_elastic(self) -> None:
+        if self.elastic is None:
+            return
+        least, most = self.elastic.min_workers, self.resources.num_workers
+        if least > most:
+            raise wrong(
+                "/elastic/min_workers",
+                f"is {least}, more than the {most} of resources.num_workers",
+            )
+        if self.script is not None:
+            raise wrong(
+                "/elastic", "is for recipes; the world of a script can't change while it runs"
+            )
+        if self.resources.gpus_per_worker:
+            raise wrong(
+                "/elastic", "needs gpus_per_worker 0: this version of dray resizes groups on CPU"
+            )
+        if self.parallel.data != "auto":
+            raise wrong("/parallel/data", "must be auto: an elastic job has no fixed world size")

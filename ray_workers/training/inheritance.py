@@ -1,30 +1,23 @@
-"""What a process that died in this rank had still to tell."""
+"""What a process that died as rank 0 had still to tell."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-from ray_workers import pages, spool
-from ray_workers.contracts import FrameKind, Predecessor
+from ray_workers import spool
+from ray_workers.contracts import FrameKind
 from ray_workers.pages import Untold
 
 
-def untold(
-    predecessors: Sequence[Predecessor], survivors: Iterable[Untold], last_step: int
-) -> list[Untold]:
-    """Figures of steps up to `last_step` that rank 0's predecessors or a survivor have kept, and
-    that lie on none of the predecessors' spools, in order.
+def untold(spools: Path, kept: Iterable[Untold], last_step: int) -> list[Untold]:
+    """The figures of steps up to `last_step` that lie on no spool of rank 0, in order.
 
-    Where the spools are gone with their node, all of them: told twice, they are stored once.
+    spools: the attempt's folder on this node. kept: what those who stayed know of the last steps.
+    Where rank 0 was on another node, that is all they know: told twice, it is stored once.
     """
-    told = max((_last_told(Path(one.spool_dir)) for one in predecessors), default=0)
-    found = {figures.step: figures for figures in survivors}
-    for one in predecessors:
-        with contextlib.suppress(FileNotFoundError):  # it died before its first line
-            data = pages.page_path(one.page_prefix).read_bytes()
-            found |= {figures.step: figures for figures in pages.untold(data)}
+    told = max(map(_last_told, spools.glob("r0.*.metrics")), default=0)
+    found = {figures.step: figures for figures in kept}
     return [found[step] for step in sorted(found) if told < step <= last_step]
 
 

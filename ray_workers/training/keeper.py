@@ -20,9 +20,9 @@ from ray_workers.training.checkpoints import About, Saved, log
 from ray_workers.training.errors import BrokenCheckpointError
 from ray_workers.training.snapshots import Camera, Snapshot, hold_for
 
-NICENESS = 10
-"""Of the thread that hashes and writes: it takes mostly what the ranks leave of the processors,
-and still ends in time where others leave it nothing."""
+NICENESS = 19
+"""Of the thread that hashes and writes: it takes what the ranks leave of the processors. While
+the loop waits for it, at the end or before it leaves, the ranks leave it theirs."""
 
 
 class Keeper:

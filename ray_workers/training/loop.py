@@ -80,6 +80,7 @@ class Loop:
         self.patience = Patience()
         self.handed_figures: list[Untold] = []  # what those who stayed know of the last steps
         self.rank, self.world_size = NOWHERE, 0
+        self.was_rank = NOWHERE
         self.progress = NO_STATE
 
     def enter(self, place: Place) -> None:
@@ -93,7 +94,6 @@ class Loop:
         self.rank, self.world_size = place.rank, place.world_size
         self._divide()
         _check_same_data(self.workload.fingerprint, self.device, self.world_size)
-        was_here = self.progress != NO_STATE
         newest, source, all_have_it = handover.newest(
             self.progress.number, self.device, self.world_size
         )
@@ -106,8 +106,9 @@ class Loop:
         self.replica.form(self.world_size)
         if self.progress.step:
             self.replica.settle_buckets(self.feed.at(1).micro_batches)
-        if self.rank == 0 and not was_here and newest != handover.NOTHING:
+        if self.rank == 0 and self.was_rank != 0 and newest != handover.NOTHING:
             self._take_over()
+        self.was_rank = self.rank
         self.page.begin(place.generation, self.progress.step)
 
     def let_go(self) -> None:
@@ -138,11 +139,12 @@ class Loop:
         return self.options.micro_batch_size or self.options.global_batch_size
 
     def _take_over(self) -> None:
-        """Rank 0 died, and this process stands in its place: tell what it had no time to tell, and
-        commit the checkpoint that it may have been writing. What was told before is stored once."""
-        for figures in inheritance.untold(
-            self.task.predecessors, self.handed_figures, self.progress.step
-        ):
+        """Rank 0 died, and this process stands in its place: tell what that had no time to tell,
+        and commit the checkpoint that it may have been writing. What was told before is stored
+        once."""
+        kept = [*self.handed_figures, *self.page.kept()]
+        spools = Path(self.task.spool_dir).parent
+        for figures in inheritance.untold(spools, kept, self.progress.step):
             self.reporter.tell(figures)
         if self.measured_at:
             measured = {key: value for key, value in self.metrics.items() if key != "train/loss"}

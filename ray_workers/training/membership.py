@@ -8,33 +8,56 @@ change of the world size) takes this one way.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ray_workers import pages
-from ray_workers.contracts import Cause, RankTask
+from ray_workers.contracts import AWAITING, Cause, RankTask
 from ray_workers.pages import Doing, Page, Place, Use
+from ray_workers.spool import spool_key
 from ray_workers.training import process_group
 from ray_workers.training.errors import cause_of
 from ray_workers.training.severing import Connections
 
-PLACE_LIMIT_S = 90.0
-"""How long a rank of a broken group waits for its place in the next: as long as a replacement may
-take to be there, and a little."""
+PLACE_LIMIT_S = 600.0
+"""How long a rank waits for its place in the next group: slots may have to be found first, and data
+be read anew. Who gives the places ends it before, if there will be none."""
 MEETING_LIMIT_S = 1800.0
 """How long the others of a group may take to come: the slowest reads its data first."""
 FORMING_LIMIT_S = 30.0
 """How long it takes to connect to ranks that are known to be there."""
 LOOK_S = 0.002
+SEVERING_LOOK_S = 0.25
+SEVERING_LOOKS = 2
+"""Mostly a rank finds out by itself, between two steps or by its neighbours' end."""
 
 
 class Regroup(Exception):
     """The rank is to leave its group for a place in the next one."""
+
+
+class Spool:
+    """Where this process tells what it does: another spool for each rank that it becomes, because
+    frames are known by the rank whose spool they lie on."""
+
+    def __init__(self, path: Path, rank: int | None) -> None:
+        self._path = path
+        self._rank = rank
+
+    def take(self, place: Place) -> None:
+        """Write as this rank from now on. No two processes have a rank in one generation."""
+        if place.rank != self._rank:
+            self._rank = place.rank
+            key = spool_key(place.rank, place.generation, "metrics")
+            os.environ["DRAY_SPOOL_DIR"] = str(self._path.with_name(key))
 
 
 class Membership:
@@ -42,10 +65,12 @@ class Membership:
 
     def __init__(self, task: RankTask, page: Page) -> None:
         self.place = Place(task.generation, task.rank, task.world_size)
+        self._spool = Spool(Path(task.spool_dir), task.rank if task.generation >= 0 else None)
         self._prefix = task.page_prefix
         self._page = page
         self._device = torch.device(task.device)
         self._connections = Connections()
+        self._watcher: threading.Thread | None = None
         self._address = (task.master_addr, task.master_port)
         self._store: TCPStore | None = None
 
@@ -55,6 +80,9 @@ class Membership:
 
     def join(self) -> None:
         """Form the group of this place's generation; Regroup if a newer one is announced first."""
+        if self.place.generation == AWAITING:
+            self._page.enter(Doing.STAND_BY, Use.STARTING)
+            self._take_place(PLACE_LIMIT_S)
         if self.is_alone:
             return
         store = self._meet()
@@ -66,6 +94,25 @@ class Membership:
                 self.place.world_size,
                 timedelta(seconds=FORMING_LIMIT_S),
             )
+        self._watch()
+
+    def _watch(self) -> None:
+        """See to it that this rank leaves its group when another generation is wanted, also if it
+        waits for one that is silent, whose connections are not broken."""
+        if not self._prefix or self._watcher is not None:
+            return
+
+        def watch() -> None:
+            late = 0
+            while True:
+                time.sleep(SEVERING_LOOK_S)
+                wants = self._page.wanted > self.place.generation >= 0
+                late = late + 1 if wants else 0
+                if late > SEVERING_LOOKS:
+                    self._connections.sever()
+
+        self._watcher = threading.Thread(target=watch, name="dray-severing", daemon=True)
+        self._watcher.start()
 
     def _meet(self) -> Store:
         """Wait at the store until everybody of this generation is there."""
@@ -101,12 +148,16 @@ class Membership:
         self._page.enter(Doing.STAND_BY, Use.RECOVERING)
         self._connections.sever()
         process_group.abandon()
-        known = self.place.generation
         try:
-            self._until(lambda: self._page.wanted > known, PLACE_LIMIT_S)
+            self._take_place(PLACE_LIMIT_S)
         except TimeoutError:
             raise error from None
+
+    def _take_place(self, limit_s: float) -> None:
+        known = max(self.place.generation, 0)
+        self._until(lambda: self._page.wanted > known, limit_s)
         self.place = pages.announced(self._prefix)
+        self._spool.take(self.place)
 
     def leave(self) -> None:
         """The training is over, for everyone at once."""

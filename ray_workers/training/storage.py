@@ -14,8 +14,10 @@ import fsspec
 
 from dray.train import local_path
 
-CHUNK_BYTES = 8 << 20
-"""Hashed and written at a time, without the interpreter's lock."""
+CHUNK_BYTES = 64 << 20
+"""Hashed and written at a time, without the interpreter's lock, which is asked for in between."""
+DIRECT_FROM_BYTES = 8 << 20
+"""Smaller files are written through the page cache."""
 DIRECT = getattr(os, "O_DIRECT", 0)
 """From memory to the disk past the page cache, which would copy everything once more."""
 
@@ -59,7 +61,7 @@ def sync_names(url: str) -> None:
 
 def _write_local(path: Path, data: memoryview, num_bytes: int) -> str:
     digest = hashlib.sha256()
-    fd = _open_direct(path) if len(data) >= CHUNK_BYTES else _open(path, 0)
+    fd = _open_direct(path) if len(data) >= DIRECT_FROM_BYTES else _open(path, 0)
     try:
         for at in range(0, num_bytes, CHUNK_BYTES):
             digest.update(data[at : min(at + CHUNK_BYTES, num_bytes)])

@@ -19,6 +19,7 @@ from ray_workers.contracts import (
     Drill,
     Frame,
     FrameKind,
+    Grant,
     Outcome,
     Phase,
     PollReply,
@@ -53,6 +54,8 @@ class FakeCluster:
     """While set, every call fails with it, also those that wait; what trains goes on."""
     lost_launches: list[LostLaunch] = field(default_factory=list)
     """The next launches that get no answer."""
+    loses_grants: bool = False
+    """While set, no grant of slots comes to an attempt."""
     launches: list[AttemptSpec] = field(default_factory=list)
     """Every launch that reached the cluster."""
     num_polls: int = 0
@@ -66,6 +69,8 @@ class FakeCluster:
         self._attempts: dict[tuple[str, int], FakeAttempt] = {}
         self._gone: list[FakeAttempt] = []
         """Forgotten, but perhaps with processes that are not seen gone."""
+        self._closed: set[tuple[str, int]] = set()
+        """Given up: none of these may come any more."""
         self.nodes = {node_id: FakeNode(dict(has)) for node_id, has in self.resources.items()}
 
     @property
@@ -103,6 +108,8 @@ class FakeCluster:
         known = self._attempts.get(key)
         if known is not None and known.supervised:
             raise ClusterUnavailable(f"ValueError: the name of {key} is taken")
+        if key in self._closed:
+            raise ClusterUnavailable(f"{key} was given up")
         if known is not None:
             self._gone.append(known)
         self.launches.append(spec)
@@ -111,6 +118,10 @@ class FakeCluster:
                 spec, self.play, self.nodes, self.pulse, self._count_crowd
             )
         self.pulse.beat()
+
+    async def give_up(self, ref: AttemptRef) -> None:
+        self._check()
+        self._closed.add((ref.job_id, ref.attempt))
 
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
@@ -172,6 +183,14 @@ class FakeCluster:
         attempt = self._attempts.get((ref.job_id, ref.attempt))
         if attempt is not None:
             attempt.drill(drill)
+
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
+        self._check()
+        if self.loses_grants:
+            raise ClusterUnavailable("the grant was lost")
+        attempt = self._attempts.get((ref.job_id, ref.attempt))
+        if attempt is not None:
+            attempt.grow(grant)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         self._check()

@@ -19,6 +19,7 @@ from ray_workers.contracts import (
     DrillState,
     Frame,
     FrameKind,
+    Grant,
     Outcome,
     Phase,
     PollReply,
@@ -109,6 +110,7 @@ class FakeAttempt:
         self.phase = Phase.ACQUIRING
         self.phase_times = {Phase.ACQUIRING.value: time.time()}
         self._play = play
+        self._cluster_nodes = nodes
         self._nodes = {part.node_id: nodes[part.node_id] for part in spec.slices}
         self._pulse = pulse
         self._started = started
@@ -117,6 +119,8 @@ class FakeAttempt:
         self._leave_asked = False
         self._drills: set[str] = set()
         self._held: list[Slice] = []
+        self._grants = 0
+        """Number of the newest grant that it knows."""
         self._ranks: dict[int, FakeRank] = {}
         self._processes: dict[int, asyncio.Task[int | None]] = {}
         self._task = asyncio.create_task(self._run())
@@ -171,6 +175,30 @@ class FakeAttempt:
             self.preempt()
         else:
             self.kill(drill.rank, exit_code=-9)
+
+    def grow(self, grant: Grant) -> None:
+        """Take more slots as they are, without a process for them: the fake's ranks stay."""
+        if grant.number <= self._grants or self.phase is Phase.ENDED:
+            return
+        self._grants = grant.number
+        for part in grant.slices:
+            node = self._cluster_nodes.get(part.node_id)
+            if node is not None and node.take(self.spec.bundle, part.num_workers):
+                self._nodes[part.node_id] = node
+                self._held.append(part)
+        self.resized()
+
+    def resized(self, lacking: int = 0) -> None:
+        """Tell what it holds now."""
+        world_size = sum(part.num_workers for part in self._held)
+        body = {
+            "world_size": world_size,
+            "slices": [{"node_id": s.node_id, "num_workers": s.num_workers} for s in self._held],
+            "lacking": lacking,
+            "grants": self._grants,
+            "message": f"goes on with {world_size} workers",
+        }
+        self.tell(FrameKind.RESIZED, body)
 
     def tell(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
         """What a supervisor tells, in a spool of its own on the first node."""

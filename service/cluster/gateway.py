@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_workers.contracts import AttemptSpec, Drill, PollReply
+from ray_workers.contracts import AttemptSpec, Drill, Grant, PollReply
 from service.cluster.embedded import Daemon, EmbeddedRay
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 
@@ -99,6 +99,9 @@ class GatewayCluster:
         )
         return answer
 
+    async def give_up(self, ref: AttemptRef) -> None:
+        await self._call("give_up", ref)
+
     async def stop_attempt(self, ref: AttemptRef) -> None:
         await self._call("stop_attempt", ref)
 
@@ -107,6 +110,9 @@ class GatewayCluster:
 
     async def drill(self, ref: AttemptRef, drill: Drill) -> None:
         await self._call("drill", ref, drill)
+
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
+        await self._call("grow", ref, grant)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         await self._call("acknowledge", ref)

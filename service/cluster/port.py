@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ray_workers.contracts import AttemptSpec, Drill, PollReply
+from ray_workers.contracts import AttemptSpec, Drill, Grant, PollReply
 from ray_workers.quarantine import Quarantined
 
 
@@ -73,7 +73,14 @@ class Cluster(Protocol):
         """Nodes and resources. Makes new nodes ready to carry ranks."""
 
     async def launch(self, spec: AttemptSpec) -> None:
-        """Start an attempt. If the answer is lost, the attempt is ended, never launched again."""
+        """Start an attempt. If the answer is lost, the attempt is ended, never launched again.
+
+        One that comes after `give_up` is refused: the next attempt may run by then.
+        """
+
+    async def give_up(self, ref: AttemptRef) -> None:
+        """From now on the attempt can't be launched; one that was is left as it is. Harmless to
+        repeat."""
 
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
@@ -94,6 +101,11 @@ class Cluster(Protocol):
     async def drill(self, ref: AttemptRef, drill: Drill) -> None:
         """Inject a fault into an attempt; DRILL frames tell how it goes. Harmless to repeat: a
         drill strikes once by its id."""
+
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
+        """Give an attempt more slots, which were claimed for it. A RESIZED frame tells what it
+        holds then, also if it could not take them. Harmless to repeat: a grant is taken once by
+        its number."""
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         """The outcome is stored: forget the attempt. Harmless to repeat."""

@@ -26,6 +26,7 @@ from ray_workers.contracts import (
     Cause,
     Drill,
     Frame,
+    Grant,
     Outcome,
     Phase,
     PollReply,
@@ -37,7 +38,7 @@ from ray_workers.node_agent import NodeAgent, NodeReport
 from ray_workers.paths import nonce_path
 from ray_workers.quarantine import Quarantined
 from ray_workers.supervisor import Supervisor
-from service.cluster import prestart
+from service.cluster import once, prestart
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.cluster.unowned import UnownedSlots
 
@@ -184,6 +185,8 @@ class RayCluster:
         return asyncio.ensure_future(_result(agent.describe.remote(path)))
 
     async def launch(self, spec: AttemptSpec) -> None:
+        deployment_id = self._config.deployment_id
+        await asyncio.to_thread(once.claim_launch, deployment_id, spec.job_id, spec.attempt)
         resources = await asyncio.to_thread(ray.cluster_resources)
         control = CONTROL_RESOURCE if CONTROL_RESOURCE in resources else HEAD_RESOURCE
         key = (spec.job_id, spec.attempt)
@@ -205,6 +208,10 @@ class RayCluster:
         taken = Counter({part.node_id: part.num_workers for part in spec.slices})
         taken.update(self._heads)  # the supervisor's
         self._prestarter.used(taken)
+
+    async def give_up(self, ref: AttemptRef) -> None:
+        deployment_id = self._config.deployment_id
+        await asyncio.to_thread(once.give_up, deployment_id, ref.job_id, ref.attempt)
 
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
@@ -280,6 +287,11 @@ class RayCluster:
         with contextlib.suppress(ValueError, ActorDiedError):
             supervisor = await self._supervisor(ref)
             await supervisor.drill.remote(drill)
+
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
+        with contextlib.suppress(ValueError, ActorDiedError):
+            supervisor = await self._supervisor(ref)
+            await supervisor.grow.remote(grant)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         try:

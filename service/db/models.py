@@ -71,7 +71,7 @@ class JobRow(Base):
                 sqlite_where=text(f"{column} IS NOT NULL"),
                 postgresql_where=text(f"{column} IS NOT NULL"),
             )
-            for column in ("init_from_job", "finished_at")
+            for column in ("init_from_job", "finished_at", "deleted_at")
         ),
         {"sqlite_autoincrement": True},
     )
@@ -87,6 +87,8 @@ class JobRow(Base):
     spec: Mapped[dict[str, Any]]
     spec_version: Mapped[int]
     num_workers: Mapped[int]
+    min_workers: Mapped[int | None]
+    """With how few an elastic one may start and train on; unset of one that keeps its size."""
     bundle: Mapped[dict[str, Any]]
     """Ray resources of one worker, derived from the document."""
     init_from: Mapped[dict[str, Any] | None]
@@ -178,6 +180,10 @@ class AttemptRow(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     phase: Mapped[str] = mapped_column(String(16))
     slices: Mapped[list[Any]]
+    """What it holds, with what it was granted: nobody else may be given these slots."""
+    carriers: Mapped[list[Any] | None]
+    """Ids of all nodes that ever were among its slices: something of it may lie there. Unset of
+    one that never changed its size."""
     bundle: Mapped[dict[str, Any]]
     world_size: Mapped[int]
     cluster_session: Mapped[str]
@@ -194,6 +200,16 @@ class AttemptRow(Base):
     """What its slots were used for so far, by `ledger.SlotClass`."""
     ledger_at: Mapped[datetime | None]
     """When the supervisor said so, by its clock."""
+    lacking: Mapped[int] = mapped_column(server_default=text("0"))
+    """Workers that it needs to train on: it stands by for them."""
+    grants: Mapped[int] = mapped_column(server_default=text("0"))
+    """How often it was granted slots: the number of the newest grant."""
+    granted: Mapped[list[Any] | None]
+    """The slices of the newest grant, until the group has said what it holds since."""
+    grow_after: Mapped[datetime | None]
+    """Not to be granted any before: the last ones could not be taken."""
+    growth: Mapped[dict[str, Any] | None]
+    """Why it does not grow: `code`, `message`, `blocked_by`."""
     preempt_asked_at: Mapped[datetime | None]
     """When it was asked to leave its slots."""
     preempt_grace_s: Mapped[float | None]
@@ -393,3 +409,14 @@ class NodeRow(Base):
     quarantined: Mapped[list[Any]]
     """`ray_workers.quarantine.Quarantined`, as JSON."""
     updated_at: Mapped[datetime]
+
+
+class LeaseRow(Base):
+    """Which process may run the loops, and until when by the database's clock; one row."""
+
+    __tablename__ = "leases"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    holder: Mapped[str]
+    term: Mapped[int]
+    """Rises each time the lease is taken: the fencing token of what the loops write."""
+    expires_at: Mapped[datetime]

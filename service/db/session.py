@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
+from service.db.repositories import leases
 from service.domain.errors import DatabaseUnavailable
 from service.domain.ids import is_job_id
 from service.signals import CHANNEL, PostgresListener, Signals
@@ -38,8 +40,12 @@ THREADS = 8
 MAX_TRIES = 5
 FIRST_PAUSE_S = 0.05
 BUSY_TIMEOUT_MS = 10_000
-RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P03"})
-"""Serialization failure, deadlock, server shutting down or starting, lock not available."""
+MAX_IDLE_MS = 30_000
+"""PostgreSQL ends a transaction in which nothing happened for so long: a process that was stopped
+in the middle of one must not keep its locks from the others for ever."""
+RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P03", "25P03"})
+"""Serialization failure, deadlock, server shutting down or starting, lock not available, idle for
+too long in a transaction."""
 
 _NOTIFY = text("SELECT pg_notify(:channel, topic) FROM unnest(CAST(:topics AS text[])) AS topic")
 _TOPICS = "topics"
@@ -55,6 +61,10 @@ def touch(session: Session, *job_ids: str) -> None:
     """Say that this transaction changes what is answered of these jobs, and of no others but
     those it notifies of. Wakes nobody."""
     session.info.setdefault(_TOUCHED, set()).update(job_ids)
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
 
 
 def normalise_url(url: str) -> URL:
@@ -74,7 +84,15 @@ def normalise_url(url: str) -> URL:
 class Database:
     """Owns the connections and the threads that use them."""
 
-    def __init__(self, url: str, signals: Signals | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        signals: Signals | None = None,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self.clock = clock
+        """This process's own; where others write too, decide by `time` instead."""
         self.url = normalise_url(url)
         self.signals = signals or Signals()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
@@ -90,12 +108,20 @@ class Database:
                 self.url, pool_size=THREADS, max_overflow=THREADS, pool_pre_ping=True
             )
             self._read_engine = self.engine
+            _limit_idling(self.engine)
             # One statement is one view of the database: no BEGIN, no COMMIT.
             self._near_engine = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._readers = ThreadPoolExecutor(THREADS, thread_name_prefix="dray-db-read")
         self._writers = ThreadPoolExecutor(
             1 if self.is_sqlite else THREADS, thread_name_prefix="dray-db-write"
         )
+
+    def time(self, session: Session) -> datetime:
+        """Now, by the one clock that all who share this database go by: the server's.
+
+        On SQLite that is ours, since nobody shares it.
+        """
+        return self.clock() if self.is_sqlite else leases.server_now(session)
 
     async def read(self, work: Work[T]) -> T:
         """What `work` returns, from one consistent view of the database."""
@@ -214,6 +240,14 @@ def _may_pass(error: DBAPIError) -> bool:
     return isinstance(error, OperationalError | InterfaceError) and (
         sqlstate is None or sqlstate.startswith("08")
     )
+
+
+def _limit_idling(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _: Any) -> None:
+        connection.autocommit = True
+        connection.execute(f"SET idle_in_transaction_session_timeout = {MAX_IDLE_MS}")
+        connection.autocommit = False
 
 
 def _sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engine:

@@ -1,43 +1,53 @@
-"""Which waiting jobs start, where, and why the others wait.
+"""Which waiting jobs start, where, and why the others wait; and which groups that run may grow.
 
-A gang starts whole or not at all. Jobs are looked at by priority, then first come first served.
-A job that can't start yet keeps what it could ever use: on each node, as many of its workers'
-bundles as fit there when the node is empty are set aside, and jobs behind it may take only what
-is left over. So a small job never delays a large one that came first (no backfill: running times
-are not known), yet passes it on capacity that the large one has no use for, such as nodes of
-another kind.
+A gang starts whole or not at all; an elastic one also with what there is, from its least number
+of workers on. Jobs are looked at by priority, then first come first served. A job that can't start
+yet keeps what it could ever use: on each node, as many of its workers' bundles as fit there when
+the node is empty are set aside, and jobs behind it may take only what is left over. So a small job
+never delays a large one that came first (no backfill: running times are not known), yet passes it
+on capacity that the large one has no use for, such as nodes of another kind. A job that is content
+with less passes nobody either: what it starts with is what is left over.
 
-Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`.
+Groups that run are given more at both ends of the queue. Before it: one that lost slots and now
+lacks workers to train on. It had been given its slots before anyone who waits now, it holds the
+rest of them, and it stands by for no more than half a minute; so any free slot is its own, also
+one that a waiting job has a claim to, and what it can't have yet is set aside for it as for a job
+ahead of all others. After it: an elastic group that trains below its size takes what no waiting
+job has a claim to, by priority, then first come first served. Here also jobs that back off have
+one: a start behind them is over some day, but what a group has grown into it keeps.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from dray.spec import Resources
-
-EPSILON = 1e-6
-"""Ray counts resources in ten-thousandths; sums of floats are only nearly exact."""
-
-ACCELERATOR_SHARE = 0.001
-"""What Ray itself asks of `accelerator_type:X` to bind a worker to such a node."""
+from service.domain.slots import EPSILON as EPSILON
+from service.domain.slots import Holder as Holder
+from service.domain.slots import Node as Node
+from service.domain.slots import Request as Request
+from service.domain.slots import Slice as Slice
+from service.domain.slots import (
+    amount_of,
+    bundle_of,
+    count,
+    fits,
+    needs,
+    pack,
+    pack_most,
+    subtract,
+    workers,
+)
+from service.domain.slots import held_on as held_on
+from service.domain.slots import offered as offered
+from service.domain.slots import request_of as request_of
 
 
 @dataclass(frozen=True)
 class Reason:
     code: str
     message: str
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a gang asks for: `num_workers` times `bundle`."""
-
-    num_workers: int
-    bundle: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -53,29 +63,23 @@ class WaitingJob:
 
 
 @dataclass(frozen=True)
-class Slice:
-    """The part of a gang that one node carries."""
-
-    node_id: str
-    num_workers: int
-
-
-@dataclass(frozen=True)
-class Holder:
-    """A job that has slots."""
+class Growing:
+    """An elastic group that could use more slots, and has no grant that it did not take yet."""
 
     job_id: str
+    attempt: int
+    priority: int
+    seq: int
+    request: Request
     slices: tuple[Slice, ...]
-    bundle: Mapping[str, float]
+    """What it holds: what a grant must still find."""
+    lacking: int = 0
+    """Workers that it needs to train on; it stands by for them."""
 
-
-@dataclass(frozen=True)
-class Node:
-    id: str
-    total: Mapping[str, float]
-    available_to_us: Mapping[str, float]
-    """What a launch may take now: see `offered`."""
-    accepted: bool = True
+    @property
+    def most(self) -> int:
+        """Workers up to its full size."""
+        return self.request.num_workers - count(self.slices)
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class Snapshot:
     """Who has slots: for the sentences only, `available_to_us` has been reduced by them."""
     storage_problem: str | None = None
     """Why nothing may start though there are slots: the storage is full."""
+    growing: tuple[Growing, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,66 +115,36 @@ class Impossible:
     reason: Reason
 
 
-Decision = Start | Wait | Impossible
+@dataclass(frozen=True)
+class Grow:
+    """Give a group that runs these slots more."""
+
+    job_id: str
+    slices: tuple[Slice, ...]
 
 
-def request_of(resources: Resources) -> Request:
-    """What a job document asks for, in Ray's names."""
-    bundle = {"CPU": float(resources.cpus_per_worker)}
-    if resources.gpus_per_worker:
-        bundle["GPU"] = float(resources.gpus_per_worker)
-    if resources.memory_bytes is not None:
-        bundle["memory"] = float(resources.memory_bytes)
-    if resources.accelerator is not None:
-        bundle[f"accelerator_type:{resources.accelerator}"] = ACCELERATOR_SHARE
-    return Request(resources.num_workers, bundle)
+@dataclass(frozen=True)
+class Stay:
+    """A group that could use more slots gets none now."""
+
+    job_id: str
+    reason: Reason
+    blocked_by: tuple[str, ...] = ()
 
 
-def offered(
-    total: Mapping[str, float],
-    available: Mapping[str, float],
-    held: Mapping[str, float],
-) -> dict[str, float]:
-    """What a launch may take of a node: Ray's free slots, but never what our own attempts hold.
-
-    A claim counts at once, though Ray learns of it later; others' use shows in Ray's books only.
-    """
-    return {
-        name: max(0.0, min(available.get(name, 0.0), amount - held.get(name, 0.0)))
-        for name, amount in total.items()
-    }
-
-
-def held_on(node_id: str, holders: Sequence[Holder]) -> dict[str, float]:
-    """Sum of what the holders have on one node."""
-    held: dict[str, float] = {}
-    for holder in holders:
-        workers = sum(part.num_workers for part in holder.slices if part.node_id == node_id)
-        for name, amount in holder.bundle.items() if workers else ():
-            held[name] = held.get(name, 0.0) + workers * amount
-    return held
-
-
-def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
-    """How many workers with this bundle the free resources carry."""
-    counts = [
-        math.floor((free.get(name, 0.0) + EPSILON) / amount)
-        for name, amount in bundle.items()
-        if amount > 0
-    ]
-    return max(0, min(counts, default=0))
+Decision = Start | Wait | Impossible | Grow | Stay
 
 
 def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
     """None if the accepted nodes could run the gang were they empty; else why not."""
     totals = [node.total for node in nodes if node.accepted]
     most = sum(fits(request.bundle, total) for total in totals)
-    if most >= request.num_workers:
+    if most >= request.least:
         return None
     if most:
         return Reason(
             "unsatisfiable",
-            f"{_needs(request)}, but the whole cluster has room for {most} at once",
+            f"{needs(request)}, but the whole cluster has room for {most} at once",
         )
     lacking = [
         (name, amount, max((total.get(name, 0.0) for total in totals), default=0.0))
@@ -179,7 +154,7 @@ def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
     if not missing:
         return Reason(
             "unsatisfiable",
-            f"{_needs(request)}, and no single node of the cluster has all of it",
+            f"{needs(request)}, and no single node of the cluster has all of it",
         )
     name, amount, best = missing[0]
     if name.startswith("accelerator_type:"):
@@ -187,8 +162,8 @@ def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
         return Reason("unsatisfiable", f"no node of the cluster has the accelerator {kind}")
     return Reason(
         "unsatisfiable",
-        f"each worker needs {_amount(name, amount)}, but the largest node has "
-        f"{_amount(name, best) if best else f'no {name}'}",
+        f"each worker needs {amount_of(name, amount)}, but the largest node has "
+        f"{amount_of(name, best) if best else f'no {name}'}",
     )
 
 
@@ -202,20 +177,27 @@ def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
 
 
 def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
-    """One decision for each waiting job, in the order of the queue."""
+    """One decision for each waiting job, in the order of the queue; then one for each group that
+    could grow."""
     queue = sorted(snapshot.queue, key=lambda job: (-job.priority, job.seq))
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
+    round_ = _Round(accepted if snapshot.connected else (), snapshot.holders, now)
     obstacle = _nothing_starts(snapshot, accepted)
+    standing_by = [round_.serve(group) for group in snapshot.growing if group.lacking]
     if obstacle is not None:
-        return [Wait(job.job_id, obstacle, place) for place, job in enumerate(queue, 1)]
-    round_ = _Round(accepted, snapshot.holders, now)
+        waits = [Wait(job.job_id, obstacle, place) for place, job in enumerate(queue, 1)]
+        others = [Stay(g.job_id, obstacle) for g in snapshot.growing if not g.lacking]
+        return [*waits, *standing_by, *others]
     decisions: list[Decision] = []
     position = 0
     for job in queue:
         decision = round_.decide(job, position + 1)
         position += isinstance(decision, Wait)
         decisions.append(decision)
-    return decisions
+    round_.end_queue()
+    groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
+    grown = [round_.grow(group) for group in groups if not group.lacking]
+    return [*decisions, *standing_by, *grown]
 
 
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
@@ -239,116 +221,111 @@ class _Round:
         self._open = {node.id: dict(node.available_to_us) for node in nodes}
         """As `_free`, less what blocked jobs ahead have a claim to."""
         self._holders = list(holders)
-        self._blocked: list[WaitingJob] = []
+        self._blocked: list[tuple[str, Request]] = []
+        self._backing_off: list[WaitingJob] = []
         self._now = now
+
+    def serve(self, group: Growing) -> Decision:
+        """For a group that stands by: all that it lacks, of whatever is free."""
+        slices = pack(group.request.bundle, group.lacking, self._free)
+        if slices is not None:
+            return self._grow(group, slices)
+        reason, ahead = self._why(
+            f"stands by for {workers(group.lacking)} of {bundle_of(group.request)}",
+            group.job_id,
+            group.request,
+            group.lacking,
+        )
+        self._set_aside(group.job_id, group.request, group.lacking)
+        return Stay(group.job_id, reason, ahead)
 
     def decide(self, job: WaitingJob, position: int) -> Decision:
         impossible = can_ever_fit(job.request, self._nodes)
         if impossible is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
+            self._backing_off.append(job)
             message = f"is tried again at {job.not_before:%H:%M:%S} UTC, its last attempt failed"
             return Wait(job.job_id, Reason("backing_off", message), position)
-        slices = _pack(job.request, self._open)
+        request = job.request
+        slices = pack_most(request.bundle, request.least, request.num_workers, self._open)
         if slices is None:
-            decision = self._wait(job, position)
-            self._set_aside(job)
-            return decision
-        self._take(job, slices)
+            reason, ahead = self._why(needs(request), job.job_id, request, request.least)
+            self._set_aside(job.job_id, request, request.num_workers)
+            return Wait(job.job_id, reason, position, ahead)
+        self._take(job.job_id, request, slices)
         return Start(job.job_id, slices)
 
-    def _take(self, job: WaitingJob, slices: tuple[Slice, ...]) -> None:
+    def end_queue(self) -> None:
+        """What comes now is growth."""
+        for job in self._backing_off:
+            self._set_aside(job.job_id, job.request, job.request.num_workers)
+
+    def grow(self, group: Growing) -> Decision:
+        """For a group that trains: what it can use of what nobody has a claim to."""
+        request = group.request
+        slices = pack_most(request.bundle, 1, group.most, self._open)
+        if slices is not None:
+            return self._grow(group, slices)
+        sentence = f"could use {workers(group.most)} more of {bundle_of(request)}"
+        return Stay(group.job_id, *self._why(sentence, group.job_id, request, 1))
+
+    def _grow(self, group: Growing, slices: tuple[Slice, ...]) -> Grow:
+        self._take(group.job_id, group.request, slices)
+        return Grow(group.job_id, slices)
+
+    def _take(self, job_id: str, request: Request, slices: tuple[Slice, ...]) -> None:
         for part in slices:
             for free in (self._free[part.node_id], self._open[part.node_id]):
-                _subtract(free, job.request.bundle, part.num_workers)
-        self._holders.append(Holder(job.job_id, slices, job.request.bundle))
+                subtract(free, request.bundle, part.num_workers)
+        self._holders.append(Holder(job_id, slices, request.bundle))
 
-    def _set_aside(self, job: WaitingJob) -> None:
-        self._blocked.append(job)
+    def _set_aside(self, job_id: str, request: Request, most: int) -> None:
+        self._blocked.append((job_id, request))
         for node in self._nodes:
-            most = min(job.request.num_workers, fits(job.request.bundle, node.total))
-            _subtract(self._open[node.id], job.request.bundle, most)
+            number = min(most, fits(request.bundle, node.total))
+            subtract(self._open[node.id], request.bundle, number)
 
-    def _wait(self, job: WaitingJob, position: int) -> Wait:
-        request = job.request
+    def _why(
+        self, sentence: str, job_id: str, request: Request, least: int
+    ) -> tuple[Reason, tuple[str, ...]]:
+        """Why these many workers are not to be had, and which jobs are in the way."""
         free = sum(fits(request.bundle, free) for free in self._free.values())
-        if free >= request.num_workers:
-            ahead = self._in_the_way(job)
+        if free >= least:
+            ahead = self._in_the_way(request)
             message = (
-                f"{_needs(request)}; {free} could start, but {_jobs(ahead)} "
+                f"{sentence}; {free} could start, but {_jobs(ahead)} "
                 f"{'is' if len(ahead) == 1 else 'are'} ahead in the queue and "
                 f"{'needs' if len(ahead) == 1 else 'need'} the same slots"
             )
-            return Wait(job.job_id, Reason("behind_in_queue", message), position, ahead)
+            return Reason("behind_in_queue", message), ahead
         usable = {node.id for node in self._nodes if fits(request.bundle, node.total)}
-        mine = [h for h in self._holders if any(part.node_id in usable for part in h.slices)]
-        names = tuple(dict.fromkeys(holder.job_id for holder in mine))
-        held = sum(part.num_workers for h in mine for part in h.slices if part.node_id in usable)
-        message = f"{_needs(request)}; {free} {'is' if free == 1 else 'are'} free"
-        if names:
-            message += f", {_jobs(names)} {'holds' if len(names) == 1 else 'hold'} {held}"
-        else:
+        held: dict[str, int] = {}
+        for holder in self._holders:
+            there = sum(p.num_workers for p in holder.slices if p.node_id in usable)
+            if there and holder.job_id != job_id:
+                held[holder.job_id] = held.get(holder.job_id, 0) + there
+        message = f"{sentence}; {free} {'is' if free == 1 else 'are'} free"
+        if held:
+            verb = "holds" if len(held) == 1 else "hold"
+            message += f", {_jobs([*held])} {verb} {sum(held.values())}"
+        elif sum(fits(request.bundle, node.total) for node in self._nodes) > self._holds(job_id):
             message += ", others use the rest of the cluster"
-        return Wait(job.job_id, Reason("waiting_for_slots", message), position, names)
-
-    def _in_the_way(self, job: WaitingJob) -> tuple[str, ...]:
-        """Blocked jobs ahead that have a claim to a node on which this job could run."""
-        usable = [node for node in self._nodes if fits(job.request.bundle, node.total)]
-        return tuple(
-            ahead.job_id
-            for ahead in self._blocked
-            if any(fits(ahead.request.bundle, node.total) for node in usable)
-        )
-
-
-def _pack(request: Request, free: Mapping[str, Mapping[str, float]]) -> tuple[Slice, ...] | None:
-    """Slices of the gang on as few nodes as possible, or None if it does not fit now.
-
-    The fullest-fitting node first; what remains at the end goes to the tightest node that takes
-    all of it, so that large holes stay whole.
-    """
-    room = {node_id: fits(request.bundle, there) for node_id, there in free.items()}
-    if sum(room.values()) < request.num_workers:
-        return None
-    slices: list[Slice] = []
-    left = request.num_workers
-    while left:
-        enough = [node_id for node_id, count in room.items() if count >= left]
-        if enough:
-            chosen = min(enough, key=lambda node_id: (room[node_id], node_id))
         else:
-            chosen = min(room, key=lambda node_id: (-room[node_id], node_id))
-        count = min(left, room.pop(chosen))
-        slices.append(Slice(chosen, count))
-        left -= count
-    return tuple(slices)
+            message += ", and it holds all that the cluster has"
+        return Reason("waiting_for_slots", message), tuple(held)
 
+    def _holds(self, job_id: str) -> int:
+        return sum(count(holder.slices) for holder in self._holders if holder.job_id == job_id)
 
-def _subtract(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
-    for name, amount in bundle.items():
-        free[name] = max(0.0, free.get(name, 0.0) - times * amount)
-
-
-def _needs(request: Request) -> str:
-    workers = "1 worker" if request.num_workers == 1 else f"{request.num_workers} workers"
-    parts = [
-        _amount(name, amount)
-        for name, amount in request.bundle.items()
-        if not name.startswith("accelerator_type:")
-    ]
-    kinds = [
-        name.removeprefix("accelerator_type:")
-        for name in request.bundle
-        if name.startswith("accelerator_type:")
-    ]
-    what = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-    return f"needs {workers} of {what}" + (f" on {kinds[0]}" if kinds else "")
-
-
-def _amount(name: str, amount: float) -> str:
-    if name == "memory":
-        return f"{amount / 2**30:.3g} GiB of memory"
-    return f"{amount:g} {name}"
+    def _in_the_way(self, request: Request) -> tuple[str, ...]:
+        """Blocked jobs ahead that have a claim to a node on which this job could run."""
+        usable = [node for node in self._nodes if fits(request.bundle, node.total)]
+        return tuple(
+            job_id
+            for job_id, ahead in self._blocked
+            if any(fits(ahead.bundle, node.total) for node in usable)
+        )
 
 
 def _jobs(names: Sequence[str]) -> str:

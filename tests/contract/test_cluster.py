@@ -226,6 +226,22 @@ async def test_a_live_attempt_is_never_launched_twice(ground: Ground) -> None:
     assert (known.job_id, known.attempt) == (spec.job_id, 1)
 
 
+async def test_an_attempt_that_was_given_up_can_no_longer_be_launched(ground: Ground) -> None:
+    """Its launch may come from a service that was stopped meanwhile, and late."""
+    spec = await ground.spec("waits")
+    ref = await ground.ref(spec)
+    await ground.cluster.give_up(ref)
+    await ground.cluster.give_up(ref)
+    with pytest.raises(ClusterUnavailable):
+        await ground.cluster.launch(spec)
+    assert await ground.cluster.attempts() == []
+    reply = await ground.poll(ref)
+    assert reply.outcome is not None
+    assert reply.outcome.cause is Cause.SUPERVISOR_LOST
+    await ground.cluster.launch(replace(spec, attempt=2))
+    await ground.follow(replace(await ground.ref(spec), attempt=2), until=runs)
+
+
 async def test_the_cluster_lists_an_attempt_until_it_is_acknowledged(ground: Ground) -> None:
     ref = await ground.launch("steps", attempt=7)
 

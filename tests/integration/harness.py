@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -277,14 +278,19 @@ def assert_nothing_left(service: Service, job_id: str, *, within_s: float = 10.0
     eventually(lambda: not spools(job_id), within_s=within_s, why="spools are left")
 
 
-def assert_promises(service: Service, client: Client, job_id: str) -> None:
-    """I1, I4, I5, I7, I8 of a job that has ended."""
-    job = client.get(job_id)
-    assert job.state.is_terminal
+def assert_events_are_whole(client: Client, job_id: str) -> None:
+    """I4 and I8: no gaps, and one end."""
     events = list(client.events(job_id))
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     endings = [e for e in events if e.to_state is not None and e.to_state.is_terminal]
     assert len(endings) == 1
+
+
+def assert_promises(service: Service, client: Client, job_id: str) -> None:
+    """I1, I4, I5, I7, I8 of a job that has ended."""
+    job = client.get(job_id)
+    assert job.state.is_terminal
+    assert_events_are_whole(client, job_id)
     for series in all_metrics(client, job_id).values():
         assert series.steps == sorted(set(series.steps))
     assert_nothing_left(service, job_id)
@@ -296,7 +302,8 @@ class RayByHand:
 
     folder: Path
     slots_per_node: int = 2
-    nodes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
 
     @property
@@ -312,7 +319,11 @@ class RayByHand:
         self.token_file.write_text("a-token-of-this-test-cluster-0123456789\n")
         dashboard = free_port()
         self.add_node("--head", f"--port={self.port}", f"--dashboard-port={dashboard}", name="head")
-        self.add_node(f"--address={self.address}", name="second")
+        self.join("second")
+
+    def join(self, name: str) -> None:
+        """One more node, or the same one again."""
+        self.add_node(f"--address={self.address}", name=name)
 
     def add_node(self, *arguments: str, name: str) -> None:
         """Returns when `ray start` says that the node runs."""
@@ -343,13 +354,40 @@ class RayByHand:
                     "RAY_AUTH_TOKEN_PATH": str(self.token_file),
                     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
                     "OMP_NUM_THREADS": "1",
+                    **self.environment,
                 },
             )
-        self.nodes.append(node)
+        self.nodes[name] = node
         eventually(lambda: b"--block" in log_path.read_bytes(), why=log_path.read_text())
 
+    def node_id(self, name: str) -> str:
+        """What Ray calls the node."""
+        raylet = one(p for p in children_of(self.nodes[name].pid) if "raylet/raylet" in _name(p))
+        arguments = Path(f"/proc/{raylet}/cmdline").read_bytes().decode().split("\0")
+        (node_id,) = [a.removeprefix("--node_id=") for a in arguments if a.startswith("--node_id=")]
+        return node_id
+
+    def signal_node(self, name: str, number: int) -> None:
+        """Send a signal to every process of a node, whatever was started there."""
+        left = [self.nodes[name].pid]
+        while left:
+            pid = left.pop()
+            left += children_of(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def kill_node(self, name: str) -> None:
+        """As if its power failed."""
+        self.signal_node(name, signal.SIGSTOP)  # so that nobody starts anything meanwhile
+        self.signal_node(name, signal.SIGKILL)
+        self.nodes.pop(name).wait()
+
     def stop(self) -> None:
-        for node in reversed(self.nodes):
+        for node in reversed(self.nodes.values()):
             node.terminate()
-        for node in self.nodes:
+        for node in self.nodes.values():
             node.wait(timeout=30)
+
+
+def _name(pid: int) -> str:
+    return command_line(pid).split(" ")[0]

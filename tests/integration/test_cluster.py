@@ -80,7 +80,7 @@ def test_the_cluster_outlives_a_service_that_stops(joined: Service, ray_cluster:
         attempts = client.attempts(job.id)
         assert joined.stop() == 0
         assert training_pids(job.id)
-        assert all(node.poll() is None for node in ray_cluster.nodes)
+        assert all(node.poll() is None for node in ray_cluster.nodes.values())
         joined.start()
         job = client.wait(job.id, timeout_s=120)
         assert job.state is JobState.SUCCEEDED, job.reason

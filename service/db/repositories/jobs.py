@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -191,8 +192,12 @@ def starting_from(session: Session, job_id: str) -> list[str]:
     return list(session.scalars(query.order_by(JobRow.number)))
 
 
-def marked_deleted(session: Session) -> list[str]:
-    return list(session.scalars(select(JobRow.id).where(JobRow.deleted_at.is_not(None))))
+def marked_deleted(session: Session, before: datetime | None = None) -> list[str]:
+    """Jobs whose deletion has begun, or has begun before that time."""
+    query = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
+    if before is not None:
+        query = query.where(JobRow.deleted_at < before)
+    return list(session.scalars(query.order_by(JobRow.number)))
 
 
 def erase(session: Session, job_id: str) -> None:

@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from ray_workers.contracts import AttemptSpec, Phase, PollReply, Slice
 from service import reconciler, recording
-from service.cluster.fake import FakeCluster
 from service.cluster.fake_attempt import FakeRank
 from service.cluster.port import AttemptRef, ClusterUnavailable
 from service.runtime import Runtime
@@ -221,17 +220,8 @@ async def test_an_attempt_that_starts_while_orphans_are_looked_for_is_none(
     assert await causes(runtime, job_id) == ["succeeded"]
 
 
-class SlowCluster(FakeCluster):
-    """Takes its time to launch, so that another service looks at what is being launched."""
-
-    async def launch(self, spec: AttemptSpec) -> None:
-        asked = self.num_polls
-        await self.until(lambda: self.num_polls > asked + 1 or len(self.launches) > 2)
-        await super().launch(spec)
-
-
 async def test_two_services_run_each_job_once(postgres_world: World) -> None:
-    """I1, I2 and I5 with two of every loop on one database."""
+    """I1, I2 and I5 with two services on one database, of which one runs the loops."""
     world = postgres_world
     one, two = await world.open(), await world.open()
     jobs = [
@@ -244,18 +234,6 @@ async def test_two_services_run_each_job_once(postgres_world: World) -> None:
         assert await causes(one, job_id) == ["succeeded"]
     assert len(world.fake.launches) == len(jobs) + 1
     await is_whole(two, long)
-
-
-async def test_an_attempt_that_the_other_service_is_launching_is_not_taken_for_lost(
-    postgres_world: World,
-) -> None:
-    world = postgres_world
-    world.fake = SlowCluster(world.fake.resources, world.fake.play)
-    one, two = await world.open(), await world.open()
-    job_id = await world.submit(one, workers=2)
-    await comes_to(two, job_id, JobState.SUCCEEDED)
-    assert await causes(one, job_id) == ["succeeded"]
-    await keeps_its_promises(world, one, job_id)
 
 
 async def test_when_one_of_two_services_dies_the_other_goes_on(postgres_world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,10 +15,12 @@ from dray.views import JobState
 from ray_workers.contracts import Cause
 from service.cluster.fake import FakeCluster
 from service.cluster.fake_attempt import Failed, FakeRank, Play
+from service.db.session import utc_now
 from service.runtime import Runtime
 from service.settings import Settings
 
 T = TypeVar("T")
+Clock = Callable[[], datetime]
 PATIENCE_S = 20.0
 LOOK_S = 0.01
 STEPS = 5
@@ -61,8 +64,8 @@ class World:
     async def _play(self, rank: FakeRank) -> None:
         await self.plays[rank.spec.spec["name"]](rank)
 
-    async def open(self, **settings: Any) -> Runtime:
-        """A service with its loops running."""
+    async def open(self, clock: Clock = utc_now, **settings: Any) -> Runtime:
+        """A service with its loops running, or standing by to run them."""
         number = len(self._runtimes)
         runtime = await Runtime.open(
             Settings(
@@ -73,6 +76,7 @@ class World:
                 **{"scheduler_tick_s": 0.05, "poll_wait_s": 0.5, **settings},
             ),
             cluster=self.fake,
+            clock=clock,
         )
         self._runtimes.append(runtime)
         return runtime

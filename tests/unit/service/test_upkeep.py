@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from dray.views import JobState
 from ray_workers.contracts import attempt_prefix
 from service import upkeep
+from service.db.repositories import jobs as repository
 from service.db.session import Database
 from service.domain import capacity
 from service.domain.errors import NotFound, QuotaExceeded
@@ -23,6 +25,13 @@ from service.upkeep import Upkeep
 from tests.unit.service.helpers import Service, spec
 
 pytestmark = pytest.mark.anyio
+
+
+def raises(error: Exception) -> Callable[[str], Awaitable[None]]:
+    async def raise_it(_: str) -> None:
+        raise error
+
+    return raise_it
 
 
 class Kept(Service):
@@ -165,6 +174,27 @@ async def test_a_limit_that_was_lifted_is_forgotten(service: Service, tmp_path: 
     await here.submit()
 
 
+async def test_a_deletion_that_was_cut_off_is_taken_up_after_a_while(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = kept(service, tmp_path)
+    job_id = await here.finished()
+    with monkeypatch.context() as patch:
+        patch.setattr(here.jobs, "_erase", raises(RuntimeError("the process dies")))
+        with pytest.raises(RuntimeError):
+            await here.jobs.delete(job_id)
+
+    def hidden() -> list[str]:
+        return here.database.read_sync(repository.marked_deleted)
+
+    await here.upkeep.run_once()
+    assert hidden() == [job_id], "whoever began it may still be at it"
+    here.advance(2 * upkeep.DELETION_GRACE.total_seconds())
+    later = Upkeep(here.database, here.watch, here.jobs, here.settings, clock=lambda: here.now)
+    await later.run_once()
+    assert hidden() == []
+
+
 async def test_the_loop_goes_on_after_a_failed_round(
     service: Service,
     tmp_path: Path,
@@ -173,6 +203,7 @@ async def test_the_loop_goes_on_after_a_failed_round(
 ) -> None:
     here = kept(service, tmp_path, retention_days=1)
     monkeypatch.setattr(upkeep, "PERIOD_S", 0.01)
+    monkeypatch.setattr(upkeep, "MOST_SHARE", 1.0)  # a slow machine makes no long pauses
     job_id = await here.finished()
     here.advance(10**6)
     rounds = iter([RuntimeError("the first round fails")])

@@ -21,9 +21,9 @@ from torch.distributed import TCPStore
 from dray.spec import JobSpec
 from dray.spool import segments
 from ray_workers import pages
-from ray_workers.contracts import CheckpointRef, Predecessor, RankTask
+from ray_workers.contracts import AWAITING, CheckpointRef, RankTask
 from ray_workers.pages import Place
-from ray_workers.spool import spool_key
+from ray_workers.spool import parse_key, spool_key
 from ray_workers.training import entry
 
 DEADLINE_S = 60.0
@@ -47,6 +47,7 @@ def make_task(
 ) -> RankTask:
     """A task whose spool, checkpoints and artifacts lie under `home`."""
     base = home / f"attempt-{attempt}"
+    stream = "metrics" if generation == 0 else "early"
     return RankTask(
         job_id="job",
         attempt=attempt,
@@ -59,7 +60,7 @@ def make_task(
         master_addr="127.0.0.1",
         master_port=port,
         spec=JobSpec.model_validate(spec).model_dump(mode="json"),
-        spool_dir=str(base / "spool" / spool_key(rank, incarnation, "metrics")),
+        spool_dir=str(base / "spool" / spool_key(rank, incarnation, stream)),
         checkpoint_url=(base / "checkpoints").as_uri(),
         artifact_url=(base / "artifacts").as_uri(),
         resume_from=tuple(resume_from),
@@ -67,13 +68,6 @@ def make_task(
         device=device,
         page_prefix=pages.prefix_of(base / "pages", rank, incarnation),
         generation=generation,
-        predecessors=tuple(
-            Predecessor(
-                str(base / "spool" / spool_key(rank, earlier, "metrics")),
-                pages.prefix_of(base / "pages", rank, earlier),
-            )
-            for earlier in range(incarnation)
-        ),
     )
 
 
@@ -153,19 +147,35 @@ class Gang:
                 running |= {rank: self.processes[rank] for rank in lost}
 
     def _mend(self, lost: Sequence[int]) -> None:
-        self._generation += 1
         for rank in lost:
             self.tasks[rank] = self._make(
-                rank=rank,
-                incarnation=self.tasks[rank].incarnation + 1,
-                generation=self._generation,
+                rank=rank, incarnation=self._generation + 1, generation=AWAITING
             )
             self.processes[rank] = self._process(self.tasks[rank])
             self.processes[rank].start()
-        for task in self.tasks:
-            if task.rank not in lost:
-                place = Place(self._generation, task.rank, task.world_size)
-                pages.announce(task.page_prefix, place)
+        self.next_generation(self.tasks)
+
+    def add(self, **options: Any) -> RankTask:
+        """One more process."""
+        task = self._make(**options)
+        self.tasks.append(task)
+        self.processes.append(self._process(task))
+        self.processes[-1].start()
+        return task
+
+    def next_generation(self, tasks: Sequence[RankTask]) -> None:
+        """Give these processes the ranks of the next generation, in this order."""
+        self._generation += 1
+        for rank, task in enumerate(tasks):
+            place = Place(self._generation, rank, len(tasks))
+            deadline = time.monotonic() + DEADLINE_S
+            while True:
+                try:
+                    pages.announce(task.page_prefix, place)
+                    break
+                except FileNotFoundError:  # it has just been started
+                    assert time.monotonic() < deadline, "a rank made no page"
+                    time.sleep(0.005)
 
     def kill(self) -> None:
         for process in self.processes:
@@ -175,7 +185,8 @@ class Gang:
 def frames(home: Path, *, rank: int = 0, attempt: int = 1, kind: str | None = None) -> list[Any]:
     """The frames that the processes of a rank left, one after the other: their bodies if one kind
     is asked for."""
-    spools = sorted((home / f"attempt-{attempt}" / "spool").glob(f"r{rank}.*.metrics"))
+    found_spools = (home / f"attempt-{attempt}" / "spool").glob(f"r{rank}.*.metrics")
+    spools = sorted(found_spools, key=lambda path: parse_key(path.name))
     paths = [path for spool in spools for _, path in segments(spool)]
     lines = [line for path in paths for line in path.read_text().splitlines()]
     found = [json.loads(line) for line in lines]

@@ -10,6 +10,7 @@ import pytest
 from ray_workers import mending
 from ray_workers.contracts import AttemptSpec, Cause, Frame, FrameKind, Slice
 from ray_workers.mending import MOST_WITHOUT_A_STEP
+from ray_workers.pages import Doing, Look, Sight, Use
 from ray_workers.verdict import RankExit
 
 RECIPE = {"recipe": "image_classification", "resources": {"num_workers": 2}}
@@ -35,7 +36,7 @@ def error(rank: int, cause: Cause) -> Frame:
 def refused(
     *lost: RankExit, errors: dict[int, Frame] | None = None, survivors: int = 1, mended: int = 0
 ) -> str | None:
-    return mending.refused(lost, errors or {}, num_survivors=survivors, without_a_step=mended)
+    return mending.refused(lost, errors or {}, num_holders=survivors, without_a_step=mended)
 
 
 def test_a_recipe_on_several_cpu_ranks_is_mended() -> None:
@@ -65,6 +66,43 @@ def test_an_error_of_ones_own_would_come_again() -> None:
 def test_without_a_survivor_there_is_no_state_left() -> None:
     reason = refused(RankExit(0, -9), RankExit(1, -9), survivors=0)
     assert reason == "nobody is left who holds the state"
+
+
+def sight(seat: int, incarnation: int, step: int) -> Sight:
+    page = Look(
+        step=step,
+        doing=Doing.STAND_BY,
+        collective=0,
+        since=0.0,
+        generation=incarnation,
+        resumed_step=0,
+        first_at=0.0,
+        pid=1,
+        use=Use.RECOVERING,
+        uses={},
+    )
+    return Sight(seat, incarnation, page, 0.0, "S")
+
+
+def test_a_replacement_holds_no_state_until_it_is_in_the_group() -> None:
+    dead, survivor, replacement = sight(1, 0, 40), sight(0, 0, 41), sight(1, 1, 0)
+    sights = [dead, survivor, replacement]
+    assert holders(sights, {(0, 0), (1, 1)}) == 1
+    assert holders(sights, {(1, 1)}) == 0, "it would begin anew, without step 41"
+    assert holders([dead, survivor, sight(1, 1, 41)], {(1, 1)}) == 1
+
+
+def test_what_a_lost_node_had_done_is_not_forgotten() -> None:
+    assert holders([sight(1, 1, 0)], {(1, 1)}, furthest_step=41) == 0
+
+
+def test_before_the_first_step_nobody_has_a_state_to_lose() -> None:
+    assert holders([sight(0, 0, 0), sight(1, 0, 0)], {(1, 0)}) == 1
+    assert holders([], {(1, 0)}) == 1
+
+
+def holders(sights: list[Sight], running: set[tuple[int, int]], furthest_step: int = 0) -> int:
+    return mending.num_holders(sights, running, furthest_step=furthest_step)
 
 
 def test_a_group_that_breaks_before_every_step_is_not_mended_for_ever() -> None:

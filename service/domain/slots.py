@@ -1,0 +1,180 @@
+"""Slots as plain data: what a gang asks for, what nodes have, and how the one fits on the other.
+
+Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dray.spec import Elastic, Resources
+
+EPSILON = 1e-6
+"""Ray counts resources in ten-thousandths; sums of floats are only nearly exact."""
+
+ACCELERATOR_SHARE = 0.001
+"""What Ray itself asks of `accelerator_type:X` to bind a worker to such a node."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a gang asks for: `num_workers` times `bundle`."""
+
+    num_workers: int
+    bundle: Mapping[str, float]
+    min_workers: int | None = None
+    """With how few an elastic gang may start and go on; None: all of them or none."""
+
+    @property
+    def least(self) -> int:
+        return self.num_workers if self.min_workers is None else self.min_workers
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of a gang that one node carries."""
+
+    node_id: str
+    num_workers: int
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A job that has slots."""
+
+    job_id: str
+    slices: tuple[Slice, ...]
+    bundle: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Node:
+    id: str
+    total: Mapping[str, float]
+    available_to_us: Mapping[str, float]
+    """What a launch may take now: see `offered`."""
+    accepted: bool = True
+
+
+def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
+    """What a job document asks for, in Ray's names."""
+    bundle = {"CPU": float(resources.cpus_per_worker)}
+    if resources.gpus_per_worker:
+        bundle["GPU"] = float(resources.gpus_per_worker)
+    if resources.memory_bytes is not None:
+        bundle["memory"] = float(resources.memory_bytes)
+    if resources.accelerator is not None:
+        bundle[f"accelerator_type:{resources.accelerator}"] = ACCELERATOR_SHARE
+    least = None if elastic is None else elastic.min_workers
+    return Request(resources.num_workers, bundle, least)
+
+
+def offered(
+    total: Mapping[str, float],
+    available: Mapping[str, float],
+    held: Mapping[str, float],
+) -> dict[str, float]:
+    """What a launch may take of a node: Ray's free slots, but never what our own attempts hold.
+
+    A claim counts at once, though Ray learns of it later; others' use shows in Ray's books only.
+    """
+    return {
+        name: max(0.0, min(available.get(name, 0.0), amount - held.get(name, 0.0)))
+        for name, amount in total.items()
+    }
+
+
+def held_on(node_id: str, holders: Sequence[Holder]) -> dict[str, float]:
+    """Sum of what the holders have on one node."""
+    held: dict[str, float] = {}
+    for holder in holders:
+        workers = sum(part.num_workers for part in holder.slices if part.node_id == node_id)
+        for name, amount in holder.bundle.items() if workers else ():
+            held[name] = held.get(name, 0.0) + workers * amount
+    return held
+
+
+def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
+    """How many workers with this bundle the free resources carry."""
+    counts = [
+        math.floor((free.get(name, 0.0) + EPSILON) / amount)
+        for name, amount in bundle.items()
+        if amount > 0
+    ]
+    return max(0, min(counts, default=0))
+
+
+def pack(
+    bundle: Mapping[str, float], num_workers: int, free: Mapping[str, Mapping[str, float]]
+) -> tuple[Slice, ...] | None:
+    """Slices of so many workers on as few nodes as possible, or None if they do not fit.
+
+    The fullest-fitting node first; what remains at the end goes to the tightest node that takes
+    all of it, so that large holes stay whole.
+    """
+    room = {node_id: fits(bundle, there) for node_id, there in free.items()}
+    if sum(room.values()) < num_workers:
+        return None
+    slices: list[Slice] = []
+    left = num_workers
+    while left:
+        enough = [node_id for node_id, count in room.items() if count >= left]
+        if enough:
+            chosen = min(enough, key=lambda node_id: (room[node_id], node_id))
+        else:
+            chosen = min(room, key=lambda node_id: (-room[node_id], node_id))
+        count = min(left, room.pop(chosen))
+        slices.append(Slice(chosen, count))
+        left -= count
+    return tuple(slices)
+
+
+def pack_most(
+    bundle: Mapping[str, float], least: int, most: int, free: Mapping[str, Mapping[str, float]]
+) -> tuple[Slice, ...] | None:
+    """As many of `most` workers as fit, or None if `least` do not."""
+    fitting = min(most, sum(fits(bundle, there) for there in free.values()))
+    return pack(bundle, fitting, free) if fitting >= least else None
+
+
+def count(slices: Sequence[Slice]) -> int:
+    return sum(part.num_workers for part in slices)
+
+
+def subtract(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
+    for name, amount in bundle.items():
+        free[name] = max(0.0, free.get(name, 0.0) - times * amount)
+
+
+def needs(request: Request) -> str:
+    """`needs 2 workers of 1 CPU`."""
+    at_least = "at least " if request.min_workers is not None else ""
+    return f"needs {at_least}{workers(request.least)} of {bundle_of(request)}"
+
+
+def workers(number: int) -> str:
+    return "1 worker" if number == 1 else f"{number} workers"
+
+
+def bundle_of(request: Request) -> str:
+    """What one worker is given, for people."""
+    parts = [
+        amount_of(name, amount)
+        for name, amount in request.bundle.items()
+        if not name.startswith("accelerator_type:")
+    ]
+    kinds = [
+        name.removeprefix("accelerator_type:")
+        for name in request.bundle
+        if name.startswith("accelerator_type:")
+    ]
+    what = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    return what + (f" on {kinds[0]}" if kinds else "")
+
+
+def amount_of(name: str, amount: float) -> str:
+    if name == "memory":
+        return f"{amount / 2**30:.3g} GiB of memory"
+    return f"{amount:g} {name}"

@@ -1,0 +1,67 @@
+"""The database as the loops use it: by its own clock, and only while they hold their lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+from sqlalchemy.orm import Session
+
+from service.db.repositories import leases as repository
+from service.db.session import Database
+from service.domain import leases
+
+T = TypeVar("T")
+Work = Callable[[Session, datetime], T]
+
+
+class LeaseLost(Exception):
+    """Another process may run the loops by now: nothing was written."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """What a process has of the lease: its fencing token."""
+
+    holder: str
+    number: int
+
+
+class LoopDatabase:
+    """Runs the loops' transactions, each with the database's time as its second argument."""
+
+    def __init__(self, database: Database, term: Term | None = None) -> None:
+        self._database = database
+        self._term = term
+        """None where there is nobody else to run the loops, and no lease."""
+        self.lost = asyncio.Event()
+        """Set when a write found that the lease is gone."""
+
+    async def read(self, work: Work[T]) -> T:
+        return await self._database.read(lambda s: work(s, self._database.time(s)))
+
+    async def write(self, work: Work[T]) -> T:
+        """What `work` returns, once it is committed under the lease.
+
+        Does not return if the lease is lost: whoever runs the loops sees `lost` and cancels them,
+        so that none of them goes on with what it took to be true.
+        """
+        try:
+            return await self._database.write(lambda s: self._fenced(s, work))
+        except LeaseLost:
+            self.lost.set()
+            forever: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+            return await forever
+
+    def _fenced(self, session: Session, work: Work[T]) -> T:
+        if self._term is not None:
+            repository.lock(session, alone=False)
+        now = self._database.time(session)
+        if self._term is not None:
+            holder, number = self._term.holder, self._term.number
+            if not leases.holds(repository.get(session), holder, number, now):
+                raise LeaseLost(f"term {number} of {holder} is over")
+        return work(session, now)

@@ -1,0 +1,98 @@
+"""`make chaos`: the whole run, which ends with a table; exit code 1 if a promise was broken.
+
+    python -m tests.chaos [--seed N] [--jobs N] [--faults N] [--ground NAME] [--turn N]
+
+`--turn` replays a single turn of a ground, as its seed has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import machine
+from tests.chaos import plan, report
+from tests.chaos.ground import GROUNDS
+from tests.chaos.kinds import kinds
+from tests.chaos.turn import Result, Runner
+
+JOBS = 60
+FAULTS = 120
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "chaos.md"
+
+
+def main() -> int:
+    asked = _arguments()
+    began = time.monotonic()
+    grounds = [asked.ground] if asked.ground else list(GROUNDS)
+    results: list[Result] = []
+    weights: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="dray-chaos-") as folder:
+        known = kinds(Path(folder))
+        for number, name in enumerate(grounds, 1):
+            home = Path(folder, name)
+            home.mkdir()
+            share = number / len(grounds)
+            print(f"on the ground {name}, seed {asked.seed}", flush=True)
+            with GROUNDS[name](home) as ground:
+                runner = Runner(ground, known, weights)
+                for turn in _chosen(asked, name):
+                    results.append(runner.play(turn))
+                    _tell(results[-1], time.monotonic() - began)
+                    if _is_enough(results, asked, share):
+                        break
+    took_s = time.monotonic() - began
+    text = report.page(results, machine.describe(), asked.seed, took_s)
+    print(text)
+    breaches = [breach for result in results for breach in result.breaches]
+    print(*breaches, sep="\n")
+    if asked.is_whole and not breaches:
+        PAGE.write_text(text)
+    return 1 if breaches else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
+    parser.add_argument("--jobs", type=int, default=JOBS)
+    parser.add_argument("--faults", type=int, default=FAULTS)
+    parser.add_argument("--ground", choices=GROUNDS)
+    parser.add_argument("--turn", type=int)
+    asked = parser.parse_args()
+    enough = asked.jobs >= JOBS and asked.faults >= FAULTS
+    asked.is_whole = enough and asked.ground is None and asked.turn is None
+    return asked
+
+
+def _chosen(asked: argparse.Namespace, ground: str) -> Iterator[plan.Turn]:
+    turns = plan.turns(asked.seed, ground)
+    return turns if asked.turn is None else itertools.islice(turns, asked.turn, asked.turn + 1)
+
+
+def _is_enough(results: list[Result], asked: argparse.Namespace, share: float) -> bool:
+    least_jobs, least_faults = int(asked.jobs) * share, int(asked.faults) * share
+    return report.num_jobs(results) >= least_jobs and report.num_faults(results) >= least_faults
+
+
+def _tell(result: Result, at_s: float) -> None:
+    turn = result.turn
+    print(f"{at_s:6.0f} s  turn {turn.number}: {turn.victim}, beside {turn.bystander}")
+    for blown in result.blown:
+        took = "" if blown.recovery_s is None else f" in {blown.recovery_s:.2f} s"
+        lost = "" if not blown.steps_lost else f", {blown.steps_lost} steps lost"
+        print(f"          {' + '.join(blown.blow)}: {blown.how}{took}{lost}")
+    for blow in result.missed:
+        print(f"          {' + '.join(blow)}: came too late")
+    for breach in result.breaches:
+        print(f"          BROKEN: {breach}")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

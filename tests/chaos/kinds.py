@@ -1,0 +1,77 @@
+"""The jobs that are run while faults strike, and what each has to come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dray.views import JobState
+from tests.integration.harness import digits, script
+
+TICKS = """\
+import time
+from dray import train
+for step in range(1, 101):
+    time.sleep(0.05)
+    train.report(step, {"train/loss": 1.0 / step}, total_steps=100)
+"""
+RAISES = TICKS + 'raise RuntimeError("on purpose")\n'
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A job, and what is known of it beforehand."""
+
+    name: str
+    spec: dict[str, Any]
+    num_steps: int
+    ends_as: JobState = JobState.SUCCEEDED
+    is_recipe: bool = True
+    keeps_weights: bool = True
+    """A recipe's weights must be those of a run without faults, to the bit."""
+    cancel: bool = False
+    """It is cancelled when all faults have struck."""
+
+    @property
+    def num_ranks(self) -> int:
+        return int(self.spec["resources"]["num_workers"])
+
+
+STEPS_PER_EPOCH = 45
+"""Of the digits: 1,438 samples to train on, 32 in a batch."""
+
+
+def _digits(name: str, num_workers: int, epochs: int, every_steps: int, **more: Any) -> Kind:
+    spec = digits(
+        name=name,
+        train={"epochs": epochs, "global_batch_size": 32},
+        resources={"num_workers": num_workers},
+        checkpoint={"every_steps": every_steps},
+        # What Ray or a kernel does to a rank is not the user's error, but a SIGSEGV counts as it.
+        max_retries=20,
+    )
+    return Kind(name, spec, epochs * STEPS_PER_EPOCH, **more)
+
+
+def kinds(folder: Path) -> dict[str, Kind]:
+    """All of them by name; their scripts are written into `folder`."""
+    for name, text in (("ticks", TICKS), ("raises", RAISES)):
+        (folder / f"{name}.py").write_text(text)
+    scripts = (
+        Kind("script", script(folder / "ticks.py", max_retries=20), 100, is_recipe=False),
+        Kind("fails", script(folder / "raises.py"), 100, JobState.FAILED, is_recipe=False),
+    )
+    found = (
+        _digits("one rank", 1, 20, 25),
+        _digits("two ranks", 2, 20, 25),
+        _digits("four ranks", 4, 16, 25),
+        _digits("elastic", 4, 16, 25, keeps_weights=False),
+        _digits("often saved", 2, 20, 3),
+        _digits("short", 2, 3, 25),
+        _digits("cancelled", 2, 400, 50, ends_as=JobState.CANCELLED, cancel=True),
+        *scripts,
+    )
+    by_name = {kind.name: kind for kind in found}
+    by_name["elastic"].spec["elastic"] = {"min_workers": 2}
+    return by_name

@@ -1,0 +1,193 @@
+"""What must hold of every job, whatever struck it: each breach is a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+
+from dray import Client
+from dray.views import Attempt, Event, Job, JobState
+from ray_workers import paths
+from ray_workers.contracts import CheckpointRef
+from ray_workers.forking import ForkFailed, list_tasks
+from ray_workers.training import checkpoints
+from ray_workers.training.checkpoints import PassedOver
+from tests.chaos.ground import Ground, patiently
+from tests.chaos.kinds import Kind
+from tests.integration.harness import Service, all_metrics, spools, training_pids
+
+NOTHING_LEFT_WITHIN_S = 60.0
+LOSS = "train/loss"
+DECLARED = frozenset({"unavailable", "database_unavailable", "storage_unavailable"})
+"""Codes of the 503s that the API says it may answer."""
+PAUSE_S = 0.25
+
+
+def breaches(ground: Ground, client: Client, job_id: str, kind: Kind) -> Iterator[str]:
+    """Of a job that has ended."""
+    job = patiently(lambda: client.get(job_id))
+    if job.id not in {each.id for each in patiently(lambda: list(client.jobs()))}:
+        yield "I1: the job is not in the list"
+    if job.state is not kind.ends_as:
+        yield f"it ended as {job.state}, not {kind.ends_as}: {job.reason}"
+    yield from of_attempts(patiently(lambda: client.attempts(job_id)))
+    yield from of_events(patiently(lambda: list(client.events(job_id))))
+    yield from of_series(client, job, kind)
+    yield from of_newest_checkpoint(client, job_id)
+    yield from of_what_is_left(ground, job)
+
+
+def of_attempts(attempts: list[Attempt]) -> Iterator[str]:
+    """I2, as far as the books say; the live processes are watched meanwhile (`Onlooker`)."""
+    if [each.attempt for each in attempts] != list(range(1, len(attempts) + 1)):
+        yield f"I2: the attempts are numbered {[each.attempt for each in attempts]}"
+    for before, after in itertools.pairwise(attempts):
+        if before.finished_at is None or before.finished_at > after.created_at:
+            yield f"I2: attempt {after.attempt} began before {before.attempt} ended"
+
+
+def of_events(events: list[Event]) -> Iterator[str]:
+    if [event.seq for event in events] != list(range(1, len(events) + 1)):
+        yield f"I8: the events are numbered {[event.seq for event in events]}"
+    moves = [event.to_state for event in events if event.to_state is not None]
+    ends = [state for state in moves if state.is_terminal]
+    if len(ends) != 1 or moves[-1] is not ends[0]:
+        yield f"I4: the job moved through {[str(state) for state in moves]}"
+
+
+def of_series(client: Client, job: Job, kind: Kind) -> Iterator[str]:
+    series = patiently(lambda: all_metrics(client, job.id))
+    for key, one in series.items():
+        if one.steps != sorted(set(one.steps)):
+            yield f"I5: {key} has steps twice, or out of order"
+    if job.state is JobState.SUCCEEDED:
+        steps = series[LOSS].steps if LOSS in series else []
+        if steps != list(range(1, kind.num_steps + 1)):
+            missing = sorted(set(range(1, kind.num_steps + 1)) - set(steps))
+            yield f"I5: {LOSS} has {len(steps)} of {kind.num_steps} steps; missing {missing[:10]}"
+
+
+def of_newest_checkpoint(client: Client, job_id: str) -> Iterator[str]:
+    listed = patiently(lambda: client.checkpoints(job_id))
+    for newest in (each for each in listed if each.is_latest):
+        ref = CheckpointRef(newest.url, newest.step, newest.sha256)
+        for verdict in checkpoints.verdicts([ref]):
+            if isinstance(verdict, PassedOver):
+                yield f"I6: the newest checkpoint does not load: {verdict.why}"
+
+
+def of_what_is_left(ground: Ground, job: Job) -> Iterator[str]:
+    assert job.finished_at is not None
+    looks: dict[str, Callable[[], object]] = {
+        "processes": lambda: training_pids(job.id),
+        "actors": lambda: [actor["name"] for actor in ground.service.actors(job.id)],
+        "placement groups": lambda: ground.placement_groups(job.id),
+        "spools": lambda: spools(job.id),
+    }
+    deadline = max(job.finished_at.timestamp() + NOTHING_LEFT_WITHIN_S, time.time() + 5)
+    for name, look in looks.items():
+        while left := _seen(look):
+            if time.time() > deadline:
+                yield f"I7: {name} are left: {left}"
+                break
+            time.sleep(PAUSE_S)
+
+
+def _seen(look: Callable[[], object]) -> object:
+    try:
+        return look()
+    except OSError as error:  # the dashboard of a Ray that is only starting
+        return f"not seen: {error}"
+
+
+def weights(client: Client, job_id: str) -> str:
+    """Hash of what a job has learned."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = patiently(lambda: client.download(job_id, folder))
+        (model,) = [path for path in files if path.name == "model.safetensors"]
+        return hashlib.sha256(Path(model).read_bytes()).hexdigest()
+
+
+class Onlooker:
+    """Looks at the service and the processes all the while: what is only true now and then."""
+
+    def __init__(self, service: Service) -> None:
+        self.breaches: list[str] = []
+        self.job_ids: list[str] = []
+        self._service = service
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look_around, daemon=True)
+
+    def __enter__(self) -> Onlooker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look_around(self) -> None:
+        with httpx.Client(base_url=self._service.url, timeout=30) as http:
+            while not self._ended.wait(PAUSE_S):
+                for path in ("/v1/jobs?limit=5", "/v1/cluster", *self._paths()):
+                    self._ask(http, path)
+                self.breaches += of_processes(live_attempts())
+
+    def _paths(self) -> Iterator[str]:
+        for job_id in list(self.job_ids):
+            yield from (f"/v1/jobs/{job_id}{part}" for part in ("", "/metrics", "/explain"))
+
+    def _ask(self, http: httpx.Client, path: str) -> None:
+        try:
+            answer = http.get(path)
+        except httpx.TransportError:
+            return  # nobody is there to answer
+        if answer.status_code >= 500 and not _is_declared(answer):
+            self.breaches.append(f"I9: {path} was answered by {answer.status_code} {answer.text}")
+        elif path == "/v1/cluster" and answer.status_code == 200:
+            self.breaches += of_books(answer.json()["nodes"])
+
+
+def live_attempts() -> set[tuple[str, int]]:
+    """(job, attempt) of every training process of this machine."""
+    found = set()
+    for path in paths.machine_root().glob("*/*/fork.sock"):
+        with contextlib.suppress(ForkFailed, OSError):  # a forkserver that is going or gone
+            tasks = asyncio.run(list_tasks(str(path)))
+            found |= {(task["job_id"], task["attempt"]) for task in tasks}
+    return found
+
+
+def of_processes(live: set[tuple[str, int]]) -> Iterator[str]:
+    """I2: what two attempts of a job have at once."""
+    jobs = Counter(job_id for job_id, _ in live)
+    for job_id, num_attempts in jobs.items():
+        if num_attempts > 1:
+            yield f"I2: {num_attempts} attempts of {job_id} have processes at once"
+
+
+def _is_declared(answer: httpx.Response) -> bool:
+    kind = answer.headers.get("content-type", "")
+    return (
+        answer.status_code == 503
+        and kind.startswith("application/problem+json")
+        and answer.json()["code"] in DECLARED
+    )
+
+
+def of_books(nodes: list[dict[str, dict[str, float]]]) -> Iterator[str]:
+    """I3: no more is given than there is."""
+    for node in nodes:
+        for name, held in node["held"].items():
+            if node["alive"] and held > node["resources"].get(name, 0.0):
+                yield f"I3: {held} {name} of {node['resources']} are held on {node['node_id']}"

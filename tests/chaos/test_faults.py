@@ -1,0 +1,52 @@
+"""A short run of what `make chaos` does at length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import plan, report
+from tests.chaos.ground import Ground
+from tests.chaos.kinds import kinds
+from tests.chaos.plan import Strike, Turn
+from tests.chaos.turn import FROM_CHECKPOINT, IN_PLACE, Runner
+from tests.integration.harness import Service
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+SEED = 5
+TURNS = (
+    Turn(
+        number=0,
+        victim="two ranks",
+        bystander="fails",
+        strikes=(
+            Strike(("rank 0 killed",), 0.05),
+            Strike(("rank stopped",), 0.15),
+            Strike(("supervisor killed",), 0.25),
+            Strike(("service killed",), 0.35),
+        ),
+        seed=SEED,
+    ),
+    Turn(
+        number=1,
+        victim="two ranks",
+        bystander="cancelled",
+        strikes=(Strike(("rank killed", "service killed"), 0.05),),
+        seed=SEED,
+    ),
+)
+
+
+def test_jobs_come_through_faults_and_no_promise_is_broken(
+    embedded: Service, tmp_path: Path
+) -> None:
+    runner = Runner(Ground(plan.EMBEDDED, embedded), kinds(tmp_path), {})
+    results = [runner.play(turn) for turn in TURNS]
+    assert [breach for result in results for breach in result.breaches] == []
+    print(report.table(results))
+    hows = {blown.blow: blown.how for result in results for blown in result.blown}
+    assert hows[("rank 0 killed",)] == hows[("rank stopped",)] == IN_PLACE
+    assert hows[("supervisor killed",)] == FROM_CHECKPOINT
+    assert len(hows) == 5, f"some blows came too late: {[result.missed for result in results]}"

@@ -1,0 +1,66 @@
+"""Turns are drawn so that a seed replays them, and that every fault comes."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import plan, report
+from tests.chaos.faults import FAULTS, UNDISTURBED
+from tests.chaos.kinds import kinds
+from tests.chaos.plan import Strike, Turn
+from tests.chaos.turn import FROM_CHECKPOINT, IN_PLACE, Blown, Result
+
+GROUNDS = [plan.EMBEDDED, plan.CLUSTER]
+
+
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_a_seed_replays_its_turns(ground: str) -> None:
+    assert list(islice(plan.turns(7, ground), 20)) == list(islice(plan.turns(7, ground), 20))
+    assert list(islice(plan.turns(7, ground), 20)) != list(islice(plan.turns(8, ground), 20))
+
+
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_every_blow_comes_within_the_turns_of_half_a_run(ground: str) -> None:
+    dealt = {s.blow for turn in islice(plan.turns(7, ground), 15) for s in turn.strikes}
+    assert dealt >= set(plan.BLOWS[ground]) | set(plan.LAST)
+
+
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_a_blow_strikes_only_whom_it_fits_and_in_order(ground: str, tmp_path: Path) -> None:
+    known = kinds(tmp_path)
+    fits = {**plan.BLOWS[ground], **plan.LAST}
+    for turn in islice(plan.turns(7, ground), 50):
+        assert {turn.victim, turn.bystander} <= set(known)
+        assert all(turn.victim in fits[strike.blow] for strike in turn.strikes)
+        shares = [strike.at for strike in turn.strikes]
+        assert shares == sorted(shares)
+        assert 0 < shares[0] < shares[-1] < 1
+        assert not any(strike.blow in plan.LAST for strike in turn.strikes[:-1])
+
+
+def test_every_fault_of_the_plan_can_be_injected() -> None:
+    planned = {name for blows in [*plan.BLOWS.values(), plan.LAST] for b in blows for name in b}
+    assert planned == set(FAULTS)
+    assert set(FAULTS) >= UNDISTURBED
+
+
+def blown(blow: plan.Blow, how: str, recovery_s: float, steps_lost: int) -> Blown:
+    return Blown(plan.EMBEDDED, blow, "two ranks", how, recovery_s, steps_lost)
+
+
+def test_the_table_has_a_row_for_each_blow() -> None:
+    turn = Turn(0, "two ranks", "short", (Strike(("rank killed",), 0.5),), 0)
+    alone, together = ("rank killed",), ("rank killed", "service killed")
+    seen = [
+        *(blown(alone, IN_PLACE, seconds, 0) for seconds in (0.25, 0.5, 4.0)),
+        blown(together, FROM_CHECKPOINT, 9.0, 12),
+    ]
+    results = [Result(turn, seen, num_jobs=2)]
+    assert report.num_faults(results) == 5
+    assert report.num_jobs(results) == 2
+    _, _, first, second = report.table(results).splitlines()
+    assert first == "| rank killed | 3 | 3 |  |  |  | 0.50 | 4.00 | 0 | 0 |"
+    assert second == "| rank killed + service killed | 1 |  | 1 |  |  | 9.00 | 9.00 | 12 | 12 |"

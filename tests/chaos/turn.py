@@ -1,0 +1,274 @@
+"""One turn: two jobs, one of which is struck again and again; then every promise is looked at."""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from dray import Client
+from dray.views import Event, JobState
+from tests.chaos import promises
+from tests.chaos.faults import UNDISTURBED, Missed, Scene, strike
+from tests.chaos.ground import Ground, patiently
+from tests.chaos.kinds import Kind
+from tests.chaos.plan import Blow, Turn
+from tests.chaos.promises import Onlooker
+from tests.integration.harness import eventually
+
+MENDED_WITHIN_S = 150.0
+ENDS_WITHIN_S = 240.0
+STRIKE_TRIES = 3
+IN_PLACE = "in place"
+FROM_CHECKPOINT = "from the checkpoint"
+UNTOUCHED = "training went on"
+ENDED = "ended meanwhile"
+
+
+@dataclass(frozen=True)
+class Blown:
+    """A blow that struck, and how the job took it."""
+
+    ground: str
+    blow: Blow
+    kind: str
+    how: str
+    """One of the constants above."""
+    recovery_s: float | None = None
+    """From the blow to the next step, by the service's events; or, where training went on, until
+    the service took jobs again."""
+    steps_lost: int | None = None
+
+
+@dataclass
+class Result:
+    """What a turn showed."""
+
+    turn: Turn
+    blown: list[Blown] = field(default_factory=list)
+    missed: list[Blow] = field(default_factory=list)
+    breaches: list[str] = field(default_factory=list)
+    num_jobs: int = 0
+
+
+class Runner:
+    """Plays turns on one ground."""
+
+    def __init__(self, ground: Ground, kinds: Mapping[str, Kind], weights: dict[str, str]) -> None:
+        """weights: of runs without faults, by kind; what is missing is found out."""
+        self._ground = ground
+        self._kinds = kinds
+        self._weights = weights
+
+    def play(self, turn: Turn) -> Result:
+        result = Result(turn)
+        self._ground.await_nodes()
+        with self._ground.service.client as client:
+            self._ensure_weights(client, turn.victim)
+            self._ensure_weights(client, turn.bystander)
+            with Onlooker(self._ground.service) as onlooker:
+                try:
+                    self._play(client, turn, result, onlooker)
+                except Exception:
+                    result.breaches.append(traceback.format_exc())
+                    self._clear(client)
+            result.breaches += dict.fromkeys(onlooker.breaches)
+        return result
+
+    def _play(self, client: Client, turn: Turn, result: Result, onlooker: Onlooker) -> None:
+        jobs = [(client.submit(kind.spec).id, kind) for kind in self._kinds_of(turn)]
+        onlooker.job_ids += [job_id for job_id, _ in jobs]
+        result.num_jobs = len(jobs)
+        job_id, kind = jobs[0]
+        scene = Scene(self._ground, client, job_id, kind, random.Random(turn.seed))
+        cancelled = False
+        for each in turn.strikes:
+            blown = self._strike(scene, each.blow, int(each.at * kind.num_steps))
+            if blown is None:
+                result.missed.append(each.blow)
+                continue
+            result.blown.append(blown)
+            cancelled |= "cancelled meanwhile" in each.blow
+            result.breaches += self._of_damage(scene)
+        for job_id, kind in jobs:
+            result.breaches += self._end(client, job_id, kind, cancelled and kind is scene.kind)
+
+    def _kinds_of(self, turn: Turn) -> tuple[Kind, Kind]:
+        return self._kinds[turn.victim], self._kinds[turn.bystander]
+
+    def _strike(self, scene: Scene, blow: Blow, at_step: int) -> Blown | None:
+        """None if the job ended before, or there never was anything to strike."""
+        for _ in range(STRIKE_TRIES):
+            if not await_step(scene, at_step):
+                return None
+            before = Mark(scene)
+            try:
+                struck_at = strike(scene, blow)
+            except Missed as missed:
+                print(f"  missed: {missed}", flush=True)
+                continue
+            return follow(scene, blow, before, struck_at)
+        return None
+
+    def _end(self, client: Client, job_id: str, kind: Kind, cancelled: bool) -> list[str]:
+        """Breaches of a job that is awaited, or cancelled if that is its fate."""
+        if kind.cancel and not patiently(lambda: client.get(job_id)).state.is_terminal:
+            patiently(lambda: client.cancel(job_id))
+        ended = await_end(client, job_id)
+        if cancelled:
+            kind = cancelled_kind(kind, ended)
+        found = list(promises.breaches(self._ground, client, job_id, kind))
+        if ended is JobState.SUCCEEDED and kind.name in self._weights:
+            learned = promises.weights(client, job_id)
+            if learned != self._weights[kind.name]:
+                found.append("the weights are not those of a run without faults")
+        return [f"{job_id} ({kind.name}): {breach}" for breach in found]
+
+    def _of_damage(self, scene: Scene) -> list[str]:
+        """A damaged checkpoint is passed over by whoever resumes."""
+        damaged, scene.damaged_step = scene.damaged_step, 0
+        if not damaged:
+            return []
+        newest = patiently(lambda: scene.client.attempts(scene.job_id))[-1]
+        if newest.resume_step >= damaged:
+            return [f"I6: resumed at {newest.resume_step}, from a damaged checkpoint"]
+        return []
+
+    def _ensure_weights(self, client: Client, name: str) -> None:
+        kind = self._kinds[name]
+        has_weights = kind.is_recipe and kind.keeps_weights and not kind.cancel
+        if not has_weights or name in self._weights:
+            return
+        job = client.wait(client.submit(kind.spec).id, timeout_s=ENDS_WITHIN_S)
+        assert job.state is JobState.SUCCEEDED, job.reason
+        self._weights[name] = promises.weights(client, job.id)
+
+    def _clear(self, client: Client) -> None:
+        """What failed must not hold the slots of the next turn, nor leave it without a service."""
+        self._ground.ensure_service()
+        for job in patiently(lambda: list(client.jobs())):
+            if not job.state.is_terminal:
+                patiently(lambda job=job: client.cancel(job.id))
+                await_end(client, job.id)
+
+
+def cancelled_kind(kind: Kind, ended: JobState) -> Kind:
+    """What a job that was cancelled may come to: its end may have come first."""
+    as_cancelled = JobState.SUCCEEDED if ended is JobState.SUCCEEDED else JobState.CANCELLED
+    return replace(kind, ends_as=as_cancelled)
+
+
+@dataclass
+class Mark:
+    """Where a job stood before a blow."""
+
+    seq: int
+    attempt: int
+    step: int
+    furthest_step: int
+    """Of that attempt, as far as it was told: what it had done when it was struck."""
+    gateway: int
+    """Its pid; a blow may kill it, and another must take its place."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.gateway = eventually(partial(gateway_of, scene), why="there is no gateway")
+        events = patiently(lambda: list(scene.client.events(scene.job_id)))
+        job = patiently(lambda: scene.client.get(scene.job_id))
+        self.seq, self.attempt = events[-1].seq, job.attempt
+        self.step = self.furthest_step = job.progress.step if job.progress else 0
+
+
+def gateway_of(scene: Scene) -> int:
+    """Its pid, 0 while there is none."""
+    try:
+        return scene.ground.service.gateway_pid()
+    except ValueError:  # none, or one that is ending beside its successor
+        return 0
+
+
+def await_step(scene: Scene, step: int) -> bool:
+    """Whether the job came so far, and trains."""
+
+    def there() -> str:
+        job = patiently(lambda: scene.client.get(scene.job_id))
+        if job.state.is_terminal or job.state is JobState.CANCELLING:
+            return "over"
+        done = job.progress.step if job.progress else 0
+        return "there" if job.state is JobState.RUNNING and done >= step else ""
+
+    return eventually(there, within_s=ENDS_WITHIN_S, why=f"step {step} never came") == "there"
+
+
+def await_end(client: Client, job_id: str) -> JobState:
+    def ended() -> JobState | None:
+        job = patiently(lambda: client.get(job_id))
+        return job.state if job.state.is_terminal else None
+
+    state = eventually(ended, within_s=ENDS_WITHIN_S, why=f"{job_id} never ended")
+    assert state is not None
+    return state
+
+
+def follow(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown:
+    """Wait until the job and the service are over the blow."""
+    found: list[Blown] = []
+
+    def over() -> bool:
+        gateway = gateway_of(scene)
+        replaced = gateway != before.gateway or "gateway killed" not in blow
+        service_back = bool(gateway) and replaced and scene.ground.service.takes_jobs()
+        blown = look(scene, blow, before, struck_at)
+        if blown is not None and (service_back or blown.how == ENDED):
+            found.append(blown)
+        return bool(found)
+
+    eventually(over, within_s=MENDED_WITHIN_S, why=f"not over {blow} within {MENDED_WITHIN_S} s")
+    return found[0]
+
+
+def look(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown | None:
+    """How the job took the blow, once that shows."""
+    made = partial(Blown, scene.ground.name, blow, scene.kind.name)
+    job = patiently(lambda: scene.client.get(scene.job_id))
+    step = job.progress.step if job.progress else 0
+    went_on = step > before.step
+    if job.attempt == before.attempt:
+        before.furthest_step = max(before.furthest_step, step)
+    events = patiently(lambda: list(scene.client.events(scene.job_id)))
+    since = [event for event in events if event.seq > before.seq]
+    back = [event for event in since if trains_again(event, before)]
+    # A job that was mended, and lost again meanwhile, is over it only when it trains.
+    if back and (job.state is JobState.RUNNING or job.state.is_terminal):
+        first, last = back[0], back[-1]
+        if last.attempt == before.attempt:
+            lost = sum(event.data["steps_lost"] or 0 for event in back)
+            return made(IN_PLACE, seconds_of(first, last, struck_at), lost)
+        attempts = patiently(lambda: scene.client.attempts(scene.job_id))
+        lost = (
+            max(0, before.furthest_step - attempts[-1].resume_step)
+            if scene.kind.is_recipe
+            else None
+        )
+        return made(FROM_CHECKPOINT, last.time.timestamp() - struck_at, lost)
+    if job.state.is_terminal:
+        return made(ENDED)
+    if set(blow) <= UNDISTURBED and went_on:
+        return made(UNTOUCHED, time.time() - struck_at, 0)
+    return None
+
+
+def seconds_of(first: Event, last: Event, struck_at: float) -> float:
+    """The supervisor's own figure if one repair was all, else the time until the last one."""
+    told = first.data["recovery_s"]
+    if first is last and told is not None:
+        return float(told)
+    return last.time.timestamp() - struck_at
+
+
+def trains_again(event: Event, before: Mark) -> bool:
+    if event.code == "recovered":
+        return True
+    return event.code == "running" and event.attempt > before.attempt

@@ -1,0 +1,166 @@
+"""Groups on a cluster whose nodes come and go, and on one that falls silent."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray import Client
+from dray.views import Job, JobState
+from tests.integration.harness import (
+    RayByHand,
+    Service,
+    all_metrics,
+    assert_events_are_whole,
+    digits,
+    eventually,
+    spools,
+    step_of,
+    training_pids,
+    wait_for_step,
+)
+from tests.integration.test_faults import result_of
+
+pytestmark = pytest.mark.ray
+
+LOST_AT_STEP = 20
+HEALTH_CHECKS = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "4",
+}
+"""Of Ray's head: how long a silent node may be silent, here about 6 s."""
+SILENCE_BOUND_S = 6.0 + 10.0
+"""As docs/faults.md has it: what Ray takes to give a node up, and 10 s."""
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayByHand]:
+    """A head and two more nodes, of two slots each."""
+    cluster = RayByHand(tmp_path_factory.mktemp("ray"), environment=HEALTH_CHECKS)
+    cluster.start()
+    cluster.join("third")
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def joined(ray_cluster: RayByHand, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    service = Service(
+        tmp_path_factory.mktemp("joined") / "home",
+        {
+            "DRAY_RAY_ADDRESS": ray_cluster.address,
+            "DRAY_RAY_TOKEN_FILE": str(ray_cluster.token_file),
+        },
+    )
+    service.start()
+    yield service
+    assert service.stop() == 0
+
+
+@pytest.fixture
+def client(joined: Service) -> Iterator[Client]:
+    with joined.client as client:
+        eventually(lambda: sum(node.accepted for node in client.cluster().nodes) == 3)
+        yield client
+
+
+def gang(**changes: Any) -> dict[str, Any]:
+    """Four ranks on two nodes, busy for about ten seconds."""
+    wanted: dict[str, Any] = {
+        "train": {"epochs": 40},
+        "resources": {"num_workers": 4},
+        "max_retries": 0,
+    }
+    return digits(**(wanted | changes))
+
+
+def wait_for_event(client: Client, job_id: str, type_: str) -> dict[str, Any]:
+    def told() -> dict[str, Any] | None:
+        found = [event.data for event in client.events(job_id) if event.type == type_]
+        return found[-1] if found else None
+
+    data = eventually(told, why=f"{job_id} never told of {type_}")
+    assert data is not None
+    return data
+
+
+def assert_ended_well(client: Client, job: Job) -> None:
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]
+    assert_events_are_whole(client, job.id)
+    steps = all_metrics(client, job.id)["train/loss"].steps
+    assert job.progress is not None
+    assert steps == list(range(1, job.progress.step + 1)), "each step once, and none is missing"
+    eventually(lambda: not training_pids(job.id), within_s=15)
+    eventually(lambda: not spools(job.id), within_s=15)
+
+
+def one_of_its_nodes(cluster: RayByHand, client: Client, job_id: str) -> str:
+    """A node that carries ranks of the job, but not the head."""
+    carriers = {node.node_id for node in client.cluster().nodes if job_id in node.jobs}
+    return next(name for name in ("second", "third") if cluster.node_id(name) in carriers)
+
+
+def test_ranks_of_a_lost_node_get_slots_elsewhere_and_no_step_is_lost(
+    ray_cluster: RayByHand, client: Client, tmp_path: Path
+) -> None:
+    alone = client.wait(client.submit(gang()).id, timeout_s=120)
+    assert alone.state is JobState.SUCCEEDED, alone.reason
+    job = client.submit(gang())
+    wait_for_step(client, job.id, LOST_AT_STEP)
+    lost = one_of_its_nodes(ray_cluster, client, job.id)
+    ray_cluster.kill_node(lost)
+    job = client.wait(job.id, timeout_s=120)
+    ray_cluster.join(lost)  # whose agent clears what the dead one left
+    assert_ended_well(client, job)
+    (recovered,) = [e.data for e in client.events(job.id) if e.code == "recovered"]
+    assert (recovered["steps_lost"], recovered["world_size"]) == (0, 4)
+    assert result_of(client, job, tmp_path / "lost") == result_of(client, alone, tmp_path / "alone")
+    ray_cluster.join(lost)
+
+
+def test_an_elastic_group_goes_on_with_fewer_and_grows_when_a_node_comes(
+    ray_cluster: RayByHand, client: Client
+) -> None:
+    """Six ranks take all three nodes, so that there are no other slots for the lost two."""
+    spec = gang(resources={"num_workers": 6}, elastic={"min_workers": 2}, train={"epochs": 150})
+    job = client.submit(spec)
+    wait_for_step(client, job.id, LOST_AT_STEP)
+    before = training_pids(job.id)
+    lost = one_of_its_nodes(ray_cluster, client, job.id)
+    ray_cluster.kill_node(lost)
+    eventually(lambda: client.get(job.id).world_size == 4, why="it never went on with fewer")
+    reached = step_of(client, job.id)
+    wait_for_step(client, job.id, reached + 10)
+    ray_cluster.join(lost)
+    eventually(lambda: client.get(job.id).world_size == 6, why="it never grew again")
+    after = training_pids(job.id)
+    survivors = {rank: pid for rank, pid in before.items() if after.get(rank) == pid}
+    assert len(survivors) == 5, "four ranks and the store were not started again"
+    assert_ended_well(client, client.wait(job.id, timeout_s=180))
+
+
+def test_a_node_that_falls_silent_is_given_up_and_its_ranks_are_replaced(
+    ray_cluster: RayByHand, client: Client
+) -> None:
+    """Its connections stay open. Ray's health checks find it; the bound is theirs and a little."""
+    job = client.submit(gang(train={"epochs": 60}))
+    wait_for_step(client, job.id, LOST_AT_STEP)
+    silent = one_of_its_nodes(ray_cluster, client, job.id)
+    began = time.monotonic()
+    ray_cluster.signal_node(silent, signal.SIGSTOP)
+    eventually(lambda: any(e.code == "group_lost" for e in client.events(job.id)))
+    found_s = time.monotonic() - began
+    job = client.wait(job.id, timeout_s=150)
+    ray_cluster.kill_node(silent)
+    ray_cluster.join(silent)
+    assert_ended_well(client, job)
+    (recovered,) = [e.data for e in client.events(job.id) if e.code == "recovered"]
+    assert recovered["steps_lost"] == 0
+    assert found_s < SILENCE_BOUND_S

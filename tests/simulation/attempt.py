@@ -1,0 +1,353 @@
+"""An attempt in virtual time: it trains by a plan, loses workers, stands by for others, and grows.
+
+What a job does is written in its name (`Plan`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ray_workers.contracts import (
+    SUPERVISOR_RANK,
+    AttemptSpec,
+    Cause,
+    Frame,
+    FrameKind,
+    Grant,
+    Outcome,
+    Phase,
+    PollReply,
+    Slice,
+    attempt_prefix,
+)
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import SimCluster
+
+Key = tuple[str, int]
+SHA = hashlib.sha256(b"").hexdigest()
+STAND_BY_S = 30.0
+"""How long a group waits for workers that it needs to train on."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a job does: so many steps (0: on and on), with this error in its first attempts."""
+
+    num_steps: int
+    error: str = "none"
+    error_step: int = 0
+    num_errors: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.num_steps}.{self.error}.{self.error_step}.{self.num_errors}"
+
+    @classmethod
+    def of(cls, name: str) -> Plan:
+        steps, error, error_step, num_errors = name.split(".")
+        return cls(int(steps), error, int(error_step), int(num_errors))
+
+
+@dataclass
+class SimNode:
+    """A node: its slots, and what ranks on it have written."""
+
+    slots: int
+    held: int = 0
+    spools: dict[Key, dict[str, list[Frame]]] = field(default_factory=dict)
+
+
+class SimAttempt:
+    """One attempt: a supervisor while `supervised`, and processes while `alive`."""
+
+    def __init__(self, cluster: SimCluster, spec: AttemptSpec) -> None:
+        self.cluster = cluster
+        self.spec = spec
+        self.key = (spec.job_id, spec.attempt)
+        self.plan = Plan.of(spec.spec["name"])
+        self.nodes = {part.node_id: cluster.nodes[part.node_id] for part in spec.slices}
+        self.supervised = True
+        self.alive = False
+        self.held: list[Slice] = []
+        self.grants = 0
+        """Number of the newest grant that it knows."""
+        self.generation = 0
+        self.told: list[Frame] = []
+        """By its supervisor, and gone with it."""
+        self.phase = Phase.ACQUIRING
+        self.phase_times = {Phase.ACQUIRING.value: cluster.now()}
+        self.outcome: Outcome | None = None
+        self.order: Outcome | None = None
+        """Why it is to end before its plan does."""
+        self.step = spec.resume_from[0].step if spec.resume_from else 0
+        self.changed = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def lacking(self) -> int:
+        """Workers that it needs to train on."""
+        least = self.spec.min_workers or self.spec.world_size
+        return max(0, least - self.num_held)
+
+    @property
+    def num_held(self) -> int:
+        return sum(part.num_workers for part in self.held)
+
+    @property
+    def _trains(self) -> bool:
+        going = self.phase in (Phase.STARTING, Phase.RUNNING)
+        return going and self.supervised and self.alive and self.order is None
+
+    def beat(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def strike(self, outcome: Outcome) -> None:
+        """The first reason counts."""
+        if self.order is None:
+            self.order = outcome
+            self.beat()
+
+    async def _until_struck(self, seconds: float | None) -> bool:
+        """False when the time is up first."""
+        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        while self.order is None:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self.changed.wait()
+            except TimeoutError:
+                return False
+        return True
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self.phase_times[phase.value] = self.cluster.now()
+        self.beat()
+
+    async def _run(self) -> None:
+        outcome = await self._train()
+        self._enter(Phase.STOPPING)
+        await asyncio.sleep(self.cluster.linger_s())
+        self._let_go()
+        self.outcome = outcome
+        self._enter(Phase.ENDED)
+
+    def _let_go(self) -> None:
+        """The processes are gone; only then the slots."""
+        self.alive = False
+        for part in self.held:
+            self.nodes[part.node_id].held -= part.num_workers
+        self.held = []
+        self.cluster.beat()
+
+    async def _train(self) -> Outcome:
+        unfit = await self._acquire()
+        if unfit is not None:
+            return unfit
+        self._enter(Phase.STARTING)
+        self.alive = True
+        self.cluster.on_start(self)
+        self._emit(FrameKind.RESUMED, {"step": self.step, "url": ""})
+        while not self.plan.num_steps or self.step < self.plan.num_steps:
+            if await self._until_struck(self.cluster.chance.uniform(0.3, 3.0)):
+                assert self.order is not None
+                if self.order.cause is Cause.PREEMPTED and self.step:
+                    self._checkpoint()
+                return self.order
+            if self.lacking:
+                await self._stand_by()
+                continue
+            for _ in range(self.cluster.chance.randint(1, 3)):
+                failed = self._take_step()
+                if failed is not None:
+                    return failed
+            self.beat()
+        self._emit(FrameKind.LOG, {"line": 1, "text": "done"})
+        return Outcome(Cause.SUCCEEDED, "every rank ended well")
+
+    async def _stand_by(self) -> None:
+        """Until it lacks nobody, or is struck: at the latest when its time is up."""
+        deadline = asyncio.get_running_loop().time() + STAND_BY_S
+        while self.lacking and self.order is None:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self.changed.wait()
+            except TimeoutError:
+                self.strike(Outcome(Cause.NODE_LOST, "no replacement was to be had"))
+
+    async def _acquire(self) -> Outcome | None:
+        """Hold every slice; an Outcome if that was not to be."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.spec.start_timeout_s
+        wanted = list(self.spec.slices)
+        while True:
+            for part in list(wanted):
+                node = self.nodes[part.node_id]
+                if node.slots - node.held >= part.num_workers:
+                    node.held += part.num_workers
+                    self.held.append(part)
+                    wanted.remove(part)
+            if self.order is not None:
+                return self.order
+            if not wanted:
+                return None
+            if loop.time() >= deadline:
+                return Outcome(Cause.SLOTS_UNAVAILABLE, "Ray did not give the slots")
+            await self._until_struck(min(1.0, deadline - loop.time()))
+
+    def _take_step(self) -> Outcome | None:
+        """One step and what it reports; an Outcome if it was the last one."""
+        plan = self.plan
+        if plan.num_steps and self.step >= plan.num_steps:
+            return None
+        self.step += 1
+        if self.step == plan.error_step and self.spec.attempt <= plan.num_errors:
+            cause = Cause(plan.error)
+            body = {"cause": cause, "type": "Error", "message": "by plan", "traceback": ""}
+            self._emit(FrameKind.ERROR, body)
+            return Outcome(cause, "by plan", rank=0, exit_code=1)
+        if self.phase is Phase.STARTING:
+            self._emit(FrameKind.LOG, {"line": 0, "text": "begins"})
+        values = {"train/loss": float(self.spec.attempt)}
+        self._emit(FrameKind.METRICS, {"step": self.step, "values": values})
+        if self.step % 3 == 0:
+            self._checkpoint()
+        return None
+
+    def _checkpoint(self) -> None:
+        prefix = f"{self.spec.storage_url}/{attempt_prefix(*self.key)}/checkpoints"
+        body = {"step": self.step, "url": f"{prefix}/{self.step}", "size_bytes": 1}
+        self._emit(FrameKind.CHECKPOINT, body | {"manifest_sha256": SHA})
+
+    def _emit(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
+        """Rank 0 writes all; the first rank of each other node writes its steps. In each generation
+        of the group on spools of its own: ranks move."""
+        for number, node_id in enumerate(dict.fromkeys(part.node_id for part in self.held)):
+            if number == 0 or kind is FrameKind.METRICS:
+                spools = self.nodes[node_id].spools.setdefault(self.key, {})
+                spool = spools.setdefault(f"rank-{number}.{self.generation}", [])
+                spool.append(Frame(number, self.generation, kind, self.cluster.now(), body))
+
+    def _tell(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
+        frame = Frame(SUPERVISOR_RANK, 0, kind, self.cluster.now(), body)
+        self.told.append(frame)
+        self.beat()
+
+    def lose_supervisor(self) -> None:
+        if self.supervised:
+            self.supervised = False
+            self.task.cancel()
+            self.task = asyncio.get_running_loop().create_task(self._linger())
+            self.beat()
+
+    async def _linger(self) -> None:
+        await asyncio.sleep(self.cluster.linger_s())
+        self._let_go()
+
+    # Its size.
+
+    def lose_node(self, node_id: str) -> None:
+        if node_id not in self.nodes:
+            return
+        self.nodes[node_id] = SimNode(0)
+        had = self.num_held
+        self.held = [part for part in self.held if part.node_id != node_id]
+        if not self.alive and self.phase is Phase.ACQUIRING:
+            self.strike(Outcome(Cause.NODE_LOST, f"{node_id} is gone"))
+        elif self.num_held < had:
+            self._lost(f"{node_id} is gone")
+
+    def lose_worker(self) -> None:
+        """A worker is lost for good, and its slot given back, if others can go on without."""
+        if not self._trains or self.num_held <= 1:
+            return
+        last = self.held.pop()
+        self.nodes[last.node_id].held -= 1
+        if last.num_workers > 1:
+            self.held.append(Slice(last.node_id, last.num_workers - 1))
+        self.cluster.beat()
+        self._lost("a worker is gone")
+
+    def _lost(self, why: str) -> None:
+        """The others go on without, or stand by, if there are any."""
+        if not self._trains:
+            return
+        if not self.held:
+            self.strike(Outcome(Cause.NODE_LOST, why))
+            return
+        body = {"generation": self.generation + 1, "ranks": [1], "code": "lost", "message": why}
+        self._tell(FrameKind.REGROUPING, body)
+        self._resize()
+
+    def grow(self, grant: Grant) -> None:
+        """Take the slots that are there."""
+        if grant.number <= self.grants or not self._trains:
+            return
+        self.grants = grant.number
+        taken = [part for part in grant.slices if self._take(part)]
+        self.cluster.note(f"{self.key} takes {taken} of grant {grant.number}")
+        self.cluster.on_take(self)
+        self._resize()
+
+    def _take(self, part: Slice) -> bool:
+        node = self.cluster.nodes.get(part.node_id)
+        if node is None or node.slots - node.held < part.num_workers:
+            return False
+        self.nodes[part.node_id] = node
+        node.held += part.num_workers
+        self.held.append(part)
+        return True
+
+    def _resize(self) -> None:
+        """Another generation, which is told of after a while."""
+        self.generation += 1
+        self.beat()
+        delay_s = self.cluster.chance.choice((0.0, 0.3, 2.0))
+        asyncio.get_running_loop().call_later(delay_s, self._tell_size)
+
+    def _tell_size(self) -> None:
+        if not self._trains:
+            return
+        by_node = Counter[str]()
+        for part in self.held:
+            by_node[part.node_id] += part.num_workers
+        slices = [{"node_id": name, "num_workers": number} for name, number in by_node.items()]
+        body = {"world_size": self.num_held, "slices": slices, "lacking": self.lacking}
+        self.cluster.note(f"{self.key} says {body}, and knows grant {self.grants}")
+        self._tell(FrameKind.RESIZED, body | {"grants": self.grants, "message": ""})
+        if not self.lacking:
+            whole = {"generation": self.generation, "ranks": [1], "world_size": self.num_held}
+            self._tell(FrameKind.REGROUPED, whole)
+
+    def reply(self, cursor: Mapping[str, int]) -> PollReply:
+        frames, advanced = read(self.nodes, self.key, cursor)
+        frames += tuple(self.told[cursor.get("supervisor", 0) :])
+        advanced["supervisor"] = len(self.told)
+        if self.phase is Phase.STARTING and any(f.kind is FrameKind.METRICS for f in frames):
+            self._enter(Phase.RUNNING)
+        return PollReply(
+            cursor=advanced,
+            phase=self.phase,
+            phase_times=dict(self.phase_times),
+            frames=frames,
+            outcome=None if frames else self.outcome,
+        )
+
+
+def read(
+    nodes: Mapping[str, SimNode], key: Key, cursor: Mapping[str, int]
+) -> tuple[tuple[Frame, ...], dict[str, int]]:
+    """What the spools hold after the cursor, and the cursor after that."""
+    frames: list[Frame] = []
+    advanced = dict(cursor)
+    for node in nodes.values():
+        for name, spool in node.spools.get(key, {}).items():
+            frames += spool[cursor.get(name, 0) :]
+            advanced[name] = max(len(spool), cursor.get(name, 0))
+    return tuple(frames), advanced

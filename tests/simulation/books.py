@@ -1,0 +1,159 @@
+"""Databases for simulated services: the real repositories and transactions, in virtual time.
+
+A transaction runs in one piece, between two steps of anyone; what lies before and after it is
+where faults strike.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
+
+from service.db.migrate import migrate
+from service.db.models import Base
+from service.db.session import Database
+from service.signals import Signals
+
+T = TypeVar("T")
+Work = Callable[[Session], T]
+
+
+class Gate(Protocol):
+    """Where a call of a process passes on its way out and back; either may raise, or take time."""
+
+    async def before(self, call: str) -> None: ...
+
+    async def after(self, call: str) -> None: ...
+
+    def loses_commit(self) -> bool:
+        """Whether the driver can't tell if a commit arrived, and does it all again."""
+
+    def publish(self, topics: tuple[str, ...]) -> None:
+        """Wake who waits, in every process."""
+
+
+class Aborted(Exception):
+    """The process died in the middle of a transaction."""
+
+
+class SimDatabase(Database):
+    """`Database` over an engine that is shared by the simulated processes, without threads."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        gate: Gate,
+        time: Callable[[], datetime],
+        clock: Callable[[], datetime],
+    ) -> None:
+        self.engine = self._read_engine = self._near_engine = engine
+        self.is_sqlite = engine.dialect.name == "sqlite"
+        self.url = engine.url
+        self.clock = clock
+        self.signals = Signals()
+        self._gate = gate
+        self._time = time
+        self._watchers = []
+        self._listener = None
+
+    def time(self, session: Session) -> datetime:
+        return self._time()
+
+    async def read(self, work: Work[T]) -> T:
+        await self._gate.before("read")
+        answer = self._read_once(work)
+        await self._gate.after("read")
+        return answer
+
+    async def look_up(self, work: Work[T]) -> T:
+        return await self.read(work)
+
+    async def write(self, work: Work[T]) -> T:
+        await self._gate.before("write")
+        try:
+            answer = self._write_once(work)
+        except Aborted:
+            await self._gate.after("write")
+            raise
+        if self._gate.loses_commit():
+            answer = self._write_once(work)
+        await self._gate.after("write")
+        return answer
+
+    def _write_once(self, work: Work[T]) -> T:
+        topics: list[str] = []
+
+        def noted(session: Session) -> T:
+            answer = work(session)
+            session.flush()
+            topics.extend(session.info.pop("topics", ()))
+            return answer
+
+        answer = super()._write_once(noted)
+        self._gate.publish(tuple(topics))
+        return answer
+
+    def close(self) -> None:
+        """The engine is everybody's."""
+
+
+@cache
+def memory_engine() -> Engine:
+    """One SQLite in memory for all simulations of this process, one after the other."""
+    engine = create_engine(
+        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
+    )
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _: Any) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    return engine
+
+
+@cache
+def _template() -> bytes:
+    """A migrated SQLite, as bytes."""
+    with tempfile.TemporaryDirectory(prefix="dray-simulation-") as folder:
+        path = Path(folder) / "template.db"
+        database = Database(f"sqlite:///{path}")
+        migrate(database)
+        database.close()
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA journal_mode=DELETE")  # one in memory has no write-ahead log
+        content = connection.serialize()
+        connection.close()
+    return content
+
+
+def empty_memory() -> Engine:
+    """The one in memory, with the schema and nothing in it."""
+    engine = memory_engine()
+    with engine.connect() as connection:
+        raw = connection.connection.driver_connection
+        assert isinstance(raw, sqlite3.Connection)
+        connection.rollback()
+        raw.deserialize(_template())
+    return engine
+
+
+def empty_postgres(engine: Engine) -> Engine:
+    """That database without a row."""
+    tables = ", ".join(Base.metadata.tables)
+    with engine.begin() as connection:
+        connection.execute(text(f"TRUNCATE {tables} RESTART IDENTITY"))
+    return engine

@@ -1,0 +1,46 @@
+"""How many seeds are tried, and waits of the loops that fit a simulation of a minute."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service import reconciler, watch
+
+NUM_SEEDS = 2000
+"""Of the ordinary suite; `make soak` tries more by DRAY_SEEDS."""
+
+
+def num_seeds() -> int:
+    return int(os.environ.get("DRAY_SEEDS", NUM_SEEDS))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="play the storm of this seed alone, and tell it")
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a whole minute would pass with nothing happening is cut short; nobody logs."""
+    monkeypatch.setattr(reconciler, "LAUNCH_GRACE_S", 8.0)
+    monkeypatch.setattr(watch, "REFRESH_S", 60.0)
+    logging.disable(logging.CRITICAL)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 20)  # a simulation makes much, and all of it goes at its end
+    yield
+    gc.set_threshold(*thresholds)
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where services keep their files, in memory where there is such a place."""
+    place = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="dray-simulation-", dir=place) as name:
+        yield Path(name)

@@ -1,0 +1,141 @@
+"""The promises that can be checked from outside while a simulation runs, and at its end."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import text
+
+from dray.views import JobState
+from tests.simulation.attempt import Plan, SimAttempt
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+TERMINAL = {str(state) for state in JobState if state.is_terminal}
+
+
+class Broken(AssertionError):
+    """A promise that did not hold; the message begins with its number."""
+
+
+class Promises:
+    """Looks at the database and the cluster of a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ended: dict[str, tuple[str, int]] = {}
+        """Jobs seen in a terminal state: which, and in which attempt."""
+
+    def started(self, attempt: SimAttempt) -> None:
+        """I2, at the moment when processes start, and that they are as many as may be."""
+        spec = attempt.spec
+        most = spec.spec["resources"]["num_workers"]
+        if not (spec.min_workers or most) <= spec.world_size <= most:
+            raise Broken(f"{attempt.key} starts {spec.world_size} workers of {most}")
+        for other in self._world.cluster.everyone():
+            if other is not attempt and other.alive and other.spec.job_id == attempt.spec.job_id:
+                raise Broken(f"I2: attempts {other.key} and {attempt.key} run at once")
+
+    def hold(self) -> None:
+        """I1 to I4 and I8, now."""
+        with self._world.engine.connect() as connection:
+            jobs = connection.execute(text("SELECT id, state, attempt, event_seq FROM jobs")).all()
+            live = connection.execute(
+                text(
+                    "SELECT job_id, attempt, slices, cluster_session FROM attempts "
+                    "WHERE finished_at IS NULL"
+                )
+            ).all()
+            events = connection.execute(
+                text("SELECT job_id, count(*), min(seq), max(seq) FROM events GROUP BY job_id")
+            ).all()
+        self._none_is_lost({row[0] for row in jobs})
+        self._ends_absorb({row[0]: (row[1], row[2]) for row in jobs})
+        self._one_live_attempt([(row[0], row[1]) for row in live])
+        self._no_slot_twice([(row[2], row[3]) for row in live])
+        self._no_slot_unbooked({(row[0], row[1]): row[2] for row in live})
+        seqs = {row[0]: tuple(row[1:]) for row in events}
+        for job_id, _, _, seq in jobs:
+            if seqs.get(job_id) != (seq, 1, seq):
+                raise Broken(f"I8: {job_id} counts {seq} events and has {seqs.get(job_id)}")
+
+    def _none_is_lost(self, there: set[str]) -> None:
+        lost = [j for j in self._world.acknowledged if j not in there | set(self._world.deleted)]
+        if lost:
+            raise Broken(f"I1: {lost} were acknowledged and are not there")
+
+    def _ends_absorb(self, jobs: dict[str, tuple[str, int]]) -> None:
+        for job_id, was in self._ended.items():
+            if job_id in jobs and jobs[job_id] != was:
+                raise Broken(f"I4: {job_id} ended as {was} and is {jobs[job_id]}")
+        self._ended |= {job_id: now for job_id, now in jobs.items() if now[0] in TERMINAL}
+
+    def _one_live_attempt(self, live: list[tuple[str, int]]) -> None:
+        jobs = [job_id for job_id, _ in live]
+        if len(set(jobs)) < len(jobs):
+            raise Broken(f"I2: the live attempts are {live}")
+
+    def _no_slot_twice(self, live: list[tuple[str, str]]) -> None:
+        cluster = self._world.cluster
+        held: dict[str, int] = {}
+        for slices, session in live:
+            for part in _parts(slices):
+                if session == cluster.session:
+                    node = part["node_id"]
+                    held[node] = held.get(node, 0) + part["num_workers"]
+        for node_id, number in held.items():
+            if node_id in cluster.nodes and number > cluster.nodes[node_id].slots:
+                raise Broken(f"I3: {number} slots of {node_id} are promised")
+
+    def _no_slot_unbooked(self, live: dict[tuple[str, int], str]) -> None:
+        """What a group holds is in its row: or its slots would be given to others too."""
+        for attempt in self._world.cluster.known.values():
+            if attempt.key not in live:
+                continue
+            booked: Counter[str] = Counter()
+            for part in _parts(live[attempt.key]):
+                booked[part["node_id"]] += part["num_workers"]
+            for mine in attempt.held:
+                booked[mine.node_id] -= mine.num_workers
+            over = {node_id: -left for node_id, left in booked.items() if left < 0}
+            if over:
+                raise Broken(f"I3: {attempt.key} holds slots that are not in the books: {over}")
+
+    async def hold_at_the_end(self) -> None:
+        """All of them, when every job has ended and 60 seconds have passed."""
+        self.hold()
+        left = self._world.cluster.what_is_left()
+        if left:
+            raise Broken(f"I7: left are {left}")
+        with self._world.engine.connect() as connection:
+            jobs = connection.execute(text("SELECT id, name, state, deleted_at FROM jobs")).all()
+            moves = connection.execute(
+                text("SELECT job_id, to_state FROM events WHERE to_state IS NOT NULL ORDER BY seq")
+            ).all()
+        for job_id, name, state, deleted_at in jobs:
+            if deleted_at is not None:
+                raise Broken(f"the deletion of {job_id} was begun and never ended")
+            ends = [to for job, to in moves if job == job_id and to in TERMINAL]
+            if ends != [state]:
+                raise Broken(f"I4: {job_id} is {state} and its events end it {ends}")
+            await self._each_step_once(job_id, name, state)
+
+    async def _each_step_once(self, job_id: str, name: str, state: str) -> None:
+        reading = self._world.some_process().runtime.reading
+        series = (await reading.metrics(job_id)).series.get("train/loss")
+        steps = series.steps if series else []
+        if steps != sorted(set(steps)):
+            raise Broken(f"I5: the served series of {job_id} repeats: {steps}")
+        if job_id in self._world.cluster.mute or state != JobState.SUCCEEDED:
+            return
+        if steps != list(range(1, Plan.of(name).num_steps + 1)):
+            raise Broken(f"I5: {job_id} succeeded with the steps {steps}")
+
+
+def _parts(slices: Any) -> list[dict[str, Any]]:
+    """As either database gives a column of JSON."""
+    parts: list[dict[str, Any]] = json.loads(slices) if isinstance(slices, str) else slices
+    return parts

@@ -1,0 +1,243 @@
+"""A scenario drawn from a seed: users, faults and repairs, in any order, until it gets calm."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from ray_workers.contracts import Cause, Outcome
+from service.domain import ids
+from tests.simulation import clock
+from tests.simulation.attempt import Plan
+from tests.simulation.process import Process, Weather
+from tests.simulation.scenarios import Numbers
+from tests.simulation.world import SLOTS, World
+
+NUM_EVENTS = 200
+MAX_JOBS = 7
+"""Enough to be in each other's way; each costs as much as all the rest of a storm."""
+
+
+class Stormy(Weather):
+    """Each call may fail; `database` and `network` are how often."""
+
+    def __init__(self, chance: random.Random, database: float, network: float, slow: float) -> None:
+        self._chance = chance
+        self._database = database
+        self._network = network
+        self._slow = slow
+
+    def latency_s(self) -> float:
+        if self._chance.random() >= self._slow:
+            return 0.0
+        return self._chance.choice((0.01, 0.1, 1.0, 20.0))
+
+    def _rate(self, call: str) -> float:
+        return self._database if call in ("read", "write") else self._network
+
+    def fails_before(self, call: str) -> bool:
+        return self._chance.random() < self._rate(call)
+
+    def fails_after(self, call: str) -> bool:
+        return self._chance.random() < self._rate(call)
+
+    def repeats_commit(self) -> bool:
+        return self._chance.random() < self._database
+
+
+class Storm:
+    """One seed's run. `trace` tells what happened."""
+
+    def __init__(self, engine: Engine, folder: Path, seed: int, num_events: int) -> None:
+        self.chance = random.Random(seed)
+        self.num_events = num_events
+        self._num_jobs = 0
+        self.world = World(engine, folder, self.chance)
+        self._events: list[tuple[int, Callable[[], None]]] = [
+            (14, self.submit),
+            (6, self.cancel),
+            (6, self.delete),
+            (6, self.world.preempt),
+            (6, self.kill_rank),
+            (10, self.lose_worker),
+            (4, self.lose_supervisor),
+            (4, self.lose_node),
+            (6, self.add_node),
+            (1, self.restart_cluster),
+            (3, self.toggle_cluster),
+            (5, self.kill_service),
+            (6, self.start_service),
+            (2, self.stop_service),
+            (6, self.let_go),
+            (14, self.ambush),
+            (5, self.change_weather),
+            (12, self.nothing),
+        ]
+
+    async def run(self) -> None:
+        """Broken, with whatever else is found wrong, if a promise does not hold."""
+        world = self.world
+        self.add_node()
+        self.add_node()
+        world.start_process()
+        weights = [weight for weight, _ in self._events]
+        events = [event for _, event in self._events]
+        try:
+            for event in self.chance.choices(events, weights, k=self.num_events):
+                event()
+                await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.1, 0.5, 1.0)))
+                world.check()
+            await world.come_to_rest()
+        finally:
+            await world.close()
+
+    def _some_job(self) -> str | None:
+        return self.chance.choice([*self.world.acknowledged]) if self.world.acknowledged else None
+
+    def submit(self) -> None:
+        if self._num_jobs >= MAX_JOBS:
+            return
+        self._num_jobs += 1
+        chance = self.chance
+        error = chance.choice(("none", "none", "user_error", "bad_data", "infrastructure"))
+        steps = chance.choice((0, 1, 3, 6, 9))
+        plan = Plan(
+            steps, error, chance.randint(1, 6) if error != "none" else 0, chance.choice((1, 2, 99))
+        )
+        fields: dict[str, Any] = {
+            "priority": chance.choice((10, 50, 90)),
+            "max_retries": chance.choice((0, 1, 3)),
+        }
+        if chance.random() < 0.2:
+            fields["max_runtime_s"] = 30
+        workers = chance.randint(1, 2 * SLOTS)
+        if chance.random() < 0.6:
+            fields["elastic"] = {"min_workers": chance.randint(1, workers)}
+        self.world.begin(self._submit(plan, workers, fields))
+
+    async def _submit(self, plan: Plan, workers: int, fields: dict[str, Any]) -> None:
+        await self.world.submit(plan, workers, **fields)
+
+    def cancel(self) -> None:
+        job_id = self._some_job()
+        if job_id and job_id not in self.world.deleted:
+            self.world.begin(self.world.cancel(job_id))
+
+    def delete(self) -> None:
+        job_id = self._some_job()
+        if job_id and job_id not in self.world.deleted:
+            self.world.begin(self.world.delete(job_id))
+
+    def kill_rank(self) -> None:
+        alive = [a for a in self.world.cluster.known.values() if a.alive]
+        if alive:
+            attempt = self.chance.choice(alive)
+            self.world.note(f"a rank of {attempt.key} is killed")
+            attempt.strike(Outcome(Cause.WORKER_LOST, "killed", rank=0, exit_code=-9))
+
+    def lose_worker(self) -> None:
+        alive = [a for a in self.world.cluster.known.values() if a.alive]
+        if alive:
+            attempt = self.chance.choice(alive)
+            self.world.note(f"a worker of {attempt.key} is lost")
+            attempt.lose_worker()
+
+    def lose_supervisor(self) -> None:
+        known = [a for a in self.world.cluster.known.values() if a.supervised]
+        if known:
+            attempt = self.chance.choice(known)
+            self.world.note(f"the supervisor of {attempt.key} is killed")
+            attempt.lose_supervisor()
+
+    def lose_node(self) -> None:
+        if self.world.cluster.nodes:
+            node_id = self.chance.choice([*self.world.cluster.nodes])
+            self.world.note(f"{node_id} is lost")
+            self.world.cluster.lose_node(node_id)
+
+    def add_node(self) -> None:
+        if len(self.world.cluster.nodes) < 4:
+            self.world.note(f"{self.world.cluster.add_node(SLOTS)} comes")
+
+    def restart_cluster(self) -> None:
+        self.world.note("the cluster restarts")
+        self.world.cluster.restart()
+
+    def toggle_cluster(self) -> None:
+        cluster = self.world.cluster
+        cluster.away = not cluster.away
+        self.world.note("the cluster is away" if cluster.away else "the cluster answers again")
+
+    def kill_service(self) -> None:
+        if self.world.processes:
+            self.chance.choice(self.world.processes).kill()
+
+    def start_service(self) -> None:
+        if len(self.world.processes) < 2:
+            self.world.start_process(timedelta(hours=self.chance.choice((-1, 0, 0, 1))))
+
+    def stop_service(self) -> None:
+        if self.world.processes:
+            process = self.chance.choice(self.world.processes)
+            self.world.note(f"{process.name} is stopped")
+            process.stop()
+
+    def let_go(self) -> None:
+        for process in self.world.processes:
+            if process.stopped:
+                self.world.note(f"{process.name} is let go")
+                process.go_on()
+                return
+
+    def ambush(self) -> None:
+        """One of the next calls is where a service is killed or stopped for a while."""
+        at = self.world.num_points + self.chance.randint(1, 12)
+        if self.chance.random() < 0.3:
+            self.world.ambushes[at] = lambda process: process.kill()
+            return
+        seconds = self.chance.choice((3.0, 20.0, 40.0))
+
+        def stop(process: Process) -> None:
+            process.stop()
+            self.world.loop.call_later(seconds, process.go_on)
+
+        self.world.ambushes[at] = stop
+
+    def change_weather(self) -> None:
+        rate = self.chance.choice
+        database, network, slow = rate((0, 0, 0.02, 0.3)), rate((0, 0, 0.05, 0.4)), rate((0, 0.1))
+        self.world.note(f"of its calls fail: database {database}, network {network}; slow {slow}")
+        self.world.weather = Stormy(self.chance, database, network, slow)
+
+    def nothing(self) -> None:
+        """Time passes."""
+
+
+def run(engine: Engine, folder: Path, seed: int, num_events: int = NUM_EVENTS) -> list[str]:
+    """The trace of the seed's storm. AssertionError with that trace if it broke something."""
+    trace: list[str] = []
+
+    async def main() -> None:
+        nonlocal trace
+        storm = Storm(engine, folder, seed, num_events)
+        trace = storm.world.trace
+        await storm.run()
+
+    before, ids._sequence = ids._sequence, Numbers()  # type: ignore[assignment]
+    try:
+        clock.run(main())
+    except Exception as error:
+        lines = "\n".join(trace)
+        why = "".join(traceback.format_exception(error))
+        again = f"pytest tests/simulation --seed {seed}"
+        raise AssertionError(f"seed {seed}: {error} ({again})\n{lines}\n{why}") from None
+    finally:
+        ids._sequence = before
+    return trace

@@ -1,0 +1,63 @@
+"""Storms drawn from seeds: whatever happens, and in whatever order, the promises hold.
+
+`pytest tests/simulation --seed 17` plays one of them alone and tells what happened;
+`DRAY_SEEDS=10000` tries that many.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation import books, storm
+from tests.simulation.conftest import num_seeds
+
+pytestmark = pytest.mark.usefixtures("_short")
+
+BATCH = 25
+ANY_SEED = 7
+
+
+def _batches() -> list[range]:
+    return [range(begin, begin + BATCH) for begin in range(0, num_seeds(), BATCH)]
+
+
+@pytest.mark.parametrize("seeds", _batches(), ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+def test_every_promise_holds_in_every_storm(
+    seeds: range, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    if request.config.getoption("--seed", None) is not None:
+        pytest.skip("another seed was asked for")
+    for seed in seeds:
+        storm.run(books.empty_memory(), folder, seed)
+
+
+def test_the_seed_that_was_asked_for(folder: Path, request: pytest.FixtureRequest) -> None:
+    seed = request.config.getoption("--seed", None)
+    if seed is None:
+        pytest.skip("tells of one storm: --seed N")
+    print("\n".join(storm.run(books.empty_memory(), folder, seed)))
+
+
+def test_a_seed_is_the_same_storm_each_time(folder: Path) -> None:
+    """Also in another process, where names hash otherwise: else a failing seed could hide."""
+    here = storm.run(books.empty_memory(), folder, ANY_SEED)
+    assert len(here) > 50
+    program = (
+        "import sys; from pathlib import Path; from tests.simulation import books, storm;"
+        "from service import reconciler, watch;"
+        "reconciler.LAUNCH_GRACE_S, watch.REFRESH_S = 8.0, 60.0;"
+        f"print('\\n'.join(storm.run(books.empty_memory(), Path(sys.argv[1]), {ANY_SEED})))"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", program, str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+    )
+    assert there.stdout.splitlines() == here

@@ -1,0 +1,144 @@
+"""The service killed, or stopped past its lease, at each of its steps: every promise holds.
+
+A step is a call to the database or the cluster, before it arrives and after, with the answer lost.
+SQLite tries all of them, PostgreSQL each `SHARE`-th: what differs there is the SQL, and every
+statement is met many times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from service.db.session import Database
+from service.domain import leases, resizing
+from service.domain.resizing import Books, Resized
+from service.domain.slots import Slice
+from tests.simulation import books, scenarios
+from tests.simulation.cluster import SimCluster
+from tests.simulation.promises import Broken
+from tests.simulation.scenarios import Story, Strike
+
+pytestmark = pytest.mark.usefixtures("_short")
+
+SHARE = 8
+SPACING = 5
+"""Of the steps of the story of sizes that are tried: it meets the same ones again and again."""
+PARTS = 6
+"""Of the long story, so that several processes may share it."""
+
+
+@pytest.fixture
+def postgres_engine(postgres_url: str) -> Iterator[Engine]:
+    database = Database(postgres_url)
+    yield database.engine
+    database.close()
+
+
+def _strikes(story: Story, folder: Path) -> range:
+    return scenarios.tell(story, books.empty_memory(), folder).strikes
+
+
+def _strike_at(steps: range, story: Story, strike: Strike, folder: Path) -> None:
+    for at in steps:
+        scenarios.tell(story, books.empty_memory(), folder, at, strike)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_killed_at_any_step_it_is_taken_up_by_the_next(folder: Path, part: int) -> None:
+    story = scenarios.all_that_happens_to_jobs
+    steps = _strikes(story, folder)
+    assert len(steps) > 100
+    _strike_at(steps[part::PARTS], story, scenarios.kill, folder)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_killed_at_a_step_it_is_taken_up_by_the_next_on_postgresql(
+    folder: Path, part: int, postgres_engine: Engine
+) -> None:
+    story = scenarios.all_that_happens_to_jobs
+    for at in _strikes(story, folder)[::SHARE][part::PARTS]:
+        engine = books.empty_postgres(postgres_engine)
+        scenarios.tell(story, engine, folder, at, scenarios.kill)
+
+
+STORIES = [scenarios.one_takes_over, scenarios.one_launches_late]
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_stopped_at_any_step_past_its_lease_it_does_nothing_of_before(
+    folder: Path, story: Story
+) -> None:
+    _strike_at(_strikes(story, folder), story, scenarios.stop_for_long, folder)
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_stopped_at_a_step_past_its_lease_it_does_nothing_of_before_on_postgresql(
+    folder: Path, story: Story, postgres_engine: Engine
+) -> None:
+    for at in _strikes(story, folder)[::SHARE]:
+        engine = books.empty_postgres(postgres_engine)
+        scenarios.tell(story, engine, folder, at, scenarios.stop_for_long)
+
+
+def test_a_group_of_changing_size_holds_what_the_books_say_wherever_the_service_is_killed(
+    folder: Path,
+) -> None:
+    story = scenarios.a_group_shrinks_and_grows
+    told = scenarios.tell(story, books.empty_memory(), folder)
+    trace = "\n".join(told.trace)
+    assert "takes [Slice" in trace
+    assert "'lacking': 1" in trace
+    _strike_at(told.strikes[::SPACING], story, scenarios.kill, folder)
+
+
+# That a broken rule is found, and the tests above could fail.
+
+
+def test_without_the_fence_a_slot_would_be_given_twice(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = scenarios.one_takes_over
+    steps = _strikes(story, folder)
+    monkeypatch.setattr(leases, "holds", lambda *_: True)
+    with pytest.raises(Broken, match="I3"):
+        _strike_at(steps, story, scenarios.stop_for_long, folder)
+
+
+def test_if_an_older_word_freed_a_grant_its_slots_would_be_given_twice(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = scenarios.a_group_shrinks_and_grows
+    steps = _strikes(story, folder)
+
+    def freed(books: Books, kept: Sequence[Slice], known: int, lacking: int) -> Resized:
+        return Resized(Books(tuple(kept), books.grants), None)
+
+    monkeypatch.setattr(resizing, "resized", freed)
+    with pytest.raises(Broken, match="I3"):
+        _strike_at(steps, story, scenarios.kill, folder)
+
+
+class _Forgets(dict[Any, None]):
+    def __contains__(self, key: object) -> bool:
+        return False
+
+
+def test_if_an_ended_attempt_could_be_launched_two_would_run_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = scenarios.one_launches_late
+    steps = _strikes(story, folder)
+    make = SimCluster.__init__
+
+    def forgetful(self: SimCluster, *arguments: Any) -> None:
+        make(self, *arguments)
+        self.closed = _Forgets()
+
+    monkeypatch.setattr(SimCluster, "__init__", forgetful)
+    with pytest.raises(Broken, match="I2"):
+        _strike_at(steps, story, scenarios.stop_for_long, folder)

@@ -1,0 +1,158 @@
+"""A group goes on with fewer ranks, and with more again; what it learns stays what it was."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from ray_workers import pages
+from ray_workers.contracts import AWAITING, RankTask
+from ray_workers.training.data import Batches
+from ray_workers.training.loop import Loop
+from tests.unit.training.ranks import DEADLINE_S, Gang, make_task, run_ranks
+from tests.unit.training.test_loop import document, series, weights
+from tests.unit.training.test_recovery import once
+
+STEP_S = 0.03
+
+
+def slowly(task: RankTask) -> None:
+    """Give each step a time in which something can befall the group."""
+    original = Loop._step
+
+    def step(loop: Loop, number: int) -> None:
+        time.sleep(STEP_S)
+        original(loop, number)
+
+    Loop._step = step  # type: ignore[method-assign]
+
+
+class Resized:
+    """A group whose size a test changes while it trains."""
+
+    def __init__(self, home: Path, spec: dict[str, Any], world_size: int) -> None:
+        self.pages = home / "attempt-1" / "pages"
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        make = functools.partial(
+            make_task, home, spec, world_size=world_size, port=self._store.port
+        )
+        self.gang = Gang(make, world_size, slowly)
+        self.tasks = list(self.gang.tasks)
+
+    def until(self, probe: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not probe():
+            assert time.monotonic() < deadline, "it never came true"
+            time.sleep(0.005)
+
+    def until_step(self, step: int) -> None:
+        self.until(lambda: any(s.look.step >= step for s in pages.see(self.pages) if s.state))
+
+    def lose(self, *seats: int) -> None:
+        for seat in seats:
+            self.gang.processes[seat].kill()
+            self.gang.processes[seat].join()
+        self.tasks = [task for task in self.tasks if task.rank not in seats]
+        self.gang.next_generation(self.tasks)
+
+    def gain(self) -> None:
+        """One more, which is told its place when it is ready for one."""
+        seat = len(self.gang.tasks)
+        task = self.gang.add(rank=seat, incarnation=1, generation=AWAITING)
+        waiting = pages.Doing.STAND_BY
+        self.until(
+            lambda: any(s.rank == seat and s.look.doing is waiting for s in pages.see(self.pages))
+        )
+        self.tasks.append(task)
+        self.gang.next_generation(self.tasks)
+
+
+def assert_learned_the_same(home: Path, alone: Path) -> None:
+    for key in ("train/loss", "train/grad_norm", "val/loss"):
+        assert once(home, key) == pytest.approx(series(alone, key), rel=1e-4), key
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(home)[name], tensor, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("alone")
+    assert run_ranks(home, document(3), world_size=3) == [0, 0, 0]
+    return home
+
+
+@pytest.mark.parametrize("lost", [[2], [0], [0, 1]], ids=str)
+def test_survivors_go_on_with_fewer_whoever_is_lost(
+    lost: list[int], alone: Path, tmp_path: Path
+) -> None:
+    """Also without rank 0: the lowest of the others takes its work over."""
+    group = Resized(tmp_path, document(3), 3)
+    try:
+        group.gang.start()
+        group.until_step(6)
+        group.lose(*lost)
+        group.gang.wait(mends=False)
+        codes = [group.gang.processes[task.rank].exitcode for task in group.tasks]
+        assert codes == [0] * (3 - len(lost))
+    finally:
+        group.gang.kill()
+    assert_learned_the_same(tmp_path, alone)
+
+
+def test_a_group_shrinks_and_grows_again_without_a_restart(alone: Path, tmp_path: Path) -> None:
+    group = Resized(tmp_path, document(3), 3)
+    try:
+        group.gang.start()
+        group.until_step(4)
+        group.lose(1)
+        group.until_step(8)
+        group.gain()
+        group.until_step(14)
+        group.lose(0)
+        group.gang.wait(mends=False)
+        assert [group.gang.processes[task.rank].exitcode for task in group.tasks] == [0, 0]
+        assert [task.rank for task in group.tasks] == [2, 3]
+    finally:
+        group.gang.kill()
+    assert_learned_the_same(tmp_path, alone)
+
+
+def test_one_rank_alone_grows_too(alone: Path, tmp_path: Path) -> None:
+    group = Resized(tmp_path, document(1), 1)
+    try:
+        group.gang.start()
+        group.until_step(3)
+        group.gain()
+        group.gang.wait(mends=False)
+        assert [process.exitcode for process in group.gang.processes] == [0, 0]
+    finally:
+        group.gang.kill()
+    assert_learned_the_same(tmp_path, alone)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_sample_comes_once_in_an_epoch_under_any_sizes(seed: int) -> None:
+    """Every step of an epoch is done by a world of another size."""
+    generator = torch.Generator().manual_seed(seed)
+    num_samples, batch = (int(torch.randint(1, 200, (), generator=generator)) for _ in range(2))
+    whole = Batches(num_samples, global_batch_size=batch, seed=seed, rank=0, world_size=1)
+    seen: list[int] = []
+    for step in range(1, whole.steps_per_epoch + 1):
+        world_size = int(torch.randint(1, 9, (), generator=generator))
+        shares = [
+            Batches(
+                num_samples, global_batch_size=batch, seed=seed, rank=rank, world_size=world_size
+            ).at(step)
+            for rank in range(world_size)
+        ]
+        found = [i for share in shares if not share.is_empty for i in share.indices.tolist()]
+        assert found == whole.at(step).indices.tolist(), "the order within the batch is kept"
+        seen += found
+    assert sorted(seen) == list(range(num_samples))
