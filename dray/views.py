@@ -103,6 +103,7 @@ class Job(View):
     attempt: int
     """Number of the newest attempt; 0 before the first."""
     world_size: int
+    """Workers that it has, or last had; while it waits, those that it asks for."""
     progress: Progress | None = None
     summary: dict[str, MetricValue]
     """The last value of each metric of rank 0."""

@@ -36,6 +36,7 @@ class Entry:
 class Stretch:
     """A time in which steps were taken."""
 
+    began: float
     took_s: float
     num_steps: int
 
@@ -55,7 +56,7 @@ def undisturbed(
     for first, last in _cut(looks, length_s):
         hit = any(first.at - blind_s <= kill <= last.at for kill in kills)
         if not hit and last.step > first.step:
-            found.append(Stretch(last.at - first.at, last.step - first.step))
+            found.append(Stretch(first.at, last.at - first.at, last.step - first.step))
     return found
 
 
@@ -102,8 +103,10 @@ def _between(entries: Sequence[Entry], edges: Sequence[float]) -> list[tuple[Ent
     return list(pairwise(at_edges))
 
 
-def step_time(stretches: Sequence[Stretch]) -> float:
-    """Seconds of one step. ValueError if there was no undisturbed stretch."""
-    if not stretches:
+def step_time(stretches: Sequence[Stretch], began: float, ended: float) -> float:
+    """Seconds of one step, by the stretches that began in a time, so that a machine that slows
+    down does not matter. ValueError if there is none."""
+    taken = [each.step_s for each in stretches if began <= each.began < ended]
+    if not taken:
         raise ValueError("nobody was left alone for long enough")
-    return median(stretch.step_s for stretch in stretches)
+    return median(taken)

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.figures import ratio_of_sums
@@ -48,9 +49,9 @@ METHOD = (
     "By its own ledger: useful slot-seconds over all slot-seconds, from `goodput` in the job's "
     "answer, which moves every ten seconds; each minute's edge is moved to the nearest entry.",
     "By counting: steps committed, as the ranks' pages say, times the undisturbed step time, over "
-    f"the time. That is the median of stretches of {WINDOW_S:g} s of the same run in which nobody "
-    f"was killed, nor {BLIND_S:g} s before. A step that is done again counts once, and a job that "
-    "trains slower after a repair loses by it.",
+    f"the time. That is the median of stretches of {WINDOW_S:g} s of the same minute in which "
+    f"nobody was killed, nor {BLIND_S:g} s before. A step that is done again counts once, and a "
+    "job that trains slower after a repair loses by it.",
     "Ratio: over all minutes with a kill; the interval is a bootstrap of the minutes. A/A: the "
     "same calculation for the minute without, cut into sixths (its distance from 1 is what is "
     "lost, or seen, without any kill).",
@@ -165,9 +166,13 @@ def conclude(seen: Seen) -> Result:
     """The figures that follow from what was seen."""
     kills = [at for at, _ in seen.kills]
     stretches = count.undisturbed(seen.looks, kills, length_s=WINDOW_S, blind_s=BLIND_S)
-    step_s = count.step_time(stretches)
     alone, minutes = _sixths(seen.edges[0]), seen.edges[1:]
-    by_count = count.counted(seen.looks, minutes, step_s)
+    by_count = [
+        pair
+        for edges in pairwise(minutes)
+        for pair in count.counted(seen.looks, edges, count.step_time(stretches, *edges))
+    ]
+    alone_step_s = count.step_time(stretches, alone[0], alone[-1])
     by_ledger = count.booked(seen.entries, minutes)
     return Result(
         name="goodput",
@@ -179,7 +184,7 @@ def conclude(seen: Seen) -> Result:
         ],
         comparisons=[
             _share("by its ledger", by_ledger, count.booked(seen.entries, alone)),
-            _share("by counting", by_count, count.counted(seen.looks, alone, step_s)),
+            _share("by counting", by_count, count.counted(seen.looks, alone, alone_step_s)),
         ],
         tables=[_minute_by_minute(seen, by_ledger, by_count), _uses(seen)],
         raw=asdict(replace(seen, looks=seen.looks[::KEEP_EVERY])),

@@ -31,15 +31,6 @@ LOOK_S = 0.005
 """Between two looks at how far the ranks are, at dray's as at the peers'."""
 WORKED_ON_S = 0.3
 """How long torchft's replacement trains before the turn ends."""
-LIGHTHOUSE = "from torchft._torchft import lighthouse_main; lighthouse_main()"
-LIGHTHOUSE_OPTIONS = {
-    "--min_replicas": "1",
-    "--quorum_tick_ms": "100",
-    "--join_timeout_ms": "10000",
-    "--heartbeat_timeout_ms": "1000",
-}
-"""As in torchft's README, but with a heartbeat that is missed after 1 s, not 5: the survivor waits
-for that."""
 T = TypeVar("T")
 
 
@@ -179,11 +170,9 @@ def has_torchft() -> bool:
 @contextlib.contextmanager
 def torchft(home: Path) -> Iterator[Torchft]:
     port = free_port()
-    options = [word for option in LIGHTHOUSE_OPTIONS.items() for word in option]
-    command = [sys.executable, "-c", LIGHTHOUSE, "--bind", f"[::]:{port}", *options]
-    with running(command, clean_environment(), home / "lighthouse.log") as process:
+    command = [sys.executable, "-m", "benchmarks.recovery.torchft_lighthouse", str(port)]
+    with running(command, clean_environment(), home / "lighthouse.log"):
         yield Torchft(home, f"http://127.0.0.1:{port}")
-        process.kill()
 
 
 def _kill_logged(folder: Path, *alive: subprocess.Popen[str]) -> float:

@@ -56,6 +56,7 @@ def main(folder: Path, rank: int) -> None:
         loss_of(module(inputs), targets).backward()
         optimizer.step()
         if manager.current_step() > done:
+            # The group's number; torchft has no public name for it.
             log.committed(manager.current_step(), manager._quorum_id)
 
 

@@ -54,6 +54,8 @@ class FakeCluster:
     """While set, every call fails with it, also those that wait; what trains goes on."""
     lost_launches: list[LostLaunch] = field(default_factory=list)
     """The next launches that get no answer."""
+    loses_grants: bool = False
+    """While set, no grant of slots comes to an attempt."""
     launches: list[AttemptSpec] = field(default_factory=list)
     """Every launch that reached the cluster."""
     num_polls: int = 0
@@ -184,6 +186,8 @@ class FakeCluster:
 
     async def grow(self, ref: AttemptRef, grant: Grant) -> None:
         self._check()
+        if self.loses_grants:
+            raise ClusterUnavailable("the grant was lost")
         attempt = self._attempts.get((ref.job_id, ref.attempt))
         if attempt is not None:
             attempt.grow(grant)

@@ -13,7 +13,8 @@ lacks workers to train on. It had been given its slots before anyone who waits n
 rest of them, and it stands by for no more than half a minute; so any free slot is its own, also
 one that a waiting job has a claim to, and what it can't have yet is set aside for it as for a job
 ahead of all others. After it: an elastic group that trains below its size takes what no waiting
-job has a claim to, by priority, then first come first served.
+job has a claim to, by priority, then first come first served. Here also jobs that back off have
+one: a start behind them is over some day, but what a group has grown into it keeps.
 """
 
 from __future__ import annotations
@@ -193,6 +194,7 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
         decision = round_.decide(job, position + 1)
         position += isinstance(decision, Wait)
         decisions.append(decision)
+    round_.end_queue()
     groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
     grown = [round_.grow(group) for group in groups if not group.lacking]
     return [*decisions, *standing_by, *grown]
@@ -220,6 +222,7 @@ class _Round:
         """As `_free`, less what blocked jobs ahead have a claim to."""
         self._holders = list(holders)
         self._blocked: list[tuple[str, Request]] = []
+        self._backing_off: list[WaitingJob] = []
         self._now = now
 
     def serve(self, group: Growing) -> Decision:
@@ -241,6 +244,7 @@ class _Round:
         if impossible is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
+            self._backing_off.append(job)
             message = f"is tried again at {job.not_before:%H:%M:%S} UTC, its last attempt failed"
             return Wait(job.job_id, Reason("backing_off", message), position)
         request = job.request
@@ -251,6 +255,11 @@ class _Round:
             return Wait(job.job_id, reason, position, ahead)
         self._take(job.job_id, request, slices)
         return Start(job.job_id, slices)
+
+    def end_queue(self) -> None:
+        """What comes now is growth."""
+        for job in self._backing_off:
+            self._set_aside(job.job_id, job.request, job.request.num_workers)
 
     def grow(self, group: Growing) -> Decision:
         """For a group that trains: what it can use of what nobody has a claim to."""

@@ -42,18 +42,20 @@ def resized(books: Books, kept: Sequence[Slice], known: int, lacking: int) -> Re
     """The books after a group said that it holds `kept` and nothing else.
 
     `known`: the newest grant that it knew of then. The slots of a newer one are on their way to
-    it: they stay its own, or they would be given to two. NotItsOwn if it can't be so.
+    it, and some may be among the kept: all of them stay its own, or they would be given to two.
+    NotItsOwn if it can't be so.
     """
     if known > books.grants:
         raise NotItsOwn(f"it knows grant {known}, and there were {books.grants}")
-    under_way = books.granted if books.granted is not None and known < books.grants else ()
-    had = _by_node(books.slices)
-    had.subtract(_by_node(under_way))
-    for node_id, number in _by_node(kept).items():
-        if number > had[node_id]:
-            raise NotItsOwn(f"it holds {number} slots of {node_id} and was given {had[node_id]}")
-    if under_way:
-        return Resized(Books((*kept, *under_way), books.grants, books.granted), None)
+    free = _by_node(books.slices)
+    free.subtract(_by_node(kept))
+    for node_id, number in free.items():
+        if number < 0:
+            raise NotItsOwn(f"it holds {-number} slots of {node_id} more than it was given")
+    if books.granted is not None and known < books.grants:
+        coming = (Slice(p.node_id, min(p.num_workers, free[p.node_id])) for p in books.granted)
+        slices = (*kept, *(part for part in coming if part.num_workers))
+        return Resized(Books(slices, books.grants, books.granted), None)
     after = Books(tuple(kept), books.grants)
     if books.granted is None or count(kept) > count(books.slices) - count(books.granted):
         return Resized(after, None)

@@ -292,6 +292,7 @@ class SimAttempt:
         self.grants = grant.number
         taken = [part for part in grant.slices if self._take(part)]
         self.cluster.note(f"{self.key} takes {taken} of grant {grant.number}")
+        self.cluster.on_take(self)
         self._resize()
 
     def _take(self, part: Slice) -> bool:

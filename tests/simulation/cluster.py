@@ -32,11 +32,13 @@ class SimCluster:
         chance: random.Random,
         now: Callable[[], float],
         on_start: Callable[[SimAttempt], None],
+        on_take: Callable[[SimAttempt], None],
         note: Callable[[str], None],
     ) -> None:
         self.chance = chance
         self.now = now
         self.on_start = on_start
+        self.on_take = on_take
         self.note = note
         self.nodes: dict[str, SimNode] = {}
         self.known: dict[Key, SimAttempt] = {}

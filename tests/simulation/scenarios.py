@@ -170,3 +170,34 @@ async def one_launches_late(world: World) -> None:
     await asyncio.sleep(STOPPED_S + SOON_S)
     world.check()
     await _comes_to(world, job_id)
+
+
+async def a_group_shrinks_and_grows(world: World) -> None:
+    """Of an elastic group a node goes, and others while slots of the next one come to it; then so
+    many that it stands by. Something else waits for slots meanwhile."""
+    for _ in range(2):
+        world.cluster.add_node(SLOTS)
+    keeper = world.loop.create_task(_keep_one(world))
+    elastic = {"min_workers": SLOTS - 1}
+    job_id = await world.submit(Plan(0), 2 * SLOTS, elastic=elastic)
+    await _comes_to(world, job_id, JobState.RUNNING)
+    (group,) = world.cluster.known.values()
+    begin = world.num_points
+    world.cluster.lose_node(group.held[0].node_id)
+    await asyncio.sleep(SOON_S)
+    world.cluster.add_node(SLOTS)
+    for _ in range(3):
+        await asyncio.sleep(0.7)
+        group.lose_worker()
+        world.check()
+    while group.alive and group.num_held >= SLOTS - 1:
+        group.lose_worker()
+    other = await world.submit(Plan(1), 1)
+    await asyncio.sleep(2 * SOON_S)
+    world.check()
+    world.strikes = range(begin + 1, world.num_points + 1)
+    await _comes_to(world, other)
+    assert job_id is not None
+    await world.cancel(job_id)
+    await _comes_to(world, job_id)
+    keeper.cancel()

@@ -66,10 +66,10 @@ class Storm:
             (6, self.delete),
             (6, self.world.preempt),
             (6, self.kill_rank),
-            (6, self.lose_worker),
+            (10, self.lose_worker),
             (4, self.lose_supervisor),
             (4, self.lose_node),
-            (5, self.add_node),
+            (6, self.add_node),
             (1, self.restart_cluster),
             (3, self.toggle_cluster),
             (5, self.kill_service),
@@ -118,7 +118,7 @@ class Storm:
         if chance.random() < 0.2:
             fields["max_runtime_s"] = 30
         workers = chance.randint(1, 2 * SLOTS)
-        if chance.random() < 0.5:
+        if chance.random() < 0.6:
             fields["elastic"] = {"min_workers": chance.randint(1, workers)}
         self.world.begin(self._submit(plan, workers, fields))
 

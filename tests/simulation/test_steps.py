@@ -7,7 +7,7 @@ statement is met many times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ import pytest
 from sqlalchemy import Engine
 
 from service.db.session import Database
-from service.domain import leases
+from service.domain import leases, resizing
+from service.domain.resizing import Books, Resized
+from service.domain.slots import Slice
 from tests.simulation import books, scenarios
 from tests.simulation.cluster import SimCluster
 from tests.simulation.promises import Broken
@@ -24,6 +26,8 @@ from tests.simulation.scenarios import Story, Strike
 pytestmark = pytest.mark.usefixtures("_short")
 
 SHARE = 8
+SPACING = 5
+"""Of the steps of the story of sizes that are tried: it meets the same ones again and again."""
 PARTS = 6
 """Of the long story, so that several processes may share it."""
 
@@ -81,6 +85,17 @@ def test_stopped_at_a_step_past_its_lease_it_does_nothing_of_before_on_postgresq
         scenarios.tell(story, engine, folder, at, scenarios.stop_for_long)
 
 
+def test_a_group_of_changing_size_holds_what_the_books_say_wherever_the_service_is_killed(
+    folder: Path,
+) -> None:
+    story = scenarios.a_group_shrinks_and_grows
+    told = scenarios.tell(story, books.empty_memory(), folder)
+    trace = "\n".join(told.trace)
+    assert "takes [Slice" in trace
+    assert "'lacking': 1" in trace
+    _strike_at(told.strikes[::SPACING], story, scenarios.kill, folder)
+
+
 # That a broken rule is found, and the tests above could fail.
 
 
@@ -92,6 +107,20 @@ def test_without_the_fence_a_slot_would_be_given_twice(
     monkeypatch.setattr(leases, "holds", lambda *_: True)
     with pytest.raises(Broken, match="I3"):
         _strike_at(steps, story, scenarios.stop_for_long, folder)
+
+
+def test_if_an_older_word_freed_a_grant_its_slots_would_be_given_twice(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = scenarios.a_group_shrinks_and_grows
+    steps = _strikes(story, folder)
+
+    def freed(books: Books, kept: Sequence[Slice], known: int, lacking: int) -> Resized:
+        return Resized(Books(tuple(kept), books.grants), None)
+
+    monkeypatch.setattr(resizing, "resized", freed)
+    with pytest.raises(Broken, match="I3"):
+        _strike_at(steps, story, scenarios.kill, folder)
 
 
 class _Forgets(dict[Any, None]):

@@ -53,7 +53,9 @@ class World:
         self.loop = asyncio.get_running_loop()
         self.weather = Weather()
         self.promises = Promises(self)
-        self.cluster = SimCluster(chance, lambda: self.now().timestamp(), self._on_start, self.note)
+        self.cluster = SimCluster(
+            chance, lambda: self.now().timestamp(), self._on_start, self._on_take, self.note
+        )
         self.storage = Storage((folder / "storage").as_uri())
         self.settings = Settings(
             home=folder,
@@ -87,8 +89,15 @@ class World:
 
     def _on_start(self, attempt: SimAttempt) -> None:
         self.note(f"{attempt.key} starts its processes")
+        self._see(lambda: self.promises.started(attempt))
+
+    def _on_take(self, attempt: SimAttempt) -> None:
+        self._see(self.promises.hold)
+
+    def _see(self, look: Callable[[], None]) -> None:
+        """What is broken now, is broken, also if it is mended before anybody looks again."""
         try:
-            self.promises.started(attempt)
+            look()
         except Broken as broken:
             self.broken = self.broken or broken
 

@@ -126,6 +126,45 @@ INVALID: dict[str, tuple[bytes | dict[str, Any], str, str]] = {
     "null": ({**GOOD, "train": None}, "/train", ""),
     "a list for an object": ({**GOOD, "train": []}, "/train", "object"),
 }
+for value in ("0", "-1", "1.5", "true", '"1"', "null", "4097"):
+    INVALID[f"min_workers {value}"] = (
+        raw(value, "elastic", "min_workers"),
+        "/elastic/min_workers",
+        "",
+    )
+INVALID |= {
+    "more min_workers than workers": (
+        {**GOOD, "elastic": {"min_workers": 2}},
+        "/elastic/min_workers",
+        "more than the 1 of resources.num_workers",
+    ),
+    "elastic without min_workers": ({**GOOD, "elastic": {}}, "/elastic/min_workers", "is missing"),
+    "an elastic script": (
+        {"script": {"entrypoint": "a.py"}, "elastic": {"min_workers": 1}},
+        "/elastic",
+        "the world of a script can't change while it runs",
+    ),
+    "elastic on GPUs": (
+        {**GOOD, "elastic": {"min_workers": 1}, "resources": {"gpus_per_worker": 1}},
+        "/elastic",
+        "needs gpus_per_worker 0",
+    ),
+    "elastic with a fixed world": (
+        {**GOOD, "elastic": {"min_workers": 1}, "parallel": {"data": 1}},
+        "/parallel/data",
+        "no fixed world size",
+    ),
+    "an elastic job with a batch for fewer than all": (
+        {
+            **GOOD,
+            "elastic": {"min_workers": 1},
+            "resources": {"num_workers": 4},
+            "train": {"global_batch_size": 3},
+        },
+        "/train/global_batch_size",
+        "4 workers",
+    ),
+}
 for value in ("0", "-1", "1.5", "true", '"2"', "null", "4097"):
     INVALID[f"num_workers {value}"] = (
         raw(value, "resources", "num_workers"),

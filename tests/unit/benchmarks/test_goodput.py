@@ -25,7 +25,7 @@ def looks(until: float, pauses: list[tuple[float, float]]) -> list[Look]:
 def test_the_undisturbed_step_time_does_not_know_of_the_kills() -> None:
     seen = looks(120.0, [(71.0, 74.0)])
     stretches = count.undisturbed(seen, [71.0], length_s=5.0, blind_s=10.0)
-    assert count.step_time(stretches) == pytest.approx(STEP_S)
+    assert count.step_time(stretches, 0.0, 120.0) == pytest.approx(STEP_S)
     assert sum(stretch.took_s for stretch in stretches) == pytest.approx(120 - 15)
 
 
@@ -36,11 +36,18 @@ def test_a_pause_is_what_counting_finds_missing() -> None:
     assert second == pytest.approx((57.0, 60.0))
 
 
+def test_each_minute_is_measured_by_its_own_steps() -> None:
+    slow = [Look(60.0 + tick, 1200 + tick * 5) for tick in range(1, 61)]
+    stretches = count.undisturbed(looks(60.0, []) + slow, [], length_s=5.0, blind_s=10.0)
+    assert count.step_time(stretches, 0.0, 60.0) == pytest.approx(STEP_S)
+    assert count.step_time(stretches, 60.0, 120.0) == pytest.approx(0.2)
+
+
 def test_without_a_quiet_stretch_nothing_is_claimed() -> None:
     seen = looks(10.0, [])
     stretches = count.undisturbed(seen, [5.0], length_s=5.0, blind_s=10.0)
     with pytest.raises(ValueError, match="long enough"):
-        count.step_time(stretches)
+        count.step_time(stretches, 0.0, 10.0)
 
 
 def entry(at: float, useful: float, recovering: float) -> Entry:

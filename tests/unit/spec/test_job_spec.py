@@ -190,3 +190,11 @@ def test_any_other_interval_of_checkpoints_is_refused_where_it_stands(every: Any
     with pytest.raises(faults.Fault, match="'auto'") as caught:
         faults.check(document)
     assert caught.value.pointer == "/checkpoint/every_steps"
+
+
+def test_an_elastic_job_says_with_how_few_it_goes_on() -> None:
+    fields = {"elastic": {"min_workers": 2}, "resources": {"num_workers": 4}}
+    spec = JobSpec.model_validate(recipe("image_classification", **fields))
+    assert spec.elastic is not None
+    assert spec.elastic.min_workers == 2
+    assert JobSpec.model_validate(recipe("image_classification", elastic=None)).elastic is None
