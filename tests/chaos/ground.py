@@ -131,10 +131,11 @@ class JoinedService(Service):
 
 
 class RayCluster:
-    """Several raylets on this machine: a head, where the supervisors are, and two more nodes."""
+    """Several raylets on this machine: a head, where the supervisors are, and three nodes that
+    train, any of which may be killed."""
 
     SLOTS_PER_NODE = 2
-    NUM_NODES = 3
+    NUM_NODES = 4
 
     def __init__(self, folder: Path) -> None:
         self.token_file = folder / "token"
@@ -159,7 +160,7 @@ class RayCluster:
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={
-                **self._options,
+                "num_cpus": 0,
                 "include_dashboard": True,
                 "dashboard_host": "127.0.0.1",
                 "dashboard_port": free_port(),
@@ -181,12 +182,12 @@ class RayCluster:
         self._cluster.add_node(**self._options)
 
     def kill_node(self, job_id: str) -> str:
-        """SIGKILL all of a node that has a rank of the job, if it is not the head; its id."""
+        """SIGKILL all of a node that has a rank of the job; its id."""
         for node in list(self._cluster.worker_nodes):
             if job_id in _jobs_on(node.node_id):
                 self._cluster.remove_node(node, allow_graceful=False)
                 return str(node.node_id)
-        raise ProcessLookupError("no node but the head has a rank of the job")
+        raise ProcessLookupError("no node has a rank of the job")
 
     def stop(self) -> None:
         self._cluster.shutdown()  # type: ignore[no-untyped-call]
@@ -211,7 +212,7 @@ def embedded(folder: Path) -> Iterator[Ground]:
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[Ground]:
-    """A service on PostgreSQL that joined a cluster of three nodes."""
+    """A service on PostgreSQL that joined a cluster of four nodes."""
     with contextlib.ExitStack() as stack:
         postgres = get_server(tempfile.mkdtemp(prefix="dray-postgres-"), cleanup_mode="delete")
         stack.callback(postgres.cleanup)
