@@ -27,7 +27,7 @@ _WORDS = 24
 _HEAD = struct.Struct(f"<{_WORDS}Q")
 _RING_AT = 1024
 _FIGURES = struct.Struct("<QQQddddd")
-RING = 128
+RING = 1024
 """Steps of which a rank keeps the figures here: rank 0 tells them, and if it dies with some of
 them untold, whoever comes in its place."""
 SIZE_BYTES = _RING_AT + RING * _FIGURES.size
