@@ -129,7 +129,7 @@ def test_an_elastic_group_goes_on_with_fewer_and_grows_when_a_node_comes(
     ray_cluster: RayByHand, client: Client
 ) -> None:
     """Six ranks take all three nodes, so that there are no other slots for the lost two."""
-    spec = gang(resources={"num_workers": 6}, elastic={"min_workers": 2}, train={"epochs": 150})
+    spec = gang(resources={"num_workers": 6}, elastic={"min_workers": 2}, train={"epochs": 80})
     job = client.submit(spec)
     wait_for_step(client, job.id, LOST_AT_STEP)
     before = training_pids(job.id)
@@ -150,7 +150,7 @@ def test_a_node_that_falls_silent_is_given_up_and_its_ranks_are_replaced(
     ray_cluster: RayByHand, client: Client
 ) -> None:
     """Its connections stay open. Ray's health checks find it; the bound is theirs and a little."""
-    job = client.submit(gang(train={"epochs": 60}))
+    job = client.submit(gang(train={"epochs": 40}))
     wait_for_step(client, job.id, LOST_AT_STEP)
     silent = one_of_its_nodes(ray_cluster, client, job.id)
     began = time.monotonic()
