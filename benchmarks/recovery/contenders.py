@@ -147,6 +147,8 @@ class Torchft:
             replicas[work.KILLED_RANK].wait(TURN_TIMEOUT_S)
             stack.enter_context(self._replica(folder, work.KILLED_RANK))
             _await(lambda: _whole_since(folder, killed_at, WORKED_ON_S), "torchft to be whole")
+            if replicas[1 - work.KILLED_RANK].poll() is not None:
+                raise BenchmarkError("torchft's survivor ended as well")
         return _logged(folder, killed_at)
 
     @contextlib.contextmanager

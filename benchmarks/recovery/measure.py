@@ -45,7 +45,8 @@ METHOD = (
     "static rendezvous, `torch.save` by rank 0, without fsync.",
     "torchft: fault tolerant DDP, a lighthouse that misses a heartbeat after 1 s (5 is its "
     "default), and a launcher that starts the dead replica again the moment it is gone. Until "
-    "that is there, the survivor trains alone on its half of each batch. It has no checkpoints.",
+    "that is there, the survivor trains alone on its half of each batch. It has no checkpoints. "
+    "Its DDP's hook is replaced by one with which the survivor outlives gloo's error.",
     "The peers' scripts import torch and scikit-learn and nothing of dray's.",
     "Turns are interleaved, one of each per round; one round before them is not counted. A turn "
     "begins when the machine is quiet. The daemons of dray, of its Ray and of Ray Train's cluster "
