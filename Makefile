@@ -50,7 +50,7 @@ test: setup ## run the whole test suite
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --durations 15 tests/simulation
 	$(BIN)/python -m pytest --durations 15 tests/contract tests/integration tests/chaos
 
-soak: setup ## try five times as many simulated storms as the test suite does
+soak: setup ## play 10,000 simulated storms
 	DRAY_SEEDS=$(SOAK_SEEDS) $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/simulation
 
 check: lint types imports test ## everything that CI runs
