@@ -42,7 +42,12 @@ def result_of(client: Client, job: Job, folder: Path) -> dict[str, Any]:
 
 
 def log_of(client: Client, job_id: str) -> list[tuple[int, int, str]]:
-    return sorted((line.attempt, line.rank, line.text) for line in client.logs(job_id))
+    """What the training printed. dray's own lines tell of how fast the disk was, too."""
+    return sorted(
+        (line.attempt, line.rank, line.text)
+        for line in client.logs(job_id)
+        if not line.text.startswith("dray: ")
+    )
 
 
 def long_digits() -> dict[str, Any]:
