@@ -367,12 +367,17 @@ class RayByHand:
         (node_id,) = [a.removeprefix("--node_id=") for a in arguments if a.startswith("--node_id=")]
         return node_id
 
-    def signal_node(self, name: str, number: int) -> None:
-        """Send a signal to every process of a node, whatever was started there."""
-        left = [self.nodes[name].pid]
+    def processes_of(self, name: str) -> list[int]:
+        """Every process of a node, whatever was started there."""
+        found, left = [], [self.nodes[name].pid]
         while left:
-            pid = left.pop()
-            left += children_of(pid)
+            found.append(left.pop())
+            left += children_of(found[-1])
+        return found
+
+    def signal_node(self, name: str, number: int) -> None:
+        # All are found before the first is struck: whose parent dies is nobody's child any more.
+        for pid in self.processes_of(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
