@@ -36,7 +36,7 @@ FIRST_STEP_LEAST_S = 60.0
 """Before the first step of a group is done: kernels are chosen, buffers made."""
 
 STOPPED = ("T", "t")
-STOPPED_S = 30.0
+STOPPED_S = 5.0
 """How long a process may be at one thing when it is seen to be stopped, whatever that thing is."""
 
 _PLACE_IN_STEP = {
@@ -73,7 +73,7 @@ class Watchdog:
 
         None while anybody joins or waits for a place: the group is not whole, and others see to it.
         """
-        stopped = [s for s in sights if s.state in STOPPED and s.age_s > STOPPED_S]
+        stopped = [s for s in sights if s.state == "T" and s.age_s > STOPPED_S]
         if stopped:
             return Hang(tuple(stopped), min(s.age_s for s in stopped), STOPPED_S)
         trains = all(sight.look.doing in _PLACE_IN_STEP for sight in sights)
