@@ -235,9 +235,6 @@ class WorkerGroup:
     def num_slots(self) -> int:
         return sum(slots.part.num_workers for slots in self.slots)
 
-    def of_rank(self, rank: int) -> Member:
-        return next(member for member in self.placed if member.rank == rank)
-
     def ended(self) -> list[RankExit]:
         """How the ranks ended whose newest process has."""
         return [member.end for member in self.placed if not member.is_running]

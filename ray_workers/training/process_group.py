@@ -73,15 +73,6 @@ def backend_of(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
-def agree(value: int, device: torch.device, world_size: int) -> int:
-    """Rank 0's value, on every rank."""
-    if world_size == 1:
-        return value
-    shared = torch.tensor([value], dtype=torch.int64, device=device)
-    dist.broadcast(shared, src=0)
-    return int(shared.item())
-
-
 def all_same(value: int, device: torch.device, world_size: int) -> bool:
     """Whether every rank gave the same value; all learn the same answer."""
     if world_size == 1:
