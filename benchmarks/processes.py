@@ -16,7 +16,7 @@ from benchmarks.machine import ROOT, BenchmarkError, clean_environment
 from dray import Client
 
 START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0
 CHECK_S = 0.1
 
 

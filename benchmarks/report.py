@@ -29,7 +29,8 @@ class Comparison:
     same: Ratio
     """A/A: its distance from 1 is what the method can't tell apart."""
     goal: str
-    met: bool
+    met: bool | None
+    """None where there is no goal."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _comparisons(comparisons: Sequence[Mapping[str, Any]]) -> str:
             str(Ratio(**each["ratio"])),
             str(Ratio(**each["same"])),
             each["goal"],
-            "yes" if each["met"] else "no",
+            {True: "yes", False: "no", None: ""}[each["met"]],
         ]
         for each in comparisons
     ]

@@ -13,13 +13,14 @@ from benchmarks.machine import wait_until_quiet
 from benchmarks.report import Comparison, Result, Row
 from benchmarks.torchrun import torchrun
 
-OURS, DCP, TORCH_SAVE, NOTHING = "dray", "dcp", "torch.save", "nothing"
+OURS, DCP, TORCH_SAVE, COPY, NOTHING = "dray", "dcp", "torch.save", "copy", "nothing"
 PEERS = {DCP: 1.0, TORCH_SAVE: 0.1}
 """And the most that our stall may be of theirs."""
 LABELS = {
     OURS: "dray",
     DCP: "DCP async_save",
     TORCH_SAVE: "torch.save",
+    COPY: "a copy in memory (floor)",
     NOTHING: "no save (noise)",
 }
 WORLD_SIZES = (1, 2)
@@ -36,6 +37,8 @@ METHOD = (
     "manifest. DCP: `async_save` in a thread and over a group of its own, with a stager that is "
     "kept, so that its memory is reused as dray's is, and synced files (no hashes). torch.save: "
     "on rank 0, with fsync (no hashes). All write to the same file system.",
+    "The floor is one copy of the state to memory that is there already, while training waits: "
+    "what any snapshot costs a machine whose processors are all at work, before a byte is written.",
     "Ratio: of medians; the interval is a bootstrap of the turns. A/A: the peer's even turns over "
     "its odd ones. A stall may be measured below 0: 'no save' says how far noise reaches.",
 )

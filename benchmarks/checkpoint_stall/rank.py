@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.checkpoint_stall.savers import Dcp, Dray, Nothing, Saver, TorchSave
+from benchmarks.checkpoint_stall.savers import Copy, Dcp, Dray, Nothing, Saver, TorchSave
 from benchmarks.checkpoint_stall.work import WORKS, Work
 
 AROUND = 4
@@ -45,6 +45,7 @@ class Loop:
             "dray": Dray(*parts, folder / "dray"),
             "dcp": Dcp(*parts, folder / "dcp"),
             "torch.save": TorchSave(*parts, folder / "torch.save"),
+            "copy": Copy(*parts),
             "nothing": Nothing(),
         }
 

@@ -33,6 +33,6 @@ WORKS: Final = {
     work.name: work
     for work in (
         Work("50 MB", 1024, num_layers=4, batch_size=128, saves_per_round=4),
-        Work("500 MB", 2048, num_layers=10, batch_size=64, saves_per_round=1),
+        Work("500 MB", 2048, num_layers=10, batch_size=64, saves_per_round=2),
     )
 }

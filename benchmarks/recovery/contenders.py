@@ -27,6 +27,8 @@ from dray import Client
 from dray.views import DrillState, JobState
 
 TURN_TIMEOUT_S = 180.0
+RESTART_TIMEOUT_S = 60.0
+"""Of torchrun, which now and then restarts into a rendezvous that never comes about."""
 LOOK_S = 0.005
 """Between two looks at how far the ranks are, at dray's as at the peers'."""
 WORKED_ON_S = 0.3
@@ -125,7 +127,11 @@ class Torchrun:
         log = self._home / "torchrun.log"
         with running(command, clean_environment(), log) as process:
             killed_at = _kill_logged(folder, process)
-            if process.wait(TURN_TIMEOUT_S) != 0:
+            try:
+                ended_well = process.wait(RESTART_TIMEOUT_S) == 0
+            except subprocess.TimeoutExpired:
+                raise BenchmarkError("torchrun's ranks never met again") from None
+            if not ended_well:
                 raise BenchmarkError(f"torchrun failed:\n{log.read_text()[-3000:]}")
         return _logged(folder, killed_at)
 

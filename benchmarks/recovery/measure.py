@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.figures import Ratio, ratio_of_medians
-from benchmarks.machine import wait_until_quiet
+from benchmarks.machine import BenchmarkError, wait_until_quiet
 from benchmarks.recovery import contenders
 from benchmarks.recovery.commits import Recovery, lost_of_a_minute
 from benchmarks.recovery.contenders import Torchrun
@@ -26,6 +26,8 @@ SETTLE_S = {KILL: 6.0, RAY_TRAIN: 6.0, TORCHRUN: 2.0, TORCHFT: 2.0, DRILL: 6.0}
 """Least pause before a turn; see `first_step`."""
 GOALS = {RAY_TRAIN: (0.1, "at most 1/10"), TORCHRUN: (0.1, "at most 1/10")}
 AT_MOST_S = 1.0
+MAX_FAILURES = 10
+"""Of one contender, in the whole run."""
 
 METHOD = (
     "Two ranks on CPU (gloo, one thread each) train the digits CNN; batch 128, AdamW, a "
@@ -47,6 +49,8 @@ METHOD = (
     "default), and a launcher that starts the dead replica again the moment it is gone. Until "
     "that is there, the survivor trains alone on its half of each batch. It has no checkpoints. "
     "Its DDP's hook is replaced by one with which the survivor outlives gloo's error.",
+    "A peer's turn that ends with an error, or in which its ranks do not meet again within 60 s, "
+    "is noted as one that failed, and it takes another, so that its times are of its successes.",
     "The peers' scripts import torch and scikit-learn and nothing of dray's.",
     "Turns are interleaved, one of each per round; one round before them is not counted. A turn "
     "begins when the machine is quiet. The daemons of dray, of its Ray and of Ray Train's cluster "
@@ -63,6 +67,8 @@ class Samples:
     recoveries: list[Recovery] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
     """Share of the cores that was busy just before each turn."""
+    failures: int = 0
+    """Turns that had to be taken again, in the round that is not counted too."""
 
     @property
     def next_s(self) -> list[float]:
@@ -86,12 +92,28 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
         for number in range(num_rounds + 1):
             for label, turn in turns.items():
                 busy = wait_until_quiet(at_least_s=SETTLE_S[label])
-                recovery = turn()
+                recovery = _until_it_recovers(label, turn, samples[label], tell)
                 tell(f"round {number}/{num_rounds}  {label}: {_sentence(recovery)}")
                 if number:
                     samples[label].recoveries.append(recovery)
                     samples[label].busy.append(busy)
     return conclude(samples)
+
+
+def _until_it_recovers(
+    label: str, turn: Callable[[], Recovery], samples: Samples, tell: Callable[[str], None]
+) -> Recovery:
+    """A turn of the contender. A peer's that fails is noted, and tried again; for dray that is an
+    error."""
+    while True:
+        try:
+            return turn()
+        except BenchmarkError as error:
+            samples.failures += 1
+            if label in (KILL, DRILL) or samples.failures > MAX_FAILURES:
+                raise
+            tell(f"{label} failed: {str(error).splitlines()[0]}")
+            wait_until_quiet(at_least_s=SETTLE_S[label])
 
 
 def _start(stack: ExitStack, home: Path) -> dict[str, Callable[[], Recovery]]:
@@ -153,16 +175,18 @@ def cost(samples: Mapping[str, Samples]) -> Table:
                 _median(own.caught_up_s),
                 _median(own.whole_s),
                 "not seen" if share is None else f"{1 - share:.1%}",
+                str(own.failures),
             ]
         )
     return Table(
-        "What it costs besides; the last column follows from the times, it was not run",
+        "What it costs besides; the goodput follows from the times, it was not run",
         [
             "",
             "steps lost, p50 (most)",
             "beyond the step reached, p50",
             "rank 1 trains again, p50",
             "goodput at one kill a minute",
+            "turns that failed",
         ],
         rows,
     )

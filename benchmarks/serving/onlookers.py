@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,14 @@ METHOD = (
     f"Looked on: {NUM_POLLERS} clients ask every {PERIOD_S:g} s, each for the status of one job "
     f"and for its metrics since the last time; {NUM_FOLLOWERS} others hold an event stream open. "
     "They are one process on the same machine, so their own work is in the figure, too.",
-    f"Turns of {TURN_S:g} s without and with them alternate, A B B A. Training speed is the steps "
-    "of all jobs in the turn by the series that the service stored, over its time.",
+    f"The floor: {NUM_POLLERS} clients ask as often for `/healthz`, which looks at nothing and "
+    "answers two words, and nobody follows. What that costs is the price of HTTP in Python and of "
+    "the clients, whatever is asked.",
+    f"Turns of {TURN_S:g} s without, with them, and with the floor's alternate, A B C C B A. "
+    "Training speed is the steps of all jobs in the turn by the series that the service stored, "
+    "over its time.",
     "Slowdown: median over neighbouring turns of the speed without over the speed with; the "
-    "interval is a bootstrap of the pairs. A/A: neighbouring turns without.",
+    "interval is a bootstrap of the pairs. A/A: one turn without over the next.",
     "Nothing lost: each poller has every step of its job from its first poll to its last, each "
     "stream every event number, and each stored series every step.",
 )
@@ -57,9 +62,17 @@ class Seen:
     gaps: list[str] = field(default_factory=list)
 
 
+class Look(StrEnum):
+    """What the clients of a turn do."""
+
+    NOBODY = "nobody looks on"
+    FLOOR = "asked for nothing"
+    ALL = "looked on"
+
+
 @dataclass(frozen=True)
 class Turn:
-    looked_on: bool
+    look: Look
     steps_per_s: float
     server_share: float
     """Of one processor, the service without Ray and training."""
@@ -71,10 +84,10 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
         tell(f"{NUM_JOBS} jobs train; warming up")
         time.sleep(WARMUP_S)
         for number in range(num_rounds):
-            order = (False, True) if number % 2 == 0 else (True, False)
-            for looked_on in order:
-                turns.append(_turn(server, client, job_ids, seen, looked_on=looked_on))
-            tell(f"round {number + 1}: {turns[-2]}, {turns[-1]}")
+            order = (Look.NOBODY, Look.ALL, Look.FLOOR)[:: 1 if number % 2 == 0 else -1]
+            turns += [_turn(server, client, job_ids, seen, look) for look in order]
+            speeds = ", ".join(f"{t.look} {t.steps_per_s:.1f} steps/s" for t in turns[-3:])
+            tell(f"round {number + 1}: {speeds}")
         seen.gaps += _holes(client, job_ids)
     if seen.gaps:
         raise BenchmarkError(f"something was lost: {seen.gaps[:5]}")
@@ -109,19 +122,19 @@ def _training() -> Iterator[tuple[Running, Client, list[str]]]:
                 client.wait(job_id, START_WITHIN_S)
 
 
-def _turn(
-    server: Running, client: Client, job_ids: list[str], seen: Seen, *, looked_on: bool
-) -> Turn:
+def _turn(server: Running, client: Client, job_ids: list[str], seen: Seen, look: Look) -> Turn:
     own = server.processes[0]
     steps, began = _steps(client, job_ids), time.monotonic()
     used = sum(own.cpu_times()[:2])
-    if looked_on:
-        asyncio.run(_look_on(server.port, job_ids, seen))
-    else:
+    if look is Look.NOBODY:
         time.sleep(TURN_S)
+    elif look is Look.FLOOR:
+        asyncio.run(_knock(server.port))
+    else:
+        asyncio.run(_look_on(server.port, job_ids, seen))
     took = time.monotonic() - began
     share = (sum(own.cpu_times()[:2]) - used) / took
-    return Turn(looked_on, (_steps(client, job_ids) - steps) / took, share)
+    return Turn(look, (_steps(client, job_ids) - steps) / took, share)
 
 
 def _steps(client: Client, job_ids: list[str]) -> int:
@@ -141,6 +154,24 @@ async def _look_on(port: int, job_ids: list[str], seen: Seen) -> None:
         for number in range(NUM_POLLERS)
     ]
     await asyncio.gather(*pollers, *followers)
+
+
+async def _knock(port: int) -> None:
+    """As many requests as when all look on, for the least answer that there is."""
+    until = time.monotonic() + TURN_S
+
+    async def knocks(offset_s: float) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.sleep(offset_s)
+        try:
+            while time.monotonic() < until:
+                for _ in range(2):
+                    await exchange(reader, writer, get("/healthz", port))
+                await asyncio.sleep(PERIOD_S)
+        finally:
+            writer.close()
+
+    await asyncio.gather(*(knocks(n / NUM_POLLERS * PERIOD_S) for n in range(NUM_POLLERS)))
 
 
 async def _poll(port: int, job_id: str, offset_s: float, until: float, seen: Seen) -> None:
@@ -213,39 +244,47 @@ def _holes(client: Client, job_ids: list[str]) -> list[str]:
 
 
 def conclude(turns: list[Turn], seen: Seen) -> Result:
-    quiet = [turn.steps_per_s for turn in turns if not turn.looked_on]
-    busy = [turn.steps_per_s for turn in turns if turn.looked_on]
-    pairs = list(zip(quiet, busy, strict=True))
-    slowdown = median_of_ratios(pairs)
+    speeds = {look: [t.steps_per_s for t in turns if t.look is look] for look in Look}
+    quiet = speeds[Look.NOBODY]
+    slowdown = median_of_ratios(list(zip(quiet, speeds[Look.ALL], strict=True)))
+    floor = median_of_ratios(list(zip(quiet, speeds[Look.FLOOR], strict=True)))
     same = [
         (one, two) if number % 2 else (two, one)
         for number, (one, two) in enumerate(pairwise(quiet))
     ]
     ordered = sorted(seen.latencies_s)
     p50, p99 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
-    shares = {
-        looked_on: [turn.server_share for turn in turns if turn.looked_on is looked_on]
-        for looked_on in (False, True)
-    }
+    same_again = median_of_ratios(same or [(1.0, 1.0)])
+    shares = {look: [t.server_share for t in turns if t.look is look] for look in Look}
     return Result(
         name="onlookers",
         title="Many who look on while jobs train",
         method=METHOD,
         rows=[
-            Row("a step of all jobs together, nobody looks on", [1 / speed for speed in quiet]),
-            Row("a step of all jobs together, looked on", [1 / speed for speed in busy]),
+            *(
+                Row(f"a step of all jobs together, {look}", [1 / speed for speed in speeds[look]])
+                for look in Look
+            ),
             Row("a poll", seen.latencies_s),
         ],
         comparisons=[
             Comparison(
                 label="training time, looked on / not",
-                n=len(pairs),
+                n=len(quiet),
                 ratio=slowdown,
-                same=median_of_ratios(same or [(1.0, 1.0)]),
+                same=same_again,
                 goal=f"interval includes {SLOWDOWN_GOAL} or less; p99 of a poll at most "
                 f"{seconds(P99_GOAL_S)}",
                 met=slowdown.low <= SLOWDOWN_GOAL and p99 <= P99_GOAL_S,
-            )
+            ),
+            Comparison(
+                label="training time, asked for nothing / not",
+                n=len(quiet),
+                ratio=floor,
+                same=same_again,
+                goal="none: what any server in Python would cost here",
+                met=None,
+            ),
         ],
         tables=[
             Table(
@@ -259,10 +298,10 @@ def conclude(turns: list[Turn], seen: Seen) -> Result:
                     ["lost", "nothing"],
                     *(
                         [
-                            f"share of one processor, {'looked on' if looked_on else 'not'}",
+                            f"share of one processor, {look}",
                             f"{sum(share) / len(share):.1%}",
                         ]
-                        for looked_on, share in shares.items()
+                        for look, share in shares.items()
                     ),
                 ],
             )

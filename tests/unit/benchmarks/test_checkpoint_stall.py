@@ -35,7 +35,7 @@ def test_the_states_have_the_sizes_that_their_names_say() -> None:
 def test_every_contender_leaves_the_whole_state_on_the_disk(loop: Loop, tmp_path: Path) -> None:
     """Seen before it is tidied away."""
     for name, saver in loop.savers.items():
-        if name == measure.NOTHING:
+        if name in (measure.NOTHING, measure.COPY):
             continue
         loop.train(saver)
         saver.save(loop.step)
@@ -62,6 +62,7 @@ def test_goals_are_met_by_the_ratio_of_medians() -> None:
         measure.OURS: [0.01, 0.012, 0.011],
         measure.DCP: [0.01, 0.01, 0.01],
         measure.TORCH_SAVE: [0.2, 0.2, 0.2],
+        measure.COPY: [0.005, 0.005, 0.005],
         measure.NOTHING: [-0.001, 0.001, 0.0],
     }
     result = measure.conclude({"50 MB, 1 rank": stalls})

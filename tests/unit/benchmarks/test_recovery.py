@@ -154,8 +154,8 @@ def test_goals_are_met_by_the_figures_alone() -> None:
     assert not met[f"next step, {measure.DRILL} / one second"]
     assert "torchft is not installed" in result.method[-1]
     rows = {row[0]: list(row[1:]) for row in result.tables[0].rows}
-    assert rows[measure.RAY_TRAIN] == ["30 (30)", "18 s", "9 s", "70.0%"]
-    assert rows[measure.DRILL] == ["0 (0)", "not seen", "not seen", "not seen"]
+    assert rows[measure.RAY_TRAIN] == ["30 (30)", "18 s", "9 s", "70.0%", "0"]
+    assert rows[measure.DRILL] == ["0 (0)", "not seen", "not seen", "not seen", "0"]
 
 
 def test_a_contender_that_ends_by_itself_is_an_error(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_goals_are_judged_by_the_samples() -> None:
     assert [each.met for each in metrics.conclude(samples).comparisons] == [True, True]
     slow = metrics.Samples([0.05] * 9, [0.1] * 9, [0.2] * 9, [0.002] * 9, [0.002] * 9)
     assert [each.met for each in metrics.conclude(slow).comparisons] == [False, False]
-    turns = [onlookers.Turn(looked_on, 100.0, 0.1) for looked_on in (False, True) * 4]
+    turns = [onlookers.Turn(look, 100.0, 0.1) for look in [*onlookers.Look] * 4]
     assert onlookers.conclude(turns, onlookers.Seen([0.01] * 100)).comparisons[0].met
     assert not onlookers.conclude(turns, onlookers.Seen([0.2] * 100)).comparisons[0].met
 
