@@ -12,22 +12,32 @@ Beta = Annotated[Number, Field(ge=0.0, lt=1.0)]
 
 
 class Optimizer(Document):
-    """The optimizer. `momentum` and `nesterov` are for sgd, `betas` and `eps` for adamw."""
+    """The optimizer. lars and lamb are for large batches: each layer's step is in proportion to its
+    weights (arXiv:1708.03888, arXiv:1904.00962)."""
 
-    name: Literal["adamw", "sgd", "adafactor"] = "adamw"
+    name: Literal["adamw", "sgd", "adafactor", "lars", "lamb"] = "adamw"
     lr: Annotated[Number, Field(gt=0.0, le=1000.0)] = 1e-3
     """Peak learning rate, before the schedule."""
     weight_decay: Annotated[Number, Field(ge=0.0, le=10.0)] = 0.0
     """Of matrices and filters; norms and biases never decay."""
     momentum: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.0
+    """Of sgd and lars."""
     nesterov: StrictBool = False
+    """Of sgd."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Of adamw and lamb, as is `eps`."""
     eps: Annotated[Number, Field(gt=0.0, le=1.0)] = 1e-8
+    trust: Annotated[Number, Field(gt=0.0, le=1.0)] = 0.001
+    """Of lars: the most that a step may be of a layer's weights, at a rate of 1."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
-        owners = dict.fromkeys(("momentum", "nesterov"), ("sgd",))
-        owners |= dict.fromkeys(("betas", "eps"), ("adamw",))
+        owners: dict[str, tuple[str, ...]] = {
+            "momentum": ("sgd", "lars"),
+            "nesterov": ("sgd",),
+            "trust": ("lars",),
+            **dict.fromkeys(("betas", "eps"), ("adamw", "lamb")),
+        }
         refuse_foreign(self, self.name, owners)
         if self.nesterov and self.momentum == 0.0:
             raise ValueError("nesterov needs a momentum above 0")

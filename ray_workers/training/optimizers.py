@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from dray import spec
+from ray_workers.training.layerwise import Lamb, Lars
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -24,7 +25,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def build_optimizer(model: nn.Module, options: spec.Optimizer) -> Optimizer:
-    """Fused: one kernel for all parameters, which is what a small step spends its time on."""
+    """Fused where torch has it: one kernel for all parameters, which is what a small step spends
+    its time on."""
     groups = parameter_groups(model, options.weight_decay)
     match options.name:
         case "adamw":
@@ -39,6 +41,10 @@ def build_optimizer(model: nn.Module, options: spec.Optimizer) -> Optimizer:
             )
         case "adafactor":  # Shazeer & Stern 2018, arXiv:1804.04235; it has no fused kernel
             return Adafactor(groups, lr=options.lr)
+        case "lars":
+            return Lars(groups, options.lr, options.momentum, options.trust)
+        case "lamb":
+            return Lamb(groups, options.lr, options.betas, options.eps)
         case unknown:
             assert_never(unknown)
 

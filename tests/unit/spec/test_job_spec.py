@@ -157,7 +157,7 @@ def test_a_source_is_a_url_without_secrets(source: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ({"optimizer": {"momentum": 0.9}}, "momentum is an option of sgd, not of adamw"),
+        ({"optimizer": {"momentum": 0.9}}, "momentum is an option of sgd and lars, not of adamw"),
         ({"optimizer": {"name": "adafactor", "eps": 1e-3}}, "eps is an option of adamw"),
         ({"optimizer": {"name": "sgd", "nesterov": True}}, "nesterov needs a momentum"),
         ({"schedule": {"name": "step"}}, "needs every_steps"),
