@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dray.views import JobState
 from service.cluster.port import AttemptRef, Cluster
-from service.jobs import LiveAttempt
+from service.queue import LiveAttempt
 
 
 @dataclass(frozen=True)

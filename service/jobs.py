@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -13,11 +12,8 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.spec import JobSpec
 from dray.views import JobState
-from ray_workers.contracts import Drill, DrillKind, Grant
-from service import data_sources, listing, nodes, origins, presenting, resizing
+from service import data_sources, listing, nodes, origins, presenting
 from service.db.models import EventRow, JobRow
-from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.session import Database, notify
 from service.db.types import storable
@@ -37,42 +33,6 @@ from service.signals import QUEUE, Signals, events_of
 from service.storage import Storage
 from service.storage_watch import StorageWatch, refuse_if_full
 from service.transitions import move
-
-LIVE_STATES = (
-    JobState.STARTING,
-    JobState.RUNNING,
-    JobState.RECOVERING,
-    JobState.CANCELLING,
-)
-
-
-@dataclass(frozen=True)
-class LiveAttempt:
-    """An attempt that has not been seen gone."""
-
-    job_id: str
-    attempt: int
-    job_state: JobState
-    slices: tuple[policy.Slice, ...]
-    bundle: Mapping[str, float]
-    cluster_session: str
-    age_s: float
-    """Since its claim."""
-    started_at: datetime | None
-    max_runtime_s: int | None
-    runtime_used_s: float
-    """By attempts before this one."""
-    cursor: Mapping[str, int]
-    preempt_grace_s: float | None = None
-    """Set once it was asked to leave its slots."""
-    drills: tuple[Drill, ...] = ()
-    """Those that it is to take and that have not struck."""
-    node_ids: tuple[str, ...] = ()
-    """On which something of it may lie, those that it left among them."""
-    grant: Grant | None = None
-    """Slots that are its own, and that it has not said it knows of."""
-    growing: policy.Growing | None = None
-    """Set while it could use more slots, and may be granted some."""
 
 
 class Jobs:
@@ -244,50 +204,6 @@ def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
 
 def not_found(job_id: str) -> NotFound:
     return NotFound(f"there is no job {job_id}", hint="`dray ls` shows the jobs there are")
-
-
-def queue_snapshot(
-    session: Session, now: datetime
-) -> tuple[tuple[policy.WaitingJob, ...], tuple[LiveAttempt, ...]]:
-    """Who waits, in the order of the queue, and every attempt that may still hold slots."""
-    waiting = tuple(
-        policy.WaitingJob(
-            job_id=row.id,
-            attempt=row.attempt,
-            priority=row.priority,
-            seq=row.number,
-            request=policy.Request(row.num_workers, row.bundle, row.min_workers),
-            not_before=row.not_before if row.not_before and row.not_before > now else None,
-        )
-        for row in repository.in_state(session, [JobState.QUEUED])
-    )
-    owners = {row.id: row for row in repository.in_state(session, LIVE_STATES)}
-    drills: dict[tuple[str, int], list[Drill]] = {}
-    for drill in faults_repository.waiting_drills(session):
-        asked = Drill(drill.id, DrillKind(drill.kind), drill.rank, drill.at_step)
-        drills.setdefault((drill.job_id, drill.attempt), []).append(asked)
-    live = tuple(
-        LiveAttempt(
-            job_id=row.job_id,
-            attempt=row.attempt,
-            job_state=owners[row.job_id].state,
-            slices=resizing.as_slices(row.slices),
-            bundle=row.bundle,
-            cluster_session=row.cluster_session,
-            age_s=(now - row.created_at).total_seconds(),
-            started_at=row.started_at,
-            max_runtime_s=owners[row.job_id].max_runtime_s,
-            runtime_used_s=owners[row.job_id].runtime_used_s,
-            cursor=row.cursor,
-            preempt_grace_s=row.preempt_grace_s,
-            drills=tuple(drills.get((row.job_id, row.attempt), ())),
-            node_ids=resizing.carriers(row),
-            grant=resizing.granted(row),
-            growing=resizing.growing(owners[row.job_id], row, now),
-        )
-        for row in attempts_repository.live(session)
-    )
-    return waiting, live
 
 
 def _refuse_impossible(session: Session, request: policy.Request) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from ray_workers.contracts import Cause, PollReply
-from service import jobs, recording
+from service import queue, recording
 from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
 from service.errands import Errand, Errands
 from service.fencing import LoopDatabase
@@ -78,7 +78,7 @@ class Reconciler:
 
     async def run_once(self) -> None:
         """Start the followers that are missing, pass on what users asked, end what nobody owns."""
-        _, live = await self._database.read(jobs.queue_snapshot)
+        _, live = await self._database.read(queue.snapshot)
         for attempt in live:
             key = (attempt.job_id, attempt.attempt)
             if key in self._scheduler.launching:
@@ -115,7 +115,7 @@ class Reconciler:
         else:
             self._errands.done(errand)
 
-    async def _follow(self, attempt: jobs.LiveAttempt) -> None:
+    async def _follow(self, attempt: queue.LiveAttempt) -> None:
         """Poll one attempt and store what it says, until its outcome is stored."""
         key, cursor, said = (attempt.job_id, attempt.attempt), dict(attempt.cursor), ""
         loop = asyncio.get_running_loop()
@@ -199,7 +199,7 @@ class Reconciler:
         self._orphans_at = asyncio.get_running_loop().time() + ORPHANS_PERIOD_S
         try:
             known = await self._cluster.attempts()
-            _, live = await self._database.read(jobs.queue_snapshot)
+            _, live = await self._database.read(queue.snapshot)
             owned = {(a.job_id, a.attempt) for a in live} | set(self._followers)
             for ref in known:
                 key = (ref.job_id, ref.attempt)
@@ -218,7 +218,7 @@ def _was_never_there(reply: PollReply) -> bool:
     return lost and not reply.cursor
 
 
-def _ref(attempt: jobs.LiveAttempt) -> AttemptRef:
+def _ref(attempt: queue.LiveAttempt) -> AttemptRef:
     return AttemptRef(
         job_id=attempt.job_id,
         attempt=attempt.attempt,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.spec import MAX_WORKERS
@@ -41,13 +42,15 @@ def as_rows(slices: Sequence[policy.Slice]) -> list[dict[str, Any]]:
     return [{"node_id": part.node_id, "num_workers": part.num_workers} for part in slices]
 
 
-def carriers(attempt: AttemptRow) -> tuple[str, ...]:
+def carriers(attempt: AttemptRow | Row[Any]) -> tuple[str, ...]:
     """Ids of all nodes on which something of the attempt may lie."""
     here = (part["node_id"] for part in attempt.slices)
     return tuple(dict.fromkeys([*(attempt.carriers or ()), *here]))
 
 
-def growing(job: JobRow, attempt: AttemptRow, now: datetime) -> policy.Growing | None:
+def growing(
+    job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime
+) -> policy.Growing | None:
     """The group as the plan sees it, if it could use more slots and may be granted some now.
 
     Also a group that keeps its size may lack workers, and stand by for them.
@@ -72,7 +75,7 @@ def growing(job: JobRow, attempt: AttemptRow, now: datetime) -> policy.Growing |
     )
 
 
-def granted(attempt: AttemptRow) -> contracts.Grant | None:
+def granted(attempt: AttemptRow | Row[Any]) -> contracts.Grant | None:
     """The grant that the group is to be told of until it says what it holds."""
     if attempt.granted is None:
         return None

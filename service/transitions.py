@@ -203,7 +203,7 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
 
     Not a move and no event: the queue is looked at often. What is as it was is not written.
     """
-    queued = {row.id: row for row in repository.in_state(session, [JobState.QUEUED])}
+    queued = {row.id: row for row in repository.in_state(session, (JobState.QUEUED,))}
     changed = 0
     for wait in waits:
         row = queued.get(wait.job_id)

@@ -55,6 +55,26 @@ def live(session: Session) -> list[AttemptRow]:
     return list(session.scalars(query.order_by(AttemptRow.created_at, AttemptRow.job_id)))
 
 
+_HELD = (
+    *("job_id", "attempt", "phase", "slices", "carriers", "bundle", "cluster_session", "cursor"),
+    *("lacking", "grants", "granted", "grow_after", "preempt_asked_at", "preempt_grace_s"),
+    *("created_at", "started_at"),
+)
+"""Columns of an attempt that the loops go by."""
+
+
+def live_columns(session: Session) -> Sequence[Row[Any]]:
+    """As `live`, `_HELD` alone."""
+    return session.connection().execute(_live_columns()).all()
+
+
+@cache
+def _live_columns() -> Select[Any]:
+    c = AttemptRow.__table__.c
+    query = select(*(c[name] for name in _HELD)).where(c.finished_at.is_(None))
+    return query.order_by(c.created_at, c.job_id)
+
+
 def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, Any, Any]]:
     """(job_id, world_size, started_at, finished_at, reason_code) of attempts that ran and ended
     after `since`: the newest of them."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import Row, Select, delete, func, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -65,10 +66,17 @@ def open_drills(session: Session, job_id: str) -> list[DrillRow]:
     return list(session.scalars(query.order_by(DrillRow.created_at, DrillRow.id)))
 
 
-def waiting_drills(session: Session) -> list[DrillRow]:
-    """Of all jobs, those that have not struck."""
-    query = select(DrillRow).where(text("drills.state = 'waiting'"))  # as the index has it
-    return list(session.scalars(query.order_by(DrillRow.job_id, DrillRow.id)))
+def waiting_drills(session: Session) -> Sequence[Row[Any]]:
+    """(job_id, attempt, id, kind, rank, at_step) of all jobs' drills that have not struck."""
+    return session.connection().execute(_waiting_drills()).all()
+
+
+@cache
+def _waiting_drills() -> Select[Any]:
+    c = DrillRow.__table__.c
+    query = select(c.job_id, c.attempt, c.id, c.kind, c.rank, c.at_step)
+    waiting = text("drills.state = 'waiting'")  # as the index has it
+    return query.where(waiting).order_by(c.job_id, c.id)
 
 
 def fail_drills(session: Session, job_id: str, message: str, now: datetime) -> None:

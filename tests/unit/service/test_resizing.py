@@ -20,7 +20,7 @@ from service.domain.resizing import (
     Resized,
     resized,
 )
-from service.jobs import LiveAttempt, queue_snapshot
+from service.queue import LiveAttempt, snapshot
 from tests.unit.service.helpers import Service, events_of, frame, regrouped, regrouping, told
 
 pytestmark = pytest.mark.anyio
@@ -98,7 +98,7 @@ async def trains(service: Service, workers: int = 2, **fields: Any) -> str:
 
 
 def live(service: Service, job_id: str) -> LiveAttempt:
-    _, attempts = service.database.read_sync(lambda s: queue_snapshot(s, service.now))
+    _, attempts = service.database.read_sync(lambda s: snapshot(s, service.now))
     (found,) = [attempt for attempt in attempts if attempt.job_id == job_id]
     return found
 
@@ -135,7 +135,7 @@ async def test_a_claim_of_fewer_says_so_and_how_few_may_go_on(service: Service) 
 
 async def test_the_queue_shows_with_how_few_a_job_starts(service: Service) -> None:
     await service.submit(**ELASTIC)
-    waiting, _ = service.database.read_sync(lambda s: queue_snapshot(s, service.now))
+    waiting, _ = service.database.read_sync(lambda s: snapshot(s, service.now))
     assert waiting[0].request == policy.Request(4, {"CPU": 1.0}, 2)
 
 
@@ -297,7 +297,7 @@ async def test_the_end_of_an_attempt_clears_all_of_it(service: Service) -> None:
     job_id = await grown(service, B)
     service.report(job_id, 1, [said(ONE_OF_A, lacking=1)])
     service.end(job_id, 1, Cause.NODE_LOST)
-    _, attempts = service.database.read_sync(lambda s: queue_snapshot(s, service.now))
+    _, attempts = service.database.read_sync(lambda s: snapshot(s, service.now))
     assert attempts == ()
     job = await service.jobs.get(job_id)
     assert (job.state, job.world_size) == (JobState.QUEUED, 4)

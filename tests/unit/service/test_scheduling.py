@@ -19,7 +19,7 @@ from service.db.models import AttemptRow
 from service.db.repositories import jobs as repository
 from service.domain import policy
 from service.domain.states import IllegalTransition, Trigger
-from service.jobs import queue_snapshot
+from service.queue import snapshot
 from tests.unit.service.helpers import START, Service
 
 pytestmark = pytest.mark.anyio
@@ -101,7 +101,7 @@ async def test_the_snapshot_shows_the_queue_in_order_and_who_holds_slots(
     await service.jobs.cancel(cancelling)
     cancelled = await service.submit()
     await service.jobs.cancel(cancelled)
-    waiting, live = service.database.read_sync(lambda s: queue_snapshot(s, service.now))
+    waiting, live = service.database.read_sync(lambda s: snapshot(s, service.now))
     assert [job.job_id for job in waiting] == [first, second, low]
     assert waiting[0].request == policy.Request(2, {"CPU": 1.0, "GPU": 1.0})
     assert {(a.job_id, a.attempt, a.job_state) for a in live} == {
@@ -113,7 +113,7 @@ async def test_the_snapshot_shows_the_queue_in_order_and_who_holds_slots(
     assert (attempt.cluster_session, attempt.max_runtime_s) == ("session-1", 9)
     assert dict(attempt.cursor) == {"rank-0": 100}
     service.end(live_id, 1)
-    _, live = service.database.read_sync(lambda s: queue_snapshot(s, service.now))
+    _, live = service.database.read_sync(lambda s: snapshot(s, service.now))
     assert [a.job_id for a in live] == [cancelling]
 
 
@@ -121,11 +121,11 @@ async def test_a_requeued_job_keeps_its_place_and_waits_for_its_time(service: Se
     first = await service.running()
     second = await service.submit()
     service.end(first, 1, Cause.WORKER_LOST)
-    waiting, _ = service.database.read_sync(lambda s: queue_snapshot(s, service.now))
+    waiting, _ = service.database.read_sync(lambda s: snapshot(s, service.now))
     assert [job.job_id for job in waiting] == [first, second]
     assert waiting[0].not_before == START + timedelta(seconds=1)
     service.advance(1)
-    waiting, _ = service.database.read_sync(lambda s: queue_snapshot(s, service.now))
+    waiting, _ = service.database.read_sync(lambda s: snapshot(s, service.now))
     assert waiting[0].not_before is None
 
 
