@@ -78,7 +78,7 @@ def address_of(bound: socket.socket) -> str:
 
 
 async def serve(settings: Settings, *, loops: bool) -> None:
-    """Run until SIGTERM or SIGINT, then stop in order; a second signal doesn't wait."""
+    """Run until SIGTERM or SIGINT, then let jobs save and stop; a second signal doesn't wait."""
     check_exposure(settings)
     with contextlib.closing(bind(settings)) as bound:
         stop = asyncio.Event()
@@ -92,8 +92,13 @@ async def serve(settings: Settings, *, loops: bool) -> None:
         try:
             app = create_app(settings, runtime)
             await _answer(app, runtime, bound, stop)
+            await runtime.clear_cluster(stop, _say)
         finally:
             await runtime.stop()
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 async def _unless_stopped(opening: asyncio.Task[Runtime], stop: asyncio.Event) -> Runtime | None:

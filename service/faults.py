@@ -11,7 +11,7 @@ from dray import views
 from dray.requests import DrillRequest
 from dray.views import DrillState, JobState
 from ray_workers.mending import why_never
-from service import hangs, presenting
+from service import hangs, preempting, presenting
 from service.checkpoints import began_at_step
 from service.db.models import AttemptRow, DrillRow, JobRow
 from service.db.repositories import attempts as attempts_repository
@@ -27,7 +27,6 @@ from service.settings import Settings
 from service.signals import QUEUE
 from service.transitions import remark
 
-HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
 TRAINING = (JobState.RUNNING, JobState.RECOVERING)
 
 
@@ -54,19 +53,10 @@ class Faults:
 
         def work(session: Session) -> views.Job:
             row = found(session, job_id, lock=True)
-            attempt = _live_attempt(session, row, HOLDING, "it holds no slots that it could leave")
-            if attempt.preempt_asked_at is None:
-                attempt.preempt_asked_at, attempt.preempt_grace_s = now, grace
-                remark(
-                    session,
-                    row,
-                    type_="preempting",
-                    code="preempt_asked",
-                    message=f"was asked to save a checkpoint and leave its slots in {grace:g} s",
-                    now=now,
-                    data={"grace_s": grace},
-                )
-                notify(session, QUEUE)
+            attempt = _live_attempt(
+                session, row, preempting.HOLDING, "it holds no slots that it could leave"
+            )
+            preempting.ask(session, row, attempt, grace, now)
             return presenting.job(session, row)
 
         return await self._database.write(work)

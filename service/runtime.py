@@ -14,11 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from sqlalchemy.orm import Session
+
 from ray_workers.paths import nonce_path
+from service import preempting
 from service.cluster.embedded import EmbeddedRay
 from service.cluster.gateway import GatewayCluster, RayTarget
-from service.cluster.port import Cluster
+from service.cluster.port import Cluster, ClusterSnapshot
 from service.db.migrate import migrate
+from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import Database, utc_now
@@ -32,7 +36,7 @@ from service.reading import Reading
 from service.reconciler import Reconciler
 from service.scheduler import Scheduler
 from service.settings import Settings
-from service.signals import Signals
+from service.signals import QUEUE, Signals
 from service.status import StatusCache
 from service.storage import Storage
 from service.upkeep import Upkeep
@@ -74,6 +78,8 @@ class Runtime:
         self.leader: Leader | None = None
         self._home = home
         self._leading: asyncio.Task[None] | None = None
+        self._halted = asyncio.Event()
+        """Nothing is started any more."""
 
     @classmethod
     async def open(
@@ -123,8 +129,10 @@ class Runtime:
 
     def _loops(self, books: LoopDatabase, cluster: Cluster, deployment_id: str) -> Loops:
         """The loops of one term, which know nothing of those of any other."""
-        self.watch = watch = ClusterWatch(books, cluster, self.signals)
-        scheduler = Scheduler(books, cluster, watch, self.signals, self.settings, deployment_id)
+        self.watch = watch = ClusterWatch(books, cluster, self.signals, self.settings)
+        scheduler = Scheduler(
+            *(books, cluster, watch, self.signals, self.settings, deployment_id, self._halted)
+        )
         reconciler = Reconciler(
             books, cluster, self.storage, scheduler, self.signals, self.settings
         )
@@ -135,6 +143,54 @@ class Runtime:
             ("reconciler", reconciler.run()),
             ("upkeep", upkeep.run()),
         ]
+
+    async def clear_cluster(self, hurry: asyncio.Event, tell: Callable[[str], None]) -> None:
+        """Before a stop that takes the cluster along: let all that trains save and leave its slots.
+
+        Returns when nothing is left there, the grace is over, or `hurry` is set. Does nothing
+        where the cluster is not our own, or not led from here.
+        """
+        leads = self.leader is not None and self.leader.leads
+        if self.settings.ray_address != EMBEDDED or not leads or self._watched() is None:
+            return
+        self._halted.set()
+        grace_s = self.settings.preempt_grace_s
+        try:
+            if not await self._leave():
+                return
+        except DomainError:  # without a database nobody can be asked
+            return
+        tell(
+            f"jobs save before Ray stops, for {grace_s:g} s at most; a second signal does not wait"
+        )
+        gone = asyncio.create_task(self._nothing_lives())
+        hurried = asyncio.create_task(hurry.wait())
+        await asyncio.wait(
+            [gone, hurried],
+            timeout=grace_s + preempting.RESERVE_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        for task in (gone, hurried):
+            task.cancel()
+        await asyncio.gather(gone, hurried, return_exceptions=True)
+
+    async def _nothing_lives(self) -> None:
+        with self.signals.subscribe(QUEUE) as woken:
+            while await self._leave():  # again, for what was just being started
+                await woken.wait(1.0)
+
+    async def _leave(self) -> int:
+        """Ask all that lives to save and leave; how many that are."""
+
+        def work(session: Session) -> int:
+            now = self.database.time(session)
+            preempting.leave_all(session, self.settings.preempt_grace_s, now)
+            return len(attempts_repository.live_columns(session))
+
+        return await self.database.write(work)
+
+    def _watched(self) -> ClusterSnapshot | None:
+        return self.watch.latest if self.watch else None
 
     async def stop(self) -> None:
         """Stop the loops, then what they use. The embedded Ray ends too, and its jobs with it."""
@@ -200,9 +256,11 @@ def _storage_nonce(storage_url: str) -> str:
 
 
 async def serve_loops(settings: Settings, stop: asyncio.Event) -> None:
-    """Run the loops alone until `stop` is set: `python -m service`."""
+    """`python -m service`: run the loops alone until `stop` is set; set again, it means at once."""
     runtime = await Runtime.open(settings)
     try:
         await stop.wait()
+        stop.clear()
+        await runtime.clear_cluster(stop, logger.info)
     finally:
         await runtime.stop()

@@ -6,13 +6,14 @@ reads, applies, and forgets. A claim that finds the job changed is no error: som
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
 from ray_workers.contracts import WORKER_MTBF_S, AttemptSpec, Slice
-from service import data_sources, jobs, quarantine, reliability, resizing, transitions
+from service import data_sources, quarantine, queue, reliability, resizing, transitions
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.db.repositories import storage as storage_repository
 from service.db.session import touch
@@ -40,6 +41,7 @@ class Scheduler:
         signals: Signals,
         settings: Settings,
         deployment_id: str,
+        halted: asyncio.Event,
     ) -> None:
         self._database = database
         self._cluster = cluster
@@ -47,6 +49,7 @@ class Scheduler:
         self._signals = signals
         self._settings = settings
         self._deployment_id = deployment_id
+        self._halted = halted
         self._impossible_since: dict[str, datetime] = {}
         self.launching: set[tuple[str, int]] = set()
         """Attempts being claimed, or whose launch has not answered: not yet to be polled, since
@@ -65,10 +68,12 @@ class Scheduler:
                 await woken.wait(self._settings.scheduler_tick_s)
 
     async def run_once(self) -> int:
-        """One round; answers how many attempts were launched."""
+        """One round; answers how many attempts were launched. None once it is halted."""
+        if self._halted.is_set():
+            return 0
         cluster = self._watch.latest
         (waiting, live), full, now = await self._database.read(
-            lambda s, now: (jobs.queue_snapshot(s, now), _storage_problem(s), now)
+            lambda s, now: (queue.snapshot(s, now), _storage_problem(s), now)
         )
         growing = {a.job_id: a.growing for a in live if a.growing is not None}
         if not waiting:
@@ -76,26 +81,35 @@ class Scheduler:
         if not waiting and not growing:
             return 0
         decisions = policy.plan(_snapshot(cluster, waiting, live, full), now)
+        have_run = {job.job_id for job in waiting if job.attempt > 0}
         decisions = [
-            self._patient(decision, place, now) for place, decision in enumerate(decisions)
+            self._patient(decision, place, now, has_run=decision.job_id in have_run)
+            for place, decision in enumerate(decisions)
         ]
         await self._database.write(lambda s, at: self._note(s, decisions, at))
         for decision in decisions:
-            if isinstance(decision, policy.Grow):
+            if isinstance(decision, policy.Grow) and not self._halted.is_set():
                 await self._grow(growing[decision.job_id], decision)
         starts = [d for d in decisions if isinstance(d, policy.Start)]
         by_id = {job.job_id: job for job in waiting}
         launched = 0
         for start in starts:
+            if self._halted.is_set():
+                break
             assert cluster is not None, "the plan starts nothing without a cluster"
             launched += await self._start(by_id[start.job_id], start, cluster.session)
         return launched
 
-    def _patient(self, decision: policy.Decision, place: int, now: datetime) -> policy.Decision:
-        """A job found impossible waits a while for the cluster to become whole again."""
+    def _patient(
+        self, decision: policy.Decision, place: int, now: datetime, *, has_run: bool
+    ) -> policy.Decision:
+        """A job found impossible waits a while for the cluster to become whole again, and one that
+        has run there before as long as it takes."""
         if not isinstance(decision, policy.Impossible):
             self._impossible_since.pop(decision.job_id, None)
             return decision
+        if has_run:
+            return policy.Wait(decision.job_id, decision.reason, place + 1)
         since = self._impossible_since.setdefault(decision.job_id, now)
         if now - since >= IMPOSSIBLE_GRACE:
             return decision
@@ -187,7 +201,7 @@ def _storage_problem(session: Session) -> str | None:
 def _snapshot(
     cluster: ClusterSnapshot | None,
     waiting: tuple[policy.WaitingJob, ...],
-    live: tuple[jobs.LiveAttempt, ...],
+    live: tuple[queue.LiveAttempt, ...],
     storage_problem: str | None,
 ) -> policy.Snapshot:
     """The queue and the cluster as plain data for the plan."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from service import nodes
+from service import nodes, preempting
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.fencing import LoopDatabase
+from service.settings import Settings
 from service.signals import QUEUE, Signals
 
 logger = logging.getLogger(__name__)
@@ -26,10 +27,13 @@ REFRESH_S = 10.0
 class ClusterWatch:
     """Holds `latest`, None while the cluster does not answer, and `problem`, why it does not."""
 
-    def __init__(self, database: LoopDatabase, cluster: Cluster, signals: Signals) -> None:
+    def __init__(
+        self, database: LoopDatabase, cluster: Cluster, signals: Signals, settings: Settings
+    ) -> None:
         self._database = database
         self._cluster = cluster
         self._signals = signals
+        self._settings = settings
         self._stored: object = None
         self._stored_at = 0.0
         self.latest: ClusterSnapshot | None = None
@@ -42,11 +46,13 @@ class ClusterWatch:
                 await self.run_once()
             except Exception:
                 logger.exception("the cluster watch failed a round; it goes on")
-            settled = self.latest is not None and all(n.accepted for n in self.latest.nodes)
+            settled = self.latest is not None and all(
+                node.accepted or node.drained_by is not None for node in self.latest.nodes
+            )
             await asyncio.sleep(PERIOD_S if settled else JOINING_PERIOD_S)
 
     async def run_once(self) -> None:
-        """Ask the cluster, store what changed, wake the scheduler."""
+        """Ask the cluster, store what changed, wake the scheduler, clear nodes that will go."""
         before = (self.latest, self.problem)
         try:
             self.latest, self.problem = await self._cluster.snapshot(), None
@@ -59,3 +65,10 @@ class ClusterWatch:
             latest, problem = self.latest, self.problem
             await self._database.write(lambda s, at: nodes.store(s, latest, problem, at))
             self._stored, self._stored_at = (latest, problem), now
+        await self._clear_drained()
+
+    async def _clear_drained(self) -> None:
+        """Ask what trains on a node that is about to go to save and leave, while it can."""
+        latest, grace_s = self.latest, self._settings.preempt_grace_s
+        if latest is not None and any(node.drained_by is not None for node in latest.nodes):
+            await self._database.write(lambda s, at: preempting.leave_nodes(s, latest, grace_s, at))

@@ -248,6 +248,11 @@ class FakeCluster:
         self.nodes[node_id] = FakeNode(dict(resources))
         self.pulse.beat()
 
+    def drain_node(self, node_id: str, by: float) -> None:
+        """It is told to go at the Unix time `by`; until then what is there goes on."""
+        self.nodes[node_id].drained_by = by
+        self.pulse.beat()
+
     def lose_node(self, node_id: str) -> None:
         """A node goes, with its ranks and spools; supervisors live elsewhere."""
         del self.nodes[node_id]
@@ -333,8 +338,9 @@ def _described(node_id: str, node: FakeNode) -> ClusterNode:
         alive=True,
         resources=dict(node.resources),
         available=node.free(),
-        accepted=node.problem is None,
-        problem=node.problem,
+        accepted=node.problem is None and node.drained_by is None,
+        problem=node.problem if node.drained_by is None else "it is drained",
+        drained_by=node.drained_by,
         quarantined=tuple(node.quarantined),
     )
 

@@ -81,6 +81,8 @@ class FakeNode:
     """What others than dray hold."""
     held: dict[str, float] = field(default_factory=dict)
     quarantined: list[Quarantined] = field(default_factory=list)
+    drained_by: float | None = None
+    """Unix time when it goes, if it is to go."""
     spools: dict[tuple[str, int], dict[str, Spool]] = field(default_factory=dict)
 
     def free(self) -> dict[str, float]:

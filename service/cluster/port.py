@@ -35,6 +35,9 @@ class ClusterNode:
     quarantined: tuple[Quarantined, ...] | None = ()
     """Slots of ended attempts that are not clean; they are not among the available. None while
     the node has not said."""
+    drained_by: float | None = None
+    """Unix time when the node goes, `math.inf` if nobody said when; None if it stays. One that
+    goes is not accepted any more."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import ray
@@ -136,6 +137,7 @@ class RayCluster:
     async def snapshot(self) -> ClusterSnapshot:
         nodes = await asyncio.to_thread(ray.nodes)
         available = await asyncio.to_thread(_available_by_node)
+        drained = await asyncio.to_thread(_drained_nodes)
         alive = [node for node in nodes if node["Alive"]]
         self._nodes = {n["NodeID"]: self._joined(n["NodeID"]) for n in alive}
         self._heads = [n["NodeID"] for n in alive if HEAD_RESOURCE in n["Resources"]]
@@ -145,22 +147,29 @@ class RayCluster:
             address=self._config.address,
             dashboard_url=self._dashboard_url,
             shared=self._config.shared,
-            nodes=tuple(self._describe(node, available) for node in alive),
+            nodes=tuple(
+                self._describe(node, available, drained.get(node["NodeID"])) for node in alive
+            ),
         )
 
     def _describe(
-        self, node: Mapping[str, Any], available: Mapping[str, Mapping[str, float]]
+        self,
+        node: Mapping[str, Any],
+        available: Mapping[str, Mapping[str, float]],
+        drained_by: float | None,
     ) -> ClusterNode:
         joined = self._nodes[node["NodeID"]]
+        problem = joined.problem if drained_by is None else _leaving(drained_by)
         return ClusterNode(
             node_id=node["NodeID"],
             hostname=node["NodeManagerHostname"],
             alive=True,
             resources=_schedulable(node["Resources"]),
             available=_schedulable(available.get(node["NodeID"], {})),
-            accepted=joined.problem is None,
-            problem=joined.problem,
+            accepted=problem is None,
+            problem=problem,
             quarantined=joined.quarantined,
+            drained_by=drained_by,
         )
 
     def _joined(self, node_id: str) -> JoinedNode:
@@ -347,6 +356,22 @@ def _available_by_node() -> dict[str, dict[str, float]]:
 
     found: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
     return found
+
+
+def _drained_nodes() -> dict[str, float]:
+    """By node: the Unix time of the end of each that is being drained, inf if it has none."""
+    from ray._private.state import state
+
+    found: dict[str, int] = state.get_draining_nodes()
+    return {node: at_ms / 1000 if at_ms else math.inf for node, at_ms in found.items()}
+
+
+def _leaving(drained_by: float) -> str:
+    told = "it is drained: Ray was told that the node goes"
+    try:
+        return f"{told} at {datetime.fromtimestamp(drained_by, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError):  # at no time that anybody will see
+        return told
 
 
 def _brief(error: BaseException) -> str:

@@ -105,7 +105,7 @@ class Service:
         """SIGTERM; the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=60)
 
     def log(self) -> str:
         return (self.home / "service.log").read_text(errors="replace")
@@ -347,15 +347,7 @@ class RayByHand:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(ROOT),
-                    "RAY_AUTH_MODE": "token",
-                    "RAY_AUTH_TOKEN_PATH": str(self.token_file),
-                    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-                    "OMP_NUM_THREADS": "1",
-                    **self.environment,
-                },
+                env=self._environment(),
             )
         self.nodes[name] = node
         eventually(lambda: b"--block" in log_path.read_bytes(), why=log_path.read_text())
@@ -386,6 +378,27 @@ class RayByHand:
         self.signal_node(name, signal.SIGSTOP)  # so that nobody starts anything meanwhile
         self.signal_node(name, signal.SIGKILL)
         self.nodes.pop(name).wait()
+
+    def drain_node(self, name: str, within_s: int) -> None:
+        """Tell Ray that the node goes, as an autoscaler or a spot notice would."""
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
+            *("--address", self.address, "--node-id", self.node_id(name)),
+            *("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a spot notice"),
+            *("--deadline-remaining-seconds", str(within_s)),
+        ]
+        subprocess.run(command, env=self._environment(), check=True, capture_output=True)
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.token_file),
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+            "OMP_NUM_THREADS": "1",
+            **self.environment,
+        }
 
     def stop(self) -> None:
         for node in reversed(self.nodes.values()):

@@ -71,9 +71,9 @@ def client(joined: Service) -> Iterator[Client]:
 
 
 def gang(**changes: Any) -> dict[str, Any]:
-    """Four ranks on two nodes, busy for about ten seconds."""
+    """Four ranks on two nodes, busy for some seconds."""
     wanted: dict[str, Any] = {
-        "train": {"epochs": 40},
+        "train": {"epochs": 14},
         "resources": {"num_workers": 4},
         "max_retries": 0,
     }
@@ -128,7 +128,7 @@ def test_an_elastic_group_goes_on_with_fewer_and_grows_when_a_node_comes(
     ray_cluster: RayByHand, client: Client
 ) -> None:
     """Six ranks take all three nodes, so that there are no other slots for the lost two."""
-    spec = gang(resources={"num_workers": 6}, elastic={"min_workers": 2}, train={"epochs": 80})
+    spec = gang(resources={"num_workers": 6}, elastic={"min_workers": 2}, train={"epochs": 50})
     job = client.submit(spec)
     wait_for_step(client, job.id, LOST_AT_STEP)
     before = training_pids(job.id)
@@ -149,7 +149,7 @@ def test_a_node_that_falls_silent_is_given_up_and_its_ranks_are_replaced(
     ray_cluster: RayByHand, client: Client
 ) -> None:
     """Its connections stay open. Ray's health checks find it; the bound is theirs and a little."""
-    job = client.submit(gang(train={"epochs": 40}))
+    job = client.submit(gang())
     wait_for_step(client, job.id, LOST_AT_STEP)
     silent = one_of_its_nodes(ray_cluster, client, job.id)
     began = time.monotonic()
@@ -163,3 +163,30 @@ def test_a_node_that_falls_silent_is_given_up_and_its_ranks_are_replaced(
     (recovered,) = [e.data for e in client.events(job.id) if e.code == "recovered"]
     assert recovered["steps_lost"] == 0
     assert found_s < SILENCE_BOUND_S
+
+
+def test_a_job_leaves_a_node_that_is_drained_and_resumes_where_it_was(
+    ray_cluster: RayByHand, client: Client
+) -> None:
+    job = client.submit(gang())
+    wait_for_step(client, job.id, LOST_AT_STEP)
+    drained = one_of_its_nodes(ray_cluster, client, job.id)
+    gone = ray_cluster.node_id(drained)
+    ray_cluster.drain_node(drained, within_s=120)
+    job = client.wait(job.id, timeout_s=120)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert_events_are_whole(client, job.id)
+    (asked,) = [event for event in client.events(job.id) if event.type == "preempting"]
+    assert asked.code == "node_drained"
+    first, second = client.attempts(job.id)
+    assert first.reason is not None
+    assert first.reason.code == "preempted"
+    assert job.progress is not None
+    assert second.resume_step is not None
+    assert second.resume_step >= LOST_AT_STEP, "it saved before it left"
+    steps = all_metrics(client, job.id)["train/loss"].steps
+    assert steps == list(range(1, job.progress.step + 1))
+    (node,) = [node for node in client.cluster().nodes if node.node_id == gone]
+    assert not node.accepted
+    assert node.reason is not None
+    assert node.reason.startswith("it is drained")

@@ -19,6 +19,7 @@ from tests.integration.harness import (
     assert_promises,
     digits,
     eventually,
+    step_of,
     training_pids,
     wait_for_step,
 )
@@ -198,12 +199,16 @@ def test_a_graceful_stop_leaves_no_process_and_the_job_goes_on_after_the_next_st
     wait_for_step(client, job.id, KILL_AT_STEP)
     instance = embedded.ray_daemon()["instance"]
     assert processes_of(instance)
+    reached = step_of(client, job.id)
     assert embedded.stop() == 0
     assert not processes_of(instance)
     embedded.start()
     job = client.wait(job.id, timeout_s=120)
     assert job.state is JobState.SUCCEEDED, job.reason
-    assert client.attempts(job.id)[-1].resume_step >= KILL_AT_STEP // 10 * 10
+    first, second = client.attempts(job.id)
+    assert first.reason is not None
+    assert first.reason.code == "preempted"
+    assert second.resume_step >= reached, "it saved before it left"
     assert result_of(client, job, tmp_path)["weights"] == undisturbed["weights"]
     assert_promises(embedded, client, job.id)
 

@@ -60,6 +60,7 @@ class SimNode:
 
     slots: int
     held: int = 0
+    drained_by: float | None = None
     spools: dict[Key, dict[str, list[Frame]]] = field(default_factory=dict)
 
 

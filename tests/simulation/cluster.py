@@ -90,7 +90,8 @@ class SimCluster:
                     resources={"CPU": float(node.slots)},
                     # Not looked at where nobody else takes slots, so its changes would be noise.
                     available={"CPU": float(node.slots)},
-                    accepted=True,
+                    accepted=node.drained_by is None,
+                    drained_by=node.drained_by,
                 )
                 for node_id, node in self.nodes.items()
             ),
@@ -199,11 +200,21 @@ class SimCluster:
 
     # What happens to it.
 
+    def lasting_slots(self) -> int:
+        """Of all nodes that stay."""
+        return sum(node.slots for node in self.nodes.values() if node.drained_by is None)
+
     def add_node(self, slots: int) -> str:
         self.num_nodes += 1
         node_id = f"node-{self.num_nodes}"
         self.nodes[node_id] = SimNode(slots)
         return node_id
+
+    def drain_node(self, node_id: str, after_s: float) -> None:
+        """It is told to go, and goes."""
+        self.nodes[node_id].drained_by = self.now() + after_s
+        loop = asyncio.get_running_loop()
+        loop.call_later(after_s, lambda: node_id in self.nodes and self.lose_node(node_id))
 
     def lose_node(self, node_id: str) -> None:
         for (job_id, _), spools in self.nodes.pop(node_id).spools.items():

@@ -69,6 +69,7 @@ class Storm:
             (10, self.lose_worker),
             (4, self.lose_supervisor),
             (4, self.lose_node),
+            (3, self.drain_node),
             (6, self.add_node),
             (1, self.restart_cluster),
             (3, self.toggle_cluster),
@@ -161,6 +162,14 @@ class Storm:
             node_id = self.chance.choice([*self.world.cluster.nodes])
             self.world.note(f"{node_id} is lost")
             self.world.cluster.lose_node(node_id)
+
+    def drain_node(self) -> None:
+        staying = [n for n, node in self.world.cluster.nodes.items() if node.drained_by is None]
+        if staying:
+            node_id = self.chance.choice(staying)
+            after_s = self.chance.choice((1.0, 5.0, 40.0))
+            self.world.note(f"{node_id} is drained, and goes in {after_s:g} s")
+            self.world.cluster.drain_node(node_id, after_s)
 
     def add_node(self) -> None:
         if len(self.world.cluster.nodes) < 4:

@@ -222,7 +222,7 @@ class World:
             process.go_on()
         if not self.processes:
             self.start_process()
-        while sum(node.slots for node in self.cluster.nodes.values()) < 2 * SLOTS:
+        while self.cluster.lasting_slots() < 2 * SLOTS:
             self.cluster.add_node(SLOTS)
         if self._users:
             await asyncio.wait(self._users)

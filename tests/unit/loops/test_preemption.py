@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
+
 import pytest
 
 from dray import views
@@ -11,6 +15,7 @@ from ray_workers.contracts import CheckpointRef, FrameKind, attempt_prefix
 from service.cluster.fake_attempt import FakeRank
 from service.runtime import Runtime
 from tests.unit.loops.world import (
+    PATIENCE_S,
     STEPS,
     World,
     causes,
@@ -95,6 +100,71 @@ async def test_a_cancel_during_a_preemption_ends_it(world: World) -> None:
     job = await comes_to(runtime, job_id, JobState.CANCELLED)
     assert job.attempt == 1
     await keeps_its_promises(world, runtime, job_id)
+
+
+async def test_what_is_on_a_drained_node_leaves_in_time_and_resumes_on_another(
+    world: World,
+) -> None:
+    runtime = await world.open(infra_retries=0, preempt_grace_s=600.0)
+    job_id = await started(world, runtime, max_retries=0)
+    world.fake.add_node("node-b", {"CPU": 4.0})
+    world.fake.drain_node("node-a", by=time.time() + 60.0)
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    assert await causes(runtime, job_id) == ["preempted", "succeeded"]
+    assert await charges(runtime, job_id) == ["free"]
+    assert [p.node_id for p in (await world.fake.launched(job_id, 2)).slices] == ["node-b"]
+    (asked,) = await preemptions(runtime, job_id)
+    assert asked.code == "node_drained"
+    assert "node-a.fake is drained" in asked.message
+    assert 30.0 < asked.data["grace_s"] < 60.0, "before the node goes, not when the grace is over"
+    await keeps_its_promises(world, runtime, job_id)
+
+
+async def test_a_node_is_drained_without_a_time_and_the_grace_is_the_setting(world: World) -> None:
+    runtime = await world.open(preempt_grace_s=7.0)
+    job_id = await started(world, runtime)
+    world.fake.add_node("node-b", {"CPU": 4.0})
+    world.fake.drain_node("node-a", by=math.inf)
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    assert [event.data["grace_s"] for event in await preemptions(runtime, job_id)] == [7.0]
+
+
+async def test_jobs_save_before_a_stop_that_takes_the_cluster_along(world: World) -> None:
+    runtime = await world.open(ray_address="local", infra_retries=0)
+    job_id = await started(world, runtime, max_retries=0)
+    waiting = await world.submit(runtime, "trains", workers=4)
+    told: list[str] = []
+    await runtime.clear_cluster(asyncio.Event(), told.append)
+    assert len(told) == 1
+    job = await runtime.jobs.get(job_id)
+    assert (job.state, job.reason.code) == (JobState.QUEUED, "preempted")
+    assert (await runtime.jobs.get(waiting)).state is JobState.QUEUED, "its slots are for nobody"
+    await world.drop(runtime)
+    again = await world.open(ray_address="local")
+    await comes_to(again, job_id, JobState.SUCCEEDED)
+    assert await charges(again, job_id) == ["free"]
+    await keeps_its_promises(world, again, job_id)
+
+
+async def test_a_stop_in_a_hurry_waits_for_nobody(world: World) -> None:
+    runtime = await world.open(ray_address="local", preempt_grace_s=3600.0)
+    job_id = await started(world, runtime)
+    hurry = asyncio.Event()
+    world.fake.be_unavailable("so that nobody tells the job of it")
+    await asyncio.wait_for(runtime.clear_cluster(hurry, lambda _: hurry.set()), PATIENCE_S)
+    assert (await runtime.jobs.get(job_id)).state is JobState.RUNNING
+
+
+async def test_nobody_is_asked_where_the_cluster_stays(world: World) -> None:
+    runtime = await world.open()
+    job_id = await started(world, runtime)
+    await runtime.clear_cluster(asyncio.Event(), lambda line: pytest.fail(line))
+    assert await preemptions(runtime, job_id) == []
+
+
+async def preemptions(runtime: Runtime, job_id: str) -> list[views.Event]:
+    events = (await runtime.reading.events(job_id)).items
+    return [event for event in events if event.type == "preempting"]
 
 
 async def over(runtime: Runtime, job_id: str, drill_id: str) -> views.Drill:
