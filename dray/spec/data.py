@@ -96,6 +96,9 @@ class Data(Document):
     ) = None
     """Name of a file of credentials that the cluster's operator laid on the nodes. Without it, the
     node's own identity is used."""
+    loader_workers: Annotated[Int, Field(ge=0, le=64)] = 0
+    """Processes of each rank that read batches ahead, where a split is larger than what is kept on
+    the device; 0 reads in a thread."""
     validation_fraction: Annotated[Number, Field(gt=0.0, lt=1.0)] = 0.2
     """Share of the samples kept out of training and used for `val/` metrics."""
 

@@ -1,0 +1,152 @@
+"""Reading ahead of the step: what is read, when, by whom, and what happens if that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ray_workers.training import samples
+from ray_workers.training.data import Batches
+from ray_workers.training.feeding import Feed
+from ray_workers.training.samples import DistantSamples, ResidentSamples, Rows, Samples
+
+CPU = torch.device("cpu")
+ROWS = np.arange(30)[::-1].copy()
+
+
+def fetch(rows: Rows) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(rows).float()[:, None], torch.from_numpy(rows)
+
+
+def feed(
+    kept: ResidentSamples | DistantSamples, last_step: int = 20, loader_workers: int = 0
+) -> Feed:
+    batches = Batches(30, global_batch_size=8, seed=3, shares=[1], num_shares=2)
+    return Feed(kept, batches, 3, last_step=last_step, loader_workers=loader_workers)
+
+
+def distant(reads: list[Rows] | None = None) -> DistantSamples:
+    def told(rows: Rows) -> tuple[Tensor, Tensor]:
+        if reads is not None:
+            reads.append(rows)
+        return fetch(rows)
+
+    return DistantSamples(Samples(ROWS, told), CPU)
+
+
+@pytest.mark.parametrize("loader_workers", [0, 1, 3])
+def test_samples_are_the_same_from_memory_and_from_afar(loader_workers: int) -> None:
+    resident = samples.on_device(Samples(ROWS, fetch), CPU)
+    at_hand, from_afar = feed(resident), feed(distant(), loader_workers=loader_workers)
+    for step in [1, 2, 3, 4, 5, 9, 2, 20, 1]:
+        one, other = at_hand.at(step), from_afar.at(step)
+        (mine,), (theirs,) = one.shares, other.shares
+        assert torch.equal(mine.batch.indices, theirs.batch.indices)
+        assert [len(t) for _, t in mine.micro_batches] == [len(t) for _, t in theirs.micro_batches]
+        for (x, y), (a, b) in zip(mine.micro_batches, theirs.micro_batches, strict=True):
+            assert torch.equal(x, a)
+            assert torch.equal(y, b)
+
+
+def test_the_next_step_is_read_while_this_one_is_computed() -> None:
+    second_read = threading.Event()
+    reads: list[Rows] = []
+
+    def told(rows: Rows) -> tuple[Tensor, Tensor]:
+        reads.append(rows)
+        if len(reads) == 4:  # two micro-batches a step
+            second_read.set()
+        return fetch(rows)
+
+    ahead = feed(DistantSamples(Samples(ROWS, told), CPU))
+    ahead.at(1)
+    assert second_read.wait(10), "step 2 was not read until it was asked for"
+    ahead.at(2)
+
+
+def test_nothing_is_read_beyond_the_last_step() -> None:
+    reads: list[Rows] = []
+    whole = feed(distant(reads), last_step=3)
+    for step in (1, 2, 3):
+        whole.at(step)
+    assert len(reads) == 6
+
+
+def test_what_goes_wrong_while_reading_ahead_is_raised_at_its_step() -> None:
+    def broken(rows: Rows) -> tuple[Tensor, Tensor]:
+        if len(taken) > 2:
+            raise OSError("the disk is gone")
+        taken.append(rows)
+        return fetch(rows)
+
+    taken: list[Rows] = [ROWS]
+    whole = feed(DistantSamples(Samples(ROWS, broken), CPU))
+    whole.at(1)
+    with pytest.raises(OSError, match="the disk is gone"):
+        whole.at(2)
+
+
+def test_a_loader_process_that_is_killed_is_replaced_and_its_step_is_read_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    resident = samples.on_device(Samples(ROWS, fetch), CPU)
+    at_hand, from_afar = feed(resident), feed(dying(tmp_path, 1), loader_workers=2)
+    for step in range(1, 7):
+        (mine,), (theirs,) = at_hand.at(step).shares, from_afar.at(step).shares
+        assert torch.equal(
+            torch.cat([y for _, y in mine.micro_batches]),
+            torch.cat([y for _, y in theirs.micro_batches]),
+        )
+    assert "a loader process was killed" in capfd.readouterr().out
+
+
+def test_loader_processes_that_are_killed_each_time_end_the_training_with_what_to_do(
+    tmp_path: Path,
+) -> None:
+    hopeless = feed(dying(tmp_path, 1000), loader_workers=1)
+    with pytest.raises(RuntimeError, match=r"killed 3 times .* data.loader_workers"):
+        hopeless.at(1)
+
+
+def dying(folder: Path, times: int) -> DistantSamples:
+    """Samples whose reader is killed that often."""
+
+    def told(rows: Rows) -> tuple[Tensor, Tensor]:
+        for number in range(times):
+            try:
+                (folder / str(number)).touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+        return fetch(rows)
+
+    return DistantSamples(Samples(ROWS, told), CPU)
+
+
+def test_a_loader_process_holds_no_connection_of_its_rank() -> None:
+    """Else a peer would not see the rank's end while the loader lives."""
+    ours, theirs = socket.socketpair()
+    inodes = {os.fstat(end.fileno()).st_ino for end in (ours, theirs)}
+
+    def told(rows: Rows) -> tuple[Tensor, Tensor]:
+        held = sum(is_one_of(entry, inodes) for entry in Path("/proc/self/fd").iterdir())
+        return torch.full((len(rows), 1), float(held)), torch.from_numpy(rows)
+
+    with ours, theirs:
+        (share,) = feed(DistantSamples(Samples(ROWS, told), CPU), loader_workers=1).at(1).shares
+    assert [inputs.max().item() for inputs, _ in share.micro_batches] == [0.0, 0.0]
+
+
+def is_one_of(entry: Path, inodes: set[int]) -> bool:
+    try:
+        return entry.stat().st_ino in inodes
+    except OSError:
+        return False  # the folder's own, which is closed by now
