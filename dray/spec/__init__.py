@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StrictBool, StringConstraints, model_validator
 
 from dray.spec.data import Data, Format
 from dray.spec.fields import (
@@ -109,6 +109,9 @@ class Elastic(Document):
 
     min_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
     """With how few it may start and train on; at most `resources.num_workers`."""
+    exact: StrictBool = False
+    """The weights are equal to the last bit whatever the sizes were, at some cost: gradients are
+    computed in `resources.num_workers` shares and added in their order, on however many workers."""
 
 
 class Checkpoint(Document):
@@ -159,6 +162,10 @@ class JobSpec(Document):
     budget of their own and preemptions are free."""
     max_runtime_s: Annotated[Int, Field(ge=1, le=10**8)] | None = None
     """Seconds of running time over all attempts, after which the job fails."""
+
+    @property
+    def is_exact(self) -> bool:
+        return self.elastic is not None and self.elastic.exact
 
     @model_validator(mode="before")
     @classmethod
@@ -211,6 +218,13 @@ class JobSpec(Document):
         if self.resources.gpus_per_worker:
             raise wrong(
                 "/elastic", "needs gpus_per_worker 0: this version of dray resizes groups on CPU"
+            )
+        rule = self.train.early_stopping
+        if self.elastic.exact and rule is not None and rule.metric != "val/loss":
+            raise wrong(
+                "/train/early_stopping/metric",
+                "must be val/loss with elastic.exact: other metrics are added up in an order that "
+                "depends on the world size, so a run could stop elsewhere",
             )
         if self.parallel.data != "auto":
             raise wrong("/parallel/data", "must be auto: an elastic job has no fixed world size")

@@ -2,12 +2,14 @@
 
 An epoch goes over every sample once, in an order drawn from (seed, epoch). The order is cut into
 global batches; the last one of an epoch is as short as it comes out. Each global batch is cut
-into one contiguous share per rank. So the world size changes who computes, not what is computed.
+into contiguous shares, one for each rank, or in an exact group as many at any world size. So the
+world size changes who computes, not what is computed.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,28 +47,42 @@ def share(num_items: int, rank: int, world_size: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's part of one global batch."""
+    """One share of one global batch."""
 
+    number: int
+    """Which of the shares: the rank, unless the group is exact."""
     indices: Tensor
-    """int64; what to compute, never empty: a rank without a share repeats a neighbour's sample,
-    because a collective waits for everybody."""
+    """int64; what to compute, never empty: where there are more shares than samples, one repeats a
+    neighbour's, because a collective waits for everybody."""
     num_global: int
     """Samples of the global batch."""
     is_empty: bool
     """The samples are a neighbour's, and count for nothing."""
 
+    @property
+    def weight(self) -> float:
+        """Of each of the samples in the mean over the global batch."""
+        return 0.0 if self.is_empty else 1 / self.num_global
+
 
 class Batches:
-    """A rank's batches of a data set, by the number of the optimizer step (1 is the first)."""
+    """A rank's shares of the global batches of a data set, by the number of the optimizer step (1
+    is the first). It has those of the numbers `shares`, of `num_shares` in all."""
 
     def __init__(
-        self, num_samples: int, *, global_batch_size: int, seed: int, rank: int, world_size: int
+        self,
+        num_samples: int,
+        *,
+        global_batch_size: int,
+        seed: int,
+        shares: Sequence[int],
+        num_shares: int,
     ) -> None:
         self._num_samples = num_samples
         self._global_batch_size = global_batch_size
         self._seed = seed
-        self._rank = rank
-        self._world_size = world_size
+        self._shares = shares
+        self._num_shares = num_shares
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 
@@ -74,16 +90,21 @@ class Batches:
     def steps_per_epoch(self) -> int:
         return steps_per_epoch(self._num_samples, self._global_batch_size)
 
-    def at(self, step: int) -> Batch:
+    def at(self, step: int) -> list[Batch]:
+        """In the order of the shares."""
         epoch, number = divmod(step - 1, self.steps_per_epoch)
         if epoch != self._epoch:
             self._order = epoch_order(self._num_samples, self._seed, epoch)
             self._epoch = epoch
         first = number * self._global_batch_size
         num_global = min(self._global_batch_size, self._num_samples - first)
-        start, stop = share(num_global, self._rank, self._world_size)
+        order = self._order[first : first + num_global]
+        return [self._cut(order, number) for number in self._shares]
+
+    def _cut(self, order: Tensor, number: int) -> Batch:
+        start, stop = share(len(order), number, self._num_shares)
         is_empty = start == stop
         if is_empty:
-            start = min(start, num_global - 1)
+            start = min(start, len(order) - 1)
             stop = start + 1
-        return Batch(self._order[first + start : first + stop], num_global, is_empty)
+        return Batch(number, order[start:stop], len(order), is_empty)

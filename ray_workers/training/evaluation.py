@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -30,12 +30,12 @@ class Evaluation:
         self._device = device
         self._autocast = autocast
         self._batch_size = batch_size
-        self.share(0, 1)
+        self.share([0], 1, 1)
 
-    def share(self, rank: int, world_size: int) -> None:
-        """Measure this rank's share of the samples from now on, and nothing of an evaluation that
+    def share(self, shares: Sequence[int], num_shares: int, world_size: int) -> None:
+        """Measure these shares of the samples from now on, and nothing of an evaluation that
         broke off."""
-        self._start, self._stop = share(len(self._samples), rank, world_size)
+        self._shares, self._num_shares = shares, num_shares
         self._world_size = world_size
         self._metrics = self._fresh_metrics().to(self._device)
 
@@ -44,34 +44,38 @@ class Evaluation:
 
         A collective: all ranks call it together.
         """
-        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        # Of each share by itself, so that their sum does not depend on who measured which.
+        losses = torch.zeros(self._num_shares, dtype=torch.float64, device=self._device)
         was_training = model.training
         model.eval()
         try:
             with torch.no_grad():
-                for at in self._batches():
-                    loss += self._take_batch(model, at)
+                for number in self._shares:
+                    losses[number] = self._measure_share(model, number)
         finally:
             model.train(was_training)
-        process_group.add_up(loss, self._world_size)
-        found = {"val/loss": loss.item() / len(self._samples)}
+        process_group.add_up(losses, self._world_size)
+        found = {"val/loss": losses.sum().item() / len(self._samples)}
         found |= {f"val/{name}": float(value) for name, value in self._metrics.compute().items()}
         self._metrics.reset()
         return found
 
-    def _take_batch(self, model: nn.Module, at: torch.Tensor) -> torch.Tensor:
-        """Have the metrics take some samples; the sum of their losses."""
+    def _measure_share(self, model: nn.Module, number: int) -> torch.Tensor:
+        """Have the metrics take the samples of a share; the sum of their losses."""
+        start, stop = share(len(self._samples), number, self._num_shares)
+        counts = stop > start
+        # Of a share without samples the metrics take nothing, but in its right shape.
+        numbers = torch.arange(start, max(stop, start + 1)).clamp_(max=len(self._samples) - 1)
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        for at in torch.split(numbers, self._batch_size):
+            loss += self._take_batch(model, at, len(at) if counts else 0)
+        return loss
+
+    def _take_batch(self, model: nn.Module, at: torch.Tensor, count: int) -> torch.Tensor:
+        """Have the metrics take the first `count` of some samples; the sum of their losses."""
         inputs, targets = self._samples.take(at)
         with self._autocast():
             outputs = model(inputs)
-        # A rank without a share has the metrics take nothing, but in its right shape.
-        count = len(at) if self._start < self._stop else 0
         outputs, targets = outputs[:count].float(), targets[:count]
         self._metrics.update(outputs, targets)
         return self._loss_sum(outputs, targets).double()
-
-    def _batches(self) -> list[torch.Tensor]:
-        """Sample numbers of this rank's share; the first sample's for a rank without one."""
-        stop = self._stop if self._start < self._stop else self._start + 1
-        numbers = torch.arange(self._start, stop).clamp_(max=len(self._samples) - 1)
-        return list(torch.split(numbers, self._batch_size))

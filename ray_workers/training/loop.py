@@ -19,16 +19,24 @@ from ray_workers.contracts import FrameKind, RankTask
 from ray_workers.pages import Doing, Page, Place, Untold, Use
 from ray_workers.training import checkpoints, handover, inheritance, process_group, resuming
 from ray_workers.training.checkpoints import About, Loaded
-from ray_workers.training.data import Batches, derive_seed, position_after, steps_per_epoch
+from ray_workers.training.data import (
+    Batches,
+    derive_seed,
+    position_after,
+    share,
+    steps_per_epoch,
+)
 from ray_workers.training.errors import BrokenCheckpointError, DataError
 from ray_workers.training.evaluation import Evaluation
+from ray_workers.training.exact import ExactReplica
+from ray_workers.training.feeding import Feed
 from ray_workers.training.keeper import Keeper
 from ray_workers.training.membership import Membership
 from ray_workers.training.pacing import Pace
 from ray_workers.training.progress import NO_STATE, Progress
 from ray_workers.training.replica import Replica
 from ray_workers.training.reporting import StepFigures, StepReporter
-from ray_workers.training.samples import Feed, on_device
+from ray_workers.training.samples import on_device
 from ray_workers.training.saves import Saves
 from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
 from ray_workers.training.stopping import Patience
@@ -64,7 +72,10 @@ class Loop:
         self.lr = scaled_lr(options.optimizer.lr, options.lr_scaling, options.global_batch_size)
 
         self.model = workload.model.to(self.device)
-        self.replica = Replica(self.model, workload.loss_sum, self._autocast)
+        self.loader_workers = spec.data.loader_workers
+        self.num_shares = spec.resources.num_workers if spec.is_exact else None
+        """Of each global batch, at any world size; None for one of each rank."""
+        self.replica = self._replica()
         self.update = Update(self.model, self.replica, options, self.device)
         self.evaluation = Evaluation(workload, self.device, self._autocast, self._micro_batch_size)
         self.reporter = StepReporter(self.calendar.total_steps, page)
@@ -79,6 +90,7 @@ class Loop:
         self.measured_at = 0  # after which step of this attempt
         self.patience = Patience()
         self.handed_figures: list[Untold] = []  # what those who stayed know of the last steps
+        self.feed: Feed  # of the share of the data that it has in its group
         self.rank, self.world_size = NOWHERE, 0
         self.was_rank = NOWHERE
         self.progress = NO_STATE
@@ -105,7 +117,7 @@ class Loop:
                 self._take_handed_over(state)
         self.replica.form(self.world_size)
         if self.progress.step:
-            self.replica.settle_buckets(self.feed.at(1).micro_batches)
+            self.replica.settle_buckets(lambda: self.feed.at(1).shares)
         if self.rank == 0 and self.was_rank != 0 and newest != handover.NOTHING:
             self._take_over()
         self.was_rank = self.rank
@@ -120,19 +132,36 @@ class Loop:
         self.feed.close()
         self.rank = NOWHERE
 
+    def end(self) -> None:
+        """Let go of all that works beside the training; what was copied is committed first."""
+        self.keeper.wait()
+        if self.rank != NOWHERE:
+            self.feed.close()
+
     def _divide(self) -> None:
         """Take this rank's share of the data, among so many."""
-        options = self.options
+        options, num_shares = self.options, self.num_shares or self.world_size
+        mine = range(*share(num_shares, self.rank, self.world_size))
         batches = Batches(
             len(self.workload.train),
             global_batch_size=options.global_batch_size,
             seed=options.seed,
-            rank=self.rank,
-            world_size=self.world_size,
+            shares=mine,
+            num_shares=num_shares,
         )
-        self.feed = Feed(self.samples, batches, self._micro_batch_size, self.calendar.total_steps)
-        self.evaluation.share(self.rank, self.world_size)
+        self.feed = Feed(
+            self.samples,
+            batches,
+            self._micro_batch_size,
+            last_step=self.calendar.total_steps,
+            loader_workers=self.loader_workers,
+        )
+        self.evaluation.share(mine, num_shares, self.world_size)
         self.reporter.rank = self.rank
+
+    def _replica(self) -> Replica:
+        parts = (self.model, self.workload.loss_sum, self._autocast)
+        return Replica(*parts) if self.num_shares is None else ExactReplica(*parts, self.num_shares)
 
     @property
     def _micro_batch_size(self) -> int:
@@ -235,20 +264,19 @@ class Loop:
         page.enter(Doing.DATA, Use.DATA_WAIT)
         began = time.perf_counter()
         feeding = self.feed.at(step)
-        batch = feeding.batch
         data_wait_s = time.perf_counter() - began
 
         lr = lr_at(
             step, total_steps=self.calendar.total_steps, lr=self.lr, schedule=options.schedule
         )
-        # Dropout is a function of (seed, step, rank): nothing to save, nothing to restore.
-        _seed(self.device, derive_seed("step", options.seed, step, self.rank))
+
+        def prepare(number: int) -> None:
+            # Dropout is a function of (seed, step, share): nothing to save, nothing to restore.
+            _seed(self.device, derive_seed("step", options.seed, step, number))
+
         scale = self.update.loss_scale()
-        weight = 0.0 if batch.is_empty else 1 / batch.num_global
         page.enter(Doing.COMPUTE, use)
-        if self.world_size > 1:
-            self.replica.keep_buffers()
-        self.replica.backward(feeding.micro_batches, weight, scale, page.exchange)
+        self.replica.backward(feeding.shares, scale, prepare, page.exchange)
         page.enter(Doing.UPDATE, use)
         loss = self.replica.take_loss()
         if scale is not None:
@@ -260,7 +288,7 @@ class Loop:
             StepFigures(
                 step=step,
                 epoch=self.calendar.epoch_of(step),
-                num_samples=batch.num_global,
+                num_samples=feeding.num_global,
                 lr=lr,
                 data_wait_s=data_wait_s,
                 loss=loss,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ray_workers.training.feeding import Share
 from ray_workers.training.workload import LossSum
 
 Autocast = Callable[[], AbstractContextManager[object]]
@@ -50,6 +51,8 @@ class Replica:
         self._buffers = list(model.buffers())
         self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
         self._ddp: DistributedDataParallel | None = None
+        self._in_backward = False
+        """Buffers may be ahead of the weights: a pass over a share has begun, and is not over."""
 
     def form(self, world_size: int) -> None:
         """Take part in the group that the process is in now."""
@@ -63,7 +66,9 @@ class Replica:
             # Its hooks would exchange gradients over the old group, however long it lives.
             self._ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
             self._ddp = None
+        if self._in_backward:
             self.restore_buffers()
+            self._in_backward = False
         self._objective.slot.grad = None
         self.forget_gradients()
 
@@ -72,6 +77,7 @@ class Replica:
         step that breaks off can be done again."""
         for kept, buffer in zip(self._kept, self._buffers, strict=True):
             kept.copy_(buffer)
+        self._in_backward = True
 
     def restore_buffers(self) -> None:
         for kept, buffer in zip(self._kept, self._buffers, strict=True):
@@ -79,30 +85,42 @@ class Replica:
 
     def backward(
         self,
-        parts: Sequence[tuple[Tensor, Tensor]],
-        weight: float,
-        scale: Tensor | None = None,
-        before_exchange: Callable[[], None] = lambda: None,
+        shares: Sequence[Share],
+        scale: Tensor | None,
+        prepare: Callable[[int], None],
+        before_exchange: Callable[[], None],
     ) -> None:
-        """Leave in `.grad` the sum over all ranks of `weight` times the gradients of the samples.
+        """Leave in `.grad` the sum over all shares, on whatever rank, of their weight times the
+        gradients of their samples.
 
-        parts: this rank's (inputs, targets), one micro-batch after the other. With a weight of
-        one over the size of the global batch that is its mean, however the shares differ in
-        size; a rank that has no share takes part with a weight of 0. Gradients are exchanged
-        with the last micro-batch only, and `before_exchange` is called ahead of it. `scale`
-        multiplies them all, and the loss that is carried.
+        shares: this rank's. With a weight of one over the size of the global batch that is its
+        mean, however the shares differ in size. `prepare` is called with the number of a share
+        before it is computed. Gradients are exchanged with the last micro-batch only, and
+        `before_exchange` is called ahead of it. `scale` multiplies them all, and the loss that is
+        carried.
         """
+        (mine,) = shares
+        if self._world_size > 1:
+            self.keep_buffers()
+        prepare(mine.batch.number)
+        self._exchange(mine, mine.batch.weight, scale, before_exchange)
+        self._in_backward = False
+
+    def _exchange(
+        self, mine: Share, weight: float, scale: Tensor | None, before: Callable[[], None]
+    ) -> None:
         # DDP divides by the world size. Given as the gradient at the root, the factor costs no
         # operation, and holds for what the slot carries too.
         root = torch.full((), weight * self._world_size, device=self._objective.slot.device)
         if scale is not None:
             root *= scale
         module = self._objective if self._ddp is None else self._ddp
-        for inputs, targets in parts[:-1]:
+        *parts, last = mine.micro_batches
+        for inputs, targets in parts:
             with nullcontext() if self._ddp is None else self._ddp.no_sync():
                 torch.autograd.backward(module(inputs, targets), root)
-        loss = module(*parts[-1])
-        before_exchange()
+        loss = module(*last)
+        before()
         torch.autograd.backward(loss, root)
 
     def take_loss(self) -> Tensor:
@@ -126,7 +144,7 @@ class Replica:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def settle_buckets(self, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def settle_buckets(self, shares: Callable[[], Sequence[Share]]) -> None:
         """A collective: bring a model that was just wrapped to where DDP is from its second step.
 
         After its first backward pass DDP sorts the gradients into buckets anew, in the order
@@ -136,8 +154,10 @@ class Replica:
         that was never interrupted.
         """
         if self._ddp is not None:
+            (mine,) = shares()
             self.keep_buffers()
-            self.backward(parts, weight=0.0)
+            self._exchange(mine, 0.0, None, lambda: None)
             self.take_loss()
             self.forget_gradients()
             self.restore_buffers()
+            self._in_backward = False

@@ -22,7 +22,7 @@ def run(task: RankTask, spec: JobSpec, workload: Workload, page: Page) -> None:
         while not _train(loop, membership):
             """In the next generation."""
     finally:
-        loop.keeper.wait()  # what was copied is committed, also after an error
+        loop.end()  # what was copied is committed, also after an error
 
 
 def _train(loop: Loop, membership: Membership) -> bool:

@@ -236,7 +236,7 @@ def note_the_order(task: RankTask) -> None:
 
     def step(loop: Loop, number: int) -> None:
         step_of(loop, number)
-        seen[number] = loop.feed.at(number).batch.indices.tolist()
+        seen[number] = loop.feed.at(number).shares[0].batch.indices.tolist()
         Path(f"{task.page_prefix}.order").write_text(json.dumps(seen))
 
     Loop._step = step  # type: ignore[method-assign]

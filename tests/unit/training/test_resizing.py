@@ -18,32 +18,45 @@ from ray_workers.training.data import Batches
 from ray_workers.training.loop import Loop
 from tests.unit.training.ranks import DEADLINE_S, Gang, make_task, run_ranks
 from tests.unit.training.test_loop import document, series, weights
-from tests.unit.training.test_recovery import once
+from tests.unit.training.test_recovery import RunningMeans, once
 
 STEP_S = 0.03
 
 
-def slowly(task: RankTask) -> None:
-    """Give each step a time in which something can befall the group."""
-    original = Loop._step
+class Slowly:
+    """Gives each step a time in which something can befall the group; first, something else."""
 
-    def step(loop: Loop, number: int) -> None:
-        time.sleep(STEP_S)
-        original(loop, number)
+    def __init__(self, first: Callable[[RankTask], None] | None) -> None:
+        self.first = first
 
-    Loop._step = step  # type: ignore[method-assign]
+    def __call__(self, task: RankTask) -> None:
+        if self.first is not None:
+            self.first(task)
+        original = Loop._step
+
+        def step(loop: Loop, number: int) -> None:
+            time.sleep(STEP_S)
+            original(loop, number)
+
+        Loop._step = step  # type: ignore[method-assign]
 
 
 class Resized:
     """A group whose size a test changes while it trains."""
 
-    def __init__(self, home: Path, spec: dict[str, Any], world_size: int) -> None:
+    def __init__(
+        self,
+        home: Path,
+        spec: dict[str, Any],
+        world_size: int,
+        before: Callable[[RankTask], None] | None = None,
+    ) -> None:
         self.pages = home / "attempt-1" / "pages"
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         make = functools.partial(
             make_task, home, spec, world_size=world_size, port=self._store.port
         )
-        self.gang = Gang(make, world_size, slowly)
+        self.gang = Gang(make, world_size, Slowly(before))
         self.tasks = list(self.gang.tasks)
 
     def until(self, probe: Callable[[], bool]) -> None:
@@ -137,22 +150,90 @@ def test_one_rank_alone_grows_too(alone: Path, tmp_path: Path) -> None:
     assert_learned_the_same(tmp_path, alone)
 
 
+def exact(**train: Any) -> dict[str, Any]:
+    """Shares for four ranks; see `means` too."""
+    return document(4, epochs=2, max_steps=30, global_batch_size=50, **train) | {
+        "elastic": {"min_workers": 1, "exact": True},
+    }
+
+
+means = RunningMeans()
+"""They depend on how a batch is cut."""
+
+
+def assert_equal_to_the_bit(home: Path, plain: Path) -> None:
+    for key in ("train/loss", "train/grad_norm", "val/loss"):
+        assert once(home, key) == series(plain, key), key
+    for name, tensor in weights(plain).items():
+        assert torch.equal(weights(home)[name], tensor), name
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("four")
+    assert run_ranks(home, exact(), world_size=4, before=means) == [0] * 4
+    return home
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_an_exact_group_learns_the_same_to_the_bit_at_any_size(
+    world_size: int, four: Path, tmp_path: Path
+) -> None:
+    codes = run_ranks(tmp_path, exact(), world_size=world_size, before=means)
+    assert codes == [0] * world_size
+    assert_equal_to_the_bit(tmp_path, four)
+
+
+def test_an_exact_group_learns_the_same_to_the_bit_through_every_resize(
+    four: Path, tmp_path: Path
+) -> None:
+    """It grows between two steps, when nothing is broken, and shrinks in the midst of one."""
+    group = Resized(tmp_path, exact(), 3, means)
+    try:
+        group.gang.start()
+        group.until_step(2)
+        group.lose(1)
+        group.until_step(4)
+        group.gain()
+        group.until_step(7)
+        group.lose(0)
+        group.gang.wait(mends=False)
+        assert [group.gang.processes[task.rank].exitcode for task in group.tasks] == [0, 0]
+    finally:
+        group.gang.kill()
+    assert_equal_to_the_bit(tmp_path, four)
+
+
+def test_an_exact_group_learns_what_any_group_does(four: Path, tmp_path: Path) -> None:
+    """But for running means, which are of a share alone: so by a model without any."""
+    plain = document(1, max_steps=30, global_batch_size=50)
+    shared = document(4, max_steps=30, global_batch_size=50) | {"elastic": exact()["elastic"]}
+    assert run_ranks(tmp_path / "plain", plain, world_size=1) == [0]
+    assert run_ranks(tmp_path / "exact", shared, world_size=2) == [0, 0]
+    assert_learned_the_same(tmp_path / "exact", tmp_path / "plain")
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_each_sample_comes_once_in_an_epoch_under_any_sizes(seed: int) -> None:
     """Every step of an epoch is done by a world of another size."""
     generator = torch.Generator().manual_seed(seed)
     num_samples, batch = (int(torch.randint(1, 200, (), generator=generator)) for _ in range(2))
-    whole = Batches(num_samples, global_batch_size=batch, seed=seed, rank=0, world_size=1)
+    whole = Batches(num_samples, global_batch_size=batch, seed=seed, shares=[0], num_shares=1)
     seen: list[int] = []
     for step in range(1, whole.steps_per_epoch + 1):
         world_size = int(torch.randint(1, 9, (), generator=generator))
         shares = [
-            Batches(
-                num_samples, global_batch_size=batch, seed=seed, rank=rank, world_size=world_size
-            ).at(step)
+            found
             for rank in range(world_size)
+            for found in Batches(
+                num_samples,
+                global_batch_size=batch,
+                seed=seed,
+                shares=[rank],
+                num_shares=world_size,
+            ).at(step)
         ]
         found = [i for share in shares if not share.is_empty for i in share.indices.tolist()]
-        assert found == whole.at(step).indices.tolist(), "the order within the batch is kept"
+        assert found == whole.at(step)[0].indices.tolist(), "the order within the batch is kept"
         seen += found
     assert sorted(seen) == list(range(num_samples))
