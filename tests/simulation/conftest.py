@@ -13,7 +13,7 @@ import pytest
 
 from service import reconciler, watch
 
-NUM_SEEDS = 300
+NUM_SEEDS = 2000
 """Of the ordinary suite; `make soak` tries more by DRAY_SEEDS."""
 
 

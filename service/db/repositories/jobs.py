@@ -103,16 +103,16 @@ def compare_and_set(
 
     Counts an event, whose number `row.event_seq` shows afterwards.
     """
-    result = session.execute(
+    changed = session.scalars(
         update(JobRow)
         .where(JobRow.id == row.id, JobRow.state == row.state, JobRow.attempt == row.attempt)
         .values(state=state, event_seq=JobRow.event_seq + 1, **values)
-        .returning(JobRow.number)
-        .execution_options(synchronize_session=False)
-    )
-    changed = result.scalar_one_or_none() is not None
-    session.refresh(row)
-    return changed
+        .returning(JobRow)
+        .execution_options(synchronize_session=False, populate_existing=True)
+    ).one_or_none()
+    if changed is None:
+        session.refresh(row)
+    return changed is not None
 
 
 def count_event(session: Session, row: JobRow) -> int:

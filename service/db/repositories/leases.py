@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import cast
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Table, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from service.db.models import LeaseRow
@@ -15,8 +16,14 @@ ADVISORY_LOCK = 0x6C656173
 """Held shared by each transaction under the lease, and alone by the one that passes it on."""
 
 _SERVER_NOW = select(func.clock_timestamp())
-_LEASE = select(*(LeaseRow.__table__.c[name] for name in ("holder", "term", "expires_at"))).where(
-    LeaseRow.__table__.c.name == LOOPS
+_TABLE = cast(Table, LeaseRow.__table__)
+_LEASE = select(_TABLE.c.holder, _TABLE.c.term, _TABLE.c.expires_at).where(_TABLE.c.name == LOOPS)
+_RENEW = (
+    update(_TABLE)
+    .where(_TABLE.c.name == LOOPS, _TABLE.c.holder == bindparam("by"))
+    .where(_TABLE.c.term == bindparam("in_term"), _TABLE.c.expires_at > bindparam("at"))
+    .values(expires_at=bindparam("until"))
+    .returning(_TABLE.c.term)
 )
 
 
@@ -45,14 +52,8 @@ def get(session: Session) -> Lease | None:
 
 def compare_and_set(session: Session, seen: Lease, then: Lease, now: datetime) -> bool:
     """Replace the lease that `holder` has, unless it passed on or ended meanwhile."""
-    changed = session.execute(
-        update(LeaseRow)
-        .where(LeaseRow.name == LOOPS, LeaseRow.holder == seen.holder, LeaseRow.term == seen.term)
-        .where(LeaseRow.expires_at > now)
-        .values(expires_at=then.expires_at)
-        .returning(LeaseRow.term)
-        .execution_options(synchronize_session=False)
-    )
+    values = {"by": seen.holder, "in_term": seen.term, "at": now, "until": then.expires_at}
+    changed = session.connection().execute(_RENEW, values)
     return changed.scalar_one_or_none() is not None
 
 
