@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -12,6 +13,7 @@ from dray import views
 from dray.requests import DrillRequest
 from dray.views import DrillState, JobState
 from ray_workers.contracts import CheckpointRef, FrameKind, attempt_prefix
+from service import scheduler
 from service.cluster.fake_attempt import FakeRank
 from service.runtime import Runtime
 from tests.unit.loops.world import (
@@ -24,6 +26,7 @@ from tests.unit.loops.world import (
     eventually,
     keeps_its_promises,
     reports_step,
+    says,
     steps_of,
     waits,
 )
@@ -160,6 +163,24 @@ async def test_nobody_is_asked_where_the_cluster_stays(world: World) -> None:
     job_id = await started(world, runtime)
     await runtime.clear_cluster(asyncio.Event(), lambda line: pytest.fail(line))
     assert await preemptions(runtime, job_id) == []
+
+
+async def test_a_job_that_has_run_waits_for_a_node_like_the_one_that_went(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could never start fails after a while; this one could."""
+    monkeypatch.setattr(scheduler, "IMPOSSIBLE_GRACE", timedelta(seconds=0.1))
+    runtime = await world.open(infra_retries=0)
+    job_id = await started(world, runtime, workers=4)
+    world.fake.add_node("small", {"CPU": 2.0})
+    world.fake.drain_node("node-a", by=time.time() + 60.0)
+    await says(runtime, job_id, "unsatisfiable")
+    other = await world.submit(runtime, "trains", workers=2, priority=90)
+    await comes_to(runtime, other, JobState.SUCCEEDED)
+    assert (await runtime.jobs.get(job_id)).state is JobState.QUEUED
+    world.fake.add_node("node-b", {"CPU": 4.0})
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    assert await causes(runtime, job_id) == ["preempted", "succeeded"]
 
 
 async def preemptions(runtime: Runtime, job_id: str) -> list[views.Event]:
