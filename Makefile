@@ -26,7 +26,7 @@ SOAK_SEEDS ?= 10000
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test tests-on-ray storms soak chaos check lint types imports format openapi bench clean
+.PHONY: help setup demo run test soak chaos check lint types imports format openapi bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -48,14 +48,8 @@ run: setup ## run the service here, until Ctrl-C
 
 test: setup ## run the whole test suite
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --durations 15 tests/unit
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target tests-on-ray storms
-
-# Tests on a real Ray wait for it most of the time; the storms take what they leave.
-tests-on-ray: setup
-	$(BIN)/python -m pytest --durations 15 tests/contract tests/integration tests/chaos
-
-storms: setup
-	nice -n 19 $(BIN)/python -m pytest --numprocesses $(STORM_PROCESSES) --dist worksteal --durations 5 tests/simulation
+	$(BIN)/python -m pytest --numprocesses $(STORM_PROCESSES) --dist worksteal --durations 5 tests/simulation
+	$(BIN)/python -m pytest --durations 30 tests/contract tests/integration tests/chaos
 
 soak: setup ## play 10,000 simulated storms
 	DRAY_SEEDS=$(SOAK_SEEDS) $(BIN)/python -m pytest --numprocesses $(STORM_PROCESSES) --dist worksteal tests/simulation
