@@ -14,9 +14,8 @@ torch_pin_cpu := torch==$(TORCH_VERSION)+cpu
 torch_pin_cuda := torch==$(TORCH_VERSION)
 torch_index := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
-# How many processes share the unit tests, which wait about a third of the time.
-TEST_PROCESSES ?= 3
-STORM_PROCESSES ?= 2
+# How many processes share the unit tests, and the storms; the rest needs one Ray, and runs in one.
+TEST_PROCESSES ?= 2
 
 # Options of `make chaos`, such as --seed 7 (see `python -m tests.chaos --help`).
 CHAOS ?=
@@ -48,11 +47,11 @@ run: setup ## run the service here, until Ctrl-C
 
 test: setup ## run the whole test suite
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --durations 15 tests/unit
-	$(BIN)/python -m pytest --numprocesses $(STORM_PROCESSES) --dist worksteal --durations 5 tests/simulation
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --durations 5 tests/simulation
 	$(BIN)/python -m pytest --durations 30 tests/contract tests/integration tests/chaos
 
 soak: setup ## play 10,000 simulated storms
-	DRAY_SEEDS=$(SOAK_SEEDS) $(BIN)/python -m pytest --numprocesses $(STORM_PROCESSES) --dist worksteal tests/simulation
+	DRAY_SEEDS=$(SOAK_SEEDS) $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/simulation
 
 check: lint types imports test ## everything that CI runs
 

@@ -52,7 +52,8 @@ class ForkedProcess:
         try:
             line = json.dumps(request).encode() + b"\n"
             sent = socket.send_fds(connection, [line], [write_end])
-            connection.sendall(line[sent:])
+            if sent < len(line):  # what is all sent may be done and hung up on by now
+                connection.sendall(line[sent:])
             connection.setblocking(False)
             reader, writer = await asyncio.open_unix_connection(sock=connection)
             answer = await asyncio.wait_for(reader.readline(), FORK_TIMEOUT_S)
