@@ -72,7 +72,7 @@ format: setup ## put the code into its format
 bench: $(VENV)/.bench-ready $(MLFLOW)/.ready ## measure against peers, in an hour and a half (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks
 
-chaos: setup ## strike jobs with every fault, some 25 minutes; writes docs/chaos.md
+chaos: setup ## strike jobs with every fault, some 50 minutes; writes docs/chaos.md
 	$(BIN)/python -m tests.chaos $(CHAOS)
 
 $(VENV)/.bench-ready: $(VENV)/.ready

@@ -68,7 +68,7 @@ class Scheduler:
                 await woken.wait(self._settings.scheduler_tick_s)
 
     async def run_once(self) -> int:
-        """One round; answers how many attempts were launched. None once it is halted."""
+        """One round; answers how many attempts were launched: none once it is halted."""
         if self._halted.is_set():
             return 0
         cluster = self._watch.latest

@@ -8,6 +8,7 @@ plainly, as the authors do.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 Groups = Sequence[dict[str, Any]]
 
 
-class _Layerwise(Optimizer):
+class _Layerwise(Optimizer, ABC):
     """An optimizer whose groups are each stepped at once, over all their tensors."""
 
     @overload
@@ -37,10 +38,11 @@ class _Layerwise(Optimizer):
                 self._step_group(group, parameters, [p.grad for p in parameters])
         return loss
 
+    @abstractmethod
     def _step_group(
         self, group: dict[str, Any], parameters: list[Tensor], grads: list[Tensor]
     ) -> None:
-        raise NotImplementedError
+        """Change the group's parameters by their gradients."""
 
     def _states(self, parameters: list[Tensor], name: str) -> list[Tensor]:
         """A tensor of each parameter's state, zero at first."""
