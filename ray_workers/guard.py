@@ -31,6 +31,8 @@ QUICK_LOOK_S = 0.03
 """Between two looks while something is awaited: a step to strike at, a group to be whole."""
 STRAY_S = 1.0
 """How long ranks may stand by though nobody is lost: then a connection broke between the living."""
+SEVERING_S = 3.0
+"""How long after its announcement everybody has certainly been cut off from the old group."""
 ECHO_S = 1.0
 DRILL_GRACE_S = 30.0
 
@@ -209,30 +211,49 @@ class Guard:
         await self.see()
         newest = self._newest()
         outcome = await self._mender.look(newest)
-        if outcome is not None or self._mender.regrouping is not None:
+        if outcome is not None:
             return outcome
+        if self._are_astray(newest):
+            return await self._gather()
+        if self._mender.regrouping is not None:
+            return await self._end_left_behind(newest)
         step = max((sight.look.step for sight in newest), default=0)
         await self._drills.strike(step, self._signal, lambda: self.leave(DRILL_GRACE_S))
-        if not self._is_mendable or await self._gather_strays(newest):
+        if not self._is_mendable or self._stray_since is not None:
             return None
         if self._hung or len(newest) < len(self._group.placed):
             return None  # who is to blame is not seen gone yet, or is silent with its node
         hang = self._watchdog.look(newest, time.monotonic())
         return None if hang is None else await self._end_hang(hang)
 
-    async def _gather_strays(self, newest: Sequence[Sight]) -> bool:
-        """Whether ranks stand by though nobody is lost: they get another generation, and the
-        others come along."""
-        if not any(sight.look.doing is Doing.STAND_BY for sight in newest):
+    def _are_astray(self, newest: Sequence[Sight]) -> bool:
+        """Whether ranks have stood by for a while though nobody is lost: their connections broke,
+        or a next group could not be formed."""
+        standing = any(sight.look.doing is Doing.STAND_BY for sight in newest)
+        all_run = len(self._group.running) == len(self._group.placed)
+        may_be = self._is_mendable and standing and all_run
+        if not may_be or self._mender.is_waiting_for_slots:
             self._stray_since = None
             return False
         now = time.monotonic()
         self._stray_since = self._stray_since or now
-        all_run = len(self._group.running) == len(self._group.placed)
-        if now - self._stray_since > STRAY_S and all_run and not self._leave_asked.is_set():
-            self._stray_since = None
-            await self._mender.mend([], code="lost")
-        return True
+        return now - self._stray_since > STRAY_S and not self._leave_asked.is_set()
+
+    async def _gather(self) -> Outcome | None:
+        """Give the strays another generation, and the others come along."""
+        self._stray_since = None
+        if await self._mender.mend([], code="lost"):
+            return None
+        message = "ranks that lost each other could not be brought together again"
+        return Outcome(Cause.WORKER_LOST, message)
+
+    async def _end_left_behind(self, newest: Sequence[Sight]) -> Outcome | None:
+        """Whoever does not come along, though it was told to and cut off, is lost as well."""
+        since = self._mender.announced_at
+        if self._hung or since is None or time.monotonic() - since < SEVERING_S:
+            return None
+        hang = self._watchdog.left_behind(newest, self._mender.generation)
+        return None if hang is None else await self._end_hang(hang)
 
     async def _end_hang(self, hang: Hang) -> Outcome | None:
         """Tell what everyone was at, and kill who is to blame; an Outcome if nobody is."""

@@ -74,7 +74,8 @@ class Mender:
         self._drills = drills
         self._resized = resized
         self._least = spec.world_size if spec.min_workers is None else spec.min_workers
-        self._generation = 0
+        self.generation = 0
+        """The newest of the group, that was announced or is about to be."""
         self._without_a_step = 0
         self._one_at_a_time = asyncio.Lock()
         self._grants: list[Grant] = []
@@ -82,7 +83,8 @@ class Mender:
         self._settled_grant = 0
         self._taking_in: asyncio.Task[None] | None = None
         self._lacking_since: float | None = None
-        self._announced_at = 0.0
+        self.announced_at: float | None = None
+        """Monotonic seconds; None until those who have a place in it are told."""
         self.regrouping: Regrouping | None = None
 
     async def mend(self, lost: Sequence[Member], *, code: str) -> bool:
@@ -108,6 +110,7 @@ class Mender:
             if why_not is not None:
                 print(f"not mended in place: {why_not}", flush=True)  # noqa: T201
                 return False
+            self._without_a_step += 1
             await self._begin([end.rank for end in ends], seen_at)
             self._tell_loss(ends, code)
             try:
@@ -126,9 +129,8 @@ class Mender:
     async def _begin(self, ranks: Sequence[int], seen_at: float) -> None:
         before = self.regrouping
         sights = await self._nodes.sights()
-        self._generation += 1
-        self._without_a_step += bool(ranks)
-        self._announced_at = time.monotonic()  # as good as: nothing is overdue before it is
+        self.generation += 1
+        self.announced_at = None
         furthest = max((sight.look.step for sight in sights), default=0)
         self.regrouping = Regrouping(tuple(ranks), self._drills.struck_at(ranks, seen_at), furthest)
         if before is not None:
@@ -163,7 +165,7 @@ class Mender:
     async def _replace(self, members: Sequence[Member]) -> Set[str]:
         """Replace these members; empty if that was done, else the nodes that turned out dead."""
         vanished = any(member.end.exit_code is None for member in members)
-        replacing = asyncio.ensure_future(self._group.replace(members, self._generation))
+        replacing = asyncio.ensure_future(self._group.replace(members, self.generation))
         try:
             while not replacing.done():
                 await asyncio.wait({replacing}, timeout=DEAD_NODE_LOOK_S)
@@ -173,6 +175,11 @@ class Mender:
         finally:
             replacing.cancel()
         return set()
+
+    @property
+    def is_waiting_for_slots(self) -> bool:
+        """Whether those who are there stand by until others come."""
+        return self._lacking_since is not None
 
     @property
     def _num_lacking(self) -> int:
@@ -188,8 +195,8 @@ class Mender:
         self._lacking_since = None
         # Who has just been lost is mended next, and all are told then.
         if len(self._group.running) == len(self._group.placed):
-            self._announced_at = time.monotonic()
-            await self._group.announce(self._generation)
+            await self._group.announce(self.generation)
+            self.announced_at = time.monotonic()
         return True
 
     # Growing.
@@ -217,7 +224,7 @@ class Mender:
     async def _start_newcomers(self, grant: Grant) -> list[Member]:
         """Members in these slots that are ready for a place; nothing is held if that fails."""
         await self._nodes.know(part.node_id for part in grant.slices)
-        newcomers = await self._group.add(grant.slices, self._generation + 1)
+        newcomers = await self._group.add(grant.slices, self.generation + 1)
         self._settled_grant = grant.number
         self._resized()
         try:
@@ -255,11 +262,12 @@ class Mender:
             return None
         looks = [sight.look for sight in newest]
         whole = len(looks) == len(self._group.running) == len(self._group.placed)
-        here = whole and all(look.generation >= self._generation for look in looks)
+        here = whole and all(look.generation >= self.generation for look in looks)
         if here and all(look.first_at or look.doing is Doing.FINISH for look in looks):
             self.settle(newest)
-        elif time.monotonic() - self._announced_at > WHOLE_LIMIT_S:
-            message = f"the group was not whole again within {WHOLE_LIMIT_S:g} s"
+        elif self.announced_at and time.monotonic() - self.announced_at > WHOLE_LIMIT_S:
+            stand = "; ".join(f"rank {s.rank}: {s.look.doing.name.lower()}" for s in newest)
+            message = f"the group was not whole again within {WHOLE_LIMIT_S:g} s ({stand})"
             return Outcome(Cause.WORKER_LOST, message)
         return None
 
@@ -289,7 +297,7 @@ class Mender:
         self._teller.tell(
             FrameKind.REGROUPED,
             {
-                "generation": self._generation,
+                "generation": self.generation,
                 "ranks": list(mended.ranks),
                 "world_size": len(self._group.placed),
                 **figures,
@@ -313,7 +321,7 @@ class Mender:
         self._teller.tell(
             FrameKind.REGROUPING,
             {
-                "generation": self._generation,
+                "generation": self.generation,
                 "ranks": [rank.rank for rank in lost],
                 "code": code,
                 "message": f"{said}; the others keep their state",

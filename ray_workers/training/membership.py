@@ -158,6 +158,7 @@ class Membership:
         self._until(lambda: self._page.wanted > known, limit_s)
         self.place = pages.announced(self._prefix)
         self._spool.take(self.place)
+        self._page.enter(Doing.JOINING, Use.RECOVERING)
 
     def leave(self) -> None:
         """The training is over, for everyone at once."""

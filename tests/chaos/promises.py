@@ -17,14 +17,13 @@ import httpx
 
 from dray import Client
 from dray.views import Attempt, Event, Job, JobState
-from ray_workers import paths
 from ray_workers.contracts import CheckpointRef
 from ray_workers.forking import ForkFailed, list_tasks
 from ray_workers.training import checkpoints
 from ray_workers.training.checkpoints import PassedOver
 from tests.chaos.ground import Ground, patiently
 from tests.chaos.kinds import Kind
-from tests.integration.harness import Service, all_metrics, spools, training_pids
+from tests.integration.harness import Service, all_metrics, fork_sockets, spools, training_pids
 
 NOTHING_LEFT_WITHIN_S = 60.0
 LOSS = "train/loss"
@@ -161,7 +160,7 @@ class Onlooker:
 def live_attempts() -> set[tuple[str, int]]:
     """(job, attempt) of every training process of this machine."""
     found = set()
-    for path in paths.machine_root().glob("*/*/fork.sock"):
+    for path in fork_sockets():
         with contextlib.suppress(ForkFailed, OSError):  # a forkserver that is going or gone
             tasks = asyncio.run(list_tasks(str(path)))
             found |= {(task["job_id"], task["attempt"]) for task in tasks}

@@ -201,10 +201,17 @@ def one(found: Iterator[int]) -> int:
     return only
 
 
+def fork_sockets() -> list[Path]:
+    """Of every forkserver here. Looked again, if a cluster's folder goes while they are listed."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return list(paths.machine_root().glob("*/*/fork.sock"))
+
+
 def training_pids(job_id: str) -> dict[int, int]:
     """Rank to pid of the job's training processes on this machine; rank -1 is its store."""
     found = {}
-    for path in paths.machine_root().glob("*/*/fork.sock"):
+    for path in fork_sockets():
         try:
             tasks = asyncio.run(list_tasks(str(path)))
         except Exception:

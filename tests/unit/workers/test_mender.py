@@ -1,4 +1,4 @@
-"""A group that is being mended is given its time."""
+"""A group that is being mended is given its time, and brought together until it is whole."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from ray_workers import guard as guarding
 from ray_workers.contracts import AttemptSpec, Slice
 from ray_workers.drills import Drills
+from ray_workers.guard import Guard
 from ray_workers.mender import WHOLE_LIMIT_S, Mender
+from ray_workers.pages import Doing, Look, Sight, Use
 from ray_workers.telling import Teller
 from ray_workers.verdict import RankExit
 
@@ -30,13 +33,27 @@ SPEC = AttemptSpec(
 
 
 class Nodes:
-    """Where nothing can be seen."""
+    """Where nothing can be seen but what a test says."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.killed: list[int] = []
+
+    async def know(self, node_ids: Any) -> None:
+        pass
 
     async def sights(self) -> list[Any]:
-        return []
+        return self.seen
 
     async def errors(self) -> dict[int, Any]:
         return {}
+
+    async def stacks(self, seats: Any) -> dict[int, str]:
+        return {}
+
+    async def signal(self, node_id: str, seat: int, number: int) -> bool:
+        self.killed.append(seat)
+        return True
 
     def forget(self, node_ids: Any) -> None:
         assert not node_ids
@@ -47,7 +64,7 @@ class SlowGroup:
 
     def __init__(self) -> None:
         self.lost = SimpleNamespace(seat=1, incarnation=0, rank=1, end=RankExit(1, -9))
-        survivor = SimpleNamespace(seat=0, incarnation=0, rank=0)
+        survivor = SimpleNamespace(seat=0, incarnation=0, rank=0, end=RankExit(0, -9), node_id="n")
         self.running = [survivor]
         self.placed = [survivor, self.lost]
         self.slots: list[Any] = []
@@ -65,6 +82,9 @@ class SlowGroup:
 
     async def announce(self, generation: int) -> None:
         self.announced.append(generation)
+
+    async def store_is_lost(self) -> None:
+        await asyncio.Event().wait()
 
 
 async def test_a_replacement_that_is_not_there_yet_is_not_overdue(
@@ -87,3 +107,75 @@ async def test_a_replacement_that_is_not_there_yet_is_not_overdue(
     outcome = await mender.look([])
     assert outcome is not None
     assert "not whole again" in outcome.message
+
+
+async def test_a_next_group_that_could_not_be_formed_is_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarding, "STRAY_S", 0.05)
+    group, nodes = SlowGroup(), Nodes()
+    mender, watching = await _watched_and_mended(group, nodes, tmp_path)
+    nodes.seen = [_sight(0, generation=0), _sight(1, generation=0)]
+
+    while group.announced != [1, 2]:
+        await asyncio.sleep(0.01)
+    nodes.seen = [_sight(rank, generation=2, doing=Doing.COMPUTE, first_at=1.0) for rank in (0, 1)]
+    while mender.regrouping is not None:
+        await asyncio.sleep(0.01)
+    assert group.announced == [1, 2]
+
+    nodes.seen = [_sight(rank, generation=2) for rank in (0, 1)]  # and it is over, in the end
+    outcome = await asyncio.wait_for(watching, 10)
+    assert outcome is not None
+    assert "could not be brought together again" in outcome.message
+    assert group.announced == [1, 2, 3, 4, 5]
+
+
+async def test_who_is_not_told_that_its_connection_broke_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarding, "SEVERING_S", 0.05)
+    group, nodes = SlowGroup(), Nodes()
+    mender, watching = await _watched_and_mended(group, nodes, tmp_path)
+    newcomer = _sight(1, doing=Doing.JOINING, age_s=10.0)
+    nodes.seen = [_sight(0, doing=Doing.EXCHANGE, age_s=3.0), newcomer]
+    await asyncio.sleep(0.2)
+    assert nodes.killed == [], "it may still be computing"
+    nodes.seen = [_sight(0, doing=Doing.EXCHANGE, age_s=100.0), newcomer]
+    while nodes.killed != [0]:
+        await asyncio.sleep(0.01)
+    nodes.seen = []
+    group.placed[0].exit.set_result(group.placed[0].end)
+    assert await asyncio.wait_for(watching, 10) is None, "the only one that held the state"
+    assert mender.generation == 1
+
+
+async def _watched_and_mended(
+    group: SlowGroup, nodes: Nodes, folder: Path
+) -> tuple[Mender, asyncio.Future[Any]]:
+    """A group that has just been told its next generation, and the guard that watches it."""
+    teller = Teller(folder / "spool", 1 << 20)
+    ends = [asyncio.get_running_loop().create_future() for _ in group.placed]
+    for member, end in zip(group.placed, ends, strict=True):
+        member.exit = end
+    parts: tuple[Any, Any, Teller, Drills] = (group, nodes, teller, Drills(teller))
+    mender = Mender(SPEC, *parts, lambda: None)
+    watching = asyncio.ensure_future(Guard(SPEC, *parts, mender).watch())
+    lost: Any = group.lost
+    group.replaced.set()
+    nodes.seen = [_sight(0, doing=Doing.EXCHANGE)]
+    assert await mender.mend([lost], code="killed")
+    return mender, watching
+
+
+def _sight(
+    rank: int,
+    *,
+    generation: int = 0,
+    doing: Doing = Doing.STAND_BY,
+    first_at: float = 0.0,
+    age_s: float = 1.0,
+) -> Sight:
+    """A process that has done five steps; `first_at` of its first one in this generation."""
+    look = Look(5, doing, 0, 0.0, generation, 4, first_at, 100 + rank, Use.RECOVERING, {})
+    return Sight(rank, 0, look, age_s, "S")
