@@ -305,7 +305,7 @@ def assert_promises(service: Service, client: Client, job_id: str) -> None:
 
 @dataclass
 class RayByHand:
-    """A Ray cluster of two nodes on this machine, started with `ray start` as an operator would."""
+    """A Ray cluster on this machine, started with `ray start` as an operator would."""
 
     folder: Path
     slots_per_node: int = 2
@@ -321,21 +321,31 @@ class RayByHand:
     def token_file(self) -> Path:
         return self.folder / "token"
 
-    def start(self) -> None:
+    def start(self, *names: str) -> None:
+        """A head, and nodes of these names."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.token_file.write_text("a-token-of-this-test-cluster-0123456789\n")
         dashboard = free_port()
-        self.add_node("--head", f"--port={self.port}", f"--dashboard-port={dashboard}", name="head")
-        self.join("second")
+        self._spawn("head", "--head", f"--port={self.port}", f"--dashboard-port={dashboard}")
+        self._await("head")
+        self.join(*names)
 
-    def join(self, name: str) -> None:
-        """One more node, or the same one again."""
-        self.add_node(f"--address={self.address}", name=name)
+    def join(self, *names: str) -> None:
+        """More nodes, or the same ones again; returns when `ray start` says that they run."""
+        for name in names:
+            self._spawn(name, f"--address={self.address}")
+        for name in names:
+            self._await(name)
 
-    def add_node(self, *arguments: str, name: str) -> None:
-        """Returns when `ray start` says that the node runs."""
-        log_path = self.folder / f"{name}.log"
-        with open(log_path, "wb") as log:
+    def _await(self, name: str) -> None:
+        log = self._log_path(name)
+        eventually(lambda: b"--block" in log.read_bytes(), why=log.read_text())
+
+    def _log_path(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def _spawn(self, name: str, *arguments: str) -> None:
+        with open(self._log_path(name), "wb") as log:
             node = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
@@ -357,7 +367,6 @@ class RayByHand:
                 env=self._environment(),
             )
         self.nodes[name] = node
-        eventually(lambda: b"--block" in log_path.read_bytes(), why=log_path.read_text())
 
     def node_id(self, name: str) -> str:
         """What Ray calls the node."""

@@ -1,19 +1,27 @@
-"""The scaled deployment: PostgreSQL, and a Ray cluster of two nodes that someone else started."""
+"""The scaled deployment: PostgreSQL, and a Ray cluster that someone else started. Services come and
+go, and so do nodes."""
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dray.views import JobState
+from dray import Client
+from dray.views import Job, JobState
 from tests.integration.harness import (
     RayByHand,
     Service,
+    all_metrics,
+    assert_events_are_whole,
     digits,
     eventually,
     spools,
+    step_of,
     training_pids,
     wait_for_step,
 )
@@ -21,22 +29,35 @@ from tests.integration.test_faults import log_of, result_of
 
 pytestmark = pytest.mark.ray
 
+LOST_AT_STEP = 20
+HEALTH_CHECKS = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "4",
+}
+"""Of Ray's head: how long a silent node may be silent, here about 6 s."""
+SILENCE_BOUND_S = 6.0 + 10.0
+"""As docs/faults.md has it: what Ray takes to give a node up, and 10 s."""
+
 
 @pytest.fixture(scope="module")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayByHand]:
-    cluster = RayByHand(tmp_path_factory.mktemp("ray"))
-    cluster.start()
+    """A head and two more nodes, of two slots each."""
+    cluster = RayByHand(tmp_path_factory.mktemp("ray"), environment=HEALTH_CHECKS)
+    cluster.start("second", "third")
     yield cluster
     cluster.stop()
 
 
-@pytest.fixture
-def joined(ray_cluster: RayByHand, postgres_url: str, tmp_path: Path) -> Iterator[Service]:
+@pytest.fixture(scope="module")
+def joined(
+    ray_cluster: RayByHand, module_postgres_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
     """A service on PostgreSQL that joins the cluster by its address."""
     service = Service(
-        tmp_path / "home",
+        tmp_path_factory.mktemp("joined") / "home",
         {
-            "DRAY_DATABASE_URL": postgres_url,
+            "DRAY_DATABASE_URL": module_postgres_url,
             "DRAY_RAY_ADDRESS": ray_cluster.address,
             "DRAY_RAY_TOKEN_FILE": str(ray_cluster.token_file),
         },
@@ -46,42 +67,172 @@ def joined(ray_cluster: RayByHand, postgres_url: str, tmp_path: Path) -> Iterato
     assert service.stop() == 0
 
 
-def test_a_gang_over_two_nodes_survives_a_killed_service(joined: Service, tmp_path: Path) -> None:
+@pytest.fixture
+def client(joined: Service) -> Iterator[Client]:
+    with joined.client as client:
+        eventually(lambda: sum(node.accepted for node in client.cluster().nodes) == 3)
+        yield client
+
+
+def gang(**changes: Any) -> dict[str, Any]:
+    """Four ranks on two nodes, busy for some seconds."""
+    wanted: dict[str, Any] = {
+        "train": {"epochs": 14},
+        "resources": {"num_workers": 4},
+        "max_retries": 0,
+    }
+    return digits(**(wanted | changes))
+
+
+def wait_for_event(client: Client, job_id: str, type_: str) -> dict[str, Any]:
+    def told() -> dict[str, Any] | None:
+        found = [event.data for event in client.events(job_id) if event.type == type_]
+        return found[-1] if found else None
+
+    data = eventually(told, why=f"{job_id} never told of {type_}")
+    assert data is not None
+    return data
+
+
+def assert_ended_well(client: Client, job: Job) -> None:
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]
+    assert_events_are_whole(client, job.id)
+    steps = all_metrics(client, job.id)["train/loss"].steps
+    assert job.progress is not None
+    assert steps == list(range(1, job.progress.step + 1)), "each step once, and none is missing"
+    eventually(lambda: not training_pids(job.id), within_s=15)
+    eventually(lambda: not spools(job.id), within_s=15)
+
+
+def one_of_its_nodes(cluster: RayByHand, client: Client, job_id: str) -> str:
+    """A node that carries ranks of the job, but not the head."""
+    carriers = {node.node_id for node in client.cluster().nodes if job_id in node.jobs}
+    return next(name for name in ("second", "third") if cluster.node_id(name) in carriers)
+
+
+def test_a_gang_over_two_nodes_survives_a_killed_service(
+    joined: Service, client: Client, tmp_path: Path
+) -> None:
     spec = digits(train={"epochs": 6}, resources={"num_workers": 4})
-    with joined.client as client:
-        eventually(lambda: sum(node.accepted for node in client.cluster().nodes) == 2)
-        alone = client.wait(client.submit(spec).id, timeout_s=120)
-        assert alone.state is JobState.SUCCEEDED, alone.reason
-        assert alone.links.ray_dashboard is not None
-        killed = client.submit(spec)
-        wait_for_step(client, killed.id, 25)
-        before = training_pids(killed.id)
-        assert len(before) == 5, "four ranks and their store"
-        joined.kill()
-        assert training_pids(killed.id) == before, "the training died with the service"
-        joined.start()
-        killed = client.wait(killed.id, timeout_s=120)
-        assert killed.state is JobState.SUCCEEDED, killed.reason
-        assert len(client.attempts(killed.id)) == 1
-        assert result_of(client, killed, tmp_path / "killed") == result_of(
-            client, alone, tmp_path / "alone"
-        )
-        assert log_of(client, killed.id) == log_of(client, alone.id)
-        for job in (alone, killed):
-            eventually(lambda job=job: not training_pids(job.id), within_s=10)
-            eventually(lambda job=job: not spools(job.id), within_s=10)
+    alone = client.wait(client.submit(spec).id, timeout_s=120)
+    assert alone.state is JobState.SUCCEEDED, alone.reason
+    assert alone.links.ray_dashboard is not None
+    killed = client.submit(spec)
+    wait_for_step(client, killed.id, 25)
+    before = training_pids(killed.id)
+    assert len(before) == 5, "four ranks and their store"
+    joined.kill()
+    assert training_pids(killed.id) == before, "the training died with the service"
+    joined.start()
+    killed = client.wait(killed.id, timeout_s=120)
+    assert killed.state is JobState.SUCCEEDED, killed.reason
+    assert len(client.attempts(killed.id)) == 1
+    assert result_of(client, killed, tmp_path / "killed") == result_of(
+        client, alone, tmp_path / "alone"
+    )
+    assert log_of(client, killed.id) == log_of(client, alone.id)
+    for job in (alone, killed):
+        eventually(lambda job=job: not training_pids(job.id), within_s=10)
+        eventually(lambda job=job: not spools(job.id), within_s=10)
 
 
-def test_the_cluster_outlives_a_service_that_stops(joined: Service, ray_cluster: RayByHand) -> None:
+def test_the_cluster_outlives_a_service_that_stops(
+    joined: Service, client: Client, ray_cluster: RayByHand
+) -> None:
     spec = digits(train={"epochs": 12})
-    with joined.client as client:
-        job = client.submit(spec)
-        wait_for_step(client, job.id, 20)
-        attempts = client.attempts(job.id)
-        assert joined.stop() == 0
-        assert training_pids(job.id)
-        assert all(node.poll() is None for node in ray_cluster.nodes.values())
-        joined.start()
-        job = client.wait(job.id, timeout_s=120)
-        assert job.state is JobState.SUCCEEDED, job.reason
-        assert [a.attempt for a in client.attempts(job.id)] == [a.attempt for a in attempts]
+    job = client.submit(spec)
+    wait_for_step(client, job.id, 20)
+    attempts = client.attempts(job.id)
+    assert joined.stop() == 0
+    assert training_pids(job.id)
+    assert all(node.poll() is None for node in ray_cluster.nodes.values())
+    joined.start()
+    job = client.wait(job.id, timeout_s=120)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert [a.attempt for a in client.attempts(job.id)] == [a.attempt for a in attempts]
+
+
+def test_ranks_of_a_lost_node_get_slots_elsewhere_and_no_step_is_lost(
+    ray_cluster: RayByHand, client: Client, tmp_path: Path
+) -> None:
+    alone = client.wait(client.submit(gang()).id, timeout_s=120)
+    assert alone.state is JobState.SUCCEEDED, alone.reason
+    job = client.submit(gang())
+    wait_for_step(client, job.id, LOST_AT_STEP)
+    lost = one_of_its_nodes(ray_cluster, client, job.id)
+    ray_cluster.kill_node(lost)
+    job = client.wait(job.id, timeout_s=120)
+    ray_cluster.join(lost)  # whose agent clears what the dead one left
+    assert_ended_well(client, job)
+    (recovered,) = [e.data for e in client.events(job.id) if e.code == "recovered"]
+    assert (recovered["steps_lost"], recovered["world_size"]) == (0, 4)
+    assert result_of(client, job, tmp_path / "lost") == result_of(client, alone, tmp_path / "alone")
+
+
+def test_an_elastic_group_goes_on_with_fewer_and_grows_when_a_node_comes(
+    ray_cluster: RayByHand, client: Client
+) -> None:
+    """Six ranks take all three nodes, so that there are no other slots for the lost two."""
+    spec = gang(resources={"num_workers": 6}, elastic={"min_workers": 2}, train={"epochs": 50})
+    job = client.submit(spec)
+    wait_for_step(client, job.id, LOST_AT_STEP)
+    before = training_pids(job.id)
+    lost = one_of_its_nodes(ray_cluster, client, job.id)
+    ray_cluster.kill_node(lost)
+    eventually(lambda: client.get(job.id).world_size == 4, why="it never went on with fewer")
+    reached = step_of(client, job.id)
+    wait_for_step(client, job.id, reached + 10)
+    ray_cluster.join(lost)
+    eventually(lambda: client.get(job.id).world_size == 6, why="it never grew again")
+    after = training_pids(job.id)
+    survivors = {rank: pid for rank, pid in before.items() if after.get(rank) == pid}
+    assert len(survivors) == 5, "four ranks and the store were not started again"
+    assert_ended_well(client, client.wait(job.id, timeout_s=180))
+
+
+def test_a_node_that_falls_silent_is_given_up_and_its_ranks_are_replaced(
+    ray_cluster: RayByHand, client: Client
+) -> None:
+    """Its connections stay open. Ray's health checks find it; the bound is theirs and a little."""
+    job = client.submit(gang())
+    wait_for_step(client, job.id, LOST_AT_STEP)
+    silent = one_of_its_nodes(ray_cluster, client, job.id)
+    began = time.monotonic()
+    ray_cluster.signal_node(silent, signal.SIGSTOP)
+    eventually(lambda: any(e.code == "group_lost" for e in client.events(job.id)))
+    found_s = time.monotonic() - began
+    job = client.wait(job.id, timeout_s=150)
+    ray_cluster.kill_node(silent)
+    ray_cluster.join(silent)
+    assert_ended_well(client, job)
+    (recovered,) = [e.data for e in client.events(job.id) if e.code == "recovered"]
+    assert recovered["steps_lost"] == 0
+    assert found_s < SILENCE_BOUND_S
+
+
+def test_a_job_leaves_a_node_that_is_drained_and_resumes_where_it_was(
+    ray_cluster: RayByHand, client: Client
+) -> None:
+    job = client.submit(gang())
+    wait_for_step(client, job.id, LOST_AT_STEP)
+    drained = one_of_its_nodes(ray_cluster, client, job.id)
+    gone = ray_cluster.node_id(drained)
+    ray_cluster.drain_node(drained, within_s=120)
+    job = client.wait(job.id, timeout_s=120)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert_events_are_whole(client, job.id)
+    (asked,) = [event for event in client.events(job.id) if event.type == "preempting"]
+    assert asked.code == "node_drained"
+    first, second = client.attempts(job.id)
+    assert first.reason is not None
+    assert first.reason.code == "preempted"
+    assert job.progress is not None
+    assert second.resume_step is not None
+    assert second.resume_step >= LOST_AT_STEP, "it saved before it left"
+    steps = all_metrics(client, job.id)["train/loss"].steps
+    assert steps == list(range(1, job.progress.step + 1))
+    (node,) = [node for node in client.cluster().nodes if node.node_id == gone]
+    assert not node.accepted
+    assert node.reason is not None
+    assert node.reason.startswith("it is drained")

@@ -13,7 +13,7 @@ import pytest
 
 from service import reconciler, watch
 
-NUM_SEEDS = 500
+NUM_SEEDS = 2000
 """Of the ordinary suite; a storm takes a third of a second. DRAY_SEEDS and `make soak` try more."""
 
 
