@@ -27,6 +27,7 @@ from dray.spec.fields import (
 )
 from dray.spec.model import Cnn, Gpt, Mlp, Model, ResNet
 from dray.spec.recipes import RECIPES, RecipeName
+from dray.spec.sync import Compression, Sync
 from dray.spec.train import EarlyStopping, Ema, LrScaling, Optimizer, Schedule, Train
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "SPEC_VERSION",
     "Checkpoint",
     "Cnn",
+    "Compression",
     "Data",
     "Document",
     "EarlyStopping",
@@ -55,6 +57,7 @@ __all__ = [
     "Resources",
     "Schedule",
     "Script",
+    "Sync",
     "Train",
 ]
 
@@ -149,6 +152,8 @@ class JobSpec(Document):
     data: Data = Data()
     train: Train = Train()
     parallel: Parallel = Parallel()
+    sync: Sync | None = None
+    """Unset, gradients travel as they are."""
     resources: Resources = Resources()
     elastic: Elastic | None = None
     """Unset, the gang starts whole or not at all, and keeps its size."""
@@ -189,6 +194,7 @@ class JobSpec(Document):
             message = f"is {self.parallel.data} but resources.num_workers is {workers}"
             raise wrong("/parallel/data", message)
         self._check_elastic()
+        self._check_sync()
         if self.recipe is None:
             if self.init_from is not None:
                 raise wrong("/init_from", "is for recipes; a script loads what it wants itself")
@@ -201,6 +207,26 @@ class JobSpec(Document):
             )
             raise wrong("/train/global_batch_size", message)
         return self
+
+    def _check_sync(self) -> None:
+        compression = self.sync.compression if self.sync else None
+        if self.sync is not None and self.script is not None:
+            raise wrong("/sync", "is for recipes; a script exchanges its gradients itself")
+        if compression is None:
+            return
+        if self.is_exact:
+            raise wrong(
+                "/sync/compression",
+                "is not for elastic.exact: each rank leaves out something else",
+            )
+        optimizer = self.train.optimizer
+        if compression.name == "topk" and optimizer.nesterov:
+            raise wrong(
+                "/train/optimizer/nesterov",
+                "is not for topk, which takes the momentum over: set it to false",
+            )
+        if compression.name == "topk" and optimizer.name == "lars":
+            raise wrong("/sync/compression/name", "must not be topk with lars: use sgd or lamb")
 
     def _check_elastic(self) -> None:
         if self.elastic is None:

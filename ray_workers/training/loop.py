@@ -19,6 +19,7 @@ from ray_workers.contracts import FrameKind, RankTask
 from ray_workers.pages import Doing, Page, Place, Untold, Use
 from ray_workers.training import checkpoints, handover, inheritance, process_group, resuming
 from ray_workers.training.checkpoints import About, Loaded
+from ray_workers.training.compression import CompressedReplica, takes_momentum
 from ray_workers.training.data import (
     Batches,
     derive_seed,
@@ -40,6 +41,7 @@ from ray_workers.training.samples import on_device
 from ray_workers.training.saves import Saves
 from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
 from ray_workers.training.stopping import Patience
+from ray_workers.training.traffic import Traffic
 from ray_workers.training.update import Update
 from ray_workers.training.workload import Workload
 
@@ -75,8 +77,13 @@ class Loop:
         self.loader_workers = spec.data.loader_workers
         self.num_shares = spec.resources.num_workers if spec.is_exact else None
         """Of each global batch, at any world size; None for one of each rank."""
+        self.compression = spec.sync.compression if spec.sync else None
         self.replica = self._replica()
-        self.update = Update(self.model, self.replica, options, self.device)
+        self.traffic = Traffic(self.replica.num_elements) if spec.sync else None
+        self.update = Update(
+            *(self.model, self.replica, options, self.device),
+            has_momentum=not takes_momentum(self.compression),
+        )
         self.evaluation = Evaluation(workload, self.device, self._autocast, self._micro_batch_size)
         self.reporter = StepReporter(self.calendar.total_steps, page)
         self.keeper = Keeper(
@@ -161,7 +168,12 @@ class Loop:
 
     def _replica(self) -> Replica:
         parts = (self.model, self.workload.loss_sum, self._autocast)
-        return Replica(*parts) if self.num_shares is None else ExactReplica(*parts, self.num_shares)
+        if self.num_shares is not None:
+            return ExactReplica(*parts, self.num_shares)
+        if self.compression is None:
+            return Replica(*parts)
+        momentum, seed = self.options.optimizer.momentum, derive_seed("sync", self.options.seed)
+        return CompressedReplica(*parts, self.compression, momentum=momentum, seed=seed)
 
     @property
     def _micro_batch_size(self) -> int:
@@ -208,6 +220,8 @@ class Loop:
         Regroup if the group is to change, Left if the rank was asked to leave.
         """
         self.reporter.restart_clock()
+        if self.traffic is not None:
+            self.traffic.watch(membership.sent_bytes, self.world_size)
         self.saves.starts_at(self.progress.step)
         try:
             while True:
@@ -262,6 +276,8 @@ class Loop:
         options, page = self.options, self.page
         use = Use.RECOMPUTED if step <= self.task.furthest_step else Use.USEFUL
         page.enter(Doing.DATA, Use.DATA_WAIT)
+        if self.traffic is not None:
+            self.traffic.begin_step()
         began = time.perf_counter()
         feeding = self.feed.at(step)
         data_wait_s = time.perf_counter() - began
@@ -293,6 +309,7 @@ class Loop:
                 data_wait_s=data_wait_s,
                 loss=loss,
                 grad_norm=grad_norm,
+                more=self.traffic.of_step() if self.traffic else {},
             )
         )
         if self.rank == 0:

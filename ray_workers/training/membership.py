@@ -160,6 +160,10 @@ class Membership:
         self._spool.take(self.place)
         self._page.enter(Doing.JOINING, Use.RECOVERING)
 
+    def sent_bytes(self) -> int | None:
+        """What this rank has sent to the others in this generation; None where nobody counts it."""
+        return None if self.is_alone else self._connections.sent_bytes()
+
     def leave(self) -> None:
         """The training is over, for everyone at once."""
         process_group.leave()

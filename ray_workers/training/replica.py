@@ -58,7 +58,10 @@ class Replica:
         """Take part in the group that the process is in now."""
         self._world_size = world_size
         if world_size > 1:
-            self._ddp = DistributedDataParallel(self._objective, gradient_as_bucket_view=True)
+            self._ddp = self._wrapped()
+
+    def _wrapped(self) -> DistributedDataParallel:
+        return DistributedDataParallel(self._objective, gradient_as_bucket_view=True)
 
     def disband(self) -> None:
         """Let go of a broken group, as if the step that it was in had not begun."""
@@ -132,6 +135,11 @@ class Replica:
         assert carried is not None
         self._objective.slot.grad = None
         return carried
+
+    @property
+    def num_elements(self) -> int:
+        """Of the gradient."""
+        return sum(parameter.numel() for parameter in self._parameters)
 
     def grad_norm(self) -> Tensor:
         """2-norm of the gradient as a whole (what `clip_grad_norm_` measures)."""

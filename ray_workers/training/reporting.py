@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -30,6 +32,8 @@ class StepFigures(NamedTuple):
     """Mean over the global batch: a scalar, on the device, good until the next backward pass."""
     grad_norm: Tensor
     """Before clipping."""
+    more: Mapping[str, float] = MappingProxyType({})
+    """Further metrics of the step."""
 
 
 class StepReporter:
@@ -45,6 +49,8 @@ class StepReporter:
         self._total_steps = total_steps
         self._page = page
         self._waiting: list[Untold] = []
+        self._more: dict[int, Mapping[str, float]] = {}
+        """By step, what is told besides, of those that wait."""
         self._on_device: tuple[StepFigures, float, Tensor, torch.cuda.Event] | None = None
         self._began = self._flushed = time.perf_counter()
         self._is_first = True
@@ -82,6 +88,7 @@ class StepReporter:
         values = {
             "perf/step_time_s": figures.step_time_s,
             "perf/data_wait_s": figures.data_wait_s,
+            **self._more.pop(figures.step, {}),
         }
         if self.rank != 0:
             train.report(figures.step, values)
@@ -122,6 +129,8 @@ class StepReporter:
         self.last_loss = loss
         self._waiting.append(untold)
         self._page.keep(untold)
+        if figures.more:
+            self._more[figures.step] = figures.more
 
 
 def _start_copy(figures: StepFigures) -> tuple[Tensor, torch.cuda.Event]:

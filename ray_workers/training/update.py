@@ -19,12 +19,22 @@ class Update:
     """The optimizer, with the loss scale of fp16 and the average of the weights where asked for."""
 
     def __init__(
-        self, model: nn.Module, replica: Replica, options: spec.Train, device: torch.device
+        self,
+        model: nn.Module,
+        replica: Replica,
+        options: spec.Train,
+        device: torch.device,
+        *,
+        has_momentum: bool = True,
     ) -> None:
+        """`has_momentum`: sgd's is not somebody else's."""
         self._model = model
         self._replica = replica
         self._max_norm = options.max_grad_norm
-        self._optimizer = build_optimizer(model, options.optimizer)
+        chosen = options.optimizer
+        if not has_momentum:
+            chosen = chosen.model_copy(update={"momentum": 0.0})
+        self._optimizer = build_optimizer(model, chosen)
         self._scaler: torch.amp.GradScaler | None = None
         self._one = torch.ones((), device=device)
         if options.precision == "fp16":

@@ -9,6 +9,7 @@ import functools
 import importlib
 import json
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from dray.spec import JobSpec
@@ -105,6 +108,37 @@ def run_ranks(
     finally:
         gang.kill()
     return [process.exitcode for process in gang.processes]
+
+
+def run_in_group(part: Callable[..., None], world_size: int, *given: Any) -> None:
+    """Run `part(rank, *given)` in processes that form a gloo group; AssertionError if one fails."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = (world_size, store.port)
+    ranks = [
+        _context.Process(target=_member, args=(part, rank, *place, given), daemon=True)
+        for rank in range(world_size)
+    ]
+    for process in ranks:
+        process.start()
+    deadline = time.monotonic() + DEADLINE_S
+    for process in ranks:
+        process.join(max(0.0, deadline - time.monotonic()))
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    assert codes == [0] * world_size, "what went wrong is on standard error"
+
+
+def _member(
+    part: Callable[..., None], rank: int, world_size: int, port: int, given: Sequence[Any]
+) -> None:
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    part(rank, *given)
+    dist.barrier()
+    sys.stderr.flush()
+    os._exit(0)  # gloo's threads and the interpreter's own end do not get on
 
 
 class Gang:

@@ -1,0 +1,41 @@
+"""What the ranks tell each other of their gradients."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StrictBool, model_validator
+
+from dray.spec.fields import MAX_STEPS, Document, Int, Number, refuse_foreign
+
+
+class Compression(Document):
+    """How gradients are made smaller on their way. All but fp16 and bf16 keep what they leave out
+    and add it to the next step's gradient (error feedback)."""
+
+    name: Literal["fp16", "bf16", "powersgd", "topk"]
+    """fp16, bf16: half the bytes. powersgd: factors of low rank (Vogels et al. 2019,
+    arXiv:1905.13727). topk: the largest elements of each tensor, with momentum correction where the
+    optimizer is sgd with momentum (Lin et al. 2018, arXiv:1712.01887)."""
+    rank: Annotated[Int, Field(ge=1, le=256)] = 2
+    """powersgd: columns of the factors."""
+    warm_start: StrictBool = True
+    """powersgd: each step begins from the last one's factors."""
+    start_step: Annotated[Int, Field(ge=2, le=MAX_STEPS)] = 10
+    """powersgd: so many steps are exact, after the start and whenever the group was formed anew."""
+    ratio: Annotated[Number, Field(gt=0.0, le=0.5)] = 0.001
+    """topk: share of each tensor's elements that are sent, one at least."""
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        owners: dict[str, tuple[str, ...]] = dict.fromkeys(
+            ("rank", "warm_start", "start_step"), ("powersgd",)
+        )
+        refuse_foreign(self, self.name, owners | {"ratio": ("topk",)})
+        return self
+
+
+class Sync(Document):
+    """How the ranks keep together. With it, the job's metrics tell what goes over the wire."""
+
+    compression: Compression | None = None
