@@ -4,7 +4,8 @@ A spool is a directory of segment files named by the byte offset of their first 
 process appends; a frame is one line of JSON, written by a single `write`, so that a reader that
 stops at the last newline never sees half a frame, whenever the writer is killed. The reader
 deletes segments that were delivered. A spool is bounded: beyond `limit_bytes` undelivered bytes
-frames are dropped, counted, and the count is left in the next frame that fits.
+frames are dropped, counted, and the count is left in the next frame that fits. While the disk takes
+nothing, the writer keeps frames itself, up to `WAITING_BYTES`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 SEGMENT_BYTES = 1 << 20
 SEGMENT_SUFFIX = ".seg"
+WAITING_BYTES = 1 << 20
 
 # One encoder for all frames: `json.dumps` with separators builds one for every call.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -48,20 +51,42 @@ class SpoolWriter:
         self._offset = 0  # bytes ever appended
         self._segment_start = 0
         self._dropped = 0
+        self._is_full = False
+        """Too much of it is undelivered, when a segment was last to begin."""
+        self._waiting: deque[bytes] = deque()
+        """Frames that found no room on the disk, oldest first."""
 
     def append(self, kind: str, body: Mapping[str, Any]) -> bool:
-        """Add one frame; False if the spool or the disk is full and the frame was dropped."""
+        """Add one frame; False if there is no room, here or on the disk, and it was dropped."""
         frame: dict[str, Any] = {"kind": kind, "time": time.time(), "body": body}
         if self._dropped:
             frame["dropped"] = self._dropped
         line = _encode(frame).encode() + b"\n"
-        full = self._fd < 0 or self._offset - self._segment_start >= SEGMENT_BYTES
-        if (full and not self._roll(len(line))) or not self._write(line):
-            self._dropped += 1
-            return False
-        self._offset += len(line)
+        self._retry()
+        if self._waiting or not self._add(line):
+            if not self._may_wait(line):
+                self._dropped += 1
+                return False
+            self._waiting.append(line)
         self._dropped = 0
         return True
+
+    def _add(self, line: bytes) -> bool:
+        full = self._fd < 0 or self._offset - self._segment_start >= SEGMENT_BYTES
+        if (full and not self._roll(len(line))) or not self._write(line):
+            return False
+        self._offset += len(line)
+        return True
+
+    def _retry(self) -> None:
+        """Add what waits, as far as there is room now."""
+        while self._waiting and self._add(self._waiting[0]):
+            self._waiting.popleft()
+
+    def _may_wait(self, line: bytes) -> bool:
+        """Whether it is the disk that is full, and there is room to keep the frame here."""
+        waiting = sum(map(len, self._waiting))
+        return not self._is_full and waiting + len(line) <= WAITING_BYTES
 
     def _write(self, line: bytes) -> bool:
         """All of it or nothing: half a frame would spoil the one behind it."""
@@ -77,9 +102,11 @@ class SpoolWriter:
         """Begin a segment, unless what is undelivered leaves no room for one."""
         retained = segments(self._directory)
         undelivered = self._offset - retained[0][0] if retained else 0
-        if undelivered + max(next_bytes, SEGMENT_BYTES) > self._limit_bytes + SEGMENT_BYTES:
+        needed = undelivered + max(next_bytes, SEGMENT_BYTES)
+        self._is_full = needed > self._limit_bytes + SEGMENT_BYTES
+        if self._is_full:
             return False
-        self.close()
+        self._end_segment()
         path = segment_path(self._directory, self._offset)
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -89,6 +116,10 @@ class SpoolWriter:
         return True
 
     def close(self) -> None:
+        self._retry()
+        self._end_segment()
+
+    def _end_segment(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -11,6 +11,7 @@ file where it is.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib
 import operator
@@ -190,7 +191,10 @@ def _writer(directory: str) -> SpoolWriter:
             "hand the values back to the training process and report them there"
         )
     limit = int(os.environ.get("DRAY_SPOOL_LIMIT_BYTES", DEFAULT_SPOOL_LIMIT_BYTES))
+    if _open_writer is not None and _open_writer[0] == pid:
+        _open_writer[2].close()
     writer = SpoolWriter(Path(directory), limit_bytes=limit)
+    atexit.register(writer.close)
     _open_writer = (pid, directory, writer)
     return writer
 

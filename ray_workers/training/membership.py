@@ -72,7 +72,6 @@ class Membership:
         self._connections = Connections()
         self._watcher: threading.Thread | None = None
         self._address = (task.master_addr, task.master_port)
-        self._store: TCPStore | None = None
 
     @property
     def is_alone(self) -> bool:
@@ -85,20 +84,20 @@ class Membership:
             self._take_place(PLACE_LIMIT_S)
         if self.is_alone:
             return
-        store = self._meet()
+        self._watch()
         with self._connections.being_formed():
             process_group.join(
                 self._device,
-                store,
+                self._meet(),
                 self.place.rank,
                 self.place.world_size,
                 timedelta(seconds=FORMING_LIMIT_S),
             )
-        self._watch()
 
     def _watch(self) -> None:
         """See to it that this rank leaves its group when another generation is wanted, also if it
-        waits for one that is silent, whose connections are not broken."""
+        waits for one that is silent, whose connections are not broken, or that died before it had
+        connected."""
         if not self._prefix or self._watcher is not None:
             return
 
@@ -116,14 +115,14 @@ class Membership:
 
     def _meet(self) -> Store:
         """Wait at the store until everybody of this generation is there."""
-        if self._store is None:
-            self._store = TCPStore(*self._address, wait_for_workers=False)
+        # A connection of this generation's own: whoever waits at the store is woken by cutting it.
+        whole = TCPStore(*self._address, wait_for_workers=False)
         generation, rank, world_size = (
             self.place.generation,
             self.place.rank,
             self.place.world_size,
         )
-        store = PrefixStore(f"generation-{generation}", self._store)
+        store = PrefixStore(f"generation-{generation}", whole)
         store.set(f"here-{rank}", "1")
         everybody = [f"here-{other}" for other in range(world_size)]
         self._wait(lambda: store.check(everybody), MEETING_LIMIT_S, "the other ranks to come")

@@ -46,6 +46,9 @@ def join(
     Once formed, an operation may take as long as it takes: who watches the ranks knows better than
     a fixed time when one hangs.
     """
+    # By this number a group's members find each other at the store; torch counts a group that could
+    # not be formed too, and a newcomer has not seen that one.
+    dist.distributed_c10d._world.group_count = 0
     dist.init_process_group(
         backend_of(device), store=store, rank=rank, world_size=world_size, timeout=timeout
     )

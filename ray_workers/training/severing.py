@@ -26,23 +26,27 @@ class Connections:
 
     def __init__(self) -> None:
         self._inodes: frozenset[str] = frozenset()
+        self._before: frozenset[str] | None = None
+        """The sockets that there were when forming began, as long as it goes on."""
         self._numbers: dict[int, str] | None = None
         """Their descriptors, once somebody asked for them."""
 
     @contextmanager
     def being_formed(self) -> Iterator[None]:
         """Take note of the sockets that appear meanwhile; one thread forms groups."""
-        before = set(_sockets().values())
+        self._before = before = frozenset(_sockets().values())
         try:
             yield
         finally:
             self._inodes = frozenset(_sockets().values()) - before
-            self._numbers = None
+            self._before = self._numbers = None
 
     def sever(self) -> None:
-        """Shut them down. Harmless to repeat, and for what gloo has closed by itself."""
+        """Shut them down, also while the group is still being formed. Harmless to repeat, and for
+        what gloo has closed by itself."""
+        before = self._before
         for fd, inode in _sockets().items():
-            if inode not in self._inodes:
+            if inode in before if before is not None else inode not in self._inodes:
                 continue
             # Gloo may close the number meanwhile and somebody else open it: look again at our own.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:

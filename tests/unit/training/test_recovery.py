@@ -16,7 +16,7 @@ from torch import nn
 from dray import spec
 from ray_workers.contracts import RankTask
 from ray_workers.recipes.models import images
-from ray_workers.training import checkpoints, membership, samples
+from ray_workers.training import checkpoints, membership, process_group, samples
 from ray_workers.training.evaluation import Evaluation
 from ray_workers.training.feeding import Feed
 from ray_workers.training.loop import Loop
@@ -176,6 +176,21 @@ def test_of_four_ranks_the_one_across_learns_of_it_too(
     fault = Fault(2, "in the backward pass")
     assert run_ranks(tmp_path, small(4), world_size=4, before=fault, mends=True) == [0] * 4
     assert_same(tmp_path, undisturbed(4))
+
+
+def test_who_waits_for_a_rank_that_died_before_it_had_connected_is_woken(
+    tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    codes = run_ranks(tmp_path, small(3), world_size=3, before=_die_unconnected, mends=True)
+    assert codes == [0, 0, 0]
+    assert_same(tmp_path, undisturbed(3))
+
+
+def _die_unconnected(task: RankTask) -> None:
+    """The others know that it is there, and wait for its address."""
+    membership.FORMING_LIMIT_S = 600.0
+    if task.rank == 2 and task.incarnation == 0:
+        _at_call(process_group, "join", 1)
 
 
 def test_two_of_three_ranks_die_one_after_the_other(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,31 @@ def test_a_spool_that_nobody_reads_stays_within_its_limit_and_counts_what_it_dro
     assert (last["body"]["n"], last["dropped"]) == (200, 200 - len(kept))
     assert append(writer, 201)
     assert "dropped" not in json.loads(spool.tail(directory).splitlines()[-1])
+
+
+def test_what_a_full_disk_does_not_take_is_written_when_it_has_room(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = SpoolWriter(directory, limit_bytes=1 << 30)
+    monkeypatch.setattr(dray.spool, "WAITING_BYTES", 2000)
+    append(writer, 0)
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", _no_room)
+        kept = [n for n in range(1, 200) if append(writer, n, 20)]
+    assert 5 < len(kept) < 100, "no more than it may keep"
+    assert numbers(read_all(directory)) == [0]
+    assert append(writer, 200)
+    assert numbers(read_all(directory)) == [0, *kept, 200]
+    assert json.loads(read_all(directory).splitlines()[-1])["dropped"] == 199 - len(kept)
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", _no_room)
+        assert append(writer, 201)
+    writer.close()
+    assert numbers(read_all(directory))[-1] == 201
+
+
+def _no_room(fd: int, data: bytes) -> int:
+    raise OSError(errno.ENOSPC, "no space left on device")
 
 
 def test_half_a_frame_is_left_until_its_rest_is_there(directory: Path) -> None:
