@@ -18,7 +18,9 @@ MOST_WITHOUT_A_STEP = 3
 """How often a group is mended in a row without a step in between: then it is not bad luck."""
 
 
-def why_never(*, is_script: bool, num_workers: int, has_gpus: bool) -> str | None:
+def why_never(
+    *, is_script: bool, num_workers: int, has_gpus: bool, takes_local_steps: bool
+) -> str | None:
     """Why a job of this kind is never mended in place; None if it is.
 
     On GPUs, NCCL's operations end behind the program's back, and an optimizer step that was
@@ -30,6 +32,8 @@ def why_never(*, is_script: bool, num_workers: int, has_gpus: bool) -> str | Non
         return "a single rank is not mended in place, because nobody else holds its state"
     if has_gpus:
         return "a group on GPUs is not mended in place, because its state may be half a step on"
+    if takes_local_steps:
+        return "ranks that take steps by themselves are not mended in place: each has its own state"
     return None
 
 
@@ -39,7 +43,12 @@ def is_mendable(spec: AttemptSpec) -> bool:
     is_script = document.script is not None
     has_gpus = bool(spec.bundle.get("GPU"))
     num_workers = spec.world_size if spec.min_workers is None else document.resources.num_workers
-    why_not = why_never(is_script=is_script, num_workers=num_workers, has_gpus=has_gpus)
+    why_not = why_never(
+        is_script=is_script,
+        num_workers=num_workers,
+        has_gpus=has_gpus,
+        takes_local_steps=document.takes_local_steps,
+    )
     return why_not is None
 
 

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.requests import DrillRequest
+from dray.spec import JobSpec
 from dray.views import DrillState, JobState
 from ray_workers.mending import why_never
 from service import hangs, preempting, presenting
@@ -172,6 +173,7 @@ def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
             is_script=is_script,
             num_workers=job.world_size,
             has_gpus=bool(job.bundle.get("GPU")),
+            takes_local_steps=JobSpec.model_validate(job.spec).takes_local_steps,
         ),
     )
 

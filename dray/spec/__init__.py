@@ -27,7 +27,7 @@ from dray.spec.fields import (
 )
 from dray.spec.model import Cnn, Gpt, Mlp, Model, ResNet
 from dray.spec.recipes import RECIPES, RecipeName
-from dray.spec.sync import Compression, Sync
+from dray.spec.sync import Compression, Outer, Sync
 from dray.spec.train import EarlyStopping, Ema, LrScaling, Optimizer, Schedule, Train
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "Mlp",
     "Model",
     "Optimizer",
+    "Outer",
     "Parallel",
     "RecipeName",
     "ResNet",
@@ -153,7 +154,7 @@ class JobSpec(Document):
     train: Train = Train()
     parallel: Parallel = Parallel()
     sync: Sync | None = None
-    """Unset, gradients travel as they are."""
+    """Unset, the ranks exchange their gradients in every step, as they are."""
     resources: Resources = Resources()
     elastic: Elastic | None = None
     """Unset, the gang starts whole or not at all, and keeps its size."""
@@ -171,6 +172,11 @@ class JobSpec(Document):
     @property
     def is_exact(self) -> bool:
         return self.elastic is not None and self.elastic.exact
+
+    @property
+    def takes_local_steps(self) -> bool:
+        """Whether ranks take steps by themselves."""
+        return self.sync is not None and self.sync.every > 1
 
     @model_validator(mode="before")
     @classmethod
@@ -212,6 +218,8 @@ class JobSpec(Document):
         compression = self.sync.compression if self.sync else None
         if self.sync is not None and self.script is not None:
             raise wrong("/sync", "is for recipes; a script exchanges its gradients itself")
+        if self.takes_local_steps:
+            self._check_local_steps()
         if compression is None:
             return
         if self.is_exact:
@@ -227,6 +235,15 @@ class JobSpec(Document):
             )
         if compression.name == "topk" and optimizer.name == "lars":
             raise wrong("/sync/compression/name", "must not be topk with lars: use sgd or lamb")
+
+    def _check_local_steps(self) -> None:
+        why = "with sync.every above 1 the ranks have no common weights in between"
+        if self.elastic is not None:
+            raise wrong("/elastic", f"is not for this job: {why}, so none can be replaced")
+        if self.train.ema is not None:
+            raise wrong("/train/ema", f"must be unset: {why} to average")
+        if self.checkpoint.every_steps == "auto":
+            raise wrong("/checkpoint/every_steps", f"must be a number: {why} to save")
 
     def _check_elastic(self) -> None:
         if self.elastic is None:

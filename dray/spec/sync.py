@@ -35,7 +35,30 @@ class Compression(Document):
         return self
 
 
+class Outer(Document):
+    """The optimizer that takes the mean of how far the ranks have come for a gradient: SGD with
+    Nesterov momentum (DiLoCo, arXiv:2311.08105)."""
+
+    lr: Annotated[Number, Field(gt=0.0, le=10.0)] = 0.7
+    momentum: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.9
+
+
 class Sync(Document):
     """How the ranks keep together. With it, the job's metrics tell what goes over the wire."""
 
     compression: Compression | None = None
+    """Unset, gradients travel as they are."""
+    every: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 1
+    """Optimizer steps after which the ranks agree on weights, and by themselves in between (local
+    SGD, arXiv:1805.09767). They also do before an evaluation and a checkpoint. With 1 the gradients
+    are exchanged in every step."""
+    outer: Outer | None = None
+    """With `every` above 1; unset, the ranks agree on the mean of their weights."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.every == 1 and self.outer is not None:
+            raise ValueError("outer needs every above 1: with 1, gradients are exchanged")
+        if self.every > 1 and self.compression is not None:
+            raise ValueError("compression needs every 1: above, no gradients are exchanged")
+        return self

@@ -55,6 +55,35 @@ def broadcast(
     return rebuilt
 
 
+def gather(
+    state: Callable[[], Mapping[str, Any]], rank: int, world_size: int, device: torch.device
+) -> list[dict[str, Any]]:
+    """On rank 0 the states of ranks 1 and up, in their order; elsewhere nothing. A collective.
+
+    `state` is called on each rank but 0, and is as for `broadcast`.
+    """
+    if rank:
+        tensors: list[Tensor] = []
+        dist.send_object_list([_outlined(state(), tensors)], dst=0, device=device)
+        for piece in _pieces(tensors):
+            dist.send(_packed(piece, device), dst=0)
+        return []
+    return [_received(source, device) for source in range(1, world_size)]
+
+
+def _received(source: int, device: torch.device) -> dict[str, Any]:
+    outline: list[Any] = [None]
+    dist.recv_object_list(outline, src=source, device=device)
+    tensors: list[Tensor] = []
+    _fill(outline[0], tensors, device)
+    for piece in _pieces(tensors):
+        flat = _packed(piece, device)
+        dist.recv(flat, src=source)
+        _unpack(flat, piece)
+    rebuilt: dict[str, Any] = _rebuilt(outline[0], iter(tensors))
+    return rebuilt
+
+
 class _Place:
     """Where a tensor stands in the outline of a state."""
 
@@ -115,11 +144,18 @@ def _pieces(tensors: list[Tensor]) -> list[list[Tensor]]:
 def _broadcast_together(
     tensors: list[Tensor], source: int, rank: int, device: torch.device
 ) -> None:
-    flat = torch.cat([tensor.reshape(-1).to(device) for tensor in tensors])
+    flat = _packed(tensors, device)
     if flat.numel() == 0:
         return
     dist.broadcast(flat, src=source)
-    if rank == source:
-        return
+    if rank != source:
+        _unpack(flat, tensors)
+
+
+def _packed(tensors: list[Tensor], device: torch.device) -> Tensor:
+    return torch.cat([tensor.reshape(-1).to(device) for tensor in tensors])
+
+
+def _unpack(flat: Tensor, tensors: list[Tensor]) -> None:
     for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view(tensor.shape))

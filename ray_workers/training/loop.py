@@ -32,6 +32,7 @@ from ray_workers.training.evaluation import Evaluation
 from ray_workers.training.exact import ExactReplica
 from ray_workers.training.feeding import Feed
 from ray_workers.training.keeper import Keeper
+from ray_workers.training.localsteps import LocalReplica, LocalSteps
 from ray_workers.training.membership import Membership
 from ray_workers.training.pacing import Pace
 from ray_workers.training.progress import NO_STATE, Progress
@@ -78,13 +79,17 @@ class Loop:
         self.num_shares = spec.resources.num_workers if spec.is_exact else None
         """Of each global batch, at any world size; None for one of each rank."""
         self.compression = spec.sync.compression if spec.sync else None
-        self.replica = self._replica()
+        self.replica = self._replica(spec)
         self.traffic = Traffic(self.replica.num_elements) if spec.sync else None
         self.update = Update(
             *(self.model, self.replica, options, self.device),
             has_momentum=not takes_momentum(self.compression),
         )
         self.evaluation = Evaluation(workload, self.device, self._autocast, self._micro_batch_size)
+        self.local: LocalSteps | None = None
+        if spec.takes_local_steps:
+            assert spec.sync is not None
+            self.local = LocalSteps(self.model, self.update, spec.sync, self.calendar)
         self.reporter = StepReporter(self.calendar.total_steps, page)
         self.keeper = Keeper(
             task.checkpoint_url, keep=spec.checkpoint.keep, best=spec.checkpoint.best
@@ -123,6 +128,8 @@ class Loop:
             if state is not None and self.progress.number < newest:
                 self._take_handed_over(state)
         self.replica.form(self.world_size)
+        if self.local is not None:
+            self.local.begin()
         if self.progress.step:
             self.replica.settle_buckets(lambda: self.feed.at(1).shares)
         if self.rank == 0 and self.was_rank != 0 and newest != handover.NOTHING:
@@ -166,8 +173,10 @@ class Loop:
         self.evaluation.share(mine, num_shares, self.world_size)
         self.reporter.rank = self.rank
 
-    def _replica(self) -> Replica:
+    def _replica(self, spec: JobSpec) -> Replica:
         parts = (self.model, self.workload.loss_sum, self._autocast)
+        if spec.takes_local_steps:
+            return LocalReplica(*parts)
         if self.num_shares is not None:
             return ExactReplica(*parts, self.num_shares)
         if self.compression is None:
@@ -228,7 +237,7 @@ class Loop:
                 if not self.progress.is_settled:
                     self._between_steps(self.progress.step)
                     self.progress = self.progress.settled()
-                if self.page.is_asked_to_leave:
+                if self._is_to_leave():
                     self._leave()
                 if self.progress.step >= self.calendar.total_steps or self._is_stopped():
                     break
@@ -240,8 +249,13 @@ class Loop:
             # After an error the device may not answer any more; what was read is told.
             self.reporter.flush(wait_for_device=False)
 
+    def _is_to_leave(self) -> bool:
+        return self.page.is_asked_to_leave if self.local is None else self.local.leaves
+
     def _leave(self) -> None:
         """Rank 0 saves what there is and goes; without it the others can't take another step."""
+        if self.local is not None:
+            self.local.gather(self.rank, self.world_size, self.device)
         if self.rank == 0:
             self.reporter.flush()
             if self.progress.step:
@@ -299,6 +313,9 @@ class Loop:
             loss = loss / scale
         self.keeper.hold()
         grad_norm = self.update.step(lr)
+        if self.local is not None and self.local.are_over_after(step):
+            page.exchange()
+            self.local.agree(self.world_size, leaves=page.is_asked_to_leave)
 
         self.reporter.step_done(
             StepFigures(
@@ -326,7 +343,10 @@ class Loop:
         if evaluates:
             self.page.enter(Doing.EVALUATE, Use.USEFUL)
             self._evaluate(step)
-        if self.rank == 0 and (saves or self._is_stopped()):
+        saves = saves or self._is_stopped()
+        if saves and self.local is not None:
+            self.local.gather(self.rank, self.world_size, self.device)
+        if saves and self.rank == 0:
             self._save(step)
         self.reporter.restart_clock()
 
@@ -361,11 +381,14 @@ class Loop:
             "model": self.model.state_dict(),
             **self.update.state_dict(),
             "patience": asdict(self.patience),
+            **({} if self.local is None else {"local": self.local.state_dict()}),
         }
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.update.load_state_dict(state)
+        if self.local is not None:
+            self.local.load_state_dict(state["local"], self.rank)
         self.patience = Patience(**state["patience"])
 
     def _handed_over(self) -> dict[str, Any]:

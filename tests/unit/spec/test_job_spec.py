@@ -106,6 +106,69 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "is for classification",
         ),
         (
+            recipe("image_classification", sync={"every": 1, "outer": {}}),
+            "/sync",
+            "outer needs every above 1",
+        ),
+        (
+            recipe("image_classification", sync={"every": 5, "compression": {"name": "fp16"}}),
+            "/sync",
+            "compression needs every 1",
+        ),
+        (
+            recipe("image_classification", sync={"every": 5}, elastic={"min_workers": 1}),
+            "/elastic",
+            "no common weights in between",
+        ),
+        (
+            recipe("image_classification", sync={"every": 5}, train={"ema": {}}),
+            "/train/ema",
+            "no common weights in between",
+        ),
+        (
+            recipe("image_classification", sync={"every": 5}, checkpoint={"every_steps": "auto"}),
+            "/checkpoint/every_steps",
+            "must be a number",
+        ),
+        (
+            recipe("image_classification", sync={"compression": {"name": "fp16", "ratio": 0.1}}),
+            "/sync/compression",
+            "ratio is an option of topk",
+        ),
+        (
+            recipe(
+                "image_classification",
+                sync={"compression": {"name": "fp16"}},
+                resources={"num_workers": 2},
+                elastic={"min_workers": 1, "exact": True},
+            ),
+            "/sync/compression",
+            "is not for elastic.exact",
+        ),
+        (
+            recipe(
+                "image_classification",
+                sync={"compression": {"name": "topk"}},
+                train={"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}},
+            ),
+            "/train/optimizer/nesterov",
+            "is not for topk",
+        ),
+        (
+            recipe(
+                "image_classification",
+                sync={"compression": {"name": "topk"}},
+                train={"optimizer": {"name": "lars"}},
+            ),
+            "/sync/compression/name",
+            "must not be topk with lars",
+        ),
+        (
+            {"script": {"entrypoint": "x.py"}, "sync": {}},
+            "/sync",
+            "a script exchanges its gradients itself",
+        ),
+        (
             recipe("image_classification", resources={"num_workers": 300}),
             "/train/global_batch_size",
             "fewer than one sample for each of 300 workers",

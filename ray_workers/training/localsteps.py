@@ -1,0 +1,137 @@
+"""Steps that each rank takes by itself, and what the ranks agree on after some of them.
+
+Local SGD (arXiv:1805.09767) takes the mean of the ranks' weights. DiLoCo (arXiv:2311.08105) takes
+the mean of how far they have come for a gradient, and gives that to an outer optimizer. In between
+each rank has weights of its own, and its own state of the inner optimizer for good; so checkpoints
+and evaluations come right after an agreement, and a checkpoint holds every rank's inner state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import _broadcast_coalesced
+
+from dray import spec
+from ray_workers.training import handover
+from ray_workers.training.feeding import Share
+from ray_workers.training.replica import Replica
+from ray_workers.training.schedule import Calendar
+from ray_workers.training.update import Update
+
+BROADCAST_BYTES = 16 << 20
+"""Tensors travel together up to this size."""
+
+
+class LocalReplica(Replica):
+    """Computes the mean gradient over this rank's own share, of which nobody else learns."""
+
+    def form(self, world_size: int) -> None:
+        self._world_size = world_size
+        if world_size > 1:  # unlike machines may draw unlike weights
+            group = dist.distributed_c10d._get_default_group()
+            own = [tensor.detach() for tensor in (*self._parameters, *self._buffers)]
+            _broadcast_coalesced(group, own, BROADCAST_BYTES, 0)
+
+    def backward(
+        self,
+        shares: Sequence[Share],
+        scale: Tensor | None,
+        prepare: Callable[[int], None],
+        before_exchange: Callable[[], None],
+    ) -> None:
+        """As `Replica`'s, but of this rank's share alone; `before_exchange` is not called."""
+        (mine,) = shares
+        prepare(mine.batch.number)
+        weight = 0.0 if mine.batch.is_empty else 1 / len(mine.batch.indices)
+        self._exchange(mine, weight / self._world_size, scale, lambda: None)
+
+
+class LocalSteps:
+    """When the ranks agree, how, and what a checkpoint holds besides."""
+
+    def __init__(
+        self, model: nn.Module, update: Update, options: spec.Sync, calendar: Calendar
+    ) -> None:
+        self._update = update
+        self._every = options.every
+        self._calendar = calendar
+        self._weights = [p.detach() for p in model.parameters() if p.requires_grad]
+        self._means = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        self._agreed = [weight.clone() for weight in self._weights]
+        self._outer: torch.optim.SGD | None = None
+        if options.outer is not None:
+            lr, momentum = options.outer.lr, options.outer.momentum
+            self._outer = torch.optim.SGD(
+                self._agreed, lr=lr, momentum=momentum, nesterov=momentum > 0.0
+            )
+        self._others: list[dict[str, Any]] = []
+        self.leaves = False
+        """Whether somebody had been asked to leave when the ranks last agreed."""
+
+    def begin(self) -> None:
+        """Go on from the weights that the model has now, on every rank."""
+        torch._foreach_copy_(self._agreed, self._weights)
+
+    def are_over_after(self, step: int) -> bool:
+        """Whether the ranks agree after this step."""
+        calendar = self._calendar
+        is_due = calendar.evaluates_after(step) or calendar.saves_after(step)
+        return is_due or step % self._every == 0
+
+    @torch.no_grad()
+    def agree(self, world_size: int, *, leaves: bool) -> None:
+        """Have the same weights on every rank. A collective.
+
+        leaves: whether this rank was asked to leave; all learn whether any was.
+        """
+        asked = self._weights[0].new_tensor([float(leaves)])
+        *means, asked = _means([*self._weights, *self._means, asked], world_size)
+        self.leaves = bool(asked > 0.0)
+        for buffer, mean in zip(self._means, means[len(self._weights) :], strict=True):
+            buffer.copy_(mean)
+        if self._outer is None:
+            torch._foreach_copy_(self._agreed, means[: len(self._weights)])
+        else:
+            for agreed, mean in zip(self._agreed, means, strict=False):
+                agreed.grad = agreed - mean
+            self._outer.step()
+            self._outer.zero_grad()
+        torch._foreach_copy_(self._weights, self._agreed)
+
+    def gather(self, rank: int, world_size: int, device: torch.device) -> None:
+        """Have rank 0 know the inner states of all, for a checkpoint. A collective."""
+        self._others = handover.gather(self._update.state_dict, rank, world_size, device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """On rank 0, after `gather`."""
+        outer = {} if self._outer is None else self._outer.state_dict()
+        return {"outer": outer, "inner": self._others}
+
+    def load_state_dict(self, state: Mapping[str, Any], rank: int) -> None:
+        """Take the inner state that this rank had; one that was not there takes another's."""
+        if self._outer is not None and state["outer"]:
+            self._outer.load_state_dict(state["outer"])
+        inner = state["inner"]
+        place = rank % (len(inner) + 1)
+        if place:
+            self._update.load_state_dict(inner[place - 1])
+
+
+def _means(tensors: Sequence[Tensor], world_size: int) -> list[Tensor]:
+    """The mean over the ranks of each tensor; all of one dtype travel together."""
+    if world_size == 1:
+        return list(tensors)
+    found: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        places = [at for at, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        flat = torch.cat([tensors[at].reshape(-1) for at in places])
+        dist.all_reduce(flat)
+        flat /= world_size
+        parts = torch.split(flat, [tensors[at].numel() for at in places])
+        found |= {at: part.view(tensors[at].shape) for at, part in zip(places, parts, strict=True)}
+    return [found[at] for at in range(len(tensors))]
