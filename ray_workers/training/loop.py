@@ -121,18 +121,19 @@ class Loop:
         newest, source, all_have_it = handover.newest(
             self.progress.number, self.device, self.world_size
         )
+        was_behind = self.progress.number < newest
         if newest == handover.NOTHING:
             self.resume()
         elif not all_have_it:
             state = handover.broadcast(self._handed_over, source, self.rank, self.device)
-            if state is not None and self.progress.number < newest:
+            if state is not None and was_behind:
                 self._take_handed_over(state)
         self.replica.form(self.world_size)
         if self.local is not None:
             self.local.begin()
         if self.progress.step:
             self.replica.settle_buckets(lambda: self.feed.at(1).shares)
-        if self.rank == 0 and self.was_rank != 0 and newest != handover.NOTHING:
+        if self.rank == 0 and newest != handover.NOTHING and (self.was_rank != 0 or was_behind):
             self._take_over()
         self.was_rank = self.rank
         self.page.begin(place.generation, self.progress.step)
@@ -189,9 +190,9 @@ class Loop:
         return self.options.micro_batch_size or self.options.global_batch_size
 
     def _take_over(self) -> None:
-        """Rank 0 died, and this process stands in its place: tell what that had no time to tell,
-        and commit the checkpoint that it may have been writing. What was told before is stored
-        once."""
+        """Others have done what nobody told of, because rank 0 died, or the step ended on them and
+        not on it: tell it, and commit the checkpoint that may have been due. What was told before
+        is stored once."""
         kept = [*self.handed_figures, *self.page.kept()]
         spools = Path(self.task.spool_dir).parent
         for figures in inheritance.untold(spools, kept, self.progress.step):

@@ -193,6 +193,26 @@ def _die_unconnected(task: RankTask) -> None:
         _at_call(process_group, "join", 1)
 
 
+def test_what_rank_0_missed_of_a_step_that_others_ended_is_told(
+    tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    codes = run_ranks(tmp_path, small(3), world_size=3, before=_leave_rank_0_behind, mends=True)
+    assert codes == [0, 0, 0]
+    assert_same(tmp_path, undisturbed(3))
+
+
+def _leave_rank_0_behind(task: RankTask) -> None:
+    """The evaluated step 8 ends on ranks 1 and 2 alone; then rank 2 dies."""
+
+    def lose_it() -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    if task.rank == 0:
+        _at_call(Update, "step", 8, act=lose_it)
+    if task.rank == 2 and task.incarnation == 0:
+        _at_call(Update, "step", 8, after=True)
+
+
 def test_two_of_three_ranks_die_one_after_the_other(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
