@@ -26,6 +26,7 @@ from dray.spec.fields import (
     wrong,
 )
 from dray.spec.model import Cnn, Gpt, Mlp, Model, ResNet
+from dray.spec.profile import Profile
 from dray.spec.recipes import RECIPES, RecipeName
 from dray.spec.sync import Compression, Outer, Sync
 from dray.spec.train import EarlyStopping, Ema, LrScaling, Optimizer, Schedule, Train
@@ -53,6 +54,7 @@ __all__ = [
     "Optimizer",
     "Outer",
     "Parallel",
+    "Profile",
     "RecipeName",
     "ResNet",
     "Resources",
@@ -160,6 +162,8 @@ class JobSpec(Document):
     """Unset, the gang starts whole or not at all, and keeps its size."""
     checkpoint: Checkpoint = Checkpoint()
     init_from: InitFrom | None = None
+    profile: Profile | None = None
+    """Unset, nothing is recorded."""
     queue: QueueName = "default"
     priority: Annotated[Int, Field(ge=0, le=100)] = 50
     """Higher starts first; equal priorities start in the order of submission."""
@@ -204,6 +208,8 @@ class JobSpec(Document):
         if self.recipe is None:
             if self.init_from is not None:
                 raise wrong("/init_from", "is for recipes; a script loads what it wants itself")
+            if self.profile is not None:
+                raise wrong("/profile", "is for recipes; a script calls torch.profiler itself")
             return self
         RECIPES[self.recipe].check(self.model, self.data, self.train, self.checkpoint.best)
         if self.train.global_batch_size < workers:

@@ -35,6 +35,7 @@ from ray_workers.training.keeper import Keeper
 from ray_workers.training.localsteps import LocalReplica, LocalSteps
 from ray_workers.training.membership import Membership
 from ray_workers.training.pacing import Pace
+from ray_workers.training.profiling import Recorder
 from ray_workers.training.progress import NO_STATE, Progress
 from ray_workers.training.replica import Replica
 from ray_workers.training.reporting import StepFigures, StepReporter
@@ -90,6 +91,7 @@ class Loop:
         if spec.takes_local_steps:
             assert spec.sync is not None
             self.local = LocalSteps(self.model, self.update, spec.sync, self.calendar)
+        self.recorder = Recorder(spec.profile, self.device) if spec.profile else None
         self.reporter = StepReporter(self.calendar.total_steps, page)
         self.keeper = Keeper(
             task.checkpoint_url, keep=spec.checkpoint.keep, best=spec.checkpoint.best
@@ -143,6 +145,8 @@ class Loop:
         if self.rank == NOWHERE:
             return
         self.keeper.hold()
+        if self.recorder is not None:
+            self.recorder.break_off()
         self.replica.disband()
         self.feed.close()
         self.rank = NOWHERE
@@ -273,6 +277,8 @@ class Loop:
 
     def _write_result(self, steps_done: int) -> None:
         self.keeper.wait()
+        if self.recorder is not None:
+            self.recorder.finish(steps_done)
         if steps_done < self.calendar.total_steps:
             rule = self.options.early_stopping
             assert rule is not None
@@ -291,6 +297,8 @@ class Loop:
         options, page = self.options, self.page
         use = Use.RECOMPUTED if step <= self.task.furthest_step else Use.USEFUL
         page.enter(Doing.DATA, Use.DATA_WAIT)
+        if self.recorder is not None and self.rank == 0:
+            self.recorder.begin_step(step)
         if self.traffic is not None:
             self.traffic.begin_step()
         began = time.perf_counter()
@@ -332,6 +340,8 @@ class Loop:
         )
         if self.rank == 0:
             self.saves.step_took(step, time.perf_counter() - began)
+            if self.recorder is not None:
+                self.recorder.end_step(step, data_wait_s)
 
     def _between_steps(self, step: int) -> None:
         """What is due: first the metrics, so that no checkpoint is ahead of what was told."""

@@ -164,6 +164,11 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "must not be topk with lars",
         ),
         (
+            {"script": {"entrypoint": "x.py"}, "profile": {}},
+            "/profile",
+            "a script calls torch.profiler itself",
+        ),
+        (
             {"script": {"entrypoint": "x.py"}, "sync": {}},
             "/sync",
             "a script exchanges its gradients itself",

@@ -1,0 +1,18 @@
+"""Which steps are looked at closely."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dray.spec.fields import MAX_STEPS, Document, Int
+
+
+class Profile(Document):
+    """Some steps of rank 0 are recorded by torch's profiler. A trace and a summary of where their
+    time went are left among the artifacts, under `profile/`."""
+
+    at_step: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 10
+    """The first of them; the very first steps of a job are not like the others."""
+    num_steps: Annotated[Int, Field(ge=1, le=50)] = 3
