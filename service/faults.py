@@ -164,6 +164,7 @@ def _drill(session: Session, job_id: str, drill_id: str) -> DrillRow:
 
 def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
     is_script = bool(job.spec.get("script"))
+    document = JobSpec.model_validate(job.spec)
     return drills.Running(
         world_size=job.world_size,
         step=attempt.last_metric_step or began_at_step(attempt) or 0,
@@ -173,7 +174,8 @@ def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
             is_script=is_script,
             num_workers=job.world_size,
             has_gpus=bool(job.bundle.get("GPU")),
-            takes_local_steps=JobSpec.model_validate(job.spec).takes_local_steps,
+            takes_local_steps=document.takes_local_steps,
+            is_sharded=document.is_sharded,
         ),
     )
 

@@ -79,19 +79,26 @@ class Script(Document):
 
 
 class Parallel(Document):
-    """How the world is divided. This version replicates (data parallelism)."""
+    """How the world is divided: its size is the product of the axes."""
 
     data: Literal["auto"] | Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = "auto"
-    shard: Annotated[Int, Field(ge=1)] = 1
+    """Models that are trained side by side, each on its share of the batch; `auto` is what the
+    other axes leave of the world."""
+    shard: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
+    """Ranks that hold a model together: each has a part of its parameters, gradients and optimizer
+    state (FSDP)."""
+    zero: Literal[2, 3] = 3
+    """With `shard`: 3 gathers the parameters for the forward and again for the backward pass, 2 once
+    for both, which takes more memory (ZeRO, arXiv:1910.02054)."""
     tensor: Annotated[Int, Field(ge=1)] = 1
     pipeline: Annotated[Int, Field(ge=1)] = 1
     context: Annotated[Int, Field(ge=1)] = 1
 
     @model_validator(mode="after")
-    def _only_data_yet(self) -> Self:
-        for axis in ("shard", "tensor", "pipeline", "context"):
+    def _not_yet(self) -> Self:
+        for axis in ("tensor", "pipeline", "context"):
             if getattr(self, axis) != 1:
-                raise ValueError(f"{axis} must be 1: this version of dray has data parallelism")
+                raise ValueError(f"{axis} must be 1: this version of dray has data and shard")
         return self
 
 
@@ -178,6 +185,11 @@ class JobSpec(Document):
         return self.elastic is not None and self.elastic.exact
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether ranks hold parts of the model."""
+        return self.parallel.shard > 1
+
+    @property
     def takes_local_steps(self) -> bool:
         """Whether ranks take steps by themselves."""
         return self.sync is not None and self.sync.every > 1
@@ -200,9 +212,7 @@ class JobSpec(Document):
         if (self.recipe is None) == (self.script is None):
             raise ValueError("give exactly one of recipe and script")
         workers = self.resources.num_workers
-        if self.parallel.data not in ("auto", workers):
-            message = f"is {self.parallel.data} but resources.num_workers is {workers}"
-            raise wrong("/parallel/data", message)
+        self._check_mesh()
         self._check_elastic()
         self._check_sync()
         if self.recipe is None:
@@ -219,6 +229,44 @@ class JobSpec(Document):
             )
             raise wrong("/train/global_batch_size", message)
         return self
+
+    def _check_mesh(self) -> None:
+        workers, shard = self.resources.num_workers, self.parallel.shard
+        if workers % shard:
+            message = f"is {shard}, which does not divide the {workers} of resources.num_workers"
+            raise wrong("/parallel/shard", message)
+        if self.parallel.data not in ("auto", workers // shard):
+            between = f" and shard {shard}, so it must be {workers // shard}" if shard > 1 else ""
+            message = f"is {self.parallel.data} but resources.num_workers is {workers}{between}"
+            raise wrong("/parallel/data", message)
+        if self.is_sharded:
+            self._check_sharded()
+
+    def _check_sharded(self) -> None:
+        train, sync = self.train, self.sync
+        if self.script is not None:
+            raise wrong("/parallel/shard", "is for recipes; a script shards its model itself")
+        if self.elastic is not None:
+            raise wrong("/elastic", "needs parallel.shard 1: no rank has the whole model")
+        if sync is not None and sync.compression is not None:
+            raise wrong("/sync/compression", "needs parallel.shard 1: torch has no hook for FSDP")
+        if self.takes_local_steps:
+            raise wrong("/sync/every", "needs parallel.shard 1: no rank has the whole model")
+        if train.precision == "fp16":
+            raise wrong("/train/precision", "must be bf16 or fp32 with parallel.shard")
+        if train.ema is not None:
+            raise wrong("/train/ema", "needs parallel.shard 1 in this version of dray")
+        if train.optimizer.name not in ("adamw", "sgd"):
+            raise wrong(
+                "/train/optimizer/name",
+                f"must be adamw or sgd with parallel.shard: {train.optimizer.name} looks at whole "
+                "layers",
+            )
+        if self.checkpoint.every_steps == "auto":
+            raise wrong(
+                "/checkpoint/every_steps",
+                "must be a number with parallel.shard: all ranks save together",
+            )
 
     def _check_sync(self) -> None:
         compression = self.sync.compression if self.sync else None

@@ -82,7 +82,7 @@ class Batches:
         self._global_batch_size = global_batch_size
         self._seed = seed
         self._shares = shares
-        self._num_shares = num_shares
+        self.num_shares = num_shares
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 
@@ -102,7 +102,7 @@ class Batches:
         return [self._cut(order, number) for number in self._shares]
 
     def _cut(self, order: Tensor, number: int) -> Batch:
-        start, stop = share(len(order), number, self._num_shares)
+        start, stop = share(len(order), number, self.num_shares)
         is_empty = start == stop
         if is_empty:
             start = min(start, len(order) - 1)

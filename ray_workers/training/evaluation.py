@@ -67,8 +67,13 @@ class Evaluation:
         # Of a share without samples the metrics take nothing, but in its right shape.
         numbers = torch.arange(start, max(stop, start + 1)).clamp_(max=len(self._samples) - 1)
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
-        for at in torch.split(numbers, self._batch_size):
+        batches = torch.split(numbers, self._batch_size)
+        for at in batches:
             loss += self._take_batch(model, at, len(at) if counts else 0)
+        # Ranks that hold a model together compute equally often.
+        largest = -(-len(self._samples) // self._num_shares)
+        for _ in range(-(-largest // self._batch_size) - len(batches)):
+            self._take_batch(model, numbers[:1], 0)
         return loss
 
     def _take_batch(self, model: nn.Module, at: torch.Tensor, count: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -56,8 +56,11 @@ class Feed:
         micro_batch_size: int,
         last_step: int,
         loader_workers: int = 0,
+        evenly: bool = False,
     ) -> None:
+        """evenly: every rank has equally many pieces, because they compute them together."""
         self._samples = samples
+        self._evenly = evenly
         self._batches = batches
         self._micro_batch_size = micro_batch_size
         self._last_step = last_step
@@ -145,5 +148,8 @@ class Feed:
         shares = [Share(batch, [take(at) for at in self._cut(batch)]) for batch in batches]
         return Feeding(batches[0].num_global, shares)
 
-    def _cut(self, batch: Batch) -> tuple[Tensor, ...]:
-        return torch.split(batch.indices, self._micro_batch_size)
+    def _cut(self, batch: Batch) -> Sequence[Tensor]:
+        if not self._evenly:
+            return torch.split(batch.indices, self._micro_batch_size)
+        largest = -(-batch.num_global // self._batches.num_shares)
+        return torch.tensor_split(batch.indices, -(-largest // self._micro_batch_size))

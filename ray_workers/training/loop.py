@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import nn
 
 from dray import train
 from dray.spec import JobSpec
@@ -41,6 +42,14 @@ from ray_workers.training.replica import Replica
 from ray_workers.training.reporting import StepFigures, StepReporter
 from ray_workers.training.samples import on_device
 from ray_workers.training.saves import Saves
+from ray_workers.training.sharding import (
+    ShardedReplica,
+    gathered,
+    load_model,
+    mesh_of,
+    skeleton_of,
+    spread_out,
+)
 from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
 from ray_workers.training.stopping import Patience
 from ray_workers.training.traffic import Traffic
@@ -79,18 +88,17 @@ class Loop:
         self.loader_workers = spec.data.loader_workers
         self.num_shares = spec.resources.num_workers if spec.is_exact else None
         """Of each global batch, at any world size; None for one of each rank."""
+        self.spec = spec
         self.compression = spec.sync.compression if spec.sync else None
-        self.replica = self._replica(spec)
-        self.traffic = Traffic(self.replica.num_elements) if spec.sync else None
-        self.update = Update(
-            *(self.model, self.replica, options, self.device),
-            has_momentum=not takes_momentum(self.compression),
-        )
-        self.evaluation = Evaluation(workload, self.device, self._autocast, self._micro_batch_size)
+        self.skeleton = skeleton_of(self.model) if spec.is_sharded else None
+        self.whole: dict[str, Any] | None = None  # of a sharded state, on rank 0, until it is saved
+        self.replica: Replica
+        self.update: Update
         self.local: LocalSteps | None = None
-        if spec.takes_local_steps:
-            assert spec.sync is not None
-            self.local = LocalSteps(self.model, self.update, spec.sync, self.calendar)
+        self.traffic: Traffic | None = None
+        if not spec.is_sharded:
+            self._build()
+        self.evaluation = Evaluation(workload, self.device, self._autocast, self._micro_batch_size)
         self.recorder = Recorder(spec.profile, self.device) if spec.profile else None
         self.reporter = StepReporter(self.calendar.total_steps, page)
         self.keeper = Keeper(
@@ -118,6 +126,8 @@ class Loop:
         use = Use.RECOVERING if place.generation else Use.STARTING
         self.page.enter(Doing.JOINING, use)
         self.rank, self.world_size = place.rank, place.world_size
+        if self.spec.is_sharded:
+            self._build()
         self._divide()
         _check_same_data(self.workload.fingerprint, self.device, self.world_size)
         newest, source, all_have_it = handover.newest(
@@ -174,12 +184,31 @@ class Loop:
             self._micro_batch_size,
             last_step=self.calendar.total_steps,
             loader_workers=self.loader_workers,
+            evenly=self.spec.is_sharded,
         )
         self.evaluation.share(mine, num_shares, self.world_size)
         self.reporter.rank = self.rank
 
-    def _replica(self, spec: JobSpec) -> Replica:
-        parts = (self.model, self.workload.loss_sum, self._autocast)
+    def _build(self) -> None:
+        """What computes and applies gradients. Of a sharded model a collective, once there is a
+        group: the optimizer knows this rank's parts only."""
+        self.replica = self._replica()
+        self.update = Update(
+            *(self.model, self.replica, self.options, self.device),
+            has_momentum=not takes_momentum(self.compression),
+        )
+        if self.spec.takes_local_steps:
+            assert self.spec.sync is not None
+            self.local = LocalSteps(self.model, self.update, self.spec.sync, self.calendar)
+        if self.spec.sync is not None:
+            self.traffic = Traffic(self.replica.num_elements)
+
+    def _replica(self) -> Replica:
+        spec, parts = self.spec, (self.model, self.workload.loss_sum, self._autocast)
+        if spec.is_sharded:
+            mesh = mesh_of(spec.parallel, self.world_size, self.device)
+            sharded = spread_out(self.model, mesh, zero=spec.parallel.zero)
+            return ShardedReplica(*parts, sharded, lambda: self.page.is_asked_to_leave)
         if spec.takes_local_steps:
             return LocalReplica(*parts)
         if self.num_shares is not None:
@@ -255,12 +284,13 @@ class Loop:
             self.reporter.flush(wait_for_device=False)
 
     def _is_to_leave(self) -> bool:
+        if isinstance(self.replica, ShardedReplica):
+            return self.replica.leaves
         return self.page.is_asked_to_leave if self.local is None else self.local.leaves
 
     def _leave(self) -> None:
         """Rank 0 saves what there is and goes; without it the others can't take another step."""
-        if self.local is not None:
-            self.local.gather(self.rank, self.world_size, self.device)
+        self._gather()
         if self.rank == 0:
             self.reporter.flush()
             if self.progress.step:
@@ -271,11 +301,21 @@ class Loop:
         """Leave the result: rank 0's, the model being the same everywhere. The others stay until
         it is there, so that one of them can do it if rank 0 dies."""
         self.page.enter(Doing.FINISH, Use.USEFUL)
+        trained = self._trained()
         if self.rank == 0:
-            self._write_result(self.progress.step)
+            self._write_result(trained, self.progress.step)
         process_group.wait_for_all(self.device, self.world_size)
 
-    def _write_result(self, steps_done: int) -> None:
+    def _trained(self) -> nn.Module:
+        """The whole model, on rank 0. A collective if it is sharded."""
+        if self.skeleton is None:
+            return self.update.weights
+        whole = gathered(self.model.state_dict(), keep=self.rank == 0)
+        if self.rank == 0:
+            self.skeleton.load_state_dict(whole, assign=True)
+        return self.skeleton
+
+    def _write_result(self, trained: nn.Module, steps_done: int) -> None:
         self.keeper.wait()
         if self.recorder is not None:
             self.recorder.finish(steps_done)
@@ -288,7 +328,7 @@ class Loop:
             )
             train.report(steps_done, {}, total_steps=steps_done)
         with TemporaryDirectory(prefix="dray-result-") as folder:
-            self.workload.write_results(self.update.weights, self.metrics, steps_done, Path(folder))
+            self.workload.write_results(trained, self.metrics, steps_done, Path(folder))
             for path in sorted(Path(folder).iterdir()):
                 train.save_artifact(path)
 
@@ -355,8 +395,8 @@ class Loop:
             self.page.enter(Doing.EVALUATE, Use.USEFUL)
             self._evaluate(step)
         saves = saves or self._is_stopped()
-        if saves and self.local is not None:
-            self.local.gather(self.rank, self.world_size, self.device)
+        if saves:
+            self._gather()
         if saves and self.rank == 0:
             self._save(step)
         self.reporter.restart_clock()
@@ -396,7 +436,7 @@ class Loop:
         }
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
+        load_model(self.model, state["model"])
         self.update.load_state_dict(state)
         if self.local is not None:
             self.local.load_state_dict(state["local"], self.rank)
@@ -420,6 +460,14 @@ class Loop:
         self.reporter.last_loss = state["loss"]
         self.handed_figures = [Untold(*figures) for figures in state["figures"]]
 
+    def _gather(self) -> None:
+        """Have rank 0 know what the others hold of a checkpoint. A collective."""
+        if self.local is not None:
+            self.local.gather(self.rank, self.world_size, self.device)
+        if self.spec.is_sharded:
+            whole = gathered(self._state(), keep=self.rank == 0)
+            self.whole = whole if self.rank == 0 else None
+
     def _save(self, step: int) -> None:
         self.page.enter(Doing.SAVE, Use.CHECKPOINTING)
         loss = self.reporter.last_loss
@@ -435,7 +483,8 @@ class Loop:
             },
             loss=loss if math.isfinite(loss) else None,
         )
-        self.saves.save(about, self._state(), volatile=self.model.buffers())
+        state, self.whole = self.whole or self._state(), None
+        self.saves.save(about, state, volatile=self.model.buffers())
 
     def _position(self, step: int) -> dict[str, int]:
         return position_after(step, len(self.workload.train), self.options.global_batch_size)
@@ -460,7 +509,7 @@ class Loop:
         if ref is not None:
             try:
                 loaded = checkpoints.load(ref)
-                self.model.load_state_dict(loaded.state["model"])
+                load_model(self.model, loaded.state["model"])
             except BrokenCheckpointError as error:
                 raise DataError(f"init_from: {error}") from error
             except RuntimeError as error:  # what load_state_dict says of other names or shapes

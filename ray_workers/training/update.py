@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from dray import spec
 from ray_workers.training.optimizers import build_optimizer, set_lr
 from ray_workers.training.replica import Replica
+from ray_workers.training.sharding import optimizer_parts
 
 
 class Update:
@@ -81,7 +82,7 @@ class Update:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizer.load_state_dict(optimizer_parts(self._optimizer, state["optimizer"]))
         if self._scaler is not None:
             self._scaler.load_state_dict(state["scaler"])
         if self._average is not None:

@@ -139,13 +139,17 @@ def test_who_is_asked_to_leave_does_when_the_ranks_agree(tmp_path: Path) -> None
 
 
 def _ask_to_leave_at_step_4(task: RankTask) -> None:
-    """Rank 0 is asked; the other can't go on for long then."""
+    ask_rank_0_to_leave(task, at_step=4, others_end_at=7)
+
+
+def ask_rank_0_to_leave(task: RankTask, *, at_step: int, others_end_at: int) -> None:
+    """The supervisor ends the others once rank 0 has left."""
     original = Loop._step
 
     def asking(self: Loop, step: int) -> None:
-        if step == 4 and task.rank == 0:
+        if step == at_step and task.rank == 0:
             pages.ask_to_leave(task.page_prefix)
-        if step == 7:  # as the supervisor does once rank 0 has left
+        if step == others_end_at:
             os._exit(0)
         original(self, step)
 

@@ -1,0 +1,152 @@
+"""A model that ranks hold together learns what one process alone would have learned."""
+
+from __future__ import annotations
+
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ray_workers.contracts import LEFT_EXIT_CODE, RankTask
+from ray_workers.training import checkpoints
+from tests.unit.training.ranks import checkpoint_refs, run_ranks
+from tests.unit.training.test_localsteps import ask_rank_0_to_leave
+from tests.unit.training.test_loop import assert_same, die_at_step_18, document, series, weights
+
+EQUAL = 1e-5
+"""Norm of the difference, relative to that of the tensor: in fp32, after 20 steps."""
+
+
+def images(num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """The digits on a perceptron whose layers do not divide evenly."""
+    options = {"optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}, "max_steps": 20}
+    spec = document(num_workers, **(options | train)) | {"parallel": parallel}
+    return spec | {"model": {"name": "mlp", "width": 33, "num_layers": 2}}
+
+
+def text(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """A small GPT; its blocks are the units that are gathered."""
+    source = folder / "text.txt"
+    words = " ".join(f"{n} times {n} is {n * n}." for n in range(700))
+    source.write_text(words)
+    return {
+        "recipe": "language_model",
+        "model": {"name": "gpt", "num_layers": 3, "num_heads": 2, "width": 24, "context_length": 32},
+        "data": {"source": source.as_uri()},
+        "train": {
+            "global_batch_size": 24,
+            "max_steps": 20,
+            "optimizer": {"name": "adamw", "lr": 0.002, "weight_decay": 0.1, "eps": 1e-4},
+            "max_grad_norm": 0.5,
+            **train,
+        },
+        "resources": {"num_workers": num_workers},
+        "parallel": parallel,
+    }
+
+
+def furthest(home: Path, other: Path) -> float:
+    """The largest relative difference between the tensors of two results."""
+    found, expected = weights(home), weights(other)
+    assert found.keys() == expected.keys()
+    gaps = (
+        ((found[name] - tensor).norm() / tensor.norm().clamp_min(1e-12)).item()
+        for name, tensor in expected.items()
+        if tensor.is_floating_point()
+    )
+    return max(gaps)
+
+
+MESHES = {
+    "2 ranks, ZeRO 3": (2, {"shard": 2}),
+    "2 ranks, ZeRO 2": (2, {"shard": 2, "zero": 2}),
+    "4 ranks, ZeRO 3": (4, {"shard": 4}),
+    "4 ranks, hybrid": (4, {"data": 2, "shard": 2}),
+    "8 ranks, hybrid": (8, {"shard": 4}),
+}
+
+
+@pytest.mark.parametrize(("world_size", "parallel"), MESHES.values(), ids=MESHES.keys())
+def test_a_gpt_learns_the_same(tmp_path: Path, world_size: int, parallel: dict[str, Any]) -> None:
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    assert run_ranks(alone, text(tmp_path, 1, {}), world_size=1) == [0]
+    spec = text(tmp_path, world_size, parallel)
+    assert run_ranks(together, spec, world_size=world_size) == [0] * world_size
+    assert furthest(together, alone) < EQUAL
+    for key in ("train/loss", "train/grad_norm", "val/loss", "val/accuracy"):
+        told, expected = series(together, key), series(alone, key)
+        assert told.keys() == expected.keys()
+        assert all(math.isclose(told[s], expected[s], rel_tol=1e-4) for s in told), key
+
+
+@pytest.mark.parametrize("parallel", [{"shard": 3}, {"shard": 3, "zero": 2}], ids=["3", "2"])
+def test_shares_and_layers_that_do_not_divide_evenly(
+    tmp_path: Path, parallel: dict[str, Any]
+) -> None:
+    """A micro-batch of 33 samples: 67 are cut into three pieces, 66 into two."""
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    assert run_ranks(alone, images(1, {}), world_size=1) == [0]
+    spec = images(3, parallel, micro_batch_size=33)
+    assert run_ranks(together, spec, world_size=3) == [0] * 3
+    assert furthest(together, alone) < EQUAL
+
+
+def test_bf16_is_as_good_as_that_of_replicas(tmp_path: Path) -> None:
+    replicas, together = tmp_path / "replicas", tmp_path / "together"
+    assert run_ranks(replicas, images(2, {}, precision="bf16"), world_size=2) == [0, 0]
+    assert run_ranks(together, images(2, {"shard": 2}, precision="bf16"), world_size=2) == [0, 0]
+    assert furthest(together, replicas) < EQUAL
+
+
+def test_it_resumes_equal_to_the_bit(tmp_path: Path) -> None:
+    spec = images(2, {"shard": 2}, optimizer={"name": "adamw"}, max_steps=None)
+    spec["checkpoint"] = {"every_steps": 5, "keep": 2}
+    left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
+    assert run_ranks(left_alone, spec, world_size=2) == [0, 0]
+    codes = run_ranks(killed, spec, world_size=2, before=die_at_step_18)
+    assert codes == [-signal.SIGKILL] * 2
+    refs = checkpoint_refs(killed)
+    assert run_ranks(killed, spec, world_size=2, attempt=2, resume_from=refs) == [0, 0]
+    one = checkpoints.load(checkpoint_refs(left_alone)[0])
+    other = checkpoints.load(checkpoint_refs(killed, attempt=2)[0])
+    assert_same(one.state, other.state)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((1, {}), (4, {"shard": 2})), ((4, {"shard": 4}), (2, {})), ((2, {"shard": 2}), (3, {"shard": 3}))],
+    ids=["one to hybrid", "sharded to replicas", "two to three"],
+)
+def test_a_checkpoint_of_one_mesh_is_gone_on_with_on_another(
+    tmp_path: Path, first: tuple[int, dict[str, Any]], second: tuple[int, dict[str, Any]]
+) -> None:
+    def spec(mesh: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+        adam = {"name": "adamw", "lr": 0.002, "eps": 1e-4}
+        made = images(*mesh, optimizer=adam, max_steps=16)
+        return made | {"checkpoint": {"every_steps": 8}}
+
+    alone, moved = tmp_path / "alone", tmp_path / "moved"
+    assert run_ranks(alone, spec((1, {})), world_size=1) == [0]
+    assert run_ranks(moved, spec(first), world_size=first[0]) == [0] * first[0]
+    (halfway,) = [ref for ref in checkpoint_refs(moved) if ref.step == 8]
+    codes = run_ranks(
+        moved, spec(second), world_size=second[0], attempt=2, resume_from=[halfway]
+    )
+    assert codes == [0] * second[0]
+    expected = weights(alone)
+    for name, tensor in weights(moved, attempt=2).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_who_is_asked_to_leave_does_with_the_checkpoint_of_all(tmp_path: Path) -> None:
+    spec = images(2, {"shard": 2}, max_steps=None, epochs=40)
+    codes = run_ranks(tmp_path, spec, world_size=2, before=_ask_at_step_4)
+    assert codes[0] == LEFT_EXIT_CODE
+    assert checkpoint_refs(tmp_path)[0].step == 4
+
+
+def _ask_at_step_4(task: RankTask) -> None:
+    ask_rank_0_to_leave(task, at_step=4, others_end_at=5)
