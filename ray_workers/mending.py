@@ -33,7 +33,7 @@ def why_never(
     if has_gpus:
         return "a group on GPUs is not mended in place, because its state may be half a step on"
     if is_sharded:
-        return "ranks that hold a model together are not mended in place: nobody else has their parts"
+        return "ranks that hold a model together are not mended in place: each has parts of its own"
     if takes_local_steps:
         return "ranks that take steps by themselves are not mended in place: each has its own state"
     return None

@@ -88,8 +88,8 @@ class Parallel(Document):
     """Ranks that hold a model together: each has a part of its parameters, gradients and optimizer
     state (FSDP)."""
     zero: Literal[2, 3] = 3
-    """With `shard`: 3 gathers the parameters for the forward and again for the backward pass, 2 once
-    for both, which takes more memory (ZeRO, arXiv:1910.02054)."""
+    """With `shard`: 3 gathers the parameters for the forward and again for the backward pass, 2
+    once for both, which takes more memory (ZeRO, arXiv:1910.02054)."""
     tensor: Annotated[Int, Field(ge=1)] = 1
     pipeline: Annotated[Int, Field(ge=1)] = 1
     context: Annotated[Int, Field(ge=1)] = 1

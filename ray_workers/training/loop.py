@@ -42,6 +42,7 @@ from ray_workers.training.replica import Replica
 from ray_workers.training.reporting import StepFigures, StepReporter
 from ray_workers.training.samples import on_device
 from ray_workers.training.saves import Saves
+from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
 from ray_workers.training.sharding import (
     ShardedReplica,
     gathered,
@@ -50,7 +51,6 @@ from ray_workers.training.sharding import (
     skeleton_of,
     spread_out,
 )
-from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
 from ray_workers.training.stopping import Patience
 from ray_workers.training.traffic import Traffic
 from ray_workers.training.update import Update

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from dray import spec
@@ -28,6 +29,7 @@ def build_optimizer(model: nn.Module, options: spec.Optimizer) -> Optimizer:
     """Fused where torch has it: one kernel for all parameters, which is what a small step spends
     its time on."""
     groups = parameter_groups(model, options.weight_decay)
+    is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     match options.name:
         case "adamw":
             return AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
@@ -37,7 +39,9 @@ def build_optimizer(model: nn.Module, options: spec.Optimizer) -> Optimizer:
                 lr=options.lr,
                 momentum=options.momentum,
                 nesterov=options.nesterov,
-                fused=True,
+                # Of a sharded model's parameters torch has no fused kernel of it.
+                fused=not is_sharded,
+                foreach=is_sharded,
             )
         case "adafactor":  # Shazeer & Stern 2018, arXiv:1804.04235; it has no fused kernel
             return Adafactor(groups, lr=options.lr)

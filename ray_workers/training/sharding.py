@@ -28,10 +28,10 @@ from ray_workers.training.workload import LossSum
 
 def mesh_of(options: spec.Parallel, world_size: int, device: torch.device) -> DeviceMesh:
     """Ranks that hold a model together are neighbours, so mostly on one node. A collective."""
-    shape, names = (options.shard,), ("shard",)
-    if options.shard < world_size:
-        shape, names = (world_size // options.shard, options.shard), ("data", "shard")
-    return init_device_mesh(device.type, shape, mesh_dim_names=names)
+    if options.shard == world_size:
+        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
+    shape = (world_size // options.shard, options.shard)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("data", "shard"))
 
 
 def spread_out(model: nn.Module, mesh: DeviceMesh, *, zero: int) -> FSDPModule:

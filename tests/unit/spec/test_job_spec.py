@@ -11,6 +11,11 @@ from dray import faults
 from dray.spec import RECIPES, JobSpec
 
 
+def sharded(parallel: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A job of four workers."""
+    return recipe("image_classification", resources={"num_workers": 4}, parallel=parallel, **fields)
+
+
 def refusal(document: dict[str, Any]) -> tuple[str, str]:
     """(pointer, message) of the first error."""
     with pytest.raises(ValidationError) as caught:
@@ -164,12 +169,16 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "must not be topk with lars",
         ),
         (
-            recipe("image_classification", resources={"num_workers": 4}, parallel={"shard": 3}),
+            sharded({"shard": 3}),
             "/parallel/shard",
             "does not divide the 4",
         ),
         (
-            recipe("image_classification", resources={"num_workers": 4}, parallel={"shard": 2, "data": 4}),
+            recipe(
+                "image_classification",
+                resources={"num_workers": 4},
+                parallel={"shard": 2, "data": 4},
+            ),
             "/parallel/data",
             "so it must be 2",
         ),
@@ -179,37 +188,72 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "tensor must be 1",
         ),
         (
-            recipe("image_classification", resources={"num_workers": 4}, parallel={"shard": 2}, elastic={"min_workers": 2}),
+            recipe(
+                "image_classification",
+                resources={"num_workers": 4},
+                parallel={"shard": 2},
+                elastic={"min_workers": 2},
+            ),
             "/elastic",
             "needs parallel.shard 1",
         ),
         (
-            recipe("image_classification", resources={"num_workers": 4}, parallel={"shard": 2}, sync={"compression": {"name": "fp16"}}),
+            recipe(
+                "image_classification",
+                resources={"num_workers": 4},
+                parallel={"shard": 2},
+                sync={"compression": {"name": "fp16"}},
+            ),
             "/sync/compression",
             "torch has no hook for FSDP",
         ),
         (
-            recipe("image_classification", resources={"num_workers": 4}, parallel={"shard": 2}, sync={"every": 4}),
+            recipe(
+                "image_classification",
+                resources={"num_workers": 4},
+                parallel={"shard": 2},
+                sync={"every": 4},
+            ),
             "/sync/every",
             "no rank has the whole model",
         ),
         (
-            recipe("image_classification", resources={"num_workers": 4}, parallel={"shard": 2}, train={"precision": "fp16"}),
+            recipe(
+                "image_classification",
+                resources={"num_workers": 4},
+                parallel={"shard": 2},
+                train={"precision": "fp16"},
+            ),
             "/train/precision",
             "must be bf16 or fp32",
         ),
         (
-            recipe("image_classification", resources={"num_workers": 4}, parallel={"shard": 2}, train={"ema": {}}),
+            recipe(
+                "image_classification",
+                resources={"num_workers": 4},
+                parallel={"shard": 2},
+                train={"ema": {}},
+            ),
             "/train/ema",
             "needs parallel.shard 1",
         ),
         (
-            recipe("image_classification", resources={"num_workers": 4}, parallel={"shard": 2}, train={"optimizer": {"name": "lamb"}}),
+            recipe(
+                "image_classification",
+                resources={"num_workers": 4},
+                parallel={"shard": 2},
+                train={"optimizer": {"name": "lamb"}},
+            ),
             "/train/optimizer/name",
             "looks at whole layers",
         ),
         (
-            recipe("image_classification", resources={"num_workers": 4}, parallel={"shard": 2}, checkpoint={"every_steps": "auto"}),
+            recipe(
+                "image_classification",
+                resources={"num_workers": 4},
+                parallel={"shard": 2},
+                checkpoint={"every_steps": "auto"},
+            ),
             "/checkpoint/every_steps",
             "all ranks save together",
         ),

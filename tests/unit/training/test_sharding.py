@@ -34,7 +34,13 @@ def text(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any)
     source.write_text(words)
     return {
         "recipe": "language_model",
-        "model": {"name": "gpt", "num_layers": 3, "num_heads": 2, "width": 24, "context_length": 32},
+        "model": {
+            "name": "gpt",
+            "num_layers": 3,
+            "num_heads": 2,
+            "width": 24,
+            "context_length": 32,
+        },
         "data": {"source": source.as_uri()},
         "train": {
             "global_batch_size": 24,
@@ -117,7 +123,11 @@ def test_it_resumes_equal_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [((1, {}), (4, {"shard": 2})), ((4, {"shard": 4}), (2, {})), ((2, {"shard": 2}), (3, {"shard": 3}))],
+    [
+        ((1, {}), (4, {"shard": 2})),
+        ((4, {"shard": 4}), (2, {})),
+        ((2, {"shard": 2}), (3, {"shard": 3})),
+    ],
     ids=["one to hybrid", "sharded to replicas", "two to three"],
 )
 def test_a_checkpoint_of_one_mesh_is_gone_on_with_on_another(
@@ -132,9 +142,7 @@ def test_a_checkpoint_of_one_mesh_is_gone_on_with_on_another(
     assert run_ranks(alone, spec((1, {})), world_size=1) == [0]
     assert run_ranks(moved, spec(first), world_size=first[0]) == [0] * first[0]
     (halfway,) = [ref for ref in checkpoint_refs(moved) if ref.step == 8]
-    codes = run_ranks(
-        moved, spec(second), world_size=second[0], attempt=2, resume_from=[halfway]
-    )
+    codes = run_ranks(moved, spec(second), world_size=second[0], attempt=2, resume_from=[halfway])
     assert codes == [0] * second[0]
     expected = weights(alone)
     for name, tensor in weights(moved, attempt=2).items():
