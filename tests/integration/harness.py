@@ -332,9 +332,8 @@ class RayByHand:
 
     def join(self, *names: str) -> None:
         """More nodes, or the same ones again; returns when `ray start` says that they run."""
-        for name in names:
+        for name in names:  # one after the other: two at once may pick the same ports
             self._spawn(name, f"--address={self.address}")
-        for name in names:
             self._await(name)
 
     def _await(self, name: str) -> None:
