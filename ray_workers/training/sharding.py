@@ -113,8 +113,12 @@ class ShardedReplica(Replica):
 
 
 def skeleton_of(model: nn.Module) -> nn.Module:
-    """The same modules without their numbers."""
-    return copy.deepcopy(model).to("meta")
+    """The same modules without their numbers, which are not copied on the way."""
+    empty: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()
+    }
+    empty |= {id(buffer): buffer.to("meta") for buffer in model.buffers()}
+    return copy.deepcopy(model, empty)
 
 
 def gathered(state: Any, *, keep: bool) -> Any:
