@@ -16,15 +16,12 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import _broadcast_coalesced
 
+from ray_workers.training import process_group
 from ray_workers.training.data import share
 from ray_workers.training.feeding import Share
 from ray_workers.training.replica import Autocast, Replica
 from ray_workers.training.workload import LossSum
-
-BROADCAST_BYTES = 16 << 20
-"""Tensors travel together up to this size."""
 
 
 class ExactReplica(Replica):
@@ -44,7 +41,7 @@ class ExactReplica(Replica):
         # A slice for each rank: the last is filled up with zeros.
         self._slice = -(-sum(self._sizes) // world_size)
         if world_size > 1:  # as DDP does: unlike machines may draw unlike weights
-            self._have_rank_0s([*self._parameters, *self._buffers])
+            process_group.have_rank_0s([*self._parameters, *self._buffers])
 
     def settle_buckets(self, shares: Callable[[], Sequence[Share]]) -> None:
         """There are none."""
@@ -69,7 +66,7 @@ class ExactReplica(Replica):
         for parameter, part in zip((*self._parameters, self._slot), parts, strict=True):
             parameter.grad = part.view_as(parameter)
         if self._world_size > 1:
-            self._have_rank_0s(self._buffers)
+            process_group.have_rank_0s(self._buffers)
         self._in_backward = False
 
     def _compute(self, mine: Share, scale: Tensor | None, prepare: Callable[[int], None]) -> None:
@@ -79,12 +76,6 @@ class ExactReplica(Replica):
             root *= scale
         for inputs, targets in mine.micro_batches:
             torch.autograd.backward(self._objective(inputs, targets), root)
-
-    def _have_rank_0s(self, tensors: Sequence[Tensor]) -> None:
-        if tensors:
-            group = dist.distributed_c10d._get_default_group()
-            own = [tensor.detach() for tensor in tensors]
-            _broadcast_coalesced(group, own, BROADCAST_BYTES, 0)
 
     def _take_gradients(self, row: Tensor) -> None:
         """Move them into a flat row; of a parameter that had no part in it, zeros."""

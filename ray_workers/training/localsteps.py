@@ -14,17 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import _broadcast_coalesced
 
 from dray import spec
-from ray_workers.training import handover
+from ray_workers.training import handover, process_group
 from ray_workers.training.feeding import Share
 from ray_workers.training.replica import Replica
 from ray_workers.training.schedule import Calendar
 from ray_workers.training.update import Update
-
-BROADCAST_BYTES = 16 << 20
-"""Tensors travel together up to this size."""
 
 
 class LocalReplica(Replica):
@@ -33,9 +29,7 @@ class LocalReplica(Replica):
     def form(self, world_size: int) -> None:
         self._world_size = world_size
         if world_size > 1:  # unlike machines may draw unlike weights
-            group = dist.distributed_c10d._get_default_group()
-            own = [tensor.detach() for tensor in (*self._parameters, *self._buffers)]
-            _broadcast_coalesced(group, own, BROADCAST_BYTES, 0)
+            process_group.have_rank_0s([*self._parameters, *self._buffers])
 
     def backward(
         self,

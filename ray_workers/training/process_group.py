@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, _broadcast_coalesced
 
 OPERATION_LIMIT = timedelta(hours=12)
+BROADCAST_BYTES = 16 << 20
+"""Tensors travel together up to this size."""
 
 _kept: list[dist.ProcessGroup | None] = []
 """Groups that were joined, held until the process ends. The last reference to a gloo group joins
@@ -91,6 +93,13 @@ def add_up(total: Tensor, world_size: int) -> None:
     """Replace `total` by its sum over the ranks."""
     if world_size > 1:
         dist.all_reduce(total)
+
+
+def have_rank_0s(tensors: Sequence[Tensor]) -> None:
+    """Replace what the tensors hold by what they hold on rank 0."""
+    if tensors:
+        group = dist.distributed_c10d._get_default_group()
+        _broadcast_coalesced(group, [tensor.detach() for tensor in tensors], BROADCAST_BYTES, 0)
 
 
 def wait_for_all(device: torch.device, world_size: int) -> None:

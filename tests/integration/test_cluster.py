@@ -44,9 +44,11 @@ SILENCE_BOUND_S = 6.0 + 10.0
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayByHand]:
     """A head and two more nodes, of two slots each."""
     cluster = RayByHand(tmp_path_factory.mktemp("ray"), environment=HEALTH_CHECKS)
-    cluster.start("second", "third")
-    yield cluster
-    cluster.stop()
+    try:
+        cluster.start("second", "third")
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,8 @@ def test_what_goes_over_the_wire_is_told_as_the_kernel_counts_it(plain: Path) ->
     told = series(plain, "perf/sent_bytes").values()
     sent = sum(told) / len(told)
     assert 4 * elements <= sent <= 4 * elements * 1.05, "half of it to reduce, half to gather"
-    assert last(plain, "perf/compression") == pytest.approx(1.0, rel=0.2)
+    ratios = series(plain, "perf/compression").values()
+    assert sum(ratios) / len(ratios) == pytest.approx(1.0, rel=0.05)
     assert set(series(plain, "perf/sent_bytes")) == set(series(plain, "train/loss"))
 
 
