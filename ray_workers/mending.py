@@ -19,7 +19,7 @@ MOST_WITHOUT_A_STEP = 3
 
 
 def why_never(
-    *, is_script: bool, num_workers: int, has_gpus: bool, takes_local_steps: bool, is_sharded: bool
+    *, is_script: bool, num_workers: int, has_gpus: bool, takes_local_steps: bool, has_twins: bool
 ) -> str | None:
     """Why a job of this kind is never mended in place; None if it is.
 
@@ -32,8 +32,11 @@ def why_never(
         return "a single rank is not mended in place, because nobody else holds its state"
     if has_gpus:
         return "a group on GPUs is not mended in place, because its state may be half a step on"
-    if is_sharded:
-        return "ranks that hold a model together are not mended in place: each has parts of its own"
+    if not has_twins:
+        return (
+            "ranks that hold a single model together are not mended in place: each has parts that "
+            "nobody else has (with parallel.data above 1 somebody does)"
+        )
     if takes_local_steps:
         return "ranks that take steps by themselves are not mended in place: each has its own state"
     return None
@@ -50,7 +53,7 @@ def is_mendable(spec: AttemptSpec) -> bool:
         num_workers=num_workers,
         has_gpus=has_gpus,
         takes_local_steps=document.takes_local_steps,
-        is_sharded=document.is_sharded,
+        has_twins=document.num_replicas > 1,
     )
     return why_not is None
 

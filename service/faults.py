@@ -175,7 +175,7 @@ def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
             num_workers=job.world_size,
             has_gpus=bool(job.bundle.get("GPU")),
             takes_local_steps=document.takes_local_steps,
-            is_sharded=document.is_sharded,
+            has_twins=document.num_replicas > 1,
         ),
     )
 

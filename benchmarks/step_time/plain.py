@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 from dray.spec import Train
+from ray_workers.training.initialising import materialise
 from ray_workers.training.samples import on_device
 from ray_workers.training.workload import Workload
 
@@ -23,6 +24,7 @@ class PlainLoop:
         self._batch_size = options.global_batch_size
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._generator = torch.Generator().manual_seed(options.seed)
+        materialise(workload.model, torch.device("cpu"), options.seed)
         self._model = DistributedDataParallel(workload.model, gradient_as_bucket_view=True)
         adamw = options.optimizer
         self._optimizer = AdamW(

@@ -90,8 +90,8 @@ def main() -> None:
     torch.set_num_threads(spec.resources.cpus_per_worker)
     loop = AlternatingLoop(task, spec, _build(spec), PlainLoop(_build(spec), spec.train), work)
     membership = Membership(task, loop.page)
-    membership.join()
-    loop.enter(membership.place)
+    membership.join(lambda: loop.take(membership.place))
+    loop.enter()
     loop.fit(membership)
     if rank == 0:
         times = {

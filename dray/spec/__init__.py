@@ -26,6 +26,7 @@ from dray.spec.fields import (
     wrong,
 )
 from dray.spec.model import Cnn, Gpt, Mlp, Model, ResNet
+from dray.spec.parallel import MAX_WORKERS, Parallel
 from dray.spec.profile import Profile
 from dray.spec.recipes import RECIPES, RecipeName
 from dray.spec.sync import Compression, Outer, Sync
@@ -66,8 +67,6 @@ __all__ = [
 
 SPEC_VERSION: Final = 1
 
-MAX_WORKERS = 4096
-
 
 class Script(Document):
     """A training script that already lies where the ranks run, started as torchrun would."""
@@ -76,30 +75,6 @@ class Script(Document):
     """Path of the Python file on the worker's machine, or relative to its working directory."""
     args: Annotated[list[PlainText], Field(max_length=1024)] = []
     """Command line arguments, given as they are (no shell)."""
-
-
-class Parallel(Document):
-    """How the world is divided: its size is the product of the axes."""
-
-    data: Literal["auto"] | Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = "auto"
-    """Models that are trained side by side, each on its share of the batch; `auto` is what the
-    other axes leave of the world."""
-    shard: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
-    """Ranks that hold a model together: each has a part of its parameters, gradients and optimizer
-    state (FSDP)."""
-    zero: Literal[2, 3] = 3
-    """With `shard`: 3 gathers the parameters for the forward and again for the backward pass, 2
-    once for both, which takes more memory (ZeRO, arXiv:1910.02054)."""
-    tensor: Annotated[Int, Field(ge=1)] = 1
-    pipeline: Annotated[Int, Field(ge=1)] = 1
-    context: Annotated[Int, Field(ge=1)] = 1
-
-    @model_validator(mode="after")
-    def _not_yet(self) -> Self:
-        for axis in ("tensor", "pipeline", "context"):
-            if getattr(self, axis) != 1:
-                raise ValueError(f"{axis} must be 1: this version of dray has data and shard")
-        return self
 
 
 class Resources(Document):
@@ -185,9 +160,14 @@ class JobSpec(Document):
         return self.elastic is not None and self.elastic.exact
 
     @property
-    def is_sharded(self) -> bool:
+    def is_divided(self) -> bool:
         """Whether ranks hold parts of the model."""
-        return self.parallel.shard > 1
+        return self.parallel.num_parts > 1
+
+    @property
+    def num_replicas(self) -> int:
+        """How many ranks hold the same of the model."""
+        return self.resources.num_workers // self.parallel.num_parts
 
     @property
     def takes_local_steps(self) -> bool:
@@ -211,7 +191,6 @@ class JobSpec(Document):
     def _one_thing_to_run(self) -> Self:
         if (self.recipe is None) == (self.script is None):
             raise ValueError("give exactly one of recipe and script")
-        workers = self.resources.num_workers
         self._check_mesh()
         self._check_elastic()
         self._check_sync()
@@ -222,50 +201,55 @@ class JobSpec(Document):
                 raise wrong("/profile", "is for recipes; a script calls torch.profiler itself")
             return self
         RECIPES[self.recipe].check(self.model, self.data, self.train, self.checkpoint.best)
-        if self.train.global_batch_size < workers:
+        sharing = self.num_replicas * self.parallel.shard
+        if self.train.global_batch_size < sharing:
             message = (
                 f"is {self.train.global_batch_size}, fewer than one sample for each of "
-                f"{workers} workers"
+                f"{sharing} workers"
             )
             raise wrong("/train/global_batch_size", message)
         return self
 
     def _check_mesh(self) -> None:
-        workers, shard = self.resources.num_workers, self.parallel.shard
-        if workers % shard:
-            message = f"is {shard}, which does not divide the {workers} of resources.num_workers"
-            raise wrong("/parallel/shard", message)
-        if self.parallel.data not in ("auto", workers // shard):
-            between = f" and shard {shard}, so it must be {workers // shard}" if shard > 1 else ""
-            message = f"is {self.parallel.data} but resources.num_workers is {workers}{between}"
-            raise wrong("/parallel/data", message)
-        if self.is_sharded:
-            self._check_sharded()
+        self.parallel.check(self.resources.num_workers)
+        if self.is_divided:
+            self._check_divided()
+            if isinstance(self.model, Gpt):
+                self.parallel.check_gpt(self.model)
+            elif self.parallel.has_inner_axes:
+                axis = self.parallel.inner_axes[0]
+                raise wrong(
+                    f"/parallel/{axis}",
+                    f"is for the model gpt: torch divides {self.model.name if self.model else ''} "
+                    "along data and shard alone",
+                )
 
-    def _check_sharded(self) -> None:
+    def _check_divided(self) -> None:
         train, sync = self.train, self.sync
+        axis = "shard" if self.parallel.shard > 1 else self.parallel.inner_axes[0]
+        alone = f"needs parallel.{axis} 1"
         if self.script is not None:
-            raise wrong("/parallel/shard", "is for recipes; a script shards its model itself")
+            raise wrong(f"/parallel/{axis}", "is for recipes; a script divides its model itself")
         if self.elastic is not None:
-            raise wrong("/elastic", "needs parallel.shard 1: no rank has the whole model")
+            raise wrong("/elastic", f"{alone}: no rank has the whole model")
         if sync is not None and sync.compression is not None:
-            raise wrong("/sync/compression", "needs parallel.shard 1: torch has no hook for FSDP")
+            raise wrong("/sync/compression", f"{alone}: torch has no hook for FSDP")
         if self.takes_local_steps:
-            raise wrong("/sync/every", "needs parallel.shard 1: no rank has the whole model")
+            raise wrong("/sync/every", f"{alone}: no rank has the whole model")
         if train.precision == "fp16":
-            raise wrong("/train/precision", "must be bf16 or fp32 with parallel.shard")
+            raise wrong("/train/precision", f"must be bf16 or fp32 with parallel.{axis}")
         if train.ema is not None:
-            raise wrong("/train/ema", "needs parallel.shard 1 in this version of dray")
+            raise wrong("/train/ema", f"{alone} in this version of dray")
         if train.optimizer.name not in ("adamw", "sgd"):
             raise wrong(
                 "/train/optimizer/name",
-                f"must be adamw or sgd with parallel.shard: {train.optimizer.name} looks at whole "
+                f"must be adamw or sgd with parallel.{axis}: {train.optimizer.name} looks at whole "
                 "layers",
             )
         if self.checkpoint.every_steps == "auto":
             raise wrong(
                 "/checkpoint/every_steps",
-                "must be a number with parallel.shard: all ranks save together",
+                f"must be a number with parallel.{axis}: all ranks save together",
             )
 
     def _check_sync(self) -> None:

@@ -15,7 +15,6 @@ from dray import spec
 from ray_workers.contracts import DataPolicy
 from ray_workers.recipes import measures, results, splits
 from ray_workers.recipes.models import images as networks
-from ray_workers.training.data import derive_seed
 from ray_workers.training.datasets import Images, open_images
 from ray_workers.training.samples import Rows, Samples
 from ray_workers.training.workload import Workload
@@ -32,7 +31,8 @@ def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
     training, validation = splits.by_class(images.labels, document.data.validation_fraction, seed)
     shape = cast(networks.Shape, images.pixels.shape[1:])
     num_classes = len(images.classes)
-    torch.default_generator.manual_seed(derive_seed("model", seed))
+    with torch.device("meta"):
+        model = networks.build(options, shape, num_classes)
     config = {
         "input_shape": list(shape),
         "input_range": [0.0, 1.0],
@@ -40,7 +40,7 @@ def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
         "labels": list(images.classes),
     }
     return Workload(
-        model=networks.build(options, shape, num_classes),
+        model=model,
         train=_samples(images, training),
         validation=_samples(images, validation),
         loss_sum=measures.cross_entropy(document.train.label_smoothing),

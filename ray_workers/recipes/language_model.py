@@ -15,7 +15,6 @@ from dray import spec
 from ray_workers.contracts import DataPolicy
 from ray_workers.recipes import measures, results, splits
 from ray_workers.recipes.models.gpt import Gpt
-from ray_workers.training.data import derive_seed
 from ray_workers.training.datasets import Tokens, open_text
 from ray_workers.training.errors import DataError
 from ray_workers.training.samples import Rows, Samples
@@ -40,9 +39,10 @@ def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
             f"model.context_length {length}"
         )
     training, validation = splits.at_the_end(num_windows, document.data.validation_fraction)
-    torch.default_generator.manual_seed(derive_seed("model", document.train.seed))
+    with torch.device("meta"):
+        model = Gpt(options, tokens.vocabulary_size)
     return Workload(
-        model=Gpt(options, tokens.vocabulary_size),
+        model=model,
         train=_samples(tokens, length, training),
         validation=_samples(tokens, length, validation),
         loss_sum=_loss_sum,

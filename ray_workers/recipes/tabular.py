@@ -16,7 +16,6 @@ from dray import spec
 from ray_workers.contracts import DataPolicy
 from ray_workers.recipes import measures, results, splits
 from ray_workers.recipes.models.tables import UNKNOWN, TableMlp
-from ray_workers.training.data import derive_seed
 from ray_workers.training.datasets import Table, open_table
 from ray_workers.training.datasets.columns import number_name
 from ray_workers.training.samples import Rows, Samples
@@ -74,9 +73,9 @@ def build_regression(document: spec.JobSpec, policy: DataPolicy) -> Workload:
 
 def _model(document: spec.JobSpec, table: Table, num_outputs: int) -> TableMlp:
     assert isinstance(document.model, spec.Mlp)
-    torch.default_generator.manual_seed(derive_seed("model", document.train.seed))
     sizes = [len(vocabulary) for vocabulary in table.vocabularies]
-    return TableMlp(document.model, table.numeric.shape[1], sizes, num_outputs)
+    with torch.device("meta"):
+        return TableMlp(document.model, table.numeric.shape[1], sizes, num_outputs)
 
 
 def _learn_scale(model: TableMlp, table: Table, training: Rows) -> None:

@@ -21,6 +21,16 @@ class BrokenCheckpointError(Exception):
     """A checkpoint is absent, unfinished or not what its manifest says."""
 
 
+class PartsLostError(Exception):
+    """Nobody is left who holds some part of the model as it was after the last step."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no rank is left that holds some part of the model as it is after the last step; the "
+            "newest checkpoint has it"
+        )
+
+
 # What gloo, NCCL and the store say when the other end is gone. Gloo raises a bare RuntimeError,
 # so its words are all there is to go by.
 _PEER_IS_GONE = re.compile(
@@ -42,7 +52,7 @@ def cause_of(error: BaseException) -> Cause:
             return Cause.BAD_DATA
         if isinstance(seen, SourceUnavailableError):
             return Cause.DATA_UNREACHABLE
-        if isinstance(seen, dist.DistNetworkError | dist.DistStoreError):
+        if isinstance(seen, dist.DistNetworkError | dist.DistStoreError | PartsLostError):
             return Cause.WORKER_LOST
         # Exactly RuntimeError: a ConnectionResetError of the script's own is the script's.
         if type(seen) in (RuntimeError, dist.DistError, dist.DistBackendError) and (

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
-from torch import nn
 
 from ray_workers.training import process_group
 from ray_workers.training.data import share
 from ray_workers.training.samples import DistantSamples, ResidentSamples, on_device
+from ray_workers.training.strategies import DataPart, Strategy
 from ray_workers.training.workload import Workload
 
 
@@ -21,66 +22,71 @@ class Evaluation:
         self,
         workload: Workload,
         device: torch.device,
+        strategy: Strategy,
         autocast: Callable[[], AbstractContextManager[object]],
         batch_size: int,
     ) -> None:
+        self._strategy = strategy
         self._samples: ResidentSamples | DistantSamples = on_device(workload.validation, device)
         self._loss_sum = workload.validation_loss_sum
         self._fresh_metrics = workload.metrics
         self._device = device
         self._autocast = autocast
         self._batch_size = batch_size
-        self.share([0], 1, 1)
+        self.take(DataPart(range(1), 1), 1)
 
-    def share(self, shares: Sequence[int], num_shares: int, world_size: int) -> None:
-        """Measure these shares of the samples from now on, and nothing of an evaluation that
-        broke off."""
-        self._shares, self._num_shares = shares, num_shares
+    def take(self, part: DataPart, world_size: int) -> None:
+        """Measure this part of the samples from now on, and nothing of an evaluation that broke
+        off."""
+        self._part = part
         self._world_size = world_size
         self._metrics = self._fresh_metrics().to(self._device)
 
-    def measure(self, model: nn.Module) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """`val/loss` and the recipe's metrics over all ranks' shares, the same on every rank.
 
         A collective: all ranks call it together.
         """
         # Of each share by itself, so that their sum does not depend on who measured which.
-        losses = torch.zeros(self._num_shares, dtype=torch.float64, device=self._device)
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                for number in self._shares:
-                    losses[number] = self._measure_share(model, number)
-        finally:
-            model.train(was_training)
+        losses = torch.zeros(self._part.num_shares, dtype=torch.float64, device=self._device)
+        with torch.no_grad(), self._strategy.judging():
+            for number in self._part.shares:
+                losses[number] = self._measure_share(number) * self._part.weight
         process_group.add_up(losses, self._world_size)
         found = {"val/loss": losses.sum().item() / len(self._samples)}
-        found |= {f"val/{name}": float(value) for name, value in self._metrics.compute().items()}
+        with warnings.catch_warnings():
+            # Ranks without outputs of their own have nothing to update them with.
+            warnings.filterwarnings("ignore", message="The ``compute`` method")
+            measured = self._metrics.compute()
+        found |= {f"val/{name}": float(value) for name, value in measured.items()}
         self._metrics.reset()
         return found
 
-    def _measure_share(self, model: nn.Module, number: int) -> torch.Tensor:
+    def _measure_share(self, number: int) -> torch.Tensor:
         """Have the metrics take the samples of a share; the sum of their losses."""
-        start, stop = share(len(self._samples), number, self._num_shares)
+        num_shares = self._part.num_shares
+        start, stop = share(len(self._samples), number, num_shares)
         counts = stop > start
         # Of a share without samples the metrics take nothing, but in its right shape.
         numbers = torch.arange(start, max(stop, start + 1)).clamp_(max=len(self._samples) - 1)
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         batches = torch.split(numbers, self._batch_size)
         for at in batches:
-            loss += self._take_batch(model, at, len(at) if counts else 0)
+            loss += self._take_batch(at, len(at) if counts else 0)
         # Ranks that hold a model together compute equally often.
-        largest = -(-len(self._samples) // self._num_shares)
+        largest = -(-len(self._samples) // num_shares)
         for _ in range(-(-largest // self._batch_size) - len(batches)):
-            self._take_batch(model, numbers[:1], 0)
+            self._take_batch(numbers[:1], 0)
         return loss
 
-    def _take_batch(self, model: nn.Module, at: torch.Tensor, count: int) -> torch.Tensor:
+    def _take_batch(self, at: torch.Tensor, count: int) -> torch.Tensor:
         """Have the metrics take the first `count` of some samples; the sum of their losses."""
-        inputs, targets = self._samples.take(at)
+        inputs, targets = self._strategy.narrowed(self._samples.take(at))
         with self._autocast():
-            outputs = model(inputs)
+            outputs = self._strategy.predict(inputs)
+        if outputs is None:
+            return torch.zeros((), dtype=torch.float64, device=self._device)
+        count = count if self._part.weight else 0
         outputs, targets = outputs[:count].float(), targets[:count]
         self._metrics.update(outputs, targets)
         return self._loss_sum(outputs, targets).double()

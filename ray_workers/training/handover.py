@@ -16,26 +16,38 @@ from torch import Tensor
 
 FLAT_BYTES = 16 << 20
 """Smaller tensors travel together, up to about so many bytes at once."""
+Group = dist.ProcessGroup | None
+"""None for the world."""
 NOTHING = -1
 """The progress of a rank that has no state yet."""
 
 
+def everyones(number: int, device: torch.device, world_size: int) -> list[int]:
+    """What each rank gave, in their order. A collective."""
+    if world_size == 1:
+        return [number]
+    mine = torch.tensor([number], dtype=torch.int64, device=device)
+    all_of_them = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(all_of_them, mine)
+    return [int(one.item()) for one in all_of_them]
+
+
 def newest(progress: int, device: torch.device, world_size: int) -> tuple[int, int, bool]:
     """(the furthest progress, the lowest rank that has it, whether all have it). A collective."""
-    if world_size == 1:
-        return progress, 0, True
-    mine = torch.tensor([progress], dtype=torch.int64, device=device)
-    everyones = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(everyones, mine)
-    all_progress = [int(one.item()) for one in everyones]
+    all_progress = everyones(progress, device, world_size)
     best = max(all_progress)
     return best, all_progress.index(best), all(one == best for one in all_progress)
 
 
 def broadcast(
-    state: Callable[[], Mapping[str, Any]], source: int, rank: int, device: torch.device
+    state: Callable[[], Mapping[str, Any]],
+    source: int,
+    rank: int,
+    device: torch.device,
+    group: Group = None,
 ) -> dict[str, Any] | None:
-    """The source's state on every other rank, on `device`; None on the source. A collective.
+    """The source's state on every other rank of the group, on `device`; None on the source. A
+    collective of the group, of which `source` and `rank` are ranks of the world.
 
     `state` is called on the source only: nested mappings, lists and tuples of tensors and of plain
     values.
@@ -44,11 +56,11 @@ def broadcast(
     outline: list[Any] = [None]
     if rank == source:
         outline = [_outlined(state(), tensors)]
-    dist.broadcast_object_list(outline, src=source, device=device)
+    dist.broadcast_object_list(outline, src=source, device=device, group=group)
     if rank != source:
         _fill(outline[0], tensors, device)
     for piece in _pieces(tensors):
-        _broadcast_together(piece, source, rank, device)
+        _broadcast_together(piece, source, rank, device, group)
     if rank == source:
         return None
     rebuilt: dict[str, Any] = _rebuilt(outline[0], iter(tensors))
@@ -56,19 +68,21 @@ def broadcast(
 
 
 def gather(
-    state: Callable[[], Mapping[str, Any]], rank: int, world_size: int, device: torch.device
+    state: Callable[[], Mapping[str, Any]], device: torch.device, group: Group = None
 ) -> list[dict[str, Any]]:
-    """On rank 0 the states of ranks 1 and up, in their order; elsewhere nothing. A collective.
+    """On the first rank of a group the states of the others, in their order; elsewhere nothing. A
+    collective of the group.
 
-    `state` is called on each rank but 0, and is as for `broadcast`.
+    `state` is called on each rank but the first, and is as for `broadcast`.
     """
-    if rank:
+    first, *others = dist.get_process_group_ranks(group) if dist.is_initialized() else [0]
+    if others and dist.get_rank() != first:
         tensors: list[Tensor] = []
-        dist.send_object_list([_outlined(state(), tensors)], dst=0, device=device)
+        dist.send_object_list([_outlined(state(), tensors)], dst=first, device=device)
         for piece in _pieces(tensors):
-            dist.send(_packed(piece, device), dst=0)
+            dist.send(_packed(piece, device), dst=first)
         return []
-    return [_received(source, device) for source in range(1, world_size)]
+    return [_received(source, device) for source in others]
 
 
 def _received(source: int, device: torch.device) -> dict[str, Any]:
@@ -142,12 +156,12 @@ def _pieces(tensors: list[Tensor]) -> list[list[Tensor]]:
 
 
 def _broadcast_together(
-    tensors: list[Tensor], source: int, rank: int, device: torch.device
+    tensors: list[Tensor], source: int, rank: int, device: torch.device, group: Group
 ) -> None:
     flat = _packed(tensors, device)
     if flat.numel() == 0:
         return
-    dist.broadcast(flat, src=source)
+    dist.broadcast(flat, src=source, group=group)
     if rank != source:
         _unpack(flat, tensors)
 

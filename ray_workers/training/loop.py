@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,44 +19,23 @@ from ray_workers.contracts import FrameKind, RankTask
 from ray_workers.pages import Doing, Page, Place, Untold, Use
 from ray_workers.training import checkpoints, handover, inheritance, process_group, resuming
 from ray_workers.training.checkpoints import About, Loaded
-from ray_workers.training.compression import CompressedReplica, takes_momentum
-from ray_workers.training.data import (
-    Batches,
-    derive_seed,
-    position_after,
-    share,
-    steps_per_epoch,
-)
+from ray_workers.training.data import Batches, derive_seed, position_after, steps_per_epoch
 from ray_workers.training.errors import BrokenCheckpointError, DataError
 from ray_workers.training.evaluation import Evaluation
-from ray_workers.training.exact import ExactReplica
 from ray_workers.training.feeding import Feed
 from ray_workers.training.keeper import Keeper
-from ray_workers.training.localsteps import LocalReplica, LocalSteps
 from ray_workers.training.membership import Membership
 from ray_workers.training.pacing import Pace
 from ray_workers.training.profiling import Recorder
 from ray_workers.training.progress import NO_STATE, Progress
-from ray_workers.training.replica import Replica
 from ray_workers.training.reporting import StepFigures, StepReporter
 from ray_workers.training.samples import on_device
 from ray_workers.training.saves import Saves
 from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
-from ray_workers.training.sharding import (
-    ShardedReplica,
-    gathered,
-    load_model,
-    mesh_of,
-    skeleton_of,
-    spread_out,
-)
 from ray_workers.training.stopping import Patience
+from ray_workers.training.strategies import Given, strategy_of
 from ray_workers.training.traffic import Traffic
-from ray_workers.training.update import Update
 from ray_workers.training.workload import Workload
-
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 NOWHERE = -1
 """The rank of a process that is in no group."""
@@ -84,21 +62,13 @@ class Loop:
         )
         self.lr = scaled_lr(options.optimizer.lr, options.lr_scaling, options.global_batch_size)
 
-        self.model = workload.model.to(self.device)
-        self.loader_workers = spec.data.loader_workers
-        self.num_shares = spec.resources.num_workers if spec.is_exact else None
-        """Of each global batch, at any world size; None for one of each rank."""
         self.spec = spec
-        self.compression = spec.sync.compression if spec.sync else None
-        self.skeleton = skeleton_of(self.model) if spec.is_sharded else None
-        self.whole: dict[str, Any] | None = None  # of a sharded state, on rank 0, until it is saved
-        self.replica: Replica
-        self.update: Update
-        self.local: LocalSteps | None = None
+        given = Given(spec, workload, self.device, self.calendar, page)
+        self.strategy = strategy_of(given)
         self.traffic: Traffic | None = None
-        if not spec.is_sharded:
-            self._build()
-        self.evaluation = Evaluation(workload, self.device, self._autocast, self._micro_batch_size)
+        self.evaluation = Evaluation(
+            workload, self.device, self.strategy, given.autocast, self._micro_batch_size
+        )
         self.recorder = Recorder(spec.profile, self.device) if spec.profile else None
         self.reporter = StepReporter(self.calendar.total_steps, page)
         self.keeper = Keeper(
@@ -112,43 +82,44 @@ class Loop:
         self.measured_at = 0  # after which step of this attempt
         self.patience = Patience()
         self.handed_figures: list[Untold] = []  # what those who stayed know of the last steps
-        self.feed: Feed  # of the share of the data that it has in its group
+        self.feed: Feed | None = None  # of its part of the data, once it is in a group
+        self.place: Place
         self.rank, self.world_size = NOWHERE, 0
         self.was_rank = NOWHERE
         self.progress = NO_STATE
 
-    def enter(self, place: Place) -> None:
-        """Take a place in a group that was just formed, with the newest state that it has.
-
-        A collective. A rank that comes from a broken group keeps what it has, a newcomer gets it
-        from there; where nobody has anything, the checkpoint is taken.
-        """
+    def take(self, place: Place) -> None:
+        """Take a place in a group that was just formed. A collective."""
         use = Use.RECOVERING if place.generation else Use.STARTING
         self.page.enter(Doing.JOINING, use)
+        self.place = place
         self.rank, self.world_size = place.rank, place.world_size
-        if self.spec.is_sharded:
-            self._build()
-        self._divide()
+        self.strategy.enter(place.rank, place.world_size)
+
+    def enter(self) -> None:
+        """Come into the group with the newest state that there is. A collective.
+
+        A rank that comes from a broken group keeps what it has, a newcomer gets it from there;
+        where nobody has anything, the checkpoint is taken.
+        """
+        self.feed = self._divided_data()
         _check_same_data(self.workload.fingerprint, self.device, self.world_size)
-        newest, source, all_have_it = handover.newest(
-            self.progress.number, self.device, self.world_size
-        )
-        was_behind = self.progress.number < newest
+        number = self.progress.number
+        newest, state = self.strategy.align(number, self._handed_over)
         if newest == handover.NOTHING:
             self.resume()
-        elif not all_have_it:
-            state = handover.broadcast(self._handed_over, source, self.rank, self.device)
-            if state is not None and was_behind:
+        else:
+            if state is not None:
                 self._take_handed_over(state)
-        self.replica.form(self.world_size)
-        if self.local is not None:
-            self.local.begin()
-        if self.progress.step:
-            self.replica.settle_buckets(lambda: self.feed.at(1).shares)
-        if self.rank == 0 and newest != handover.NOTHING and (self.was_rank != 0 or was_behind):
+            self.progress = Progress(newest)
+        self.strategy.begin(self.feed, self.progress.step)
+        if self.spec.sync is not None:
+            self.traffic = Traffic(self.strategy.replica.num_elements)
+        is_new = self.was_rank != 0 or number < newest
+        if self.rank == 0 and newest != handover.NOTHING and is_new:
             self._take_over()
         self.was_rank = self.rank
-        self.page.begin(place.generation, self.progress.step)
+        self.page.begin(self.place.generation, self.progress.step)
 
     def let_go(self) -> None:
         """Leave a group as if the step that broke off had not begun."""
@@ -157,66 +128,37 @@ class Loop:
         self.keeper.hold()
         if self.recorder is not None:
             self.recorder.break_off()
-        self.replica.disband()
-        self.feed.close()
+        self.strategy.let_go()
+        if self.feed is not None:
+            self.feed.close()
         self.rank = NOWHERE
 
     def end(self) -> None:
         """Let go of all that works beside the training; what was copied is committed first."""
         self.keeper.wait()
-        if self.rank != NOWHERE:
+        if self.rank != NOWHERE and self.feed is not None:
             self.feed.close()
 
-    def _divide(self) -> None:
-        """Take this rank's share of the data, among so many."""
-        options, num_shares = self.options, self.num_shares or self.world_size
-        mine = range(*share(num_shares, self.rank, self.world_size))
+    def _divided_data(self) -> Feed:
+        """This rank's part."""
+        options, part = self.options, self.strategy.data_part()
         batches = Batches(
             len(self.workload.train),
             global_batch_size=options.global_batch_size,
             seed=options.seed,
-            shares=mine,
-            num_shares=num_shares,
+            shares=part.shares,
+            num_shares=part.num_shares,
         )
-        self.feed = Feed(
+        self.evaluation.take(part, self.world_size)
+        self.reporter.rank = self.rank
+        return Feed(
             self.samples,
             batches,
-            self._micro_batch_size,
+            part.micro_batch_size or self._micro_batch_size,
             last_step=self.calendar.total_steps,
-            loader_workers=self.loader_workers,
-            evenly=self.spec.is_sharded,
+            loader_workers=self.spec.data.loader_workers,
+            evenly=part.is_even,
         )
-        self.evaluation.share(mine, num_shares, self.world_size)
-        self.reporter.rank = self.rank
-
-    def _build(self) -> None:
-        """What computes and applies gradients. Of a sharded model a collective, once there is a
-        group: the optimizer knows this rank's parts only."""
-        self.replica = self._replica()
-        self.update = Update(
-            *(self.model, self.replica, self.options, self.device),
-            has_momentum=not takes_momentum(self.compression),
-        )
-        if self.spec.takes_local_steps:
-            assert self.spec.sync is not None
-            self.local = LocalSteps(self.model, self.update, self.spec.sync, self.calendar)
-        if self.spec.sync is not None:
-            self.traffic = Traffic(self.replica.num_elements)
-
-    def _replica(self) -> Replica:
-        spec, parts = self.spec, (self.model, self.workload.loss_sum, self._autocast)
-        if spec.is_sharded:
-            mesh = mesh_of(spec.parallel, self.world_size, self.device)
-            sharded = spread_out(self.model, mesh, zero=spec.parallel.zero)
-            return ShardedReplica(*parts, sharded, lambda: self.page.is_asked_to_leave)
-        if spec.takes_local_steps:
-            return LocalReplica(*parts)
-        if self.num_shares is not None:
-            return ExactReplica(*parts, self.num_shares)
-        if self.compression is None:
-            return Replica(*parts)
-        momentum, seed = self.options.optimizer.momentum, derive_seed("sync", self.options.seed)
-        return CompressedReplica(*parts, self.compression, momentum=momentum, seed=seed)
 
     @property
     def _micro_batch_size(self) -> int:
@@ -234,7 +176,7 @@ class Loop:
             measured = {key: value for key, value in self.metrics.items() if key != "train/loss"}
             train.report(self.measured_at, measured)
         self.keeper.adopt_own()
-        if self.progress.step:
+        if self.progress.step and self.strategy.saves_alone:
             self._save(self.progress.step)
 
     def resume(self) -> None:
@@ -271,7 +213,7 @@ class Loop:
                 if not self.progress.is_settled:
                     self._between_steps(self.progress.step)
                     self.progress = self.progress.settled()
-                if self._is_to_leave():
+                if self.strategy.leaves:
                     self._leave()
                 if self.progress.step >= self.calendar.total_steps or self._is_stopped():
                     break
@@ -283,14 +225,9 @@ class Loop:
             # After an error the device may not answer any more; what was read is told.
             self.reporter.flush(wait_for_device=False)
 
-    def _is_to_leave(self) -> bool:
-        if isinstance(self.replica, ShardedReplica):
-            return self.replica.leaves
-        return self.page.is_asked_to_leave if self.local is None else self.local.leaves
-
     def _leave(self) -> None:
         """Rank 0 saves what there is and goes; without it the others can't take another step."""
-        self._gather()
+        self.strategy.gather()
         if self.rank == 0:
             self.reporter.flush()
             if self.progress.step:
@@ -301,19 +238,11 @@ class Loop:
         """Leave the result: rank 0's, the model being the same everywhere. The others stay until
         it is there, so that one of them can do it if rank 0 dies."""
         self.page.enter(Doing.FINISH, Use.USEFUL)
-        trained = self._trained()
+        trained = self.strategy.trained()
         if self.rank == 0:
+            assert trained is not None
             self._write_result(trained, self.progress.step)
         process_group.wait_for_all(self.device, self.world_size)
-
-    def _trained(self) -> nn.Module:
-        """The whole model, on rank 0. A collective if it is sharded."""
-        if self.skeleton is None:
-            return self.update.weights
-        whole = gathered(self.model.state_dict(), keep=self.rank == 0)
-        if self.rank == 0:
-            self.skeleton.load_state_dict(whole, assign=True)
-        return self.skeleton
 
     def _write_result(self, trained: nn.Module, steps_done: int) -> None:
         self.keeper.wait()
@@ -334,7 +263,8 @@ class Loop:
 
     def _step(self, step: int) -> None:
         """One optimizer step: the mean gradient over one global batch."""
-        options, page = self.options, self.page
+        options, page, strategy = self.options, self.page, self.strategy
+        assert self.feed is not None
         use = Use.RECOMPUTED if step <= self.task.furthest_step else Use.USEFUL
         page.enter(Doing.DATA, Use.DATA_WAIT)
         if self.recorder is not None and self.rank == 0:
@@ -351,20 +281,19 @@ class Loop:
 
         def prepare(number: int) -> None:
             # Dropout is a function of (seed, step, share): nothing to save, nothing to restore.
-            _seed(self.device, derive_seed("step", options.seed, step, number))
+            seed = derive_seed("step", options.seed, step, number, *strategy.place)
+            _seed(self.device, seed)
 
-        scale = self.update.loss_scale()
+        scale = strategy.update.loss_scale()
         page.enter(Doing.COMPUTE, use)
-        self.replica.backward(feeding.shares, scale, prepare, page.exchange)
+        strategy.replica.backward(feeding.shares, scale, prepare, page.exchange)
         page.enter(Doing.UPDATE, use)
-        loss = self.replica.take_loss()
+        loss = strategy.replica.take_loss()
         if scale is not None:
             loss = loss / scale
         self.keeper.hold()
-        grad_norm = self.update.step(lr)
-        if self.local is not None and self.local.are_over_after(step):
-            page.exchange()
-            self.local.agree(self.world_size, leaves=page.is_asked_to_leave)
+        grad_norm = strategy.update.step(lr)
+        strategy.after_step(step)
 
         self.reporter.step_done(
             StepFigures(
@@ -396,7 +325,7 @@ class Loop:
             self._evaluate(step)
         saves = saves or self._is_stopped()
         if saves:
-            self._gather()
+            self.strategy.gather()
         if saves and self.rank == 0:
             self._save(step)
         self.reporter.restart_clock()
@@ -404,7 +333,7 @@ class Loop:
     def _evaluate(self, step: int) -> None:
         """Measure on the validation split; everyone learns the result, and whether to go on."""
         began = time.perf_counter()
-        self.metrics = self.evaluation.measure(self.update.weights)
+        self.metrics = self.evaluation.measure()
         rule = self.options.early_stopping
         if rule is not None:
             self.patience = self.patience.after(rule, self.metrics)
@@ -426,26 +355,11 @@ class Loop:
         figures = ", ".join(f"{key} {value:.4g}" for key, value in sorted(self.metrics.items()))
         return f"epoch {epoch}, step {step} of {self.calendar.total_steps}: {figures}"
 
-    def _state(self) -> dict[str, Any]:
-        """What a replica is made of, between two steps."""
-        return {
-            "model": self.model.state_dict(),
-            **self.update.state_dict(),
-            "patience": asdict(self.patience),
-            **({} if self.local is None else {"local": self.local.state_dict()}),
-        }
-
-    def _load_state(self, state: Mapping[str, Any]) -> None:
-        load_model(self.model, state["model"])
-        self.update.load_state_dict(state)
-        if self.local is not None:
-            self.local.load_state_dict(state["local"], self.rank)
-        self.patience = Patience(**state["patience"])
-
     def _handed_over(self) -> dict[str, Any]:
         """What a rank that comes into the group needs besides."""
-        return self._state() | {
-            "progress": self.progress.number,
+        return {
+            **self.strategy.handed_over(),
+            "patience": asdict(self.patience),
             "metrics": self.metrics,
             "measured_at": self.measured_at,
             "loss": self.reporter.last_loss,
@@ -453,20 +367,12 @@ class Loop:
         }
 
     def _take_handed_over(self, state: Mapping[str, Any]) -> None:
-        self._load_state(state)
-        self.progress = Progress(state["progress"])
+        self.strategy.take_over(state)
+        self.patience = Patience(**state["patience"])
         self.metrics = dict(state["metrics"])
         self.measured_at = state["measured_at"]
         self.reporter.last_loss = state["loss"]
         self.handed_figures = [Untold(*figures) for figures in state["figures"]]
-
-    def _gather(self) -> None:
-        """Have rank 0 know what the others hold of a checkpoint. A collective."""
-        if self.local is not None:
-            self.local.gather(self.rank, self.world_size, self.device)
-        if self.spec.is_sharded:
-            whole = gathered(self._state(), keep=self.rank == 0)
-            self.whole = whole if self.rank == 0 else None
 
     def _save(self, step: int) -> None:
         self.page.enter(Doing.SAVE, Use.CHECKPOINTING)
@@ -483,8 +389,8 @@ class Loop:
             },
             loss=loss if math.isfinite(loss) else None,
         )
-        state, self.whole = self.whole or self._state(), None
-        self.saves.save(about, state, volatile=self.model.buffers())
+        state = {**self.strategy.state(), "patience": asdict(self.patience)}
+        self.saves.save(about, state, volatile=self.strategy.model.buffers())
 
     def _position(self, step: int) -> dict[str, int]:
         return position_after(step, len(self.workload.train), self.options.global_batch_size)
@@ -498,7 +404,8 @@ class Loop:
                 f"trained on: its content hashes to {self.workload.fingerprint}, not {known}. "
                 "Put the data back, or start a new job with init_from"
             )
-        self._load_state(loaded.state)
+        self.strategy.load(loaded.state)
+        self.patience = Patience(**loaded.state["patience"])
         self.progress = Progress.at(loaded.saved.step)
         self.metrics = dict(loaded.saved.metrics)
 
@@ -509,18 +416,13 @@ class Loop:
         if ref is not None:
             try:
                 loaded = checkpoints.load(ref)
-                load_model(self.model, loaded.state["model"])
+                self.strategy.load_model(loaded.state["model"])
             except BrokenCheckpointError as error:
                 raise DataError(f"init_from: {error}") from error
             except RuntimeError as error:  # what load_state_dict says of other names or shapes
                 raise DataError(f"init_from: the checkpoint is of another model: {error}") from None
-            self.update.start_average()
         self.progress = Progress.at(0)
         return loaded
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        dtype = AUTOCAST.get(self.options.precision)
-        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
 
 def _check_same_data(fingerprint: str, device: torch.device, world_size: int) -> None:

@@ -24,7 +24,7 @@ from ray_workers.contracts import AWAITING, Cause, RankTask
 from ray_workers.pages import Doing, Page, Place, Use
 from ray_workers.spool import spool_key
 from ray_workers.training import process_group
-from ray_workers.training.errors import cause_of
+from ray_workers.training.errors import PartsLostError, cause_of
 from ray_workers.training.severing import Connections
 
 PLACE_LIMIT_S = 600.0
@@ -77,12 +77,16 @@ class Membership:
     def is_alone(self) -> bool:
         return self.place.world_size == 1
 
-    def join(self) -> None:
-        """Form the group of this place's generation; Regroup if a newer one is announced first."""
+    def join(self, enter: Callable[[], None]) -> None:
+        """Form the group of this place's generation; Regroup if a newer one is announced first.
+
+        enter: makes the groups within it. Their connections belong to it as well.
+        """
         if self.place.generation == AWAITING:
             self._page.enter(Doing.STAND_BY, Use.STARTING)
             self._take_place(PLACE_LIMIT_S)
         if self.is_alone:
+            enter()
             return
         self._watch()
         with self._connections.being_formed():
@@ -93,6 +97,7 @@ class Membership:
                 self.place.world_size,
                 timedelta(seconds=FORMING_LIMIT_S),
             )
+            enter()
 
     def _watch(self) -> None:
         """See to it that this rank leaves its group when another generation is wanted, also if it
@@ -137,6 +142,8 @@ class Membership:
         """Whether an error is only that the group is broken, so that there may be a next one."""
         if isinstance(error, Regroup):
             return True
+        if isinstance(error, PartsLostError):
+            return False
         return bool(self._prefix) and not self.is_alone and cause_of(error) is Cause.WORKER_LOST
 
     def follow(self, error: BaseException) -> None:

@@ -30,6 +30,13 @@ def keep_groups() -> None:
         setattr(dist.distributed_c10d, name, keeping)
 
 
+def keep_all() -> None:
+    """Treat every group that there is now as `join` does the world's."""
+    for group in dist.distributed_c10d._world.pg_map:
+        dist.distributed_c10d._set_pg_timeout(OPERATION_LIMIT, group)
+        _kept.append(group)
+
+
 def _keeping(create: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(create)
     def create_and_keep(*args: Any, **kwargs: Any) -> Any:

@@ -28,8 +28,8 @@ def run(task: RankTask, spec: JobSpec, workload: Workload, page: Page) -> None:
 def _train(loop: Loop, membership: Membership) -> bool:
     """Train in one generation of the group; False if it broke, and there is a place in the next."""
     try:
-        membership.join()
-        loop.enter(membership.place)
+        membership.join(lambda: loop.take(membership.place))
+        loop.enter()
         loop.fit(membership)
         loop.finish()
         membership.leave()

@@ -19,9 +19,10 @@ WriteResults = Callable[[nn.Module, Mapping[str, float], int, Path], None]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its data and what is measured, on the CPU; the loop moves it to the device."""
+    """A model, its data and what is measured; the data are on the CPU."""
 
     model: nn.Module
+    """Its parameters on the meta device, its buffers on the CPU; see `initialising.materialise`."""
     train: Samples
     validation: Samples
     loss_sum: LossSum

@@ -9,9 +9,21 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn import functional as F  # noqa: N812
 
 from dray import spec
+from ray_workers.training.data import share
+from ray_workers.training.strategies.context import Context
 
 INIT_STD = 0.02
 ROTARY_BASE = 10_000.0
@@ -19,33 +31,111 @@ ROTARY_BASE = 10_000.0
 
 class Gpt(nn.Module):
     """(N, T) token ids -> (N, T, vocabulary_size) logits of each next token; T up to
-    `context_length`."""
+    `context_length`.
+
+    It can be divided in three ways, together as well: into stages of layers, whose inputs and
+    outputs are then (N, T, width); by the rows and columns of its matrices; by places of a sample.
+    """
 
     def __init__(self, options: spec.Gpt, vocabulary_size: int) -> None:
         super().__init__()
         self.head_size = options.width // options.num_heads
-        self.tokens = nn.Embedding(vocabulary_size, options.width)
+        self.tokens: nn.Embedding | None = Tokens(vocabulary_size, options.width)
         self.dropout = nn.Dropout(options.dropout)
-        self.blocks = nn.ModuleList(Block(options) for _ in range(options.num_layers))
-        self.norm = nn.LayerNorm(options.width)
-        self.head = nn.Linear(options.width, vocabulary_size, bias=False)
-        self._initialise(options.num_layers)
+        self.blocks = nn.ModuleDict({str(n): Block(options) for n in range(options.num_layers)})
+        self.norm: nn.LayerNorm | None = nn.LayerNorm(options.width)
+        self.head: Linear | None = Linear(options.width, vocabulary_size, bias=False)
+        self.num_place_parts = 1
+        """Between the blocks, ranks of a tensor group have each a part of the places."""
+        self.context: Context | None = None
 
-    def forward(self, ids: Tensor) -> Tensor:
-        hidden = self.dropout(self.tokens(ids))
-        turns = rotations(ids.shape[1], self.head_size, ids.device)
-        for block in self.blocks:
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden, length = inputs, inputs.shape[1]
+        if self.tokens is not None:
+            hidden = self.dropout(self.tokens(inputs))
+        else:
+            length *= self.num_place_parts
+        first = 0 if self.context is None else self.context.rank * length
+        turns = rotations(first, length, self.head_size, inputs.device)
+        for block in self.blocks.values():
             hidden = block(hidden, turns)
+        if self.head is None or self.norm is None:
+            return hidden
         return cast(Tensor, self.head(self.norm(hidden)))
 
-    def _initialise(self, num_layers: int) -> None:
-        """Small normal weights; what is added to the residual stream shrinks with its length."""
-        for name, parameter in self.named_parameters():
-            if parameter.ndim < 2:
-                continue
-            is_last = name.endswith(("attention.out.weight", "perceptron.2.weight"))
-            std = INIT_STD / math.sqrt(2 * num_layers) if is_last else INIT_STD
-            nn.init.normal_(parameter, std=std)
+    def keep_stage(self, stage: int, num_stages: int) -> None:
+        """Drop what other stages have; the first has the embedding, the last the head."""
+        start, stop = share(len(self.blocks), stage, num_stages)
+        for number in range(len(self.blocks)):
+            if not start <= number < stop:
+                del self.blocks[str(number)]
+        if stage > 0:
+            self.tokens = None
+        if stage < num_stages - 1:
+            self.norm = self.head = None
+
+    def divide_places(self, context: Context) -> None:
+        self.context = context
+        for block in self.blocks.values():
+            cast(Block, block).attention.context = context
+
+    def divide_matrices(self, mesh: DeviceMesh) -> None:
+        """As Megatron does (Shoeybi et al. 2019, arXiv:1909.08053), with what lies between the
+        matrices divided by places (sequence parallelism, Korthikanti et al. 2022,
+        arXiv:2205.05198)."""
+        self.num_place_parts = mesh.size()
+        places, everywhere = Shard(1), Replicate()
+        plan: dict[str, ParallelStyle] = {}
+        if self.tokens is not None:
+            plan["tokens"] = RowwiseParallel(input_layouts=everywhere, output_layouts=places)
+        if self.head is not None:
+            plan["norm"] = _by_places()
+            plan["head"] = ColwiseParallel(input_layouts=places, output_layouts=everywhere)
+        for number in self.blocks:
+            of_block: dict[str, ParallelStyle] = {
+                "attention_norm": _by_places(),
+                "attention": _gathered(1),
+                "attention.qkv": ColwiseParallel(),
+                "attention.out": RowwiseParallel(output_layouts=places),
+                "perceptron_norm": _by_places(),
+                "perceptron": _gathered(0),
+                "perceptron.0": ColwiseParallel(),
+                "perceptron.2": RowwiseParallel(output_layouts=places),
+            }
+            plan |= {f"blocks.{number}.{name}": style for name, style in of_block.items()}
+        parallelize_module(self, mesh, plan)
+
+
+def _gathered(num_others: int) -> PrepareModuleInput:
+    """All places of the first input, which comes by places; the others stay as they are."""
+    others = (None,) * num_others
+    return PrepareModuleInput(
+        input_layouts=(Shard(1), *others), desired_input_layouts=(Replicate(), *others)
+    )
+
+
+def _by_places() -> SequenceParallel:
+    return SequenceParallel(use_local_output=True)
+
+
+class Linear(nn.Linear):
+    """Begins with small normal weights and a bias of zero."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True, std: float = INIT_STD):
+        self.std = std
+        super().__init__(inputs, outputs, bias)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class Tokens(nn.Embedding):
+    """Begins with small normal weights."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=INIT_STD)
 
 
 class Block(nn.Module):
@@ -54,13 +144,15 @@ class Block(nn.Module):
     def __init__(self, options: spec.Gpt) -> None:
         super().__init__()
         width = options.width
+        # What is added to the residual stream shrinks with its length.
+        last_std = INIT_STD / math.sqrt(2 * options.num_layers)
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = Attention(options)
+        self.attention = Attention(options, last_std)
         self.perceptron_norm = nn.LayerNorm(width)
         self.perceptron = nn.Sequential(
-            nn.Linear(width, 4 * width),
+            Linear(width, 4 * width),
             nn.GELU(approximate="tanh"),
-            nn.Linear(4 * width, width),
+            Linear(4 * width, width, std=last_std),
             nn.Dropout(options.dropout),
         )
 
@@ -72,29 +164,36 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Each token attends to itself and those before it."""
 
-    def __init__(self, options: spec.Gpt) -> None:
+    def __init__(self, options: spec.Gpt, last_std: float) -> None:
         super().__init__()
-        self.num_heads = options.num_heads
+        self.head_size = options.width // options.num_heads
         self.dropout = options.dropout
-        self.qkv = nn.Linear(options.width, 3 * options.width)
-        self.out = nn.Linear(options.width, options.width)
+        # Its rows are in the order of the heads, each with its query, key and value, so that a
+        # part of them are whole heads.
+        self.qkv = Linear(options.width, 3 * options.width)
+        self.out = Linear(options.width, options.width, std=last_std)
+        self.context: Context | None = None
 
     def forward(self, hidden: Tensor, turns: Tensor) -> Tensor:
-        batch, length, width = hidden.shape
-        heads = self.qkv(hidden).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        query, key, value = heads.unbind(0)  # each (N, heads, T, width / heads)
+        batch, length, _ = hidden.shape
+        heads = self.qkv(hidden).view(batch, length, -1, 3, self.head_size).permute(3, 0, 2, 1, 4)
+        query, key, value = heads.unbind(0)  # each (N, heads, T, head_size)
         dropout = self.dropout if self.training else 0.0
         query, key = rotate(query, turns), rotate(key, turns)
+        if self.context is not None:
+            query, key, value = map(self.context.to_heads, (query, key, value))
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        joined = mixed.transpose(1, 2).reshape(batch, length, width)
+        if self.context is not None:
+            mixed = self.context.to_places(mixed)
+        joined = mixed.transpose(1, 2).reshape(batch, length, -1)
         return F.dropout(self.out(joined), self.dropout, self.training)
 
 
-def rotations(length: int, head_size: int, device: torch.device) -> Tensor:
+def rotations(first: int, length: int, head_size: int, device: torch.device) -> Tensor:
     """(2, length, head_size / 2): cosine and sine of the angle by which each pair of a head's
-    numbers is turned at each place."""
+    numbers is turned at each place from `first` on."""
     speeds = ROTARY_BASE ** (-torch.arange(0, head_size, 2, device=device) / head_size)
-    angles = torch.outer(torch.arange(length, device=device), speeds)
+    angles = torch.outer(torch.arange(first, first + length, device=device), speeds)
     return torch.stack((angles.cos(), angles.sin()))
 
 

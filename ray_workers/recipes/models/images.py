@@ -80,16 +80,23 @@ class Residual(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        first, norm, relu = _conv(inputs, outputs, stride)
-        second, last_norm, _ = _conv(outputs, outputs)
-        self.change = nn.Sequential(first, norm, relu, second, last_norm)
-        nn.init.zeros_(cast(nn.GroupNorm, last_norm).weight)  # a block begins as the identity
+        second, norm, _ = _conv(outputs, outputs)
+        silent = Silent(cast(nn.GroupNorm, norm).num_groups, outputs)
+        self.change = nn.Sequential(*_conv(inputs, outputs, stride), second, silent)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False)
 
     def forward(self, images: Tensor) -> Tensor:
         return F.relu(self.shortcut(images) + self.change(images))
+
+
+class Silent(nn.GroupNorm):
+    """Begins with weights of zero, so that a residual block begins as the identity."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.zeros_(self.weight)
 
 
 class Mlp(nn.Module):

@@ -37,10 +37,11 @@ class TableMlp(nn.Module):
     ) -> None:
         super().__init__()
         self.num_numeric = num_numeric
-        self.register_buffer("mean", torch.zeros(num_numeric))
-        self.register_buffer("deviation", torch.ones(num_numeric))
-        self.register_buffer("target_mean", torch.zeros(()))
-        self.register_buffer("target_deviation", torch.ones(()))
+        # Numbers also where the parameters have none yet.
+        self.register_buffer("mean", torch.zeros(num_numeric, device="cpu"))
+        self.register_buffer("deviation", torch.ones(num_numeric, device="cpu"))
+        self.register_buffer("target_mean", torch.zeros((), device="cpu"))
+        self.register_buffer("target_deviation", torch.ones((), device="cpu"))
         sizes = [options.embedding_dim or _embedding_dim(size) for size in vocabulary_sizes]
         self.embeddings = nn.ModuleList(
             nn.Embedding(vocabulary + 1, size)

@@ -15,6 +15,7 @@ from benchmarks.step_time.measure import Times
 from dray.spec import JobSpec
 from ray_workers.contracts import DataPolicy
 from ray_workers.recipes import RECIPES
+from ray_workers.training.initialising import materialise
 
 
 def test_the_documents_are_valid_jobs(tmp_path: Path) -> None:
@@ -30,6 +31,7 @@ def test_the_peers_train_the_recipes_model_on_as_many_of_its_images() -> None:
     assert (images.shape, images.dtype) == (inputs.shape, inputs.dtype)
     assert labels.dtype == targets.dtype
 
+    materialise(workload.model, torch.device("cpu"), 0)
     theirs = plain.build_model()
     mine = list(workload.model.state_dict().values())
     theirs.load_state_dict(dict(zip(theirs.state_dict(), mine, strict=True)))

@@ -11,6 +11,7 @@ from ray_workers import recipes
 from ray_workers.contracts import DataPolicy
 from ray_workers.recipes.models import images as networks
 from ray_workers.training.errors import DataError
+from ray_workers.training.initialising import materialise
 from ray_workers.training.workload import Workload
 
 MODELS = [
@@ -23,7 +24,9 @@ by_name = pytest.mark.parametrize("model", MODELS, ids=[str(model["name"]) for m
 
 def build(**fields: object) -> Workload:
     document = JobSpec.model_validate({"recipe": "image_classification", **fields})
-    return recipes.RECIPES["image_classification"].build(document, DataPolicy())
+    work = recipes.RECIPES["image_classification"].build(document, DataPolicy())
+    materialise(work.model, torch.device("cpu"), document.train.seed)
+    return work
 
 
 def first_images(work: Workload, count: int) -> tuple[Tensor, Tensor]:

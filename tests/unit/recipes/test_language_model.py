@@ -11,6 +11,7 @@ from ray_workers import recipes
 from ray_workers.contracts import DataPolicy
 from ray_workers.recipes.models import gpt
 from ray_workers.training.errors import DataError
+from ray_workers.training.initialising import materialise
 from ray_workers.training.workload import Workload
 
 SMALL = {"name": "gpt", "num_layers": 2, "num_heads": 2, "width": 16, "context_length": 8}
@@ -20,7 +21,9 @@ SENTENCE = "the quick brown fox jumps over the lazy dog. "
 def build(path: Path, **model: Any) -> Workload:
     document = {"recipe": "language_model", "data": {"source": path.as_uri()}}
     spec = JobSpec.model_validate(document | {"model": SMALL | model})
-    return recipes.RECIPES["language_model"].build(spec, DataPolicy())
+    work = recipes.RECIPES["language_model"].build(spec, DataPolicy())
+    materialise(work.model, torch.device("cpu"), spec.train.seed)
+    return work
 
 
 @pytest.fixture
@@ -101,7 +104,7 @@ def test_too_short_a_text_is_the_datas_fault(tmp_path: Path) -> None:
 
 
 def test_attention_depends_on_distances_not_on_places() -> None:
-    turns = gpt.rotations(12, 8, torch.device("cpu"))
+    turns = gpt.rotations(0, 12, 8, torch.device("cpu"))
     query, key = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(0))
 
     def score(at: int, seen: int) -> float:

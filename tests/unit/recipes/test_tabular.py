@@ -13,6 +13,7 @@ import torch
 from dray.spec import JobSpec
 from ray_workers import recipes
 from ray_workers.contracts import DataPolicy
+from ray_workers.training.initialising import materialise
 from ray_workers.training.workload import Workload
 
 COLOURS = ["red", "green", "blue"]
@@ -20,7 +21,9 @@ COLOURS = ["red", "green", "blue"]
 
 def build(recipe: str, **fields: Any) -> Workload:
     document = JobSpec.model_validate({"recipe": recipe, **fields})
-    return recipes.RECIPES[recipe].build(document, DataPolicy())
+    work = recipes.RECIPES[recipe].build(document, DataPolicy())
+    materialise(work.model, torch.device("cpu"), document.train.seed)
+    return work
 
 
 @pytest.fixture

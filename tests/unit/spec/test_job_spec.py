@@ -11,9 +11,19 @@ from dray import faults
 from dray.spec import RECIPES, JobSpec
 
 
-def sharded(parallel: dict[str, Any], **fields: Any) -> dict[str, Any]:
+def divided(parallel: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """A job of four workers."""
     return recipe("image_classification", resources={"num_workers": 4}, parallel=parallel, **fields)
+
+
+def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
+    """A language model of four workers."""
+    return recipe(
+        "language_model",
+        resources={"num_workers": 4},
+        parallel=parallel,
+        model={"num_layers": 4, "num_heads": 4, "width": 32, "context_length": 32, **model},
+    )
 
 
 def refusal(document: dict[str, Any]) -> tuple[str, str]:
@@ -168,92 +178,63 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "/sync/compression/name",
             "must not be topk with lars",
         ),
+        (divided({"shard": 3}), "/parallel/shard", "does not divide the 4"),
         (
-            sharded({"shard": 3}),
-            "/parallel/shard",
-            "does not divide the 4",
+            divided_gpt({"tensor": 2, "pipeline": 3}),
+            "/parallel/pipeline",
+            "makes the product 6 (tensor 2 x pipeline 3), which does not divide the 4",
+        ),
+        (divided({"shard": 2, "data": 4}), "/parallel/data", "so it must be 2"),
+        (divided({"tensor": 2}), "/parallel/tensor", "is for the model gpt"),
+        (divided({"pipeline": 2}), "/parallel/pipeline", "is for the model gpt"),
+        (divided({"context": 2}), "/parallel/context", "is for the model gpt"),
+        (divided({"schedule": "gpipe"}), "/parallel/schedule", "parallel.pipeline above 1"),
+        (divided({"stages_per_rank": 2}), "/parallel/stages_per_rank", "pipeline above 1"),
+        (
+            divided_gpt({"pipeline": 2, "stages_per_rank": 2}),
+            "/parallel/stages_per_rank",
+            "not for 1f1b",
         ),
         (
-            recipe(
-                "image_classification",
-                resources={"num_workers": 4},
-                parallel={"shard": 2, "data": 4},
-            ),
-            "/parallel/data",
-            "so it must be 2",
+            divided_gpt({"pipeline": 4, "stages_per_rank": 2, "schedule": "interleaved"}),
+            "/parallel/pipeline",
+            "makes 8 stages, more than the 4 of model.num_layers",
         ),
         (
-            recipe("image_classification", parallel={"tensor": 2}),
-            "/parallel",
-            "tensor must be 1",
+            divided_gpt({"tensor": 4}, num_heads=2),
+            "/parallel/tensor",
+            "must divide model.num_heads 2",
         ),
         (
-            recipe(
-                "image_classification",
-                resources={"num_workers": 4},
-                parallel={"shard": 2},
-                elastic={"min_workers": 2},
-            ),
-            "/elastic",
-            "needs parallel.shard 1",
+            divided_gpt({"tensor": 2, "context": 2}, num_heads=2),
+            "/parallel/tensor",
+            "(tensor x context is 4)",
         ),
         (
-            recipe(
-                "image_classification",
-                resources={"num_workers": 4},
-                parallel={"shard": 2},
-                sync={"compression": {"name": "fp16"}},
-            ),
+            divided_gpt({"context": 4}, context_length=30),
+            "/parallel/context",
+            "must divide model.context_length 30",
+        ),
+        (divided({"shard": 2}, elastic={"min_workers": 2}), "/elastic", "needs parallel.shard 1"),
+        (
+            divided({"shard": 2}, sync={"compression": {"name": "fp16"}}),
             "/sync/compression",
             "torch has no hook for FSDP",
         ),
+        (divided({"shard": 2}, sync={"every": 4}), "/sync/every", "no rank has the whole model"),
         (
-            recipe(
-                "image_classification",
-                resources={"num_workers": 4},
-                parallel={"shard": 2},
-                sync={"every": 4},
-            ),
-            "/sync/every",
-            "no rank has the whole model",
-        ),
-        (
-            recipe(
-                "image_classification",
-                resources={"num_workers": 4},
-                parallel={"shard": 2},
-                train={"precision": "fp16"},
-            ),
+            divided({"shard": 2}, train={"precision": "fp16"}),
             "/train/precision",
             "must be bf16 or fp32",
         ),
+        (divided({"shard": 2}, train={"ema": {}}), "/train/ema", "needs parallel.shard 1"),
         (
-            recipe(
-                "image_classification",
-                resources={"num_workers": 4},
-                parallel={"shard": 2},
-                train={"ema": {}},
-            ),
-            "/train/ema",
-            "needs parallel.shard 1",
-        ),
-        (
-            recipe(
-                "image_classification",
-                resources={"num_workers": 4},
-                parallel={"shard": 2},
-                train={"optimizer": {"name": "lamb"}},
-            ),
+            divided({"shard": 2}, train={"optimizer": {"name": "lamb"}}),
             "/train/optimizer/name",
             "looks at whole layers",
         ),
         (
-            recipe(
-                "image_classification",
-                resources={"num_workers": 4},
-                parallel={"shard": 2},
-                checkpoint={"every_steps": "auto"},
-            ),
+            divided({"shard": 2}, checkpoint={"every_steps": "auto"}),
             "/checkpoint/every_steps",
             "all ranks save together",
         ),
@@ -264,7 +245,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
                 "resources": {"num_workers": 2},
             },
             "/parallel/shard",
-            "a script shards its model itself",
+            "a script divides its model itself",
         ),
         (
             {"script": {"entrypoint": "x.py"}, "profile": {}},

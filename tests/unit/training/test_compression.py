@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from dray import spec
-from ray_workers.training.compression import compress
+from ray_workers.training.strategies.compression import compress
 from tests.unit.training.ranks import run_in_group, run_ranks
 from tests.unit.training.test_loop import document, series, weights
 

@@ -21,6 +21,7 @@ from dray.spec import JobSpec
 from ray_workers import recipes
 from ray_workers.contracts import CheckpointRef, DataPolicy, RankTask
 from ray_workers.training import checkpoints, pacing, samples, storage
+from ray_workers.training.initialising import materialise
 from ray_workers.training.loop import Loop
 from ray_workers.training.workload import Workload
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
@@ -380,7 +381,9 @@ def test_an_overflow_in_fp16_changes_no_weight_and_lowers_the_scale(tmp_path: Pa
     state = checkpoints.load(ref).state
     assert state["scaler"]["scale"] == 2.0**126
     assert not math.isfinite(series(tmp_path, "train/grad_norm")[1])
-    for name, tensor in digits().model.state_dict().items():
+    fresh = digits().model
+    materialise(fresh, torch.device("cpu"), 0)
+    for name, tensor in fresh.state_dict().items():
         assert torch.equal(state["model"][name], tensor)
 
 

@@ -20,8 +20,8 @@ from ray_workers.training import checkpoints, membership, process_group, samples
 from ray_workers.training.evaluation import Evaluation
 from ray_workers.training.feeding import Feed
 from ray_workers.training.loop import Loop
-from ray_workers.training.replica import Replica
-from ray_workers.training.update import Update
+from ray_workers.training.strategies.replica import Replica
+from ray_workers.training.strategies.update import Update
 from tests.unit.training.ranks import frames, run_ranks
 from tests.unit.training.test_loop import document, series, weights
 
@@ -49,7 +49,7 @@ class Fault:
             POINTS[self.point](self.step)
 
 
-def _at_call(
+def at_call(
     owner: Any, name: str, number: int, *, after: bool = False, act: Callable[[], None] = die
 ) -> None:
     """Die in the `number`th call of a method, before it does its work or after."""
@@ -90,20 +90,20 @@ def _in_backward(step: int, *, exchanged: bool) -> None:
 
 
 POINTS: dict[str, Callable[[int], None]] = {
-    "before the first step": lambda _: _at_call(Loop, "fit", 1),
-    "while the group is formed": lambda _: _at_call(Loop, "enter", 1),
-    "in the data loader": lambda step: _at_call(Feed, "at", step),
+    "before the first step": lambda _: at_call(Loop, "fit", 1),
+    "while the group is formed": lambda _: at_call(Loop, "enter", 1),
+    "in the data loader": lambda step: at_call(Feed, "at", step),
     "before the backward pass": lambda step: _in_backward(step, exchanged=False),
     "in the backward pass": lambda step: _in_backward(step, exchanged=True),
-    "after the all-reduce, before the optimizer": lambda step: _at_call(Update, "step", step),
-    "in the optimizer": lambda step: _at_call(torch.optim.AdamW, "step", step, after=True),
-    "after the step": lambda step: _at_call(Update, "step", step, after=True),
-    "before the evaluation": lambda _: _at_call(Evaluation, "measure", 1),
-    "after the evaluation": lambda _: _at_call(Evaluation, "measure", 1, after=True),
-    "while a checkpoint is saved": lambda _: _at_call(checkpoints, "save", 1),
-    "when a checkpoint was saved": lambda _: _at_call(checkpoints, "save", 1, after=True),
-    "before the result is written": lambda _: _at_call(Loop, "finish", 1),
-    "when the result was written": lambda _: _at_call(Loop, "_write_result", 1, after=True),
+    "after the all-reduce, before the optimizer": lambda step: at_call(Update, "step", step),
+    "in the optimizer": lambda step: at_call(torch.optim.AdamW, "step", step, after=True),
+    "after the step": lambda step: at_call(Update, "step", step, after=True),
+    "before the evaluation": lambda _: at_call(Evaluation, "measure", 1),
+    "after the evaluation": lambda _: at_call(Evaluation, "measure", 1, after=True),
+    "while a checkpoint is saved": lambda _: at_call(checkpoints, "save", 1),
+    "when a checkpoint was saved": lambda _: at_call(checkpoints, "save", 1, after=True),
+    "before the result is written": lambda _: at_call(Loop, "finish", 1),
+    "when the result was written": lambda _: at_call(Loop, "_write_result", 1, after=True),
 }
 RANK_0_ONLY = {
     "while a checkpoint is saved",
@@ -190,7 +190,7 @@ def _die_unconnected(task: RankTask) -> None:
     """The others know that it is there, and wait for its address."""
     membership.FORMING_LIMIT_S = 600.0
     if task.rank == 2 and task.incarnation == 0:
-        _at_call(process_group, "join", 1)
+        at_call(process_group, "join", 1)
 
 
 def test_what_rank_0_missed_of_a_step_that_others_ended_is_told(
@@ -208,9 +208,9 @@ def _leave_rank_0_behind(task: RankTask) -> None:
         raise RuntimeError("Connection closed by peer")
 
     if task.rank == 0:
-        _at_call(Update, "step", 8, act=lose_it)
+        at_call(Update, "step", 8, act=lose_it)
     if task.rank == 2 and task.incarnation == 0:
-        _at_call(Update, "step", 8, after=True)
+        at_call(Update, "step", 8, after=True)
 
 
 def test_two_of_three_ranks_die_one_after_the_other(
@@ -329,7 +329,7 @@ class Raising:
     def __call__(self, task: RankTask) -> None:
         membership.PLACE_LIMIT_S = 0.5
         if task.rank == self.rank:
-            _at_call(Update, "step", self.step, act=_raise)
+            at_call(Update, "step", self.step, act=_raise)
 
 
 def _raise() -> None:

@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from dray import spec
-from ray_workers.training.replica import Autocast, Replica
+from ray_workers.training.strategies.replica import Autocast, Replica
 from ray_workers.training.workload import LossSum
 
 Gradients = torch.futures.Future[Tensor]

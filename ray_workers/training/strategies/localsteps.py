@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from dray import spec
 from ray_workers.training import handover, process_group
-from ray_workers.training.feeding import Share
-from ray_workers.training.replica import Replica
+from ray_workers.training.feeding import Feed, Share
 from ray_workers.training.schedule import Calendar
-from ray_workers.training.update import Update
+from ray_workers.training.strategies.base import Given
+from ray_workers.training.strategies.replica import Replica
+from ray_workers.training.strategies.replicated import Replicated
+from ray_workers.training.strategies.update import Update
 
 
 class LocalReplica(Replica):
@@ -45,7 +47,7 @@ class LocalReplica(Replica):
         self._exchange(mine, weight / self._world_size, scale, lambda: None)
 
 
-class LocalSteps:
+class Agreement:
     """When the ranks agree, how, and what a checkpoint holds besides."""
 
     def __init__(
@@ -71,14 +73,14 @@ class LocalSteps:
         """Go on from the weights that the model has now, on every rank."""
         torch._foreach_copy_(self._agreed, self._weights)
 
-    def are_over_after(self, step: int) -> bool:
+    def is_due_after(self, step: int) -> bool:
         """Whether the ranks agree after this step."""
         calendar = self._calendar
         is_due = calendar.evaluates_after(step) or calendar.saves_after(step)
         return is_due or step % self._every == 0
 
     @torch.no_grad()
-    def agree(self, world_size: int, *, leaves: bool) -> None:
+    def reach(self, world_size: int, *, leaves: bool) -> None:
         """Have the same weights on every rank. A collective.
 
         leaves: whether this rank was asked to leave; all learn whether any was.
@@ -97,9 +99,9 @@ class LocalSteps:
             self._outer.zero_grad()
         torch._foreach_copy_(self._weights, self._agreed)
 
-    def gather(self, rank: int, world_size: int, device: torch.device) -> None:
+    def gather(self, device: torch.device) -> None:
         """Have rank 0 know the inner states of all, for a checkpoint. A collective."""
-        self._others = handover.gather(self._update.state_dict, rank, world_size, device)
+        self._others = handover.gather(self._update.state_dict, device)
 
     def state_dict(self) -> dict[str, Any]:
         """On rank 0, after `gather`."""
@@ -114,6 +116,46 @@ class LocalSteps:
         place = rank % (len(inner) + 1)
         if place:
             self._update.load_state_dict(inner[place - 1])
+
+
+class LocalSteps(Replicated):
+    """As `Replicated`, with gradients that are each rank's own."""
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        assert given.spec.sync is not None
+        self._agreement = Agreement(self.model, self.update, given.spec.sync, given.calendar)
+
+    def _replica(self) -> Replica:
+        return LocalReplica(self.model, self.given.workload.loss_sum, self.given.autocast)
+
+    def begin(self, feed: Feed, step: int) -> None:
+        super().begin(feed, step)
+        self._agreement.begin()
+
+    def after_step(self, step: int) -> None:
+        if self._agreement.is_due_after(step):
+            page = self.given.page
+            page.exchange()
+            self._agreement.reach(self.world_size, leaves=page.is_asked_to_leave)
+
+    @property
+    def leaves(self) -> bool:
+        return self._agreement.leaves
+
+    def gather(self) -> None:
+        self._agreement.gather(self.device)
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"local": self._agreement.state_dict()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        self._agreement.load_state_dict(state["local"], self.rank)
+
+    @property
+    def saves_alone(self) -> bool:
+        return False
 
 
 def _means(tensors: Sequence[Tensor], world_size: int) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import signal
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from ray_workers.contracts import LEFT_EXIT_CODE, RankTask
+from ray_workers.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.training import checkpoints
-from tests.unit.training.ranks import checkpoint_refs, run_ranks
+from ray_workers.training.strategies.update import Update
+from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 from tests.unit.training.test_localsteps import ask_rank_0_to_leave
 from tests.unit.training.test_loop import assert_same, die_at_step_18, document, series, weights
+from tests.unit.training.test_recovery import at_call, once
 
 EQUAL = 1e-5
 """Norm of the difference, relative to that of the tensor: in fp32, after 20 steps."""
@@ -36,14 +39,15 @@ def text(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any)
         "recipe": "language_model",
         "model": {
             "name": "gpt",
-            "num_layers": 3,
-            "num_heads": 2,
+            "num_layers": 4,
+            "num_heads": 4,
             "width": 24,
             "context_length": 32,
         },
         "data": {"source": source.as_uri()},
         "train": {
             "global_batch_size": 24,
+            "epochs": 2,
             "max_steps": 20,
             "optimizer": {"name": "adamw", "lr": 0.002, "weight_decay": 0.1, "eps": 1e-4},
             "max_grad_norm": 0.5,
@@ -66,24 +70,61 @@ def furthest(home: Path, other: Path) -> float:
     return max(gaps)
 
 
-MESHES = {
-    "2 ranks, ZeRO 3": (2, {"shard": 2}),
-    "2 ranks, ZeRO 2": (2, {"shard": 2, "zero": 2}),
-    "4 ranks, ZeRO 3": (4, {"shard": 4}),
-    "4 ranks, hybrid": (4, {"data": 2, "shard": 2}),
-    "8 ranks, hybrid": (8, {"shard": 4}),
+MESHES: dict[str, tuple[int, dict[str, Any]]] = {
+    "2: shard": (2, {"shard": 2}),
+    "2: shard, ZeRO 2": (2, {"shard": 2, "zero": 2}),
+    "2: tensor": (2, {"tensor": 2}),
+    "2: context": (2, {"context": 2}),
+    "2: pipeline": (2, {"pipeline": 2}),
+    "2: pipeline, all forward first": (2, {"pipeline": 2, "schedule": "gpipe"}),
+    "2: pipeline, interleaved": (
+        2,
+        {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2},
+    ),
+    "2: pipeline, zero bubble": (
+        2,
+        {"pipeline": 2, "schedule": "zero_bubble", "stages_per_rank": 2},
+    ),
+    "4: shard": (4, {"shard": 4}),
+    "4: data x shard": (4, {"data": 2, "shard": 2}),
+    "4: tensor": (4, {"tensor": 4}),
+    "4: pipeline": (4, {"pipeline": 4}),
+    "4: context": (4, {"context": 4}),
+    "4: data x tensor": (4, {"tensor": 2}),
+    "4: data x pipeline": (4, {"pipeline": 2}),
+    "4: data x context": (4, {"context": 2}),
+    "4: shard x tensor": (4, {"shard": 2, "tensor": 2}),
+    "4: shard x pipeline": (4, {"shard": 2, "pipeline": 2}),
+    "4: shard x context": (4, {"shard": 2, "context": 2}),
+    "4: tensor x pipeline": (4, {"tensor": 2, "pipeline": 2}),
+    "4: tensor x context": (4, {"tensor": 2, "context": 2}),
+    "4: pipeline x context": (4, {"pipeline": 2, "context": 2}),
+    "8: data x shard": (8, {"shard": 4}),
+    "8: data x shard x tensor": (8, {"shard": 2, "tensor": 2}),
+    "8: data x tensor x pipeline": (8, {"tensor": 2, "pipeline": 2}),
+    "8: shard x tensor x pipeline": (8, {"shard": 2, "tensor": 2, "pipeline": 2}),
+    "8: shard x tensor x context": (8, {"shard": 2, "tensor": 2, "context": 2}),
 }
+"""By the number of ranks and the axes above 1; `data` is what is left."""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process learns."""
+    home = tmp_path_factory.mktemp("alone")
+    assert run_ranks(home, text(home, 1, {}), world_size=1) == [0]
+    return home
 
 
 @pytest.mark.parametrize(("world_size", "parallel"), MESHES.values(), ids=MESHES.keys())
-def test_a_gpt_learns_the_same(tmp_path: Path, world_size: int, parallel: dict[str, Any]) -> None:
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    assert run_ranks(alone, text(tmp_path, 1, {}), world_size=1) == [0]
+def test_a_gpt_learns_the_same(
+    tmp_path: Path, alone: Path, world_size: int, parallel: dict[str, Any]
+) -> None:
     spec = text(tmp_path, world_size, parallel)
-    assert run_ranks(together, spec, world_size=world_size) == [0] * world_size
-    assert furthest(together, alone) < EQUAL
-    for key in ("train/loss", "train/grad_norm", "val/loss", "val/accuracy"):
-        told, expected = series(together, key), series(alone, key)
+    assert run_ranks(tmp_path, spec, world_size=world_size) == [0] * world_size
+    assert furthest(tmp_path, alone) < EQUAL
+    for key in ("train/loss", "train/grad_norm", "val/loss", "val/accuracy", "val/perplexity"):
+        told, expected = series(tmp_path, key), series(alone, key)
         assert told.keys() == expected.keys()
         assert all(math.isclose(told[s], expected[s], rel_tol=1e-4) for s in told), key
 
@@ -158,3 +199,81 @@ def test_who_is_asked_to_leave_does_with_the_checkpoint_of_all(tmp_path: Path) -
 
 def _ask_at_step_4(task: RankTask) -> None:
     ask_rank_0_to_leave(task, at_step=4, others_end_at=5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((4, {"shard": 2, "tensor": 2}), (2, {"pipeline": 2})),
+        ((4, {"tensor": 2, "pipeline": 2}), (4, {"shard": 2, "context": 2})),
+        ((2, {"pipeline": 2}), (2, {})),
+    ],
+    ids=["tensor to pipeline", "pipeline to context", "pipeline to replicas"],
+)
+def test_a_gpt_moves_from_mesh_to_mesh(
+    tmp_path: Path,
+    alone: Path,
+    first: tuple[int, dict[str, Any]],
+    second: tuple[int, dict[str, Any]],
+) -> None:
+    def spec(mesh: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+        return text(tmp_path, *mesh) | {"checkpoint": {"every_steps": 8}}
+
+    assert run_ranks(tmp_path, spec(first), world_size=first[0]) == [0] * first[0]
+    (halfway,) = [ref for ref in checkpoint_refs(tmp_path) if ref.step == 8]
+    codes = run_ranks(
+        tmp_path, spec(second), world_size=second[0], attempt=2, resume_from=[halfway]
+    )
+    assert codes == [0] * second[0]
+    expected = weights(alone)
+    for name, tensor in weights(tmp_path, attempt=2).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
+
+
+MENDED: dict[str, tuple[int, dict[str, Any]]] = {
+    "data x shard": (4, {"shard": 2}),
+    "data x tensor": (4, {"tensor": 2}),
+    "data x pipeline": (4, {"pipeline": 2}),
+}
+
+
+@pytest.mark.parametrize("culprit", [0, 3])
+@pytest.mark.parametrize(("world_size", "parallel"), MENDED.values(), ids=MENDED.keys())
+def test_a_rank_that_is_killed_gets_its_parts_from_its_twin(
+    tmp_path: Path, world_size: int, parallel: dict[str, Any], culprit: int
+) -> None:
+    spec = text(tmp_path, world_size, parallel)
+    left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
+    assert run_ranks(left_alone, spec, world_size=world_size) == [0] * world_size
+    die = functools.partial(_die_in_step_7, culprit=culprit)
+    codes = run_ranks(killed, spec, world_size=world_size, before=die, mends=True)
+    assert codes == [0] * world_size
+    assert list((killed / "attempt-1" / "spool").glob(f"r{culprit}.1.*")), "nobody was replaced"
+    assert_same(weights(killed), weights(left_alone))
+    for key in ("train/loss", "val/loss"):
+        assert once(killed, key) == series(left_alone, key)
+
+
+def _die_in_step_7(task: RankTask, culprit: int) -> None:
+    if task.rank == culprit and task.incarnation == 0:
+        at_call(Update, "loss_scale", 7)
+
+
+def test_parts_that_nobody_has_any_more_end_the_attempt(tmp_path: Path) -> None:
+    """Both holders of a part are killed, so what the others have is of no use."""
+    codes = run_ranks(
+        tmp_path,
+        text(tmp_path, 4, {"shard": 2}),
+        world_size=4,
+        before=_die_with_the_twin,
+        mends=True,
+    )
+    assert codes == [1] * 4
+    (error,) = frames(tmp_path, rank=0, kind="error")
+    assert error["cause"] == Cause.WORKER_LOST
+    assert "the newest checkpoint has it" in error["message"]
+
+
+def _die_with_the_twin(task: RankTask) -> None:
+    if task.rank in (1, 3) and task.incarnation == 0:
+        at_call(Update, "loss_scale", 7)

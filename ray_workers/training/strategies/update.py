@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dray import spec
+from ray_workers.training.initialising import part_of
 from ray_workers.training.optimizers import build_optimizer, set_lr
-from ray_workers.training.replica import Replica
-from ray_workers.training.sharding import optimizer_parts
+from ray_workers.training.strategies.replica import Replica
 
 
 class Update:
@@ -36,6 +37,7 @@ class Update:
         if not has_momentum:
             chosen = chosen.model_copy(update={"momentum": 0.0})
         self._optimizer = build_optimizer(model, chosen)
+        self._names: Names = {parameter: name for name, parameter in model.named_parameters()}
         self._scaler: torch.amp.GradScaler | None = None
         self._one = torch.ones((), device=device)
         if options.precision == "fp16":
@@ -74,7 +76,7 @@ class Update:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"optimizer": self._optimizer.state_dict()}
+        state: dict[str, Any] = {"optimizer": named_state(self._optimizer, self._names)}
         if self._scaler is not None:
             state["scaler"] = self._scaler.state_dict()
         if self._average is not None:
@@ -82,13 +84,87 @@ class Update:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._optimizer.load_state_dict(optimizer_parts(self._optimizer, state["optimizer"]))
+        load_named_state(self._optimizer, self._names, state["optimizer"])
         if self._scaler is not None:
             self._scaler.load_state_dict(state["scaler"])
         if self._average is not None:
             self._average.load_state_dict(state["average"])
 
+    def load_parts(self, optimizer: Mapping[str, Any]) -> None:
+        """Take the optimizer's state of a rank that holds the same parts, which gave its plain
+        tensors of them."""
+        load_named_state(self._optimizer, self._names, optimizer, _as_part)
+
     def start_average(self) -> None:
         """Begin the average at the weights as they are now."""
         if self._average is not None:
             self._average.module.load_state_dict(self._model.state_dict())
+
+
+Names = Mapping[Tensor, str]
+"""Of each parameter, in the model."""
+
+
+def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
+    """An optimizer's state dict with the names of parameters where torch numbers them: a rank that
+    holds other ones, or in another order, finds its own."""
+    own = [names[parameter] for parameter in _parameters(optimizer)]
+    state = optimizer.state_dict()
+    return {
+        "state": {own[place]: values for place, values in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [own[place] for place in group["params"]]}
+            for group in state["param_groups"]
+        ],
+    }
+
+
+def _part_of_state(value: Any, parameter: Tensor) -> Any:
+    has_its_shape = isinstance(value, Tensor) and value.shape == parameter.shape
+    return part_of(value, parameter) if has_its_shape and value.ndim else value
+
+
+def _as_part(value: Any, parameter: Tensor) -> Any:
+    """The part that a plain tensor is, of a whole with the parameter's shape."""
+    if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or not value.ndim:
+        return value
+    return DTensor.from_local(
+        value,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def load_named_state(
+    optimizer: torch.optim.Optimizer,
+    names: Names,
+    saved: Mapping[str, Any],
+    part: Callable[[Any, Tensor], Any] = _part_of_state,
+) -> None:
+    """Take of a state what belongs to this optimizer's parameters.
+
+    Of a state whose parameters are numbered, as dray once wrote it, the places count. `part` makes
+    of a value what belongs to a parameter; by default of a whole one this rank's part.
+    """
+    parameters = _parameters(optimizer)
+    group_of = {name: group for group in saved["param_groups"] for name in group["params"]}
+    keys = [
+        names[parameter] if names[parameter] in group_of else place
+        for place, parameter in enumerate(parameters)
+    ]
+    state = {
+        place: {name: part(value, parameters[place]) for name, value in saved["state"][key].items()}
+        for place, key in enumerate(keys)
+        if key in saved["state"]
+    }
+    own = optimizer.state_dict()["param_groups"]
+    groups = [{**group_of[keys[g["params"][0]]], "params": g["params"]} for g in own]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """In the order by which torch numbers them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ray_workers.training import process_group
 from ray_workers.training.data import share
 from ray_workers.training.feeding import Share
-from ray_workers.training.replica import Autocast, Replica
+from ray_workers.training.strategies.replica import Autocast, Replica
 from ray_workers.training.workload import LossSum
 
 

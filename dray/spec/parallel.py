@@ -1,0 +1,105 @@
+"""How the world is divided among the ranks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from dray.spec.fields import Document, Int, wrong
+from dray.spec.model import Gpt
+
+MAX_WORKERS: Final = 4096
+
+Size = Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
+INNER = ("tensor", "pipeline", "context")
+"""Axes that a model must be made for."""
+
+
+class Parallel(Document):
+    """How the world is divided: its size is the product of the axes."""
+
+    data: Literal["auto"] | Size = "auto"
+    """Models that are trained side by side, each on its share of the batch; `auto` is what the
+    other axes leave of the world."""
+    shard: Size = 1
+    """Ranks that hold a model together: each has a part of its parameters, gradients and optimizer
+    state (FSDP), and a share of the batch."""
+    zero: Literal[2, 3] = 3
+    """With `shard`: 3 gathers the parameters for the forward and again for the backward pass, 2
+    once for both, which takes more memory (ZeRO, arXiv:1910.02054)."""
+    tensor: Size = 1
+    """Ranks that compute each layer together, every one with a part of its matrices (Megatron,
+    arXiv:1909.08053) and, between these, of a sample's places (arXiv:2205.05198). Of gpt."""
+    pipeline: Size = 1
+    """Ranks that each have some of the layers, through which micro-batches pass. Of gpt."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
+    """With `pipeline`, the order of forward and backward passes: all forward first
+    (arXiv:1811.06965); one each in turn, which holds fewer activations; with several stages on each
+    rank, which idles less (arXiv:2104.04473); with the weights' gradients computed in what idle
+    time is left (arXiv:2401.10241)."""
+    stages_per_rank: Annotated[Int, Field(ge=1, le=64)] = 1
+    """With `pipeline` and the schedule interleaved or zero_bubble."""
+    context: Size = 1
+    """Ranks that each compute some places of every sample, and in the attention some heads
+    (DeepSpeed-Ulysses, arXiv:2309.14509); parameters are sharded over them too. Of gpt."""
+
+    @property
+    def num_parts(self) -> int:
+        """How many ranks hold a model together."""
+        return self.shard * self.tensor * self.pipeline * self.context
+
+    @property
+    def inner_axes(self) -> list[str]:
+        return [axis for axis in INNER if getattr(self, axis) > 1]
+
+    @property
+    def has_inner_axes(self) -> bool:
+        return bool(self.inner_axes)
+
+    def check(self, num_workers: int) -> None:
+        """Raises what `wrong` makes of axes that do not fit the world, or options the axes."""
+        axes = ["shard", *INNER]
+        used = [axis for axis in axes if getattr(self, axis) > 1]
+        if num_workers % self.num_parts:
+            if len(used) == 1:
+                what = f"is {self.num_parts}, which does not divide"
+            else:
+                product = " x ".join(f"{axis} {getattr(self, axis)}" for axis in used)
+                what = f"makes the product {self.num_parts} ({product}), which does not divide"
+            message = f"{what} the {num_workers} of resources.num_workers"
+            raise wrong(f"/parallel/{used[-1]}", message)
+        left = num_workers // self.num_parts
+        if self.data not in ("auto", left):
+            others = ", ".join(f"{axis} {getattr(self, axis)}" for axis in used)
+            between = f" and {others}, so it must be {left}" if used else ""
+            message = f"is {self.data} but resources.num_workers is {num_workers}{between}"
+            raise wrong("/parallel/data", message)
+        if self.pipeline == 1 and self.schedule != "1f1b":
+            raise wrong("/parallel/schedule", "is for parallel.pipeline above 1")
+        if self.stages_per_rank > 1 and self.pipeline == 1:
+            raise wrong("/parallel/stages_per_rank", "is for parallel.pipeline above 1")
+        if self.stages_per_rank > 1 and self.schedule not in ("interleaved", "zero_bubble"):
+            message = f"is for the schedules interleaved and zero_bubble, not for {self.schedule}"
+            raise wrong("/parallel/stages_per_rank", message)
+
+    def check_gpt(self, model: Gpt) -> None:
+        """Raises what `wrong` makes of axes that the model can't take."""
+        stages = self.pipeline * self.stages_per_rank
+        if stages > model.num_layers:
+            message = f"makes {stages} stages, more than the {model.num_layers} of model.num_layers"
+            raise wrong("/parallel/pipeline", message)
+        among = self.tensor * self.context
+        axis = "tensor" if self.tensor > 1 else "context"
+        if model.num_heads % among:
+            message = (
+                f"must divide model.num_heads {model.num_heads}: each rank computes whole heads"
+                + (f" (tensor x context is {among})" if min(self.tensor, self.context) > 1 else "")
+            )
+            raise wrong(f"/parallel/{axis}", message)
+        if model.context_length % among:
+            message = (
+                f"must divide model.context_length {model.context_length}: each rank has equally "
+                "many places"
+            )
+            raise wrong(f"/parallel/{axis}", message)

@@ -1,0 +1,57 @@
+"""Keeping less of a forward pass, and computing it again in the backward pass."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+_COSTLY = frozenset(
+    (
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::convolution",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "_c10d_functional::all_gather_into_tensor",
+        "_c10d_functional::all_to_all_single",
+        "_c10d_functional::reduce_scatter_tensor",
+    )
+)
+"""Operations whose results `selective` keeps: products, attention, and what went over the wire."""
+
+
+def recompute(model: nn.Module, how: Literal["full", "selective"]) -> None:
+    """Keep of each block its inputs alone (Chen et al. 2016, arXiv:1604.06174), or with `selective`
+    the results of costly operations too, in place.
+
+    A block is a part of a list of modules that has parts of its own. Random numbers are drawn as
+    they were the first time.
+    """
+    options: dict[str, Any] = {"use_reentrant": False}
+    if how == "selective":
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+    for block in blocks_of(model):
+        block.forward = functools.partial(checkpoint, block.forward, **options)
+
+
+def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
+    for child in model.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            yield from (part for part in child.children() if any(True for _ in part.children()))
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    costs = isinstance(operation, torch._ops.OpOverload) and operation._schema.name in _COSTLY
+    return CheckpointPolicy.MUST_SAVE if costs else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,109 @@
+"""The gradient of a model that ranks hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from ray_workers.training.feeding import Piece, Share
+from ray_workers.training.strategies.mesh import Mesh
+from ray_workers.training.strategies.replica import Autocast, Replica
+from ray_workers.training.workload import LossSum
+
+
+class PartReplica(Replica):
+    """As `Replica`, of this rank's part of the model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_sum: LossSum,
+        autocast: Autocast,
+        mesh: Mesh,
+        is_asked_to_leave: Callable[[], bool],
+        narrow: Callable[[Piece], Piece],
+    ) -> None:
+        """narrow: (inputs, targets) -> this rank's part of them."""
+        super().__init__(model, loss_sum, autocast)
+        self._mesh = mesh
+        self._narrow = narrow
+        self._sharded = model if isinstance(model, FSDPModule) else None
+        self._is_asked_to_leave = is_asked_to_leave
+        self.leaves = False
+        """Whether somebody had been asked to leave at the last step: all save together."""
+
+    def form(self, world_size: int) -> None:
+        self._world_size = world_size
+
+    def settle_buckets(self, shares: Callable[[], Sequence[Share]]) -> None:
+        """There are none."""
+
+    def backward(
+        self,
+        shares: Sequence[Share],
+        scale: Tensor | None,
+        prepare: Callable[[int], None],
+        before_exchange: Callable[[], None],
+    ) -> None:
+        (mine,) = shares
+        prepare(mine.batch.number)
+        root = torch.full((), self._weight_of(mine), device=self._objective.slot.device)
+        *parts, last = map(self._narrow, mine.micro_batches)
+        self._exchange_gradients(False)
+        for inputs, targets in parts:
+            torch.autograd.backward(self._objective(inputs, targets), root)
+        self._exchange_gradients(True)
+        loss = self._objective(*last)
+        before_exchange()
+        torch.autograd.backward(loss, root)
+        self._settle_gradients()
+
+    def _weight_of(self, mine: Share) -> float:
+        """FSDP divides by the number of ranks, as DDP does. Of a sample that ranks compute by its
+        places, each has the mean over its own."""
+        num_place_parts = self._mesh.sizes["context"]
+        return mine.batch.weight * self._mesh.num_exchanging / num_place_parts
+
+    def _exchange_gradients(self, do: bool) -> None:
+        if self._sharded is not None:
+            self._sharded.set_requires_gradient_sync(do)
+
+    def _settle_gradients(self) -> None:
+        """Add up what DTensor has left for later: gradients of what every rank holds whole."""
+        for parameter in self._parameters:
+            grad = parameter.grad
+            if not isinstance(grad, DTensor) or not isinstance(parameter, DTensor):
+                continue
+            if grad.placements != parameter.placements:
+                parameter.grad = grad.redistribute(placements=parameter.placements)
+
+    def take_loss(self) -> Tensor:
+        carried = self._objective.slot.grad
+        assert carried is not None
+        self._objective.slot.grad = None
+        return self._added_up(carried)
+
+    def _added_up(self, carried: Tensor) -> Tensor:
+        asked = carried.new_tensor(float(self._is_asked_to_leave()))
+        # The ranks of a tensor group have all computed the same.
+        alike = self._mesh.num_exchanging * self._mesh.sizes["tensor"]
+        both = torch.stack((carried / alike, asked))
+        dist.all_reduce(both)
+        self.leaves = bool(both[1] > 0.0)
+        return both[0]
+
+    def grad_norm(self) -> Tensor:
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(grads)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        stages = self._mesh.group("pipeline")
+        if stages is not None:
+            square = norm.square()
+            dist.all_reduce(square, group=stages)
+            norm = square.sqrt()
+        return norm
