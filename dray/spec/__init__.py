@@ -25,7 +25,7 @@ from dray.spec.fields import (
     QueueName,
     wrong,
 )
-from dray.spec.model import Cnn, Gpt, Mlp, Model, ResNet
+from dray.spec.model import Cnn, Gpt, Mlp, Model, ResNet, Unet
 from dray.spec.parallel import MAX_WORKERS, Parallel
 from dray.spec.profile import Profile
 from dray.spec.recipes import RECIPES, RecipeName
@@ -63,6 +63,7 @@ __all__ = [
     "Script",
     "Sync",
     "Train",
+    "Unet",
 ]
 
 SPEC_VERSION: Final = 1

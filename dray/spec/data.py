@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from dray.spec.fields import ColumnName, Document, Int, Number, PlainText, Sha256
 
@@ -74,19 +74,25 @@ class Data(Document):
     `https://host/path`, or a set that comes with scikit-learn, `sklearn://digits`."""
     format: Literal["images", "npz", "csv", "parquet", "text"] | None = None
     """By default told by the source's ending; a folder holds what the recipe reads.
-    images: a folder, or a zip or tar archive of one, with a folder of images for each class.
+    images: a folder, or a zip or tar archive of one, with a folder of images for each class; for
+    segmentation with a folder `images` and a folder `masks`, whose files are paired by name.
     npz: numpy arrays of one length, samples first. text: UTF-8, a file or a folder of `.txt`."""
     target: ColumnName | None = None
-    """Column to predict (csv, parquet), or the array of labels (npz; by default `y`)."""
+    """Column to predict (csv, parquet), or the array of labels or masks (npz; by default
+    `y`)."""
     features: Annotated[list[ColumnName], Field(min_length=1, max_length=10_000)] | None = None
     """Columns to predict from (csv, parquet; by default all others), or the one array of inputs
     (npz; by default `x`)."""
     categorical: Annotated[list[ColumnName], Field(max_length=10_000)] = []
     """Columns whose numbers are names of categories; columns of text always are."""
+    classes: Annotated[list[ColumnName], Field(min_length=2, max_length=255)] | None = None
+    """Names of what a mask's pixels show, by their number: the first is 0, the background. By
+    default there are as many classes as the masks have, and the numbers name them."""
     image_size: (
         tuple[Annotated[Int, Field(ge=1, le=4096)], Annotated[Int, Field(ge=1, le=4096)]] | None
     ) = None
-    """(height, width) in pixels that images are scaled to; without it all must be of one size."""
+    """(height, width) in pixels that images, and their masks, are scaled to; without it all must
+    be of one size."""
     size_bytes: Annotated[Int, Field(ge=1, le=2**60)] | None = None
     """What the source's one file must measure."""
     sha256: Sha256 | None = None
@@ -115,6 +121,14 @@ class Data(Document):
             return self.format
         path = PurePosixPath(urlsplit(self.source).path.removesuffix(".gz"))
         return _SUFFIXES.get(path.suffix.lower())
+
+    @field_validator("classes")
+    @classmethod
+    def _each_class_once(cls, names: list[str] | None) -> list[str] | None:
+        for number, name in enumerate(names or ()):
+            if names and name in names[:number]:
+                raise ValueError(f"names {name!r} twice")
+        return names
 
     @model_validator(mode="after")
     def _options_belong_to_the_format(self) -> Self:

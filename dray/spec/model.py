@@ -67,4 +67,21 @@ class Gpt(Document):
         return self
 
 
-Model = Annotated[Cnn | ResNet | Mlp | Gpt, Field(discriminator="name")]
+class Unet(Document):
+    """The U-Net of Ronneberger et al. 2015 (arXiv:1505.04597), for masks as large as the images."""
+
+    name: Literal["unet"] = "unet"
+    width: Annotated[Int, Field(ge=1, le=1024)] = 32
+    """Channels of the first level; each level below doubles them."""
+    depth: Annotated[Int, Field(ge=1, le=8)] = 4
+    """How often the image is halved on the way down. Its sides need 2**(depth + 1) pixels."""
+    dropout: Dropout = 0.0
+    """On the lowest level."""
+
+    @property
+    def least_side(self) -> int:
+        """Pixels: with fewer the lowest level would be a single one, of which no norm is left."""
+        return int(2 ** (self.depth + 1))
+
+
+Model = Annotated[Cnn | ResNet | Mlp | Gpt | Unet, Field(discriminator="name")]

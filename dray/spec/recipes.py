@@ -9,10 +9,15 @@ from typing import Any, Final, Literal
 
 from dray.spec.data import Data, Format
 from dray.spec.fields import wrong
+from dray.spec.model import Unet
 from dray.spec.train import Train
 
 RecipeName = Literal[
-    "image_classification", "tabular_classification", "tabular_regression", "language_model"
+    "image_classification",
+    "image_segmentation",
+    "tabular_classification",
+    "tabular_regression",
+    "language_model",
 ]
 
 MINIMISED: Final = frozenset({"val/loss", "val/mae", "val/mse", "val/perplexity"})
@@ -31,6 +36,8 @@ class Options:
     sklearn_sets: tuple[str, ...]
     metrics: tuple[str, ...]
     classifies: bool
+    reads_masks: bool = False
+    """Whether what is to be predicted of an image is an image as well."""
 
     def format_of(self, data: Data) -> Format | None:
         return data.known_format or self.folder_format
@@ -40,6 +47,8 @@ class Options:
         if model.name not in self.models:
             raise wrong("/model/name", f"must be one of {_listed(self.models)} for this recipe")
         self._check_data(data)
+        if isinstance(model, Unet) and data.image_size is not None:
+            _check_halving(model, data.image_size)
         stopping = train.early_stopping
         for pointer, metric in (
             ("/checkpoint/best", best),
@@ -56,8 +65,8 @@ class Options:
             name = data.source.removeprefix("sklearn://").rstrip("/")
             if name not in self.sklearn_sets:
                 known = _listed(f"sklearn://{one}" for one in self.sklearn_sets)
-                message = f"is no set for this recipe; scikit-learn's are {known}"
-                raise wrong("/data/source", message if self.sklearn_sets else _NO_SETS)
+                brought = f"'s are {known}" if known else " brings none"
+                raise wrong("/data/source", f"is no set for this recipe; scikit-learn{brought}")
         elif form is None:
             formats = _listed(self.formats)
             raise wrong("/data/format", f"is needed: the source's end tells none of {formats}")
@@ -74,11 +83,11 @@ class Options:
         ):
             if given and form not in owners:
                 raise wrong(f"/data/{option}", f"is for {_listed(owners)}, and the data are {form}")
+        if data.classes is not None and not self.reads_masks:
+            raise wrong("/data/classes", "is for image_segmentation: it names the classes of masks")
         if form == "npz" and data.features is not None and len(data.features) > 1:
             raise wrong("/data/features", "names one array of the npz file: the inputs")
 
-
-_NO_SETS = "is no text; scikit-learn brings none"
 
 _SAMPLES_METRICS = ("val/loss", "val/accuracy", "val/f1", "val/auroc")
 _TABLES: tuple[Format, ...] = ("csv", "parquet", "npz")
@@ -92,6 +101,15 @@ RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
             sklearn_sets=("digits",),
             metrics=_SAMPLES_METRICS,
             classifies=True,
+        ),
+        "image_segmentation": Options(
+            models=("unet",),
+            formats=("images", "npz"),
+            folder_format="images",
+            sklearn_sets=(),
+            metrics=("val/loss", "val/dice", "val/iou", "val/accuracy"),
+            classifies=False,
+            reads_masks=True,
         ),
         "tabular_classification": Options(
             models=("mlp",),
@@ -120,6 +138,16 @@ RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
     }
 )
 """By the name that a job document gives as `recipe`."""
+
+
+def _check_halving(model: Unet, size: tuple[int, int]) -> None:
+    if min(size) < model.least_side:
+        height, width = size
+        raise wrong(
+            "/data/image_size",
+            f"is {height} x {width}; a unet of depth {model.depth} needs sides of at least "
+            f"{model.least_side} pixels",
+        )
 
 
 def _listed(words: Any) -> str:

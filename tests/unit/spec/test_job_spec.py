@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from dray import faults
 from dray.spec import RECIPES, JobSpec
+from dray.spec.recipes import MINIMISED
 
 
 def divided(parallel: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def refusal(document: dict[str, Any]) -> tuple[str, str]:
 def recipe(name: str, **fields: Any) -> dict[str, Any]:
     defaults: dict[str, dict[str, Any]] = {
         "image_classification": {},
+        "image_segmentation": {"data": {"source": "file:///scans"}},
         "tabular_classification": {"data": {"source": "sklearn://wine"}},
         "tabular_regression": {"data": {"source": "sklearn://diabetes"}},
         "language_model": {"data": {"source": "file:///text.txt"}},
@@ -119,6 +121,39 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             recipe("tabular_regression", train={"label_smoothing": 0.1}),
             "/train/label_smoothing",
             "is for classification",
+        ),
+        (recipe("image_segmentation", data={}), "/data/source", "scikit-learn brings none"),
+        (recipe("image_segmentation", model={"name": "cnn"}), "/model/name", "must be one of unet"),
+        (recipe("image_classification", model={"name": "unet"}), "/model/name", "one of cnn, resn"),
+        (
+            recipe("image_segmentation", data={"source": "s3://b/x.csv"}),
+            "/data/source",
+            "is csv, and this recipe reads images, npz",
+        ),
+        (
+            recipe("image_classification", data={"source": "s3://b/x", "classes": ["a", "b"]}),
+            "/data/classes",
+            "is for image_segmentation",
+        ),
+        (
+            recipe("image_segmentation", data={"source": "s3://b/x", "image_size": [31, 64]}),
+            "/data/image_size",
+            "is 31 x 64; a unet of depth 4 needs sides of at least 32 pixels",
+        ),
+        (
+            recipe("image_segmentation", train={"label_smoothing": 0.1}),
+            "/train/label_smoothing",
+            "is for classification",
+        ),
+        (
+            recipe("image_segmentation", checkpoint={"best": "val/f1"}),
+            "/checkpoint/best",
+            "must be one of val/loss, val/dice, val/iou, val/accuracy",
+        ),
+        (
+            recipe("image_segmentation", train={"early_stopping": {"metric": "val/auroc"}}),
+            "/train/early_stopping/metric",
+            "must be one of val/loss, val/dice",
         ),
         (
             recipe("image_classification", sync={"every": 1, "outer": {}}),
@@ -322,6 +357,37 @@ def test_a_source_is_a_url_without_secrets(source: str, message: str) -> None:
 def test_options_that_would_be_ignored_are_refused(train: dict[str, Any], message: str) -> None:
     _, said = refusal(recipe("image_classification", train=train))
     assert message in said
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (["cell"], "at least 2 items"),
+        ([f"organ {number}" for number in range(256)], "at most 255 items"),
+        (["background", "cell", "cell"], "names 'cell' twice"),
+        (["background", ""], "at least 1"),
+        (["background", 1], "valid string"),
+        ("cell", "valid list"),
+    ],
+)
+def test_the_classes_of_masks_are_names(classes: Any, message: str) -> None:
+    data = {"source": "file:///scans", "classes": classes}
+    pointer, said = refusal(recipe("image_segmentation", data=data))
+    assert pointer.startswith("/data/classes")
+    assert message in said
+
+
+def test_of_the_overlap_of_masks_more_is_better() -> None:
+    """So the best checkpoint is that with the most, and early stopping waits for more."""
+    assert set(RECIPES["image_segmentation"].metrics) & MINIMISED == {"val/loss"}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("depth", 0), ("depth", 9), ("width", 0), ("dropout", 1.0)]
+)
+def test_a_unet_has_a_size_that_can_be_built(option: str, value: Any) -> None:
+    pointer, _ = refusal(recipe("image_segmentation", model={option: value}))
+    assert pointer.endswith(f"/{option}")
 
 
 def test_the_heads_of_a_gpt_share_its_width() -> None:
