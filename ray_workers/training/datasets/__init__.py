@@ -12,10 +12,20 @@ from __future__ import annotations
 
 from dray import spec
 from ray_workers.contracts import DataPolicy
-from ray_workers.training.datasets import bundled, images, tables, text
-from ray_workers.training.datasets.kinds import Images, Table, Tokens
+from ray_workers.training.datasets import bundled, images, masks, tables, text
+from ray_workers.training.datasets.kinds import Images, MaskedImages, Table, Tokens
 
-__all__ = ["Images", "Table", "Tokens", "open_images", "open_table", "open_text", "preload"]
+__all__ = [
+    "Images",
+    "MaskedImages",
+    "Table",
+    "Tokens",
+    "open_images",
+    "open_masked_images",
+    "open_table",
+    "open_text",
+    "preload",
+]
 
 
 def open_images(data: spec.Data, policy: DataPolicy) -> Images:
@@ -23,6 +33,11 @@ def open_images(data: spec.Data, policy: DataPolicy) -> Images:
     if data.scheme == "sklearn":
         return bundled.images(bundled.name_of(data))
     return images.open_images(data, policy)
+
+
+def open_masked_images(data: spec.Data, policy: DataPolicy) -> MaskedImages:
+    """For formats `images` and `npz`."""
+    return masks.open_masked_images(data, policy)
 
 
 def open_table(data: spec.Data, policy: DataPolicy, *, classifies: bool) -> Table:

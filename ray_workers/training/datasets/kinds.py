@@ -25,6 +25,22 @@ class Images:
 
 
 @dataclass(frozen=True)
+class MaskedImages:
+    """Images of one size, each with a mask that has a class for every pixel."""
+
+    pixels: npt.NDArray[Any]
+    """(N, channels, height, width), uint8 or float32; may be a read-only memory map."""
+    max_value: float
+    """What white is: 255 for decoded images, 1 for floats."""
+    masks: npt.NDArray[np.uint8]
+    """(N, height, width) indices into `classes`; may be a read-only memory map."""
+    classes: tuple[str, ...]
+    """The first is the background."""
+    fingerprint: str
+    """SHA-256 of the content, in hex."""
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows of numbers and categories, and what to predict from them."""
 

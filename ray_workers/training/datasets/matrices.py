@@ -1,4 +1,4 @@
-"""numpy archives (`.npz`): tables and images that are arrays already."""
+"""numpy archives (`.npz`): tables, images and masks that are arrays already."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dray import spec
+from ray_workers.training.datasets import class_numbers
 from ray_workers.training.datasets.columns import (
     MAX_CLASSES,
     MAX_FRACTIONAL_CLASSES,
@@ -35,6 +36,7 @@ Array = npt.NDArray[Any]
 def build_table(shop: Workshop, data: spec.Data, *, classifies: bool) -> Mapping[str, Any]:
     """Inputs of (N,) or (N, F) numbers, and N targets. Raises DataError."""
     inputs, target, names = _arrays(shop, data)
+    target = _one_each(target, f"{shop.place}, array {shortened(names[1])}")
     place = f"{shop.place}, array {shortened(names[0])}"
     if inputs.ndim not in (1, 2) or inputs.dtype.kind not in "biuf" or inputs.size == 0:
         raise broken(
@@ -62,7 +64,36 @@ def build_table(shop: Workshop, data: spec.Data, *, classifies: bool) -> Mapping
 def build_images(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
     """Inputs of (N, H, W), (N, C, H, W) or (N, H, W, C), and N classes. Raises DataError."""
     inputs, target, names = _arrays(shop, data)
-    place = f"{shop.place}, array {shortened(names[0])}"
+    target = _one_each(target, f"{shop.place}, array {shortened(names[1])}")
+    _, white = _write_pixels(shop, inputs, names[0])
+    classes = _write_target(shop, target, names[1], classifies=True, name_of_file="labels")
+    return {"classes": classes, "max_value": white}
+
+
+def build_masks(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
+    """Inputs as of images, and N masks of their height and width. Raises DataError."""
+    inputs, target, names = _arrays(shop, data)
+    place = f"{shop.place}, array {shortened(names[1])}"
+    masks = _without_channel(target, place)
+    size, white = _write_pixels(shop, inputs, names[0])
+    if masks.shape[1:] != size:
+        raise broken(
+            place,
+            f"has masks of {masks.shape[1]} x {masks.shape[2]} pixels (height x width), but the "
+            f"images are {size[0]} x {size[1]}",
+        )
+    seen: dict[int, str] = {}
+    with ArrayWriter(shop.output, "masks", size, np.uint8, shop.budget) as written:
+        for first, block in _blocks(masks):
+            for number, mask in enumerate(block, first):
+                class_numbers.note(seen, mask, f"{place}, sample {number}")
+            written.append(block.astype(np.uint8))
+    return {"classes": class_numbers.settle(shop, seen, data.classes), "max_value": white}
+
+
+def _write_pixels(shop: Workshop, inputs: Array, name: str) -> tuple[tuple[int, int], float]:
+    """Write the images; (height, width), and what white is."""
+    place = f"{shop.place}, array {shortened(name)}"
     pixels = _channels_first(inputs, place)
     is_float = pixels.dtype.kind == "f"
     dtype = np.float32 if is_float else np.uint8
@@ -72,8 +103,7 @@ def build_images(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
                 raise broken(place, "has whole numbers outside of 0 to 255, so they are no pixels")
             written.append(_finite(block, place, first) if is_float else block.astype(np.uint8))
     white = 1.0 if pixels.dtype.kind == "b" else WHITE_OF_FLOATS if is_float else WHITE_OF_BYTES
-    classes = _write_target(shop, target, names[1], classifies=True, name_of_file="labels")
-    return {"classes": classes, "max_value": white}
+    return (pixels.shape[2], pixels.shape[3]), white
 
 
 def _arrays(shop: Workshop, data: spec.Data) -> tuple[Array, Array, tuple[str, str]]:
@@ -95,21 +125,40 @@ def _arrays(shop: Workshop, data: spec.Data) -> tuple[Array, Array, tuple[str, s
         )
         for at, name in enumerate(wanted)
     )
+    place = f"{file.place}, array {shortened(wanted[1])}"
+    counts = [len(array) if array.ndim else 1 for array in (inputs, target)]
+    if inputs.ndim == 0 or counts[0] != counts[1]:
+        raise broken(place, f"has {counts[1]} values, but {wanted[0]!r} has {counts[0]} samples")
+    if counts[1] == 0:
+        raise broken(place, "has no value: there is no sample")
+    return inputs, target, wanted
+
+
+def _one_each(target: Array, place: str) -> Array:
+    """(N,), or DataError."""
     if target.ndim == 2 and target.shape[1] == 1:
         target = target[:, 0]
-    place = f"{file.place}, array {shortened(wanted[1])}"
     if target.ndim != 1 or target.dtype.kind not in "biufU":
         raise broken(
             place,
             f"has the shape {target.shape} and the type {target.dtype}; targets are one number or "
             "text for each sample",
         )
-    if inputs.ndim == 0 or len(inputs) != len(target):
-        count = len(inputs) if inputs.ndim else 1
-        raise broken(place, f"has {len(target)} values, but {wanted[0]!r} has {count} samples")
-    if len(target) == 0:
-        raise broken(place, "has no value: there is no sample")
-    return inputs, target, wanted
+    return target
+
+
+def _without_channel(target: Array, place: str) -> Array:
+    """(N, H, W), or DataError."""
+    masks = target
+    if target.ndim == 4 and 1 in (target.shape[1], target.shape[3]):
+        masks = target[:, 0] if target.shape[1] == 1 else target[..., 0]
+    if masks.ndim != 3 or masks.dtype.kind not in "biu":
+        raise broken(
+            place,
+            f"has the shape {target.shape} and the type {target.dtype}; masks are whole numbers of "
+            "(samples, height, width)",
+        )
+    return masks
 
 
 def _mapped(path: Path, place: str) -> Array:
