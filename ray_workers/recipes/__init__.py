@@ -16,7 +16,13 @@ from typing import Any
 
 from dray.spec import JobSpec
 from ray_workers.contracts import DataPolicy
-from ray_workers.recipes import image_classification, language_model, results, tabular
+from ray_workers.recipes import (
+    image_classification,
+    image_segmentation,
+    language_model,
+    results,
+    tabular,
+)
 from ray_workers.training.workload import Workload
 
 
@@ -30,6 +36,7 @@ class Recipe:
 
 RECIPES: Mapping[str, Recipe] = {
     "image_classification": Recipe(image_classification.build, image_classification.load),
+    "image_segmentation": Recipe(image_segmentation.build, image_segmentation.load),
     "tabular_classification": Recipe(tabular.build_classification, tabular.load),
     "tabular_regression": Recipe(tabular.build_regression, tabular.load),
     "language_model": Recipe(language_model.build, language_model.load),
@@ -39,8 +46,8 @@ RECIPES: Mapping[str, Recipe] = {
 
 def load(folder: str | os.PathLike[str]) -> Any:
     """The trained model in the folder of a job's artifacts: an `image_classification.Classifier`,
-    `tabular.Predictor` or `language_model.Generator`, each with a `predict` that says what it
-    takes. Raises FileNotFoundError if the folder holds no result."""
+    `image_segmentation.Segmenter`, `tabular.Predictor` or `language_model.Generator`, each with a
+    `predict` that says what it takes. Raises FileNotFoundError if the folder holds no result."""
     path = Path(folder)
     recipe = results.read_config(path)["recipe"]
     return RECIPES[recipe].load(path)

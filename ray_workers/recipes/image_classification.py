@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dray import spec
 from ray_workers.contracts import DataPolicy
-from ray_workers.recipes import measures, results, splits
+from ray_workers.recipes import measures, pixels, results, splits
 from ray_workers.recipes.models import images as networks
 from ray_workers.training.datasets import Images, open_images
 from ray_workers.training.samples import Rows, Samples
@@ -33,12 +32,6 @@ def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
     num_classes = len(images.classes)
     with torch.device("meta"):
         model = networks.build(options, shape, num_classes)
-    config = {
-        "input_shape": list(shape),
-        "input_range": [0.0, 1.0],
-        "num_classes": num_classes,
-        "labels": list(images.classes),
-    }
     return Workload(
         model=model,
         train=_samples(images, training),
@@ -47,14 +40,13 @@ def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
         validation_loss_sum=measures.cross_entropy(0.0),
         metrics=lambda: measures.of_classes(num_classes, len(validation)),
         fingerprint=images.fingerprint,
-        write_results=results.writer(document, config),
+        write_results=results.writer(document, pixels.described(shape, images.classes)),
     )
 
 
 def _samples(images: Images, rows: Rows) -> Samples:
     def fetch(at: Rows) -> tuple[Tensor, Tensor]:
-        pixels = torch.from_numpy(np.take(images.pixels, at, axis=0)).to(torch.float32)
-        return pixels.div_(images.max_value), torch.from_numpy(images.labels[at])
+        return pixels.scaled(images, at), torch.from_numpy(images.labels[at])
 
     return Samples(rows, fetch)
 

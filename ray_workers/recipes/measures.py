@@ -11,6 +11,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassAUROC,
+    MulticlassConfusionMatrix,
     MulticlassF1Score,
 )
 from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError, R2Score
@@ -44,6 +45,23 @@ def of_numbers() -> MetricCollection:
     )
 
 
+def of_pixels(num_classes: int) -> MetricCollection:
+    """dice, iou: of each class but the background, over the pixels of all images together; then
+    the mean over those classes that a mask or a prediction has. Where none has any it is 1.
+    accuracy: share of all pixels that are right.
+
+    Update with (N, num_classes, H, W) logits and (N, H, W) class numbers. Counts are whole numbers,
+    so the results do not depend on how images are shared out.
+    """
+    return MetricCollection(
+        {
+            "dice": Dice(num_classes, validate_args=False),
+            "iou": Iou(num_classes, validate_args=False),
+            "accuracy": PixelAccuracy(num_classes, validate_args=False),
+        }
+    )
+
+
 def of_tokens() -> MetricCollection:
     """perplexity: e to the mean loss of a token. Update with (N, T, vocabulary_size) logits and
     (N, T) ids."""
@@ -55,6 +73,42 @@ class Auroc(MulticlassAUROC):
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         super().update(logits.softmax(dim=1), labels)
+
+
+class Dice(MulticlassConfusionMatrix):
+    """Twice the pixels in which mask and prediction agree, by the sum of both."""
+
+    def compute(self) -> Tensor:
+        agreed, both = _overlap(super().compute())
+        return _mean_of_present(2 * agreed, both)
+
+
+class Iou(MulticlassConfusionMatrix):
+    """The pixels in which mask and prediction agree, by those that either has."""
+
+    def compute(self) -> Tensor:
+        agreed, both = _overlap(super().compute())
+        return _mean_of_present(agreed, both - agreed)
+
+
+class PixelAccuracy(MulticlassConfusionMatrix):
+    def compute(self) -> Tensor:
+        counts = super().compute()
+        return counts.diagonal().sum() / counts.sum()
+
+
+def _overlap(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each class but the background: pixels that are right, and those of mask and prediction
+    together. counts: (C, C), by what is there and what was predicted."""
+    both = counts.sum(dim=0) + counts.sum(dim=1)
+    return counts.diagonal()[1:], both[1:]
+
+
+def _mean_of_present(shares: Tensor, totals: Tensor) -> Tensor:
+    present = totals > 0
+    if not present.any():
+        return torch.ones((), device=totals.device)
+    return (shares[present].double() / totals[present]).mean()
 
 
 class TokenAccuracy(Metric):
@@ -86,3 +140,21 @@ def cross_entropy(label_smoothing: float) -> LossSum:
         return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
 
     return loss_sum
+
+
+def cross_entropy_and_dice(logits: Tensor, masks: Tensor) -> Tensor:
+    """The sum of the images' losses: (N, C, H, W) logits, (N, H, W) class numbers -> scalar.
+
+    Of an image, the mean cross entropy of its pixels, and one minus its soft Dice (Milletari et al.
+    2016, arXiv:1606.04797), the mean over all classes but the background. One pixel is added above
+    and below, so that a class the image lacks costs what is predicted of it, and no more. The sum
+    of both is what nnU-Net trains with (Isensee et al. 2021, arXiv:1904.08128).
+    """
+    logits = logits.float()
+    entropy = F.cross_entropy(logits, masks, reduction="none").mean(dim=(1, 2))
+    chances = logits.softmax(dim=1)
+    there = torch.zeros_like(chances).scatter_(1, masks[:, None], 1.0)
+    agreed = (chances * there)[:, 1:].sum(dim=(2, 3))
+    both = (chances + there)[:, 1:].sum(dim=(2, 3))
+    dice = (2 * agreed + 1) / (both + 1)
+    return (entropy + 1 - dice.mean(dim=1)).sum()

@@ -39,10 +39,10 @@ class Cnn(nn.Module):
         if min(height, width) < 4:
             raise DataError(f"images of {height} x {width} pixels are too small for a cnn (4 x 4)")
         self.body = nn.Sequential(
-            *_conv(channels, options.width),
-            *_conv(options.width, 2 * options.width),
+            *convolution(channels, options.width),
+            *convolution(options.width, 2 * options.width),
             nn.MaxPool2d(2),
-            *_conv(2 * options.width, 2 * options.width),
+            *convolution(2 * options.width, 2 * options.width),
             nn.MaxPool2d(2),
             nn.Flatten(),
             nn.Dropout(options.dropout),
@@ -60,7 +60,7 @@ class ResNet(nn.Module):
         super().__init__()
         blocks = (options.depth - 2) // 6
         inputs = options.width
-        self.stem = nn.Sequential(*_conv(shape[0], inputs))
+        self.stem = nn.Sequential(*convolution(shape[0], inputs))
         stages: list[nn.Module] = []
         for stage in range(3):
             outputs = options.width * 2**stage
@@ -80,9 +80,9 @@ class Residual(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        second, norm, _ = _conv(outputs, outputs)
+        second, norm, _ = convolution(outputs, outputs)
         silent = Silent(cast(nn.GroupNorm, norm).num_groups, outputs)
-        self.change = nn.Sequential(*_conv(inputs, outputs, stride), second, silent)
+        self.change = nn.Sequential(*convolution(inputs, outputs, stride), second, silent)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False)
@@ -121,7 +121,10 @@ def hidden_layers(options: spec.Mlp, num_inputs: int) -> list[nn.Module]:
     return layers
 
 
-def _conv(inputs: int, outputs: int, stride: int = 1) -> tuple[nn.Module, nn.Module, nn.Module]:
+def convolution(
+    inputs: int, outputs: int, stride: int = 1
+) -> tuple[nn.Module, nn.Module, nn.Module]:
+    """3x3, with its norm and ReLU; with a stride of 1 the size stays."""
     groups = next(count for count in range(GROUPS, 0, -1) if outputs % count == 0)
     return (
         nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False),

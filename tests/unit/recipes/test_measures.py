@@ -56,6 +56,54 @@ def test_metrics_of_numbers_are_scikit_learns() -> None:
     )
 
 
+def pixels() -> tuple[torch.Tensor, torch.Tensor]:
+    """Nine images of 6 x 8 pixels and five classes, of which the masks lack the fourth."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(9, 5, 6, 8, generator=generator)
+    masks = (logits + torch.randn(9, 5, 6, 8, generator=generator)).argmax(dim=1)
+    masks[masks == 3] = 0
+    return logits, masks
+
+
+@pytest.mark.parametrize("predicts_the_absent", [True, False])
+@pytest.mark.parametrize("batch", [2, 9])
+def test_metrics_of_pixels_are_scikit_learns_without_the_background(
+    batch: int, predicts_the_absent: bool
+) -> None:
+    logits, masks = pixels()
+    if not predicts_the_absent:
+        logits[:, 3] = -9.0
+    found = measures.of_pixels(5)
+    found.update(logits[:0], masks[:0])  # as a rank without a share does
+    for at in range(0, len(masks), batch):
+        found.update(logits[at : at + batch], masks[at : at + batch])
+    values = {name: value.item() for name, value in found.compute().items()}
+    there, predicted = masks.flatten().numpy(), logits.argmax(dim=1).flatten().numpy()
+    counted = [1, 2, 3, 4] if predicts_the_absent else [1, 2, 4]
+    options = {"labels": counted, "average": "macro", "zero_division": 0}
+    expected = {
+        "dice": sklearn.metrics.f1_score(there, predicted, **options),
+        "iou": sklearn.metrics.jaccard_score(there, predicted, **options),
+        "accuracy": sklearn.metrics.accuracy_score(there, predicted),
+    }
+    assert values == pytest.approx(expected, abs=1e-6)
+
+
+def test_finding_nothing_where_nothing_is_is_right() -> None:
+    masks = torch.zeros(2, 4, 4, dtype=torch.int64)
+    logits = torch.stack([masks + 1.0, masks * 0.0], dim=1)
+    found = measures.of_pixels(2)
+    found.update(logits, masks)
+    assert {name: value.item() for name, value in found.compute().items()} == {
+        "dice": 1.0,
+        "iou": 1.0,
+        "accuracy": 1.0,
+    }
+    found.reset()
+    found.update(-logits, masks)
+    assert {value.item() for value in found.compute().values()} == {0.0}
+
+
 def test_perplexity_is_e_to_the_loss_of_a_token() -> None:
     logits, targets = LOGITS.view(30, 10, 4), LABELS.view(30, 10)
     found = measures.of_tokens()

@@ -1,0 +1,81 @@
+"""Recipe: say of every pixel of an image what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dray import spec
+from ray_workers.contracts import DataPolicy
+from ray_workers.recipes import measures, pixels, results, splits
+from ray_workers.recipes.models.images import Shape
+from ray_workers.recipes.models.unet import Unet
+from ray_workers.training.datasets import MaskedImages, open_masked_images
+from ray_workers.training.samples import Rows, Samples
+from ray_workers.training.workload import Workload
+
+
+def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
+    """The workload of a job: the same model and split for the same seed, on every rank.
+
+    Raises DataError.
+    """
+    seed, options = document.train.seed, document.model
+    assert isinstance(options, spec.Unet)
+    images = open_masked_images(document.data, policy)
+    training, validation = splits.at_random(
+        len(images.masks), document.data.validation_fraction, seed
+    )
+    shape = cast(Shape, images.pixels.shape[1:])
+    num_classes = len(images.classes)
+    with torch.device("meta"):
+        model = Unet(options, shape, num_classes)
+    return Workload(
+        model=model,
+        train=_samples(images, training),
+        validation=_samples(images, validation),
+        loss_sum=measures.cross_entropy_and_dice,
+        validation_loss_sum=measures.cross_entropy_and_dice,
+        metrics=lambda: measures.of_pixels(num_classes),
+        fingerprint=images.fingerprint,
+        write_results=results.writer(document, pixels.described(shape, images.classes)),
+    )
+
+
+def _samples(images: MaskedImages, rows: Rows) -> Samples:
+    def fetch(at: Rows) -> tuple[Tensor, Tensor]:
+        masks = torch.from_numpy(np.take(images.masks, at, axis=0)).to(torch.int64)
+        return pixels.scaled(images, at), masks
+
+    return Samples(rows, fetch)
+
+
+@dataclass(frozen=True)
+class Segmenter:
+    """A trained model with the names of its classes."""
+
+    model: nn.Module
+    labels: Sequence[str]
+    """By the numbers that masks hold; the first is the background."""
+
+    def predict(self, images: Tensor) -> Tensor:
+        """The likeliest class of each pixel: float (N, channels, height, width) in 0..1, of any
+        size -> uint8 (N, height, width), indices into `labels`."""
+        with torch.no_grad():
+            return cast(Tensor, self.model(images)).argmax(dim=1).to(torch.uint8)
+
+
+def load(folder: Path) -> Segmenter:
+    """Rebuild the model from the folder of a job's artifacts."""
+    config = results.read_config(folder)
+    document = spec.JobSpec.model_validate(config["spec"])
+    assert isinstance(document.model, spec.Unet)
+    shape = cast(Shape, tuple(config["input_shape"]))
+    model = Unet(document.model, shape, config["num_classes"])
+    return Segmenter(results.restore(model, folder), config["labels"])

@@ -1,0 +1,70 @@
+"""U-Net: (N, channels, height, width) in 0..1 -> (N, num_classes, height, width) logits.
+
+Ronneberger et al. 2015 (arXiv:1505.04597), but the convolutions pad, so that the mask is as large
+as the image, and are followed by GroupNorm, for the reason given in `images`.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from dray import spec
+from ray_workers.recipes.models.images import Shape, convolution
+from ray_workers.training.errors import DataError
+
+
+class Unet(nn.Module):
+    """Takes images of any size; sides that can't be halved `depth` times are filled up by
+    repeating the last row or column, and what is predicted there is cut off again."""
+
+    def __init__(self, options: spec.Unet, shape: Shape, num_classes: int) -> None:
+        """shape: of the images to train on. Raises DataError if they are too small."""
+        super().__init__()
+        channels, height, width = shape
+        if min(height, width) < options.least_side:
+            raise DataError(
+                f"images of {height} x {width} pixels are too small for a unet of depth "
+                f"{options.depth} ({options.least_side} x {options.least_side})"
+            )
+        widths = [options.width * 2**level for level in range(options.depth + 1)]
+        self.down = nn.ModuleList(
+            _twice(inputs, outputs)
+            for inputs, outputs in zip([channels, *widths], widths, strict=False)
+        )
+        self.dropout = nn.Dropout(options.dropout)
+        self.up = nn.ModuleList(Up(outputs) for outputs in reversed(widths[:-1]))
+        self.head = nn.Conv2d(options.width, num_classes, kernel_size=1)
+        self._step = 2**options.depth
+
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        filling = (0, -width % self._step, 0, -height % self._step)
+        values = F.pad(images, filling, mode="replicate") if any(filling) else images
+        levels: list[Tensor] = []
+        for number, level in enumerate(self.down):
+            values = level(F.max_pool2d(values, 2) if number else values)
+            levels.append(values)
+        values = self.dropout(levels.pop())
+        for up in self.up:
+            values = up(values, levels.pop())
+        return cast(Tensor, self.head(values))[..., :height, :width]
+
+
+class Up(nn.Module):
+    """To twice the size and half the channels, joined with what the way down had at that size."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.grow = nn.ConvTranspose2d(2 * outputs, outputs, kernel_size=2, stride=2)
+        self.body = _twice(2 * outputs, outputs)
+
+    def forward(self, values: Tensor, beside: Tensor) -> Tensor:
+        return cast(Tensor, self.body(torch.cat((beside, self.grow(values)), dim=1)))
+
+
+def _twice(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(*convolution(inputs, outputs), *convolution(outputs, outputs))
