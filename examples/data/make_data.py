@@ -1,4 +1,5 @@
-"""Write a small data set of each format into a folder, from the sets that come with scikit-learn.
+"""Write a small data set of each format into a folder, from the sets that come with scikit-learn;
+only images with masks are drawn.
 
 python examples/data/make_data.py data
 """
@@ -51,6 +52,23 @@ def write_digits(folder: Path) -> None:
             archive.write(path, path.relative_to(folder))
 
 
+def write_cells(folder: Path) -> None:
+    """Images with masks: cells on noise, each with a nucleus."""
+    rng = np.random.default_rng(0)
+    rows, columns = np.mgrid[:48, :48]
+    for kind in ("images", "masks"):
+        (folder / "cells" / kind).mkdir(parents=True, exist_ok=True)
+    for number in range(120):
+        mask = np.zeros((48, 48), dtype=np.uint8)
+        for row, column in rng.integers(8, 40, (3, 2)):
+            distance = np.hypot(rows - row, columns - column)
+            mask[(distance <= 7) & (mask == 0)] = 1
+            mask[distance <= 3] = 2
+        pixels = (60 * mask + rng.integers(0, 90, mask.shape)).astype(np.uint8)
+        for kind, content in (("images", pixels), ("masks", mask)):
+            Image.fromarray(content).save(folder / "cells" / kind / f"{number:03}.png")
+
+
 def write_texts(folder: Path) -> None:
     """A folder of text files."""
     (folder / "texts").mkdir(exist_ok=True)
@@ -61,7 +79,7 @@ def write_texts(folder: Path) -> None:
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for write in (write_wine, write_diabetes, write_digits, write_texts):
+    for write in (write_wine, write_diabetes, write_digits, write_cells, write_texts):
         write(folder)
     print("wrote", ", ".join(sorted(path.name for path in folder.iterdir())))
 

@@ -91,9 +91,10 @@ def test_every_command_of_the_page_does_what_it_says(
     monkeypatch.setenv("WEB", web.url(""))
     monkeypatch.setenv("BUCKET", "s3://bucket")
     said = run_tour(supplied, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S)
-    made, tables, images, text, from_web, from_s3, fault, refused = said
+    made, tables, images, masks, text, from_web, from_s3, fault, refused = said
     assert "wine.csv" in made
-    for told, jobs in ((tables, 2), (images, 3), (text, 1), (from_web, 1), (from_s3, 1)):
+    single = ((one, 1) for one in (masks, text, from_web, from_s3))
+    for told, jobs in ((tables, 2), (images, 3), *single):
         assert told.count("SUCCEEDED") >= jobs, told
     assert "FAILED" in fault
     assert "data/holey.csv, line 12: the column 'alcohol' has no value" in fault

@@ -18,13 +18,16 @@ TOUR_TAKES_S = 150
 
 @pytest.mark.ray
 def test_every_command_does_what_the_page_says(embedded: Service, tmp_path: Path) -> None:
-    _, predicted, trained, generated = run_tour(
+    _, predicted, _, segmented, trained, generated = run_tour(
         embedded, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S
     )
     assert re.search(r"^a wine of class_[012]$", predicted, flags=re.MULTILINE)
     progress = re.search(r"between 25 and 346: (\d+)", predicted)
     assert progress
     assert 25 <= int(progress[1]) <= 346
+    shares = dict(re.findall(r"^(\w+): (\d+)% of the pixels$", segmented, flags=re.MULTILINE))
+    assert shares.keys() == {"background", "cell", "nucleus"}
+    assert int(shares["background"]) > int(shares["cell"]) > int(shares["nucleus"]) > 0
     assert "val/perplexity" in trained
     assert generated.startswith("Beautiful is better than ")
 
