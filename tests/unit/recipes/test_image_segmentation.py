@@ -113,8 +113,7 @@ def test_each_level_halves_the_image_and_doubles_the_channels() -> None:
 
 
 def test_the_way_up_sees_what_the_way_down_saw_at_the_same_size() -> None:
-    """What one pixel changes far from it, it changes through the lower levels alone; so a network
-    whose way up sends nothing still tells pixels apart."""
+    """With nothing sent up from below, pixels are still told apart."""
     model = unet()
     for up in model.up:
         nn.init.zeros_(up.grow.weight)
@@ -179,34 +178,35 @@ def test_the_result_is_rebuilt_from_its_files_and_predicts_the_same(
     assert segmenter.predict(images[:, :, :21, :19]).shape == (4, 21, 19)
 
 
-@pytest.fixture(scope="module")
-def alone(source: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("alone")
-    assert run_ranks(home, document(source), world_size=1) == [0]
-    return home
-
-
-def test_it_learns_to_tell_discs_from_boxes(alone: Path) -> None:
-    dice, iou = (list(series(alone, f"val/{name}").values()) for name in ("dice", "iou"))
+def test_it_learns_to_tell_discs_from_boxes(source: str, tmp_path: Path) -> None:
+    assert run_ranks(tmp_path, document(source), world_size=1) == [0]
+    dice, iou = (list(series(tmp_path, f"val/{name}").values()) for name in ("dice", "iou"))
     assert dice[-1] > 0.85
     assert dice[0] < dice[-1]
-    assert all(both < of_dice for both, of_dice in zip(iou, dice, strict=True))
+    assert all(less < more for less, more in zip(iou, dice, strict=True))
 
 
-def test_two_ranks_learn_what_one_learns(source: str, tmp_path: Path) -> None:
-    """In batches of 12 the last of an epoch is of 8; a share of 6 is computed in 4 and 2."""
-    short = {
-        "global_batch_size": 12,
-        "max_steps": 11,
-        "optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.9},
-    }
-    homes = [tmp_path / "1", tmp_path / "2"]
-    assert run_ranks(homes[0], document(source, **short), world_size=1) == [0]
-    fields = document(source, 2, micro_batch_size=4, **short)
-    assert run_ranks(homes[1], fields, world_size=2) == [0, 0]
-    for name, tensor in weights(homes[0]).items():
-        torch.testing.assert_close(weights(homes[1])[name], tensor, rtol=0, atol=1e-5)
+@pytest.fixture(scope="module")
+def short(source: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A few steps of one rank, and how they were taken: in batches of 12, an epoch's last of 8."""
+    optimizer = {"name": "sgd", "lr": 0.01, "momentum": 0.9}
+    train = {"global_batch_size": 12, "max_steps": 11, "optimizer": optimizer}
+    home = tmp_path_factory.mktemp("short")
+    assert run_ranks(home, document(source, **train), world_size=1) == [0]
+    return home, train
+
+
+@pytest.mark.parametrize("parallel", [{}, {"shard": 2}], ids=["replicas", "shards"])
+def test_two_ranks_learn_what_one_learns(
+    parallel: dict[str, Any], source: str, short: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """A share of 6 is computed in 4 and 2."""
+    one, train = short
+    fields = document(source, 2, micro_batch_size=4, **train) | {"parallel": parallel}
+    assert run_ranks(tmp_path, fields, world_size=2) == [0, 0]
+    for name, tensor in weights(one).items():
+        torch.testing.assert_close(weights(tmp_path)[name], tensor, rtol=0, atol=1e-5)
     for key in ("train/loss", "val/loss"):
-        assert series(homes[1], key) == pytest.approx(series(homes[0], key), rel=1e-5), key
+        assert series(tmp_path, key) == pytest.approx(series(one, key), rel=1e-5), key
     for key in ("val/dice", "val/iou", "val/accuracy"):  # a pixel in the balance may tip over
-        assert series(homes[1], key) == pytest.approx(series(homes[0], key), abs=1e-3), key
+        assert series(tmp_path, key) == pytest.approx(series(one, key), abs=1e-3), key
