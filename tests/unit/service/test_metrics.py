@@ -15,7 +15,7 @@ from service.db.repositories import chunks as repository
 from service.db.repositories.chunks import MetricChunk
 from service.domain.series import CHUNK_POINTS, outline, summarise, unpack
 from service.metric_store import MAX_KEYS, summary_of
-from tests.unit.service.helpers import Service, metrics, resumed
+from tests.unit.service.helpers import Service, events_of, metrics, resumed
 
 pytestmark = pytest.mark.anyio
 
@@ -220,6 +220,24 @@ async def test_more_than_a_thousand_names_are_refused_once_and_the_known_go_on(
     assert await series(service, job_id, "k0") == {1: 1.0, 2: 2.0, 3: 3.0}
     types = [e.type for e in (await service.reading.events(job_id)).items]
     assert types.count("metric_keys_limit") == 1
+
+
+@pytest.mark.parametrize("per_step", [1000, 100_000])
+async def test_of_a_hundred_thousand_names_the_first_thousand_are_kept(
+    service: Service, per_step: int
+) -> None:
+    job_id = await service.running()
+    names = [f"k{i:06}" for i in range(100_000)]
+    frames = [
+        metrics(first + 1, dict.fromkeys(names[first : first + per_step], 1.0))
+        for first in range(0, len(names), per_step)
+    ]
+    service.report(job_id, 1, frames)
+    stored = service.database.read_sync(lambda s: set(s.scalars(select(MetricChunkRow.key))))
+    assert stored == set(names[:MAX_KEYS])
+    assert (await service.jobs.get(job_id)).summary.keys() == stored
+    (event,) = await events_of(service, job_id, "metric_keys_limit")
+    assert repr(names[MAX_KEYS]) in event.message
 
 
 @pytest.mark.parametrize("count", [33 * 128, 300_000])

@@ -66,6 +66,16 @@ def test_a_value_that_is_no_number_is_refused_by_its_key(spool: Path, value: Any
     assert written(spool) == []
 
 
+def test_more_names_than_fit_a_step_are_refused_and_none_is_written(spool: Path) -> None:
+    names = [f"k{number}" for number in range(100_000)]
+    for too_many in (train.MAX_KEYS + 1, len(names)):
+        with pytest.raises(ValueError, match=f"given {too_many} keys; at most {train.MAX_KEYS} "):
+            train.report(1, dict.fromkeys(names[:too_many], 1.0))
+    assert written(spool) == []
+    train.report(1, dict.fromkeys(names[: train.MAX_KEYS], 1.0))
+    assert len(written(spool)[0]["body"]["values"]) == train.MAX_KEYS
+
+
 def test_a_negative_step_is_refused(spool: Path) -> None:
     with pytest.raises(ValueError, match="-1"):
         train.report(-1, {"a": 1.0})
