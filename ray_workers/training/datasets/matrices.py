@@ -220,7 +220,7 @@ def _write_target(
             for first, block in _blocks(target):
                 written.append(_finite(block, place, first))
         return None
-    different = np.unique(target)
+    different = _different(target)
     if target.dtype.kind == "f":
         if not np.isfinite(different).all():
             raise broken(place, "has a value that is missing or not finite")
@@ -241,6 +241,16 @@ def _write_target(
         for _, block in _blocks(target):
             coded.append(codes[np.searchsorted(different, block)])
     return classes
+
+
+def _different(target: Array) -> Array:
+    """The values that occur, in order: all of them, or more than there may be classes."""
+    found: Array = target[:0]
+    for _, block in _blocks(target):
+        found = np.union1d(found, block)
+        if len(found) > MAX_CLASSES:
+            break
+    return found
 
 
 def _class_name(value: str | bool | int | float) -> str:

@@ -15,6 +15,8 @@ from ray_workers.training.errors import DataError
 
 BLOCK_BYTES = 1 << 20
 """Of a CSV file that are parsed together; no row may be longer. Arrow reads a few dozen ahead."""
+BUFFER_BYTES = 1 << 20
+"""Of a Parquet file's column that are read together."""
 BATCH_ROWS = 16_384
 
 
@@ -130,7 +132,8 @@ class ParquetFile:
 
         self.place = place
         try:
-            self._file = parquet.ParquetFile(path)
+            # Else a column is read by the row group, and a file may be a single one.
+            self._file = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
             raise broken(
                 place, f"is no Parquet file, or not a whole one: {_first_line(error)}"

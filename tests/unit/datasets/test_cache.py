@@ -11,6 +11,9 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from dray.spec import Data
@@ -264,7 +267,7 @@ LARGE = """
 import json, resource, sys
 from pathlib import Path
 import numpy as np
-import pyarrow.csv
+import pyarrow.csv, pyarrow.parquet
 from dray.spec import Data
 from ray_workers.contracts import DataPolicy
 from ray_workers.training.datasets import open_table, open_text
@@ -282,7 +285,7 @@ try:
 except MemoryError:
     print("limited")
 source, policy = Path(sys.argv[1]).as_uri(), DataPolicy(cache_dir=sys.argv[2])
-if source.endswith(".csv"):
+if not source.endswith(".txt"):
     table = open_table(Data(source=source, target="y"), policy, classifies=True)
     arrays = (table.numeric, table.categories, table.target)
 else:
@@ -296,25 +299,42 @@ print(json.dumps({
 """
 
 
+def write_large(path: Path) -> None:
+    """Some 240 MB once it is prepared."""
+    random = np.random.default_rng(0)
+    match path.suffix:
+        case ".csv":
+            block = "".join(
+                f"{n * 0.25},{n % 101},{'red' if n % 2 else 'blue'},{n % 3}\n"
+                for n in range(100_000)
+            )
+            with path.open("w") as file:
+                file.write("a,b,colour,y\n")
+                for _ in range(115):
+                    file.write(block)
+        case ".parquet":  # of one row group, the largest piece that a writer may make
+            count = 12_000_000
+            numbers = {name: random.random(count) for name in ("a", "b")}
+            colours = pyarrow.DictionaryArray.from_arrays(np.arange(count) % 2, ["red", "blue"])
+            table = pyarrow.table({**numbers, "colour": colours, "y": np.arange(count) % 3})
+            pyarrow.parquet.write_table(table, path, row_group_size=count)
+        case ".npz":  # the targets alone are more than fits
+            count = 22_000_000
+            np.savez(path, x=random.integers(0, 99, count, np.uint8), y=np.arange(count) % 3)
+        case _:
+            with path.open("w") as file:
+                for _ in range(300):
+                    file.write("one line of a long text, ä\n" * 40_000)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux only")
-@pytest.mark.parametrize("kind", ["csv", "txt"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "txt"])
 def test_a_set_larger_than_memory_is_prepared_and_read(
     kind: str, tmp_path: Path, policy: DataPolicy
 ) -> None:
     headroom = 160 << 20  # Arrow takes a constant 120 to 140 MB of it, however large the file
     path = tmp_path / f"large.{kind}"
-    if kind == "csv":
-        block = "".join(
-            f"{n * 0.25},{n % 101},{'red' if n % 2 else 'blue'},{n % 3}\n" for n in range(100_000)
-        )
-        with path.open("w") as file:
-            file.write("a,b,colour,y\n")
-            for _ in range(115):
-                file.write(block)
-    else:
-        with path.open("w") as file:
-            for _ in range(300):
-                file.write("one line of a long text, ä\n" * 40_000)
+    write_large(path)
     ended = subprocess.run(
         [sys.executable, "-c", LARGE, str(path), policy.cache_dir or "", str(headroom)],
         cwd=ROOT,
