@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,16 +26,17 @@ class Web:
     answers: dict[str, Answer | Callable[[int], Answer]] = field(default_factory=dict)
     """By path; a function is given how often it was asked before."""
     asked: list[tuple[str, Message]] = field(default_factory=list)
+    scheme: str = "http"
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
-        return f"http://{host}:{self.port}{path}"
+        return f"{self.scheme}://{host}:{self.port}{path}"
 
     def count(self, path: str) -> int:
         return sum(one == path for one, _ in self.asked)
 
 
 @contextmanager
-def serving() -> Iterator[Web]:
+def serving(tls: ssl.SSLContext | None = None) -> Iterator[Web]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             answer = web.answers.get(self.path, Answer(status=404))
@@ -56,6 +58,9 @@ def serving() -> Iterator[Web]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     web = Web(server.server_port)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        web.scheme = "https"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
