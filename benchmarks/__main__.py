@@ -64,6 +64,12 @@ def _metrics(num_rounds: int, tell: Tell) -> report.Result:
     return measure(num_rounds, tell)
 
 
+def _cli_start_up(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.serving.start_up import measure
+
+    return measure(num_rounds, tell)
+
+
 def _onlookers(num_rounds: int, tell: Tell) -> report.Result:
     from benchmarks.serving.onlookers import measure
 
@@ -94,6 +100,7 @@ BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "status_get": _status_get,
     "service_scale": _service_scale,
     "metrics": _metrics,
+    "cli_start_up": _cli_start_up,
     "onlookers": _onlookers,
     "checkpoint_stall": _checkpoint_stall,
     "recovery": _recovery,
