@@ -155,8 +155,8 @@ def conclude(sites: dict[tuple[str, int], Site]) -> Result:
                     n=len(few.wall_s[what]),
                     ratio=ratio,
                     same=ratio_of_medians(few.wall_s[what][::2], few.wall_s[what][1::2]),
-                    goal=f"interval includes {GOAL} or less",
-                    met=ratio.low <= GOAL,
+                    goal=f"at most {GOAL}",
+                    met=ratio.value <= GOAL,
                 )
             )
             used = [sum(site.cpu_s[what]) / len(site.cpu_s[what]) for site in (few, many)]

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from benchmarks.machine import BenchmarkError
-from benchmarks.serving import jobs, load, metrics, onlookers, plain, status_get
+from benchmarks.serving import jobs, load, metrics, onlookers, plain, scale, start_up, status_get
 from service.db.session import Database
 from service.jobs import Jobs
 from service.listing import JobFilter
@@ -103,13 +103,52 @@ def test_goals_are_judged_by_the_samples() -> None:
     assert not onlookers.conclude(turns, onlookers.Seen([0.2] * 100)).comparisons[0].met
 
 
+class Server:
+    port = 1
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(("many_s", "met"), [(1.19, True), (1.21, False)])
+def test_a_bound_is_held_by_the_ratio_itself_however_wide_its_interval(
+    many_s: float, met: bool
+) -> None:
+    def site(middle_s: float) -> scale.Site:
+        wall_s = [0.1 * middle_s] * 4 + [middle_s] + [10 * middle_s] * 4
+        return scale.Site(Server(), {}, {"get": wall_s}, {"get": wall_s})  # type: ignore[arg-type]
+
+    sites = {
+        (database, number): site(many_s if number == scale.MANY else 1.0)
+        for database in scale.DATABASES
+        for number in (scale.FEW, scale.MANY)
+    }
+    for found in scale.conclude(sites).comparisons:
+        assert found.ratio.low < scale.GOAL < found.ratio.high
+        assert found.met is met
+
+
+def test_a_slowdown_that_could_be_none_counts_as_it_was_measured() -> None:
+    turns = [
+        onlookers.Turn(look, 100.0 if look is onlookers.Look.NOBODY else slowed, 0.1)
+        for slowed in (100.0, 90.0, 80.0)
+        for look in onlookers.Look
+    ]
+    found = onlookers.conclude(turns, onlookers.Seen([0.01] * 9)).comparisons[0]
+    assert found.ratio.low == 1.0
+    assert not found.met
+
+
+def test_a_command_is_judged_by_its_median_beside_what_python_itself_takes() -> None:
+    took_s = dict.fromkeys([*start_up.OURS, *start_up.FLOORS], [0.1] * 9)
+    took_s["dray ls"] = [0.31] * 5 + [0.1] * 4
+    judged = {each.label: each.met for each in start_up.conclude(took_s).comparisons}
+    assert judged["dray --help / 0.3 s"]
+    assert not judged["dray ls / 0.3 s"]
+    assert judged["dray ls / python -c 'pass'"] is None
+
+
 def test_ratios_of_status_are_ours_over_theirs() -> None:
-    class Server:
-        port = 1
-
-        def cpu_s(self) -> float:
-            return 0.0
-
     def contender(label: str, seconds: float) -> status_get.Contender:
         made = status_get.Contender(label, Server(), lambda: b"")  # type: ignore[arg-type]
         made.wall_s, made.cpu_s = [seconds] * 6, [seconds] * 6
