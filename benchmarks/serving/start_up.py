@@ -33,8 +33,8 @@ METHOD = (
     "command that pip installs; compiled modules and files are in their caches.",
     f"`dray ls` asks a running `python -m api --no-loops` with {NUM_JOBS} finished jobs in SQLite, "
     "and prints them: its time is the request's, too.",
-    "Beside it Python with nothing to do, and with the two packages that `dray ls` needs to ask and "
-    "to read the answer.",
+    "Beside it Python with nothing to do, and with the two packages that `dray ls` needs to ask "
+    "and to read the answer.",
     f"Commands take turns, {RUNS_PER_ROUND} in each round; the first round is not counted.",
     "Ratio of a median to the limit, or to the bare Python's median; intervals are bootstraps. "
     "A/A: odd samples against even ones.",
