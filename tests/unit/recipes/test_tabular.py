@@ -86,6 +86,35 @@ def test_a_number_is_predicted_in_its_own_unit(table: str, tmp_path: Path) -> No
     assert price == pytest.approx(training.mean().item(), abs=4 * training.std().item())
 
 
+def test_a_category_changes_the_output_and_learns_by_itself(table: str) -> None:
+    work = build("tabular_classification", data={"source": table, "target": "kind"})
+    rows = work.train.take(torch.zeros(4, dtype=torch.int64))[0]
+    rows[:, -1] = torch.tensor([0.0, 1.0, 2.0, 3.0])  # an unknown colour, and each that there is
+    outputs = work.model.eval()(rows)
+    assert len({tuple(row) for row in outputs.tolist()}) == 4
+    outputs[2].sum().backward()
+    learned = work.model.embeddings[0].weight.grad.abs().sum(dim=1) > 0
+    assert learned.tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize(("asked", "size"), [(None, 2), (1, 1), (7, 7)])
+def test_an_embedding_has_the_size_that_was_asked_for(
+    table: str, tmp_path: Path, asked: int | None, size: int
+) -> None:
+    """Of three colours and one that is unknown; by default more than half as large."""
+    model = {"name": "mlp", "width": 5} | ({} if asked is None else {"embedding_dim": asked})
+    features = ["size", "weight", "colour"]
+    data = {"source": table, "target": "kind", "features": features}
+    work = build("tabular_classification", model=model, data=data)
+    (embedding,) = work.model.embeddings
+    assert embedding.weight.shape == (4, size)
+    first = next(part for part in work.model.modules() if isinstance(part, torch.nn.Linear))
+    assert first.weight.shape == (5, 2 + size)
+    work.write_results(work.model, {}, 1, tmp_path)
+    (loaded,) = recipes.load(tmp_path).model.embeddings
+    assert torch.equal(loaded.weight, embedding.weight)
+
+
 @pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer"])
 def test_scikit_learns_tables_are_read(name: str) -> None:
     work = build("tabular_classification", data={"source": f"sklearn://{name}"})
