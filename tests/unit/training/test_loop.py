@@ -13,9 +13,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.datasets import load_digits
 
 from dray.spec import JobSpec
 from ray_workers import recipes
@@ -495,3 +497,44 @@ def test_samples_read_batch_by_batch_are_learned_the_same_to_the_bit(
 
 def keep_nothing_in_memory(task: RankTask) -> None:
     samples.RESIDENT_BYTES = 0
+    samples.ResidentSamples = None  # type: ignore[assignment,misc]  # to make one is an error
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_samples_read_from_a_mapped_file_go_on_to_the_bit_after_a_kill(
+    tmp_path: Path, loader_workers: int
+) -> None:
+    images = load_digits()
+    np.savez(tmp_path / "digits.npz", x=images.images.astype(np.uint8), y=images.target)
+    source = (tmp_path / "digits.npz").as_uri()
+    spec = document(2, **EVERYTHING_ON) | {
+        "data": {"source": source, "loader_workers": loader_workers},
+        "checkpoint": {"every_steps": 5, "keep": 2},
+    }
+    left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
+    assert run_ranks(left_alone, spec, world_size=2, before=keep_nothing_in_memory) == [0, 0]
+    codes = run_ranks(killed, spec, world_size=2, before=keep_nothing_in_memory_and_die)
+    assert codes == [-signal.SIGKILL] * 2
+    refs = checkpoint_refs(killed)
+    codes = run_ranks(
+        *(killed, spec),
+        world_size=2,
+        attempt=2,
+        resume_from=refs,
+        before=keep_nothing_in_memory,
+    )
+    assert codes == [0, 0]
+    (receipt,) = frames(killed, attempt=2, kind="resumed")
+    assert receipt["step"] == 15
+    for key in ("train/loss", "train/grad_norm", "val/loss"):
+        whole = series(left_alone, key)
+        again = series(killed, key, attempt=2)
+        assert again == {step: value for step, value in whole.items() if step > 15}
+    one = checkpoints.load(checkpoint_refs(left_alone)[0])
+    other = checkpoints.load(checkpoint_refs(killed, attempt=2)[0])
+    assert_same(one.state, other.state)
+
+
+def keep_nothing_in_memory_and_die(task: RankTask) -> None:
+    keep_nothing_in_memory(task)
+    die_at_step_18(task)
