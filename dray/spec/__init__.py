@@ -202,6 +202,7 @@ class JobSpec(Document):
                 raise wrong("/profile", "is for recipes; a script calls torch.profiler itself")
             return self
         RECIPES[self.recipe].check(self.model, self.data, self.train, self.checkpoint.best)
+        self._check_recompute()
         sharing = self.num_replicas * self.parallel.shard
         if self.train.global_batch_size < sharing:
             message = (
@@ -210,6 +211,18 @@ class JobSpec(Document):
             )
             raise wrong("/train/global_batch_size", message)
         return self
+
+    def _check_recompute(self) -> None:
+        if self.train.recompute == "none":
+            return
+        if not isinstance(self.model, Gpt | ResNet | Unet):
+            raise wrong("/train/recompute", "is for models made of blocks: gpt, resnet, unet")
+        if self.parallel.schedule == "zero_bubble":
+            raise wrong(
+                "/train/recompute",
+                "must be none with the schedule zero_bubble, which goes backward through a block "
+                "twice",
+            )
 
     def _check_mesh(self) -> None:
         self.parallel.check(self.resources.num_workers)

@@ -109,6 +109,13 @@ class Train(Document):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """bf16 and fp16 are for the forward and backward pass; weights and optimizer stay fp32. fp16
     scales the loss, so that small gradients do not vanish."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again, which takes less memory: of each block everything but
+    its inputs (arXiv:1604.06174), or all but matrix products and attention. Of gpt, resnet and
+    unet."""
+    compile: StrictBool = False
+    """Have torch compile the model when training begins. Needs a C++ compiler where the ranks
+    run."""
     max_grad_norm: Annotated[Number, Field(gt=0.0)] | None = None
     """Clip the global gradient norm to this."""
     label_smoothing: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.0

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from ray_workers.training import handover
+from ray_workers.training.blocks import prepare_blocks
 from ray_workers.training.errors import PartsLostError
 from ray_workers.training.feeding import Feed
 from ray_workers.training.initialising import materialise, part_of
@@ -101,6 +102,7 @@ class Divided(Strategy):
             divisible.divide_matrices(self.mesh.tensor)
         if self._context is not None:
             divisible.divide_places(self._context)
+        prepare_blocks(model, self.options)
         if self.mesh.exchanging is not None:
             self._shard(model, self.mesh.exchanging)
         materialise(model, self.device, self.options.seed)

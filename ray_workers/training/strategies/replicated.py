@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ray_workers.training import handover
+from ray_workers.training.blocks import prepare_blocks
 from ray_workers.training.data import derive_seed, share
 from ray_workers.training.feeding import Feed
 from ray_workers.training.initialising import materialise
@@ -29,6 +30,7 @@ class Replicated(Strategy):
         spec = given.spec
         self.model = given.workload.model
         materialise(self.model, given.device, spec.train.seed)
+        prepare_blocks(self.model, spec.train)
         self.compression = spec.sync.compression if spec.sync else None
         self.num_shares = spec.resources.num_workers if spec.is_exact else None
         """Of each global batch, at any world size; None for one of each rank."""

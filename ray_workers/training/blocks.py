@@ -1,10 +1,10 @@
-"""Keeping less of a forward pass, and computing it again in the backward pass."""
+"""What is done to the blocks of a model: keeping less of their forward pass, and compiling."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ from torch.utils.checkpoint import (
     checkpoint,
     create_selective_checkpoint_contexts,
 )
+
+from dray import spec
 
 _COSTLY = frozenset(
     (
@@ -32,18 +34,23 @@ _COSTLY = frozenset(
 """Operations whose results `selective` keeps: products, attention, and what went over the wire."""
 
 
-def recompute(model: nn.Module, how: Literal["full", "selective"]) -> None:
-    """Keep of each block its inputs alone (Chen et al. 2016, arXiv:1604.06174), or with `selective`
-    the results of costly operations too, in place.
+def prepare_blocks(model: nn.Module, options: spec.Train) -> None:
+    """Have the model's blocks kept, computed again and compiled as asked for, in place.
 
-    A block is a part of a list of modules that has parts of its own. Random numbers are drawn as
-    they were the first time.
+    Keep of each block its inputs alone (Chen et al. 2016, arXiv:1604.06174), or with `selective`
+    the results of costly operations too. A block is a part of a list of modules that has parts of
+    its own. Random numbers are drawn as they were the first time.
     """
-    options: dict[str, Any] = {"use_reentrant": False}
-    if how == "selective":
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+    kept: dict[str, Any] = {"use_reentrant": False}
+    if options.recompute == "selective":
+        kept["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
     for block in blocks_of(model):
-        block.forward = functools.partial(checkpoint, block.forward, **options)
+        if options.recompute != "none":
+            block.forward = functools.partial(checkpoint, block.forward, **kept)
+        if options.compile:
+            block.compile()
+    if options.compile and not any(True for _ in blocks_of(model)):
+        model.compile()
 
 
 def blocks_of(model: nn.Module) -> Iterator[nn.Module]:

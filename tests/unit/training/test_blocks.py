@@ -1,0 +1,70 @@
+"""Recomputing takes less memory and changes no number; compiling changes no more than rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from dray import spec
+from ray_workers.recipes.models.gpt import Gpt
+from ray_workers.training.blocks import prepare_blocks
+from ray_workers.training.initialising import materialise
+from tests.unit.training.ranks import run_ranks
+from tests.unit.training.test_divided import EQUAL, furthest, images, text
+from tests.unit.training.test_loop import assert_same, weights
+
+CPU = torch.device("cpu")
+
+
+def with_dropout(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> Any:
+    document = text(folder, num_workers, parallel, **train)
+    return document | {"model": {**document["model"], "dropout": 0.1}}
+
+
+@pytest.mark.parametrize("how", ["selective", "full"])
+@pytest.mark.parametrize(
+    "parallel",
+    [{}, {"shard": 2}, {"tensor": 2}, {"pipeline": 2}, {"context": 2}],
+    ids=["data", "shard", "tensor", "pipeline", "context"],
+)
+def test_what_is_computed_again_is_the_same(
+    tmp_path: Path, parallel: dict[str, Any], how: str
+) -> None:
+    kept, again = tmp_path / "kept", tmp_path / "again"
+    assert run_ranks(kept, with_dropout(tmp_path, 2, parallel), world_size=2) == [0, 0]
+    document = with_dropout(tmp_path, 2, parallel, recompute=how)
+    assert run_ranks(again, document, world_size=2) == [0, 0]
+    assert_same(weights(again), weights(kept))
+
+
+def test_the_more_is_computed_again_the_less_is_kept() -> None:
+    peaks = [_peak_bytes(spec.Train(recompute=how)) for how in ("none", "selective", "full")]
+    none, selective, full = peaks
+    assert selective < 0.8 * none
+    assert full < 0.8 * selective
+
+
+def _peak_bytes(options: spec.Train) -> int:
+    """Most that a forward and backward pass takes besides the weights, as torch counts it."""
+    shape = spec.Gpt(num_layers=8, num_heads=4, width=64, context_length=128)
+    with torch.device("meta"):
+        model = Gpt(shape, 256)
+    materialise(model, CPU, 0)
+    prepare_blocks(model, options)
+    ids = torch.zeros(4, 128, dtype=torch.int64)
+    tracker = MemTracker()
+    with tracker:
+        model(ids).sum().backward()
+    peak: int = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
+    return peak
+
+
+def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
+    plain, compiled = tmp_path / "plain", tmp_path / "compiled"
+    assert run_ranks(plain, images(2, {}), world_size=2) == [0, 0]
+    assert run_ranks(compiled, images(2, {}, compile=True), world_size=2) == [0, 0]
+    assert furthest(compiled, plain) < EQUAL
