@@ -94,6 +94,12 @@ def _goodput(num_rounds: int, tell: Tell) -> report.Result:
     return measure(num_rounds, tell)
 
 
+def _equality(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.equality.measure import measure
+
+    return measure(num_rounds, tell)
+
+
 BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "submit_to_first_step": _first_step,
     "step_time": _step_time,
@@ -105,6 +111,7 @@ BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "checkpoint_stall": _checkpoint_stall,
     "recovery": _recovery,
     "goodput": _goodput,
+    "equality": _equality,
 }
 
 

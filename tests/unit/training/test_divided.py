@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.equality import work
 from ray_workers.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.training import checkpoints
 from ray_workers.training.strategies.update import Update
@@ -32,30 +33,8 @@ def images(num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str
 
 def text(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
     """A small GPT; its blocks are the units that are gathered."""
-    source = folder / "text.txt"
-    words = " ".join(f"{n} times {n} is {n * n}." for n in range(700))
-    source.write_text(words)
-    return {
-        "recipe": "language_model",
-        "model": {
-            "name": "gpt",
-            "num_layers": 4,
-            "num_heads": 4,
-            "width": 24,
-            "context_length": 32,
-        },
-        "data": {"source": source.as_uri()},
-        "train": {
-            "global_batch_size": 24,
-            "epochs": 2,
-            "max_steps": 20,
-            "optimizer": {"name": "adamw", "lr": 0.002, "weight_decay": 0.1, "eps": 1e-4},
-            "max_grad_norm": 0.5,
-            **train,
-        },
-        "resources": {"num_workers": num_workers},
-        "parallel": parallel,
-    }
+    made: dict[str, Any] = work.document(work.write_text(folder), num_workers, parallel, **train)
+    return made
 
 
 def furthest(home: Path, other: Path) -> float:
@@ -70,44 +49,6 @@ def furthest(home: Path, other: Path) -> float:
     return max(gaps)
 
 
-MESHES: dict[str, tuple[int, dict[str, Any]]] = {
-    "2: shard": (2, {"shard": 2}),
-    "2: shard, ZeRO 2": (2, {"shard": 2, "zero": 2}),
-    "2: tensor": (2, {"tensor": 2}),
-    "2: context": (2, {"context": 2}),
-    "2: pipeline": (2, {"pipeline": 2}),
-    "2: pipeline, all forward first": (2, {"pipeline": 2, "schedule": "gpipe"}),
-    "2: pipeline, interleaved": (
-        2,
-        {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2},
-    ),
-    "2: pipeline, zero bubble": (
-        2,
-        {"pipeline": 2, "schedule": "zero_bubble", "stages_per_rank": 2},
-    ),
-    "4: shard": (4, {"shard": 4}),
-    "4: data x shard": (4, {"data": 2, "shard": 2}),
-    "4: tensor": (4, {"tensor": 4}),
-    "4: pipeline": (4, {"pipeline": 4}),
-    "4: context": (4, {"context": 4}),
-    "4: data x tensor": (4, {"tensor": 2}),
-    "4: data x pipeline": (4, {"pipeline": 2}),
-    "4: data x context": (4, {"context": 2}),
-    "4: shard x tensor": (4, {"shard": 2, "tensor": 2}),
-    "4: shard x pipeline": (4, {"shard": 2, "pipeline": 2}),
-    "4: shard x context": (4, {"shard": 2, "context": 2}),
-    "4: tensor x pipeline": (4, {"tensor": 2, "pipeline": 2}),
-    "4: tensor x context": (4, {"tensor": 2, "context": 2}),
-    "4: pipeline x context": (4, {"pipeline": 2, "context": 2}),
-    "8: data x shard": (8, {"shard": 4}),
-    "8: data x shard x tensor": (8, {"shard": 2, "tensor": 2}),
-    "8: data x tensor x pipeline": (8, {"tensor": 2, "pipeline": 2}),
-    "8: shard x tensor x pipeline": (8, {"shard": 2, "tensor": 2, "pipeline": 2}),
-    "8: shard x tensor x context": (8, {"shard": 2, "tensor": 2, "context": 2}),
-}
-"""By the number of ranks and the axes above 1; `data` is what is left."""
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process learns."""
@@ -116,10 +57,34 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize(("world_size", "parallel"), MESHES.values(), ids=MESHES.keys())
-def test_a_gpt_learns_the_same(
-    tmp_path: Path, alone: Path, world_size: int, parallel: dict[str, Any]
-) -> None:
+TRIED = [
+    "shard",
+    "shard, ZeRO 2",
+    "tensor",
+    "context",
+    "pipeline",
+    "pipeline, GPipe",
+    "pipeline, interleaved",
+    "pipeline, zero bubble",
+    "tensor 4",
+    "data x shard",
+    "data x tensor",
+    "data x context",
+    "data x pipeline, zero bubble",
+    "shard x tensor",
+    "shard x pipeline",
+    "tensor x pipeline",
+    "context x pipeline",
+    "data x shard x tensor",
+    "shard x tensor x pipeline",
+    "shard x tensor x context",
+]
+"""`python -m benchmarks equality` tries all that there are."""
+
+
+@pytest.mark.parametrize("mesh", TRIED)
+def test_a_gpt_learns_the_same(tmp_path: Path, alone: Path, mesh: str) -> None:
+    world_size, parallel = work.MESHES[mesh]
     spec = text(tmp_path, world_size, parallel)
     assert run_ranks(tmp_path, spec, world_size=world_size) == [0] * world_size
     assert furthest(tmp_path, alone) < EQUAL
@@ -127,6 +92,22 @@ def test_a_gpt_learns_the_same(
         told, expected = series(tmp_path, key), series(alone, key)
         assert told.keys() == expected.keys()
         assert all(math.isclose(told[s], expected[s], rel_tol=1e-4) for s in told), key
+
+
+@pytest.mark.parametrize("mesh", ["data x shard", "shard x tensor", "context x pipeline"])
+def test_in_fp64_it_is_the_same_to_ten_digits(tmp_path: Path, mesh: str) -> None:
+    world_size, parallel = work.MESHES[mesh]
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    assert run_ranks(alone, text(tmp_path, 1, {}), world_size=1, before=_in_fp64) == [0]
+    spec = text(tmp_path, world_size, parallel)
+    codes = run_ranks(together, spec, world_size=world_size, before=_in_fp64)
+    assert codes == [0] * world_size
+    assert {tensor.dtype for tensor in weights(together).values()} == {torch.float64}
+    assert furthest(together, alone) < 1e-10
+
+
+def _in_fp64(task: RankTask) -> None:
+    torch.set_default_dtype(torch.float64)
 
 
 @pytest.mark.parametrize("parallel", [{"shard": 3}, {"shard": 3, "zero": 2}], ids=["3", "2"])

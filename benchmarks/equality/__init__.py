@@ -1,0 +1,1 @@
+"""The same numbers, whichever way a model is divided."""
