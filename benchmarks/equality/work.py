@@ -14,6 +14,7 @@ ZERO_BUBBLE = {"pipeline": 2, "schedule": "zero_bubble", "stages_per_rank": 2}
 MESHES: dict[str, Mesh] = {
     "data": (2, {}),
     "shard": (2, {"shard": 2}),
+    "shard, ZeRO 1": (2, {"shard": 2, "zero": 1}),
     "shard, ZeRO 2": (2, {"shard": 2, "zero": 2}),
     "tensor": (2, {"tensor": 2}),
     "context": (2, {"context": 2}),
@@ -27,6 +28,7 @@ MESHES: dict[str, Mesh] = {
     "context 4": (4, {"context": 4}),
     "pipeline 4": (4, {"pipeline": 4}),
     "data x shard": (4, {"shard": 2}),
+    "data x shard, ZeRO 1": (4, {"shard": 2, "zero": 1}),
     "data x tensor": (4, {"tensor": 2}),
     "data x context": (4, {"context": 2}),
     "data x pipeline": (4, {"pipeline": 2}),

@@ -25,9 +25,10 @@ class Parallel(Document):
     shard: Size = 1
     """Ranks that hold a model together: each has a part of its parameters, gradients and optimizer
     state (FSDP), and a share of the batch."""
-    zero: Literal[2, 3] = 3
-    """With `shard`: 3 gathers the parameters for the forward and again for the backward pass, 2
-    once for both, which takes more memory (ZeRO, arXiv:1910.02054)."""
+    zero: Literal[1, 2, 3] = 3
+    """With `shard`, what is sharded (ZeRO, arXiv:1910.02054): 3 gathers the parameters for the
+    forward and again for the backward pass, 2 once for both, which takes more memory; 1 shards the
+    optimizer's state alone."""
     tensor: Size = 1
     """Ranks that compute each layer together, every one with a part of its matrices (Megatron,
     arXiv:1909.08053) and, between these, of a sample's places (arXiv:2205.05198). Of gpt."""
@@ -75,6 +76,9 @@ class Parallel(Document):
             between = f" and {others}, so it must be {left}" if used else ""
             message = f"is {self.data} but resources.num_workers is {num_workers}{between}"
             raise wrong("/parallel/data", message)
+        if self.zero == 1 and self.has_inner_axes:
+            message = f"must be 2 or 3 with {self.inner_axes[0]}: torch's ZeRO 1 is for replicas"
+            raise wrong("/parallel/zero", message)
         if self.pipeline == 1 and self.schedule != "1f1b":
             raise wrong("/parallel/schedule", "is for parallel.pipeline above 1")
         if self.stages_per_rank > 1 and self.pipeline == 1:

@@ -6,6 +6,7 @@ from ray_workers.training.strategies.base import DataPart, Given, Strategy
 from ray_workers.training.strategies.divided import Divided
 from ray_workers.training.strategies.localsteps import LocalSteps
 from ray_workers.training.strategies.replicated import Replicated
+from ray_workers.training.strategies.zero import ZeroOne
 
 __all__ = ["DataPart", "Given", "Strategy", "strategy_of"]
 
@@ -13,7 +14,7 @@ __all__ = ["DataPart", "Given", "Strategy", "strategy_of"]
 def strategy_of(given: Given) -> Strategy:
     """The one that the job document asks for."""
     if given.spec.is_divided:
-        return Divided(given)
+        return ZeroOne(given) if given.spec.parallel.zero == 1 else Divided(given)
     if given.spec.takes_local_steps:
         return LocalSteps(given)
     return Replicated(given)

@@ -156,9 +156,9 @@ class Divided(Strategy):
         return range(first, first + block, apart)
 
     def begin(self, feed: Feed, step: int) -> None:
-        self.replica.form(self.world_size)
         if self._parts is not None:
             self.take_over(self._parts)
+        self.replica.form(self.world_size)
 
     def let_go(self) -> None:
         self._parts = self.handed_over()

@@ -84,6 +84,11 @@ class Mesh:
         return self._whole.get_group(axis) if self.sizes[axis] > 1 else None
 
     @property
+    def holders(self) -> dist.ProcessGroup | None:
+        """The ranks that `shard` and `context` make hold something together."""
+        return self._whole.get_group("held") if self.num_holders > 1 else None
+
+    @property
     def is_first_but_for_stages(self) -> bool:
         """Whether this rank speaks for all that hold the same stage of the model."""
         return all(place == 0 for axis, place in self.at.items() if axis != "pipeline")

@@ -160,8 +160,12 @@ def load_named_state(
         for place, key in enumerate(keys)
         if key in saved["state"]
     }
-    own = optimizer.state_dict()["param_groups"]
-    groups = [{**group_of[keys[g["params"][0]]], "params": g["params"]} for g in own]
+    places = iter(range(len(keys)))
+    groups = []
+    for group in optimizer.param_groups:
+        own = [next(places) for _ in group["params"]]
+        options = group_of[keys[own[0]]] if own else group
+        groups.append({**options, "params": own})
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 

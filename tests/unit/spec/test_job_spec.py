@@ -223,6 +223,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (divided({"tensor": 2}), "/parallel/tensor", "is for the model gpt"),
         (divided({"pipeline": 2}), "/parallel/pipeline", "is for the model gpt"),
         (divided({"context": 2}), "/parallel/context", "is for the model gpt"),
+        (divided_gpt({"tensor": 2, "zero": 1}), "/parallel/zero", "must be 2 or 3 with tensor"),
         (divided({"schedule": "gpipe"}), "/parallel/schedule", "parallel.pipeline above 1"),
         (divided({"stages_per_rank": 2}), "/parallel/stages_per_rank", "pipeline above 1"),
         (

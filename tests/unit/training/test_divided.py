@@ -59,6 +59,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 TRIED = [
     "shard",
+    "shard, ZeRO 1",
     "shard, ZeRO 2",
     "tensor",
     "context",
@@ -68,6 +69,7 @@ TRIED = [
     "pipeline, zero bubble",
     "tensor 4",
     "data x shard",
+    "data x shard, ZeRO 1",
     "data x tensor",
     "data x context",
     "data x pipeline, zero bubble",
@@ -149,8 +151,10 @@ def test_it_resumes_equal_to_the_bit(tmp_path: Path) -> None:
         ((1, {}), (4, {"shard": 2})),
         ((4, {"shard": 4}), (2, {})),
         ((2, {"shard": 2}), (3, {"shard": 3})),
+        ((2, {"shard": 2, "zero": 1}), (2, {"shard": 2})),
+        ((2, {"shard": 2}), (4, {"shard": 2, "zero": 1})),
     ],
-    ids=["one to hybrid", "sharded to replicas", "two to three"],
+    ids=["one to hybrid", "sharded to replicas", "two to three", "ZeRO 1 to 3", "ZeRO 3 to 1"],
 )
 def test_a_checkpoint_of_one_mesh_is_gone_on_with_on_another(
     tmp_path: Path, first: tuple[int, dict[str, Any]], second: tuple[int, dict[str, Any]]
@@ -213,6 +217,7 @@ def test_a_gpt_moves_from_mesh_to_mesh(
 
 MENDED: dict[str, tuple[int, dict[str, Any]]] = {
     "data x shard": (4, {"shard": 2}),
+    "data x shard, ZeRO 1": (4, {"shard": 2, "zero": 1}),
     "data x tensor": (4, {"tensor": 2}),
     "data x pipeline": (4, {"pipeline": 2}),
 }
