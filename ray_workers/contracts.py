@@ -199,6 +199,10 @@ class FrameKind(StrEnum):
     RESUMED = "resumed"
     """body: {step, url}: optimizer steps done when training began, and from which checkpoint; with
     it the receipt of a resume, as `ray_workers.training.receipts` writes it"""
+    STRAGGLERS = "stragglers"
+    """body: {step, ranks: [rank], slowdown: {rank: number}, lost_s, num_steps}: these ranks take so
+    many times as long for a sample as the others, and cost each of the others `lost_s` in the last
+    `num_steps`; none any more if `ranks` is empty"""
     ERROR = "error"
     """body: {cause: Cause, type, message, traceback}"""
 

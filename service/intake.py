@@ -29,6 +29,8 @@ MAX_KEY_CHARS = 128
 MAX_PATH_CHARS = 1024
 MAX_ERRORS = 8
 """Errors of one attempt that become events: a thousand ranks mostly fail of one cause."""
+MAX_TOLD_RANKS = 64
+"""Stragglers that an event names."""
 MAX_TRACEBACK_CHARS = 16 * 1024
 
 
@@ -59,6 +61,7 @@ class Intake:
             FrameKind.CHECKPOINT_DROPPED: self._take_dropped,
             FrameKind.ARTIFACT: self._take_artifact,
             FrameKind.RESUMED: self._take_resumed,
+            FrameKind.STRAGGLERS: self._take_stragglers,
             FrameKind.ERROR: self._take_error,
         }
         refusals = Refusals()
@@ -207,6 +210,35 @@ class Intake:
             self._attempt.resume_step = count(frame.body, "step", MAX_STEP)
             self._attempt.receipt = receipts.of_frame(frame.body)
             self._awaited_step = receipts.awaited_step(self._attempt)
+
+    def _take_stragglers(self, frame: Frame) -> None:
+        body = frame.body
+        ranks = [int(rank) for rank in body["ranks"]][:MAX_TOLD_RANKS]
+        lost_s, num_steps = number(body["lost_s"]), count(body, "num_steps", MAX_STEP)
+        slowdown = {str(rank): number(body["slowdown"][str(rank)]) for rank in ranks}
+        if ranks:
+            named = ", ".join(f"rank {rank} by {slowdown[str(rank)]:.1f}" for rank in ranks)
+            message = (
+                f"slower than the others: {named}; the others waited {lost_s:.2f} s in the last "
+                f"{num_steps} steps"
+            )
+        else:
+            message = "no rank is slower than the others any more"
+        remark(
+            self._session,
+            self._job,
+            type_="stragglers",
+            code="stragglers",
+            message=message,
+            now=self._now,
+            data={
+                "step": count(body, "step", MAX_STEP),
+                "ranks": ranks,
+                "slowdown": slowdown,
+                "lost_s": lost_s,
+                "num_steps": num_steps,
+            },
+        )
 
     def _take_error(self, frame: Frame) -> None:
         self._attempt.num_errors += 1

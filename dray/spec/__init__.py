@@ -195,6 +195,7 @@ class JobSpec(Document):
         self._check_mesh()
         self._check_elastic()
         self._check_sync()
+        self._check_balance()
         if self.recipe is None:
             if self.init_from is not None:
                 raise wrong("/init_from", "is for recipes; a script loads what it wants itself")
@@ -211,6 +212,20 @@ class JobSpec(Document):
             )
             raise wrong("/train/global_batch_size", message)
         return self
+
+    def _check_balance(self) -> None:
+        if self.parallel.balance == "even":
+            return
+        if self.script is not None:
+            raise wrong(
+                "/parallel/balance", "is for recipes; a script shares its batches out itself"
+            )
+        if self.is_exact:
+            raise wrong(
+                "/parallel/balance", "must be even with elastic.exact: its shares are equal"
+            )
+        if self.sync is not None and (self.sync.compression or self.takes_local_steps):
+            raise wrong("/parallel/balance", "must be even with sync.compression and sync.every")
 
     def _check_recompute(self) -> None:
         if self.train.recompute == "none":

@@ -45,6 +45,10 @@ class Parallel(Document):
     """Ranks that each compute some places of every sample, and in the attention some heads
     (DeepSpeed-Ulysses, arXiv:2309.14509); parameters are sharded over them too. Of gpt."""
 
+    balance: Literal["even", "auto"] = "even"
+    """auto: each rank's share of the batch follows its measured speed, for machines that are not
+    alike; gradients are weighted so that what is learned stays the same. With `data` alone."""
+
     @property
     def num_parts(self) -> int:
         """How many ranks hold a model together."""
@@ -76,6 +80,9 @@ class Parallel(Document):
             between = f" and {others}, so it must be {left}" if used else ""
             message = f"is {self.data} but resources.num_workers is {num_workers}{between}"
             raise wrong("/parallel/data", message)
+        if self.balance == "auto" and used:
+            message = f"must be even with {used[0]}: ranks that hold a model together step together"
+            raise wrong("/parallel/balance", message)
         if self.zero == 1 and self.has_inner_axes:
             message = f"must be 2 or 3 with {self.inner_axes[0]}: torch's ZeRO 1 is for replicas"
             raise wrong("/parallel/zero", message)

@@ -45,6 +45,15 @@ def share(num_items: int, rank: int, world_size: int) -> tuple[int, int]:
     return num_items * rank // world_size, num_items * (rank + 1) // world_size
 
 
+def share_by(parts: Sequence[float], num_items: int, number: int) -> tuple[int, int]:
+    """[start, stop) of a contiguous share as large as its part of 1 says, with one item at least
+    if there are enough."""
+    least = min(num_items // len(parts), 1)
+    free = num_items - least * len(parts)
+    start, stop = (round(free * sum(parts[:end])) + least * end for end in (number, number + 1))
+    return start, stop
+
+
 @dataclass(frozen=True)
 class Batch:
     """One share of one global batch."""
@@ -83,6 +92,8 @@ class Batches:
         self._seed = seed
         self._shares = shares
         self.num_shares = num_shares
+        self.parts: Sequence[float] | None = None
+        """Of each share in a global batch; None for equal ones."""
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
 
@@ -102,7 +113,10 @@ class Batches:
         return [self._cut(order, number) for number in self._shares]
 
     def _cut(self, order: Tensor, number: int) -> Batch:
-        start, stop = share(len(order), number, self.num_shares)
+        if self.parts is None:
+            start, stop = share(len(order), number, self.num_shares)
+        else:
+            start, stop = share_by(self.parts, len(order), number)
         is_empty = start == stop
         if is_empty:
             start = min(start, len(order) - 1)

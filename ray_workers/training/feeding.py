@@ -79,6 +79,11 @@ class Feed:
         """Steps up to the last may be asked for in any order; in a row they were read ahead."""
         return self._read(step) if self._pool is None else self._await(step, self._pool)
 
+    def cut_anew(self, parts: Sequence[float], from_step: int) -> None:
+        """Have the global batches from this step on cut by these parts; see `Batches.parts`."""
+        self._batches.parts = parts
+        self._begin(from_step)
+
     def close(self) -> None:
         """End the reading ahead."""
         if self._pool is not None:

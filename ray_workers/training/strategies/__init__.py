@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ray_workers.training.strategies.balance import Balanced
 from ray_workers.training.strategies.base import DataPart, Given, Strategy
 from ray_workers.training.strategies.divided import Divided
 from ray_workers.training.strategies.localsteps import LocalSteps
@@ -17,4 +18,4 @@ def strategy_of(given: Given) -> Strategy:
         return ZeroOne(given) if given.spec.parallel.zero == 1 else Divided(given)
     if given.spec.takes_local_steps:
         return LocalSteps(given)
-    return Replicated(given)
+    return Balanced(given) if given.spec.parallel.balance == "auto" else Replicated(given)

@@ -400,3 +400,20 @@ async def test_an_artifact_of_a_later_attempt_replaces_the_one_before(service: S
     assert after.id == before.id
     _, url = await service.reading.artifact(job_id, after.id)
     assert url == service.url(job_id, 2, "artifacts/model")
+
+
+async def test_stragglers_are_named_with_the_time_they_cost(service: Service) -> None:
+    job_id = await service.submit()
+    service.claim(job_id)
+    slow = {"step": 25, "ranks": [1], "slowdown": {"1": 2.04}, "lost_s": 3.21, "num_steps": 20}
+    gone = {"step": 45, "ranks": [], "slowdown": {}, "lost_s": 0.0, "num_steps": 20}
+    broken = {"step": 65, "ranks": [1], "slowdown": {}, "lost_s": 0.0, "num_steps": 20}
+    bodies = (slow, gone, broken)
+    service.report(job_id, 1, [frame(FrameKind.STRAGGLERS, body) for body in bodies])
+    events = (await service.reading.events(job_id)).items
+    told = [event for event in events if event.type == "stragglers"]
+    assert [event.data for event in told] == [slow, gone]
+    assert told[0].message == (
+        "slower than the others: rank 1 by 2.0; the others waited 3.21 s in the last 20 steps"
+    )
+    assert told[1].message == "no rank is slower than the others any more"

@@ -251,6 +251,35 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "/parallel/context",
             "must divide model.context_length 30",
         ),
+        (divided({"shard": 2, "balance": "auto"}), "/parallel/balance", "must be even with shard"),
+        (
+            divided({"balance": "auto"}, elastic={"min_workers": 1, "exact": True}),
+            "/parallel/balance",
+            "must be even with elastic.exact",
+        ),
+        (
+            divided({"balance": "auto"}, sync={"compression": {"name": "fp16"}}),
+            "/parallel/balance",
+            "must be even with sync.compression",
+        ),
+        (
+            {"script": {"entrypoint": "x.py"}, "parallel": {"balance": "auto"}},
+            "/parallel/balance",
+            "is for recipes",
+        ),
+        (
+            divided({}, train={"recompute": "full"}),
+            "/train/recompute",
+            "is for models made of blocks",
+        ),
+        (
+            {
+                **divided_gpt({"pipeline": 2, "schedule": "zero_bubble"}),
+                "train": {"recompute": "full"},
+            },
+            "/train/recompute",
+            "must be none with the schedule zero_bubble",
+        ),
         (divided({"shard": 2}, elastic={"min_workers": 2}), "/elastic", "needs parallel.shard 1"),
         (
             divided({"shard": 2}, sync={"compression": {"name": "fp16"}}),

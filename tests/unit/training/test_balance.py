@@ -1,0 +1,90 @@
+"""A slow rank gets less to do, is named, and changes nothing of what is learned."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ray_workers.contracts import RankTask
+from ray_workers.training.data import share_by
+from ray_workers.training.strategies.balance import in_proportion
+from ray_workers.training.strategies.replica import Objective
+from tests.unit.training.ranks import frames, run_ranks
+from tests.unit.training.test_divided import EQUAL, furthest, images
+from tests.unit.training.test_loop import series
+
+SLOW = 1
+SECONDS_PER_SAMPLE = 0.002
+"""That the slow rank takes more than the others, who take a fraction of it."""
+
+
+def test_parts_are_in_proportion_to_the_speeds() -> None:
+    assert in_proportion([1.0, 1.0, 2.0]) == pytest.approx([0.4, 0.4, 0.2])
+
+
+@given(
+    st.lists(st.floats(0.01, 1.0), min_size=1, max_size=9),
+    st.integers(min_value=0, max_value=300),
+)
+def test_every_item_is_in_one_share(speeds: list[float], num_items: int) -> None:
+    parts = [speed / sum(speeds) for speed in speeds]
+    shares = [share_by(parts, num_items, number) for number in range(len(parts))]
+    assert shares[0][0] == 0
+    assert shares[-1][1] == num_items
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(shares))
+    assert all(start <= stop for start, stop in shares)
+    if num_items >= len(parts):
+        assert all(start < stop for start, stop in shares)
+
+
+def test_a_slow_rank_gets_less_to_do(tmp_path: Path) -> None:
+    even, balanced = tmp_path / "even", tmp_path / "balanced"
+    job = images(3, {}, max_steps=40, epochs=4)
+    assert run_ranks(even, job, world_size=3) == [0] * 3
+    job |= {"parallel": {"balance": "auto"}}
+    assert run_ranks(balanced, job, world_size=3, before=_Slow(tmp_path)) == [0] * 3
+    sizes = [int(line) for line in (tmp_path / "sizes").read_text().split()]
+    assert max(sizes[-5:]) < 0.5 * min(sizes[:5])
+    (told, *_) = frames(balanced, rank=0, kind="stragglers")
+    assert told["ranks"] == [SLOW]
+    assert told["slowdown"][str(SLOW)] > 2
+    assert told["lost_s"] > 2 * SECONDS_PER_SAMPLE * told["num_steps"]
+    assert furthest(balanced, even) < EQUAL
+    losses = series(balanced, "train/loss")
+    assert losses == pytest.approx(series(even, "train/loss"), rel=1e-4)
+
+
+def test_ranks_that_are_alike_keep_equal_shares(tmp_path: Path) -> None:
+    """To the bit: nothing is cut anew for a difference that is not worth it."""
+    job = images(2, {}, max_steps=4)
+    plain, balanced = tmp_path / "plain", tmp_path / "balanced"
+    assert run_ranks(plain, job, world_size=2) == [0, 0]
+    job |= {"parallel": {"balance": "auto"}}
+    assert run_ranks(balanced, job, world_size=2) == [0, 0]
+    assert furthest(balanced, plain) == 0.0
+
+
+class _Slow:
+    """Makes one rank slow, and has it write down how many samples it gets."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, task: RankTask) -> None:
+        if task.rank != SLOW:
+            return
+        original = Objective.forward
+        sizes = (self._folder / "sizes").open("a", buffering=1)
+
+        def forward(self: Objective, inputs: Tensor, targets: Tensor) -> Tensor:
+            sizes.write(f"{len(inputs)}\n")
+            time.sleep(SECONDS_PER_SAMPLE * len(inputs))
+            return original(self, inputs, targets)
+
+        Objective.forward = forward  # type: ignore[method-assign]
