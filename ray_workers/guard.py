@@ -24,7 +24,7 @@ from ray_workers.pages import Doing, Sight, Use
 from ray_workers.seeing import Nodes, hang_bundle
 from ray_workers.telling import Teller
 from ray_workers.verdict import RankExit
-from ray_workers.watchdog import Hang, Watchdog
+from ray_workers.watchdog import PATIENCE, Hang, Watchdog
 
 LOOK_S = 0.5
 QUICK_LOOK_S = 0.03
@@ -58,8 +58,10 @@ class Guard:
         self._is_script = bool(spec.spec.get("script"))
         self._is_mendable = mending.is_mendable(spec)
         self._hung: set[int] = set()
+        self._hang_outcome: Outcome | None = None
+        """What the attempt ends with once they are gone, where they are not replaced."""
         self._stray_since: float | None = None
-        self._watchdog = Watchdog()
+        self._watchdog = Watchdog(1.0 if self._is_mendable else PATIENCE)
         self._sights: list[Sight] = []
         self._grace_s = 0.0
         self._stop_asked = asyncio.Event()
@@ -142,8 +144,9 @@ class Guard:
             if lost and (outcome := self._as_asked(lost)):
                 return outcome
             if lost and not await self._mend(lost):
-                await self._let_echoes_end()
-                return None
+                if self._hang_outcome is None:
+                    await self._let_echoes_end()
+                return self._hang_outcome
         self._mender.settle(self._newest())
         return None
 
@@ -219,8 +222,8 @@ class Guard:
             return await self._end_left_behind(newest)
         step = max((sight.look.step for sight in newest), default=0)
         await self._drills.strike(step, self._signal, lambda: self.leave(DRILL_GRACE_S))
-        if not self._is_mendable or self._stray_since is not None:
-            return None
+        if self._is_script or self._stray_since is not None:
+            return None  # a script does not say what it does
         if self._hung or len(newest) < len(self._group.placed):
             return None  # who is to blame is not seen gone yet, or is silent with its node
         hang = self._watchdog.look(newest, time.monotonic())
@@ -260,13 +263,16 @@ class Guard:
         seats = {member.seat: member.rank for member in self._group.running}
         by_seat = await self._nodes.stacks(list(seats))
         stacks = {seats[seat]: text for seat, text in by_seat.items()}
-        self._teller.tell(FrameKind.HANG, hang_bundle(hang, self._newest(), stacks))
+        bundle = hang_bundle(hang, self._newest(), stacks)
+        self._teller.tell(FrameKind.HANG, bundle)
         if not hang.culprits:
             return Outcome(
                 Cause.WORKER_LOST,
                 f"all ranks stood still at the same place for {hang.waited_s:.1f} s",
             )
         self._hung |= {sight.rank for sight in hang.culprits}
+        if not self._is_mendable:
+            self._hang_outcome = _ended_by_hang(hang, str(bundle["phase"]))
         for sight in hang.culprits:
             await self._signal(sight.rank, signal.SIGKILL)
         return None
@@ -291,3 +297,11 @@ class Guard:
         if member is None:
             return False
         return await self._nodes.signal(member.node_id, member.seat, number)
+
+
+def _ended_by_hang(hang: Hang, phase: str) -> Outcome:
+    """Of a group that resumes from its checkpoint."""
+    ranks = [sight.rank for sight in hang.culprits]
+    who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+    message = f"{who} stood still for {hang.waited_s:.1f} s in {phase}, and was ended"
+    return Outcome(Cause.WORKER_LOST, message, ranks[0])

@@ -35,6 +35,10 @@ LEAST_S = {
 FIRST_STEP_LEAST_S = 60.0
 """Before the first step of a group is done: kernels are chosen, buffers made."""
 
+PATIENCE = 10.0
+"""What is not mended in place is given so many times as long: a false alarm would cost it the way
+back to its checkpoint, again and again if that is simply how long it takes."""
+
 STOPPED = ("T", "t")
 STOPPED_S = 5.0
 """How long a process may be at one thing when it is seen to be stopped, whatever that thing is."""
@@ -64,7 +68,9 @@ class Hang:
 class Watchdog:
     """Looks at a group again and again, and knows how long its steps take."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = 1.0) -> None:
+        """patience: by how much what is never too long is longer than elsewhere."""
+        self._patience = patience
         self._slow_s: deque[float] = deque(maxlen=REMEMBERED)
         self._last: tuple[int, int, float] | None = None
 
@@ -112,7 +118,7 @@ class Watchdog:
         least = LEAST_S[sight.look.doing]
         if sight.look.step == sight.look.resumed_step:
             least = max(least, FIRST_STEP_LEAST_S)
-        return max(least, FACTOR * max(self._slow_s, default=0.0))
+        return max(least * self._patience, FACTOR * max(self._slow_s, default=0.0))
 
     def _learn(self, step: int, generation: int, now: float) -> None:
         """Book the time of the steps that were done since the last look that saw one."""
@@ -126,7 +132,8 @@ class Watchdog:
 def _furthest_behind(sights: Sequence[Sight]) -> list[Sight]:
     def place(sight: Sight) -> tuple[int, int, int]:
         look = sight.look
-        return look.step, _PLACE_IN_STEP[look.doing], look.collective
+        # The collective comes first: ranks that step by themselves agree after their update.
+        return look.step, look.collective, _PLACE_IN_STEP[look.doing]
 
     least = min(map(place, sights))
     return [sight for sight in sights if place(sight) == least]

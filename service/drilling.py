@@ -1,7 +1,7 @@
 """How drills go on: by what a supervisor tells, by the end of an attempt, by the next one's step.
 
 A drill that is mended in place is over when the supervisor says so. One that ends its attempt on
-purpose (a preemption, or the kill of what is not mended in place) is over when the next one trains.
+purpose (a preemption, or the loss of what is not mended in place) is over when the next one trains.
 """
 
 from __future__ import annotations

@@ -50,10 +50,10 @@ def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Re
     """None if the drill can be tried."""
     if kind is DrillKind.PREEMPT and rank != 0:
         return Refusal("/rank", "a preemption takes the whole job; leave the rank out")
-    if kind is DrillKind.STALL and job.unmended is not None:
+    if kind is DrillKind.STALL and job.is_script:
         return Refusal(
             "/kind",
-            f"{job.unmended}; nobody watches it for hangs",
+            "a script is not watched for hangs, because only it knows what it does",
             hint="kill tries whether it is started again, preempt whether it leaves and resumes",
         )
     if rank >= job.world_size:

@@ -162,21 +162,35 @@ async def test_a_preemption_drill_passes_with_the_next_attempts_first_step(
     assert passed.message == "recovered in 5.50 s, 1 step lost"
 
 
+SCRIPT: dict[str, Any] = {"recipe": None, "script": {"entrypoint": "train.py"}}
 UNMENDED: dict[str, dict[str, Any]] = {
-    "only it knows its state": {"recipe": None, "script": {"entrypoint": "train.py"}},
-    "nobody else holds its state": {"resources": {"num_workers": 1}},
-    "may be half a step on": {"resources": {"num_workers": 2, "gpus_per_worker": 1}},
+    "a single rank": {"resources": {"num_workers": 1}},
+    "GPUs": {"resources": {"num_workers": 2, "gpus_per_worker": 1}},
+    "a sharded model": {"parallel": {"shard": 2}},
+    "ranks that step by themselves": {"sync": {"every": 4}},
 }
 
 
-@pytest.mark.parametrize("why", UNMENDED)
-async def test_the_kill_of_what_is_not_mended_in_place_passes_when_it_is_started_again(
-    service: Service, why: str
-) -> None:
-    job_id = await two_ranks(service, max_retries=0, **UNMENDED[why])
-    with pytest.raises(DrillImpossible, match=why):
+async def test_a_script_is_not_stalled_for_nobody_would_notice(service: Service) -> None:
+    job_id = await two_ranks(service, **SCRIPT)
+    with pytest.raises(DrillImpossible, match="a script is not watched for hangs") as refused:
         await service.faults.drill(job_id, asking("stall"))
-    drill = await service.faults.drill(job_id, asking())
+    assert refused.value.pointer == "/kind"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        (SCRIPT, "kill"),
+        *((fields, kind) for fields in UNMENDED.values() for kind in ("kill", "stall")),
+    ],
+    ids=["a script, kill", *(f"{name}, {kind}" for name in UNMENDED for kind in ("kill", "stall"))],
+)
+async def test_what_is_not_mended_in_place_passes_a_drill_when_it_is_started_again(
+    service: Service, fields: dict[str, Any], kind: str
+) -> None:
+    job_id = await two_ranks(service, max_retries=0, **fields)
+    drill = await service.faults.drill(job_id, asking(kind))
     lost = drilled(drill.id, "failed", message="the group was not mended in place")
     struck = drilled(drill.id, "struck", at=service.now)
     service.end(job_id, 1, Cause.USER_ERROR, "killed", [struck, lost])

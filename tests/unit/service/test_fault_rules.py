@@ -35,14 +35,13 @@ def test_a_drill_only_goes_on_and_its_end_stays(state: DrillState, told: DrillSt
         (DrillKind.KILL, 2, None, JOB, "/rank", "ranks 0 to 1"),
         (DrillKind.STALL, 9, 50, JOB, "/rank", "no rank 9"),
         (DrillKind.KILL, 1, None, SINGLE, "/rank", "only rank 0"),
-        (DrillKind.STALL, 0, None, SINGLE, "/kind", "nobody watches it"),
         (DrillKind.KILL, 0, 50, SCRIPT, "/at_step", "does not say how far it is"),
         (DrillKind.KILL, 0, 10, JOB, "/at_step", "already done 10 steps"),
         (DrillKind.KILL, 0, 0, JOB, "/at_step", "already done 10 steps"),
         (DrillKind.KILL, 0, 100, JOB, "/at_step", "ends with step 100"),
         (DrillKind.PREEMPT, 0, 3, JOB, "/at_step", "already done"),
         (DrillKind.PREEMPT, 1, None, JOB, "/rank", "the whole job"),
-        (DrillKind.STALL, 0, None, SCRIPT, "/kind", "only it knows its state"),
+        (DrillKind.STALL, 0, None, SCRIPT, "/kind", "not watched for hangs"),
     ],
 )
 def test_a_drill_that_makes_no_sense_is_refused_with_its_field(
@@ -63,6 +62,7 @@ def test_a_drill_that_makes_no_sense_is_refused_with_its_field(
         (DrillKind.PREEMPT, 0, 50, JOB),
         (DrillKind.KILL, 1, None, SCRIPT),
         (DrillKind.KILL, 0, 5, SINGLE),
+        (DrillKind.STALL, 0, 5, SINGLE),
         (DrillKind.PREEMPT, 0, None, SCRIPT),
     ],
 )
@@ -76,6 +76,7 @@ def test_a_preemption_and_what_is_not_mended_in_place_end_the_attempt_on_purpose
     assert drills.ends_attempt(DrillKind.PREEMPT, JOB)
     assert drills.ends_attempt(DrillKind.KILL, SCRIPT)
     assert drills.ends_attempt(DrillKind.KILL, SINGLE)
+    assert drills.ends_attempt(DrillKind.STALL, SINGLE)
     assert not drills.ends_attempt(DrillKind.KILL, JOB)
 
 

@@ -92,6 +92,22 @@ def test_the_first_step_of_a_group_may_take_longer() -> None:
     assert culprits(stuck, waits) == [0]
 
 
+def test_who_has_updated_by_itself_is_behind_those_who_wait_to_agree() -> None:
+    """With `sync.every` ranks agree on their weights after an update of their own."""
+    waiting = sight(0, Doing.EXCHANGE, LONG, collective=6)
+    assert culprits(waiting, sight(1, Doing.UPDATE, LONG, collective=5)) == [1]
+
+
+def test_the_patient_watchdog_waits_for_longer_but_not_for_who_is_stopped() -> None:
+    patient = Watchdog(patience=10.0)
+    stuck = sight(0, Doing.COMPUTE, LONG)
+    assert patient.limit_s(stuck) == 10 * LEAST_S[Doing.COMPUTE]
+    assert patient.look([stuck], now=100.0) is None
+    hang = patient.look([sight(0, Doing.COMPUTE, LONG, state="T")], now=100.0)
+    assert hang is not None
+    assert hang.limit_s == STOPPED_S
+
+
 def test_a_single_rank_can_hang_too() -> None:
     assert culprits(sight(0, Doing.COMPUTE, LONG)) == [0]
 
