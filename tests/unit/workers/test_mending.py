@@ -44,6 +44,38 @@ def test_a_recipe_on_several_cpu_ranks_is_mended() -> None:
     assert not mending.is_mendable(spec(RECIPE, workers=1))
     assert not mending.is_mendable(spec(SCRIPT))
     assert not mending.is_mendable(spec(RECIPE, gpus=1))
+    assert not mending.is_mendable(spec(RECIPE | {"parallel": {"shard": 2}}))
+    assert not mending.is_mendable(spec(RECIPE | {"sync": {"every": 4}}))
+
+
+ORDINARY: dict[str, Any] = {
+    "is_script": False,
+    "num_workers": 2,
+    "has_gpus": False,
+    "takes_local_steps": False,
+    "is_sharded": False,
+}
+
+
+def test_a_group_that_holds_one_state_together_is_mended() -> None:
+    assert mending.why_never(**ORDINARY) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ({"is_script": True}, "only it knows its state"),
+        ({"is_script": True, "num_workers": 1}, "only it knows its state"),
+        ({"num_workers": 1}, "nobody else holds its state"),
+        ({"has_gpus": True}, "half a step on"),
+        ({"is_sharded": True}, "each has parts of its own"),
+        ({"takes_local_steps": True}, "each has its own state"),
+    ],
+)
+def test_each_kind_that_is_never_mended_is_told_why(kind: dict[str, Any], said: str) -> None:
+    why = mending.why_never(**ORDINARY | kind)
+    assert why is not None
+    assert said in why
 
 
 @pytest.mark.parametrize("code", [-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, None])
