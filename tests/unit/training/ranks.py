@@ -25,7 +25,7 @@ from dray.spec import JobSpec
 from dray.spool import segments
 from ray_workers import pages
 from ray_workers.contracts import AWAITING, CheckpointRef, RankTask
-from ray_workers.pages import Place
+from ray_workers.pages import Look, Place
 from ray_workers.spool import parse_key, spool_key
 from ray_workers.training import entry
 
@@ -225,6 +225,21 @@ def frames(home: Path, *, rank: int = 0, attempt: int = 1, kind: str | None = No
     lines = [line for path in paths for line in path.read_text().splitlines()]
     found = [json.loads(line) for line in lines]
     return found if kind is None else [f["body"] for f in found if f["kind"] == kind]
+
+
+def replaced(home: Path, *, attempt: int = 1) -> list[int]:
+    """Ranks whose process was killed and replaced, once for each time, in the order of the losses:
+    each process has left its page."""
+    seen = pages.see(home / f"attempt-{attempt}" / "pages")
+    later = [(sight.incarnation, sight.rank) for sight in seen if sight.incarnation]
+    return [rank for _, rank in sorted(later)]
+
+
+def last_look(home: Path, rank: int, *, incarnation: int = 0) -> Look:
+    """What a process, dead by now, had written on its page."""
+    seen = pages.see(home / "attempt-1" / "pages")
+    (page,) = [s.look for s in seen if (s.rank, s.incarnation) == (rank, incarnation)]
+    return page
 
 
 def checkpoint_refs(home: Path, *, attempt: int = 1) -> list[CheckpointRef]:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dray import spec
 from ray_workers.training.strategies.compression import compress
-from tests.unit.training.ranks import run_in_group, run_ranks
+from tests.unit.training.ranks import replaced, run_in_group, run_ranks
 from tests.unit.training.test_loop import document, series, weights
 
 WORLD_SIZE = 2
@@ -185,4 +185,5 @@ def test_a_compressed_group_is_mended_and_goes_on(tmp_path: Path) -> None:
     spec_ = job(name="topk", ratio=0.01)
     fault = Fault(1, "in the backward pass", 9)
     assert run_ranks(tmp_path, spec_, world_size=2, before=fault, mends=True) == [0, 0]
+    assert replaced(tmp_path) == [1]
     assert last(tmp_path, "val/accuracy") > 0.8

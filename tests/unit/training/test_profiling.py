@@ -12,7 +12,7 @@ import torch
 
 from dray.spec import Profile
 from ray_workers.training.profiling import Recorder, summarise
-from tests.unit.training.ranks import run_ranks
+from tests.unit.training.ranks import replaced, run_ranks
 from tests.unit.training.test_loop import document, weights
 from tests.unit.training.test_recovery import Fault
 
@@ -88,6 +88,7 @@ def test_steps_that_are_done_again_are_recorded_again_and_learn_the_same(tmp_pat
     profiled = spec | {"profile": {"at_step": 4, "num_steps": 3}}
     fault = Fault(1, "before the backward pass", 5)
     assert run_ranks(mended, profiled, world_size=2, before=fault, mends=True) == [0, 0]
+    assert replaced(mended) == [1]
     assert json.loads((artifacts(mended) / "summary.json").read_text())["steps"] == [5, 6]
     expected = weights(plain)
     assert all(tensor.equal(expected[name]) for name, tensor in weights(mended).items())

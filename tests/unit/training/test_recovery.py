@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,24 @@ from torch import nn
 
 from dray import spec
 from ray_workers.contracts import RankTask
+from ray_workers.pages import Doing, Page
 from ray_workers.recipes.models import images
-from ray_workers.training import checkpoints, membership, process_group, samples
+from ray_workers.training import checkpoints, membership, process_group, samples, storage
 from ray_workers.training.evaluation import Evaluation
 from ray_workers.training.feeding import Feed
+from ray_workers.training.keeper import Keeper
 from ray_workers.training.loop import Loop
+from ray_workers.training.membership import Membership
 from ray_workers.training.strategies.replica import Replica
 from ray_workers.training.strategies.update import Update
-from tests.unit.training.ranks import frames, run_ranks
+from tests.unit.training.ranks import (
+    DEADLINE_S,
+    checkpoint_refs,
+    frames,
+    last_look,
+    replaced,
+    run_ranks,
+)
 from tests.unit.training.test_loop import document, series, weights
 
 CULPRIT = 1
@@ -100,14 +112,18 @@ POINTS: dict[str, Callable[[int], None]] = {
     "after the step": lambda step: at_call(Update, "step", step, after=True),
     "before the evaluation": lambda _: at_call(Evaluation, "measure", 1),
     "after the evaluation": lambda _: at_call(Evaluation, "measure", 1, after=True),
-    "while a checkpoint is saved": lambda _: at_call(checkpoints, "save", 1),
-    "when a checkpoint was saved": lambda _: at_call(checkpoints, "save", 1, after=True),
+    "when a checkpoint was begun": lambda _: at_call(Keeper, "save", 1, after=True),
+    "before a checkpoint is written": lambda _: at_call(checkpoints, "commit", 1),
+    "before a checkpoint's manifest": lambda _: at_call(storage, "write_buffer", 3),
+    "when a checkpoint was committed": lambda _: at_call(checkpoints, "commit", 1, after=True),
     "before the result is written": lambda _: at_call(Loop, "finish", 1),
     "when the result was written": lambda _: at_call(Loop, "_write_result", 1, after=True),
 }
 RANK_0_ONLY = {
-    "while a checkpoint is saved",
-    "when a checkpoint was saved",
+    "when a checkpoint was begun",
+    "before a checkpoint is written",
+    "before a checkpoint's manifest",
+    "when a checkpoint was committed",
     "when the result was written",
 }
 
@@ -154,7 +170,7 @@ def test_a_killed_rank_is_replaced_and_nothing_is_lost(
     point: str, rank: int, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
     codes = run_ranks(tmp_path, small(2), world_size=2, before=Fault(rank, point), mends=True)
-    assert codes == [0, 0]
+    assert (codes, replaced(tmp_path)) == ([0, 0], [rank])
     assert_same(tmp_path, undisturbed(2))
 
 
@@ -163,10 +179,14 @@ def test_rank_0_is_replaced_in_the_midst_of_its_own_work(
     point: str, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
     codes = run_ranks(tmp_path, small(2), world_size=2, before=Fault(0, point), mends=True)
-    assert codes == [0, 0]
+    assert (codes, replaced(tmp_path)) == ([0, 0], [0])
     assert_same(tmp_path, undisturbed(2))
-    saved = [body["step"] for body in frames(tmp_path, kind="checkpoint")]
-    assert {8, 16} <= set(saved)
+    refs = checkpoint_refs(tmp_path)
+    assert refs[0].step == 16
+    # What was not committed yet is made up for, at the step where the others were by then.
+    latest = 8 if point == "when a checkpoint was committed" else 15
+    assert 8 <= refs[-1].step <= latest
+    assert checkpoints.load(refs[0]).saved.step == 16
 
 
 def test_of_four_ranks_the_one_across_learns_of_it_too(
@@ -175,6 +195,7 @@ def test_of_four_ranks_the_one_across_learns_of_it_too(
     """Its neighbours in the ring live; they shut their connections, and so it fails as well."""
     fault = Fault(2, "in the backward pass")
     assert run_ranks(tmp_path, small(4), world_size=4, before=fault, mends=True) == [0] * 4
+    assert replaced(tmp_path) == [2]
     assert_same(tmp_path, undisturbed(4))
 
 
@@ -182,7 +203,7 @@ def test_who_waits_for_a_rank_that_died_before_it_had_connected_is_woken(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
     codes = run_ranks(tmp_path, small(3), world_size=3, before=_die_unconnected, mends=True)
-    assert codes == [0, 0, 0]
+    assert (codes, replaced(tmp_path)) == ([0, 0, 0], [2])
     assert_same(tmp_path, undisturbed(3))
 
 
@@ -197,7 +218,7 @@ def test_what_rank_0_missed_of_a_step_that_others_ended_is_told(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
     codes = run_ranks(tmp_path, small(3), world_size=3, before=_leave_rank_0_behind, mends=True)
-    assert codes == [0, 0, 0]
+    assert (codes, replaced(tmp_path)) == ([0, 0, 0], [2])
     assert_same(tmp_path, undisturbed(3))
 
 
@@ -218,8 +239,94 @@ def test_two_of_three_ranks_die_one_after_the_other(
 ) -> None:
     faults = [Fault(0, "in the backward pass", 3), Fault(2, "after the step", 9)]
     codes = run_ranks(tmp_path, small(3), world_size=3, before=Faults(faults), mends=True)
-    assert codes == [0, 0, 0]
+    assert (codes, replaced(tmp_path)) == ([0, 0, 0], [0, 2])
     assert_same(tmp_path, undisturbed(3))
+
+
+WIDE: dict[str, Any] = {"name": "mlp", "width": 1024, "num_layers": 3}
+"""DDP exchanges its 8 MiB of gradients in two buckets; each rank sends 4.2 MB for the first."""
+LATE_S = 0.3
+ALL_REDUCE: dict[str, tuple[str | None, int]] = {
+    "before the others have come": ("others", 1),
+    "while the others wait in it": ("culprit", 64 << 10),
+    "between two buckets": (None, 4_000_000),
+}
+"""Who comes late, and what the culprit has sent when it dies."""
+
+
+class InAllReduce:
+    """One rank dies when it has sent so many bytes of a step's gradients. It does not get beyond
+    its first bucket meanwhile."""
+
+    def __init__(self, rank: int, late: str | None, sent: int) -> None:
+        self.rank, self.late, self.sent = rank, late, sent
+
+    def __call__(self, task: RankTask) -> None:
+        if task.incarnation:
+            return
+        is_culprit = task.rank == self.rank
+        is_late = self.late == ("culprit" if is_culprit else "others")
+        groups: list[Membership] = []
+        fit, exchange = Loop.fit, Page.exchange
+        calls = 0
+
+        def fitting(loop: Loop, membership: Membership) -> None:
+            groups.append(membership)
+            if is_culprit:  # the gradient of this one comes last
+                parameter = next(iter(loop.model.parameters()))
+                parameter.register_hook(lambda _: waiting())  # type: ignore[no-untyped-call]
+            fit(loop, membership)
+
+        def entering(page: Page) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == STEP and is_late:
+                time.sleep(LATE_S)
+            exchange(page)
+            if calls == STEP and is_culprit:
+                watch = functools.partial(self._die_when_sent, groups[-1], _sent(groups[-1]))
+                threading.Thread(target=watch, daemon=True).start()
+
+        def waiting() -> None:
+            if calls == STEP:
+                time.sleep(DEADLINE_S)
+
+        Loop.fit, Page.exchange = fitting, entering  # type: ignore[method-assign]
+
+    def _die_when_sent(self, membership: Membership, before: int) -> None:
+        while _sent(membership) < before + self.sent:
+            time.sleep(0.0002)
+        die()
+
+
+def _sent(membership: Membership) -> int:
+    sent = membership.sent_bytes()
+    assert sent is not None
+    return sent
+
+
+@pytest.mark.parametrize("when", ALL_REDUCE)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_is_killed_in_the_midst_of_an_all_reduce_and_nothing_is_lost(
+    when: str, rank: int, tmp_path: Path, undisturbed_wide: Path
+) -> None:
+    fault = InAllReduce(rank, *ALL_REDUCE[when])
+    codes = run_ranks(tmp_path, wide(), world_size=2, before=fault, mends=True)
+    assert (codes, replaced(tmp_path)) == ([0, 0], [rank])
+    end = last_look(tmp_path, rank)
+    assert (end.step, end.doing, end.collective) == (STEP - 1, Doing.EXCHANGE, STEP)
+    assert_same(tmp_path, undisturbed_wide)
+
+
+def wide() -> dict[str, Any]:
+    return small(2, max_steps=8) | {"model": WIDE}
+
+
+@pytest.fixture(scope="module")
+def undisturbed_wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("wide")
+    assert run_ranks(home, wide(), world_size=2) == [0, 0]
+    return home
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -234,18 +341,28 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "fp16 with scaling": {"precision": "fp16"},
     "adafactor": {"optimizer": {"name": "adafactor", "lr": 0.01}},
+    "lars": {"optimizer": {"name": "lars", "lr": 0.5, "momentum": 0.9}},
+    "lamb": {"optimizer": {"name": "lamb", "lr": 0.01}},
+    "dropout": {},
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_whatever_a_replica_is_made_of_goes_to_the_newcomer(
-    options: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize("name", OPTIONS)
+def test_whatever_a_replica_is_made_of_goes_to_the_newcomer_and_the_step_is_done_again(
+    name: str, tmp_path: Path
 ) -> None:
+    """The step breaks off in its backward pass, on the survivor as well."""
     plain, mended = tmp_path / "plain", tmp_path / "mended"
-    assert run_ranks(plain, small(2, **options), world_size=2) == [0, 0]
-    fault = Fault(0, "after the step", 6)
-    codes = run_ranks(mended, small(2, **options), world_size=2, before=fault, mends=True)
-    assert codes == [0, 0]
+    document_ = small(2, **OPTIONS[name])
+    if name == "dropout":
+        document_["model"] |= {"dropout": 0.3}
+    assert run_ranks(plain, document_, world_size=2) == [0, 0]
+    fault = Fault(0, "in the backward pass", 6)
+    codes = run_ranks(mended, document_, world_size=2, before=fault, mends=True)
+    assert (codes, replaced(mended)) == ([0, 0], [0])
+    ends = [last_look(mended, 0), last_look(mended, 1)]
+    assert ends[0].step == 5
+    assert ends[1].resumed_step == 5, "the survivor had not done that step either"
     assert_same(mended, plain)
 
 
@@ -286,7 +403,7 @@ def test_a_rank_with_loader_processes_is_replaced_and_nothing_is_lost(
     document_ = small(2) | {"data": {"loader_workers": 2}}
     fault = Fault(1, "in the data loader")
     codes = run_ranks(tmp_path, document_, world_size=2, before=FromAfar(fault), mends=True)
-    assert codes == [0, 0]
+    assert (codes, replaced(tmp_path)) == ([0, 0], [1])
     assert_same(tmp_path, undisturbed(2))
 
 
@@ -297,6 +414,7 @@ def test_a_step_that_is_done_again_starts_from_the_buffers_it_had(tmp_path: Path
     assert run_ranks(plain, document_, world_size=2, before=RunningMeans()) == [0, 0]
     fault = RunningMeans(Fault(1, "in the backward pass", 4))
     assert run_ranks(mended, document_, world_size=2, before=fault, mends=True) == [0, 0]
+    assert replaced(mended) == [1]
     assert "body.2.running_mean" in weights(plain)
     assert_same(mended, plain)
 
