@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from dray import Client, views
 from ray_workers import paths
 from ray_workers.forking import list_tasks
@@ -301,6 +303,21 @@ def assert_promises(service: Service, client: Client, job_id: str) -> None:
     for series in all_metrics(client, job_id).values():
         assert series.steps == sorted(set(series.steps))
     assert_nothing_left(service, job_id)
+
+
+def assert_books_add_up(client: Client, job_id: str) -> None:
+    """The classes of a finished job's slot-seconds are what its attempts held, within 1%."""
+    goodput = client.get(job_id).goodput
+    assert goodput is not None
+    classes = goodput.slot_seconds.model_dump()
+    held = 0.0
+    for attempt in client.attempts(job_id):
+        assert attempt.started_at is not None
+        assert attempt.finished_at is not None
+        seconds = (attempt.finished_at - attempt.started_at).total_seconds()
+        held += attempt.world_size * seconds
+    assert sum(classes.values()) == pytest.approx(goodput.total, abs=0.01)
+    assert goodput.total == pytest.approx(held, rel=0.01), classes
 
 
 @dataclass

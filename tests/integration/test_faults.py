@@ -16,6 +16,7 @@ from dray.views import Job, JobState
 from tests.integration.harness import (
     Service,
     all_metrics,
+    assert_books_add_up,
     assert_promises,
     digits,
     eventually,
@@ -141,6 +142,7 @@ def test_a_killed_rank_is_replaced_and_no_step_is_lost(
         key: undisturbed[key] for key in ("metrics", "weights")
     }
     assert_promises(embedded, client, job.id)
+    assert_books_add_up(client, job.id)
 
 
 def test_a_killed_supervisor_costs_only_the_way_back_to_the_checkpoint(
@@ -159,6 +161,7 @@ def test_a_killed_supervisor_costs_only_the_way_back_to_the_checkpoint(
         key: undisturbed[key] for key in ("metrics", "weights")
     }
     assert_promises(embedded, client, job.id)
+    assert_books_add_up(client, job.id)
 
 
 def test_a_lost_cluster_sends_its_jobs_back_to_the_queue_uncharged(

@@ -15,6 +15,7 @@ from tests.integration.harness import (
     ROOT,
     Service,
     all_metrics,
+    assert_books_add_up,
     assert_nothing_left,
     assert_promises,
     digits,
@@ -55,6 +56,7 @@ def test_a_job_trains_and_everything_of_it_can_be_read_afterwards(
     assert {"model.safetensors", "config.json", "labels.json"} <= set(files)
     assert json.loads(files["labels.json"].read_text())
     assert_promises(embedded, client, job.id)
+    assert_books_add_up(client, job.id)
 
 
 def test_the_ray_dashboard_shows_the_job_by_name_with_its_log_and_metrics(

@@ -27,7 +27,7 @@ def test_every_command_of_the_tour_does_what_the_readme_says(
     embedded: Service, client: Client, tmp_path: Path
 ) -> None:
     said = run_tour(embedded, tmp_path, tour(), takes_s=TOUR_TAKES_S)
-    ready, submitted, followed, mistake, sdk, predicted, watched, script, ended = said
+    ready, submitted, followed, mistake, sdk, predicted, watched, script, drilled, ended = said
 
     assert '"status":"ok"' in ready
     assert '"connected": true' in ready
@@ -54,6 +54,7 @@ def test_every_command_of_the_tour_does_what_the_readme_says(
     assert "ready" in watched
     assert "y = 3.000 x + 2.000" in script
     assert "fitted/linear.pt" in script
+    assert re.search(r"^recovered in [0-9.]+ s, 0 steps lost$", drilled, flags=re.MULTILINE)
     assert "CANCELLED" in ended
     assert "deleted" in ended
     assert all(job.state is JobState.SUCCEEDED for job in client.jobs(label={"example": "digits"}))
@@ -61,7 +62,7 @@ def test_every_command_of_the_tour_does_what_the_readme_says(
 
 def test_the_tour_has_a_block_for_each_way_to_call() -> None:
     texts = [text for _, text in tour()]
-    assert len(texts) == 9
+    assert len(texts) == 10
     for way in ("curl ", "dray.Client(", "dray submit"):
         assert any(way in text for text in texts)
 
