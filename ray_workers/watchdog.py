@@ -36,8 +36,9 @@ FIRST_STEP_LEAST_S = 60.0
 """Before the first step of a group is done: kernels are chosen, buffers made."""
 
 PATIENCE = 10.0
-"""What is not mended in place is given so many times as long: a false alarm would cost it the way
-back to its checkpoint, again and again if that is simply how long it takes."""
+"""So many times as long is given to what is not mended in place, and to ranks that all stand at the
+same place: a false alarm would cost the way back to the checkpoint, again and again if that is
+simply how long it takes."""
 
 STOPPED = ("T", "t")
 STOPPED_S = 5.0
@@ -87,13 +88,16 @@ class Watchdog:
             self._last = None
             return None
         self._learn(min(sight.look.step for sight in sights), sights[0].look.generation, now)
-        behind = _furthest_behind(sights)
-        limits = [self.limit_s(sight) for sight in behind]
+        culprits = behind = _furthest_behind(sights)
+        patience = self._patience
+        if len(behind) == len(sights):
+            stopped = [sight for sight in behind if sight.state in STOPPED]
+            patience = patience if stopped else PATIENCE
+            culprits = behind if len(sights) == 1 else stopped
+        limits = [self._limit_s(sight, patience) for sight in behind]
         if any(s.age_s <= limit for s, limit in zip(behind, limits, strict=True)):
             return None
-        if len(behind) == len(sights) > 1:
-            behind = [sight for sight in behind if sight.state in STOPPED]
-        return Hang(tuple(behind), min(sight.age_s for sight in sights), max(limits))
+        return Hang(tuple(culprits), min(sight.age_s for sight in sights), max(limits))
 
     def left_behind(self, sights: Sequence[Sight], generation: int) -> Hang | None:
         """Ranks that hang in an older generation of the group than the one they are wanted in.
@@ -114,11 +118,14 @@ class Watchdog:
         return Hang(tuple(behind), min(sight.age_s for sight in behind), limit_s)
 
     def limit_s(self, sight: Sight) -> float:
-        """How long this rank may be at what it does, in seconds."""
+        """How long this rank may keep others waiting by what it does, in seconds."""
+        return self._limit_s(sight, self._patience)
+
+    def _limit_s(self, sight: Sight, patience: float) -> float:
         least = LEAST_S[sight.look.doing]
         if sight.look.step == sight.look.resumed_step:
             least = max(least, FIRST_STEP_LEAST_S)
-        return max(least * self._patience, FACTOR * max(self._slow_s, default=0.0))
+        return max(least * patience, FACTOR * max(self._slow_s, default=0.0))
 
     def _learn(self, step: int, generation: int, now: float) -> None:
         """Book the time of the steps that were done since the last look that saw one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ray_workers.pages import USES, Doing, Look, Sight, Use
-from ray_workers.watchdog import FIRST_STEP_LEAST_S, LEAST_S, STOPPED_S, Watchdog
+from ray_workers.watchdog import FIRST_STEP_LEAST_S, LEAST_S, PATIENCE, STOPPED_S, Watchdog
 
 
 def sight(
@@ -64,7 +64,14 @@ def test_who_saves_or_evaluates_keeps_the_others_waiting_with_good_reason() -> N
 def test_where_all_stand_at_the_same_place_it_is_the_one_that_is_stopped() -> None:
     same = [sight(rank, Doing.EXCHANGE, LONG) for rank in (0, 1)]
     assert culprits(*same, sight(2, Doing.EXCHANGE, LONG, state="T")) == [2]
-    assert culprits(*same, sight(2, Doing.EXCHANGE, LONG)) == []
+
+
+def test_where_all_stand_at_the_same_place_and_nobody_is_stopped_it_may_just_take_long() -> None:
+    """Ending that costs the way back to the checkpoint, so it is waited for ten times as long."""
+    for doing in (Doing.EXCHANGE, Doing.EVALUATE):
+        long = LEAST_S[doing] * PATIENCE
+        assert culprits(*(sight(rank, doing, long - 0.1) for rank in (0, 1))) is None
+        assert culprits(*(sight(rank, doing, long + 0.1) for rank in (0, 1))) == []
 
 
 def test_a_stopped_rank_is_found_whatever_it_was_at() -> None:
@@ -86,6 +93,8 @@ def test_two_generations_at_once_are_no_group() -> None:
 def test_the_first_step_of_a_group_may_take_longer() -> None:
     first = [sight(rank, Doing.COMPUTE, LONG, step=7, resumed_step=7) for rank in (0, 1)]
     assert culprits(*first) is None
+    waits_already = sight(2, Doing.EXCHANGE, LONG, step=7, resumed_step=7)
+    assert culprits(*first, waits_already) is None
     long = FIRST_STEP_LEAST_S + 1
     stuck = sight(0, Doing.COMPUTE, long, step=7, resumed_step=7)
     waits = sight(1, Doing.EXCHANGE, long, step=7, resumed_step=7)
@@ -109,7 +118,9 @@ def test_the_patient_watchdog_waits_for_longer_but_not_for_who_is_stopped() -> N
 
 
 def test_a_single_rank_can_hang_too() -> None:
-    assert culprits(sight(0, Doing.COMPUTE, LONG)) == [0]
+    assert culprits(sight(0, Doing.COMPUTE, LONG)) is None
+    assert culprits(sight(0, Doing.COMPUTE, LONG * PATIENCE)) == [0]
+    assert culprits(sight(0, Doing.COMPUTE, LONG, state="t")) == [0]
 
 
 def test_the_limit_follows_the_jobs_own_steps() -> None:
@@ -123,6 +134,7 @@ def test_the_limit_follows_the_jobs_own_steps() -> None:
     for number in range(5, 130):
         watchdog.look([sight(0, Doing.COMPUTE, 0.1, step=number)], now=8.0 + 0.1 * number)
     assert watchdog.limit_s(stuck) == LEAST_S[Doing.COMPUTE]
-    hang = watchdog.look([sight(0, Doing.COMPUTE, LONG, step=129)], now=50.0)
+    waits = sight(1, Doing.EXCHANGE, LONG, step=129, collective=6)
+    hang = watchdog.look([sight(0, Doing.COMPUTE, LONG, step=129), waits], now=50.0)
     assert hang is not None
     assert (hang.waited_s, hang.limit_s) == (LONG, LEAST_S[Doing.COMPUTE])
