@@ -22,6 +22,10 @@ CHAOS ?=
 # How many storms `make soak` simulates; the test suite's number is in tests/simulation/conftest.py.
 SOAK_SEEDS ?= 10000
 
+# What is covered whole: the states, the retries and the transitions. And how many storms help.
+SURE := service/domain/states.py,service/domain/retries.py,service/transitions.py
+COVERAGE_SEEDS ?= 100
+
 # Storms are simulated, clock and all, so they can wait: they take what the tests on a real Ray, which
 # mostly wait for something, leave of the processors. Where Linux groups processes by session, it is
 # the session that must stand back.
@@ -32,7 +36,7 @@ endif
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test soak chaos check lint types imports format openapi bench clean
+.PHONY: help setup demo run test coverage soak chaos check lint types imports format openapi bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -60,6 +64,13 @@ test: setup ## run the whole test suite
 	RAY_worker_niceness=0 $(BIN)/python -m pytest --durations 30 \
 		tests/contract tests/integration tests/chaos; with_ray=$$?; \
 	wait $$storms; in_storms=$$?; cat $$told; exit $$((with_ray + in_storms))
+
+coverage: setup ## which branches of api/ and service/ the unit tests and some storms take
+	$(BIN)/python -m coverage erase
+	DRAY_SEEDS=$(COVERAGE_SEEDS) $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) \
+		--dist worksteal --cov --cov-report= tests/unit tests/simulation
+	@$(BIN)/python -m coverage report --include='$(SURE)' --fail-under=100; sure=$$?; \
+	$(BIN)/python -m coverage report --fail-under=95; all=$$?; exit $$((sure + all))
 
 soak: setup ## play 10,000 simulated storms
 	DRAY_SEEDS=$(SOAK_SEEDS) $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/simulation
