@@ -50,3 +50,8 @@ def test_jobs_come_through_faults_and_no_promise_is_broken(
     assert hows[("rank 0 killed",)] == hows[("rank stopped",)] == IN_PLACE
     assert hows[("supervisor killed",)] == FROM_CHECKPOINT
     assert len(hows) == 5, f"some blows came too late: {[result.missed for result in results]}"
+    with embedded.client as client:
+        victims = [job.id for job in client.jobs() if job.name == TURNS[0].victim]
+        told = [hang for job_id in victims for hang in client.hangs(job_id) if hang.culprits]
+    assert told, "nobody told of the rank that was stopped"
+    assert all(rank.stack and rank.phase for hang in told for rank in hang.ranks)
