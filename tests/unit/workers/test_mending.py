@@ -53,7 +53,7 @@ ORDINARY: dict[str, Any] = {
     "num_workers": 2,
     "has_gpus": False,
     "takes_local_steps": False,
-    "is_sharded": False,
+    "has_twins": True,
 }
 
 
@@ -68,7 +68,7 @@ def test_a_group_that_holds_one_state_together_is_mended() -> None:
         ({"is_script": True, "num_workers": 1}, "only it knows its state"),
         ({"num_workers": 1}, "nobody else holds its state"),
         ({"has_gpus": True}, "half a step on"),
-        ({"is_sharded": True}, "each has parts of its own"),
+        ({"has_twins": False}, "each has parts that nobody else has"),
         ({"takes_local_steps": True}, "each has its own state"),
     ],
 )
