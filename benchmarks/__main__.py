@@ -100,6 +100,18 @@ def _equality(num_rounds: int, tell: Tell) -> report.Result:
     return measure(num_rounds, tell)
 
 
+def _wire(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.wire.measure import measure
+
+    return measure(num_rounds, tell)
+
+
+def _large_batch(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.large_batch.measure import measure
+
+    return measure(num_rounds, tell)
+
+
 BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "submit_to_first_step": _first_step,
     "step_time": _step_time,
@@ -112,6 +124,8 @@ BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "recovery": _recovery,
     "goodput": _goodput,
     "equality": _equality,
+    "wire": _wire,
+    "large_batch": _large_batch,
 }
 
 

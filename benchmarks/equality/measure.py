@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from safetensors.torch import load_file
 
-from benchmarks.equality.rank import ALONE
-from benchmarks.equality.work import MESHES, NUM_STEPS, write_text
+from benchmarks.equality.work import MESHES, NUM_STEPS, document, write_text
 from benchmarks.report import Result, Table
 from benchmarks.torchrun import torchrun
 
 TIMEOUT_S = 300.0
+ALONE = "one process"
 GOALS = {"float32": 1e-5, "float64": 1e-10}
 METHOD = [
     f"The GPT of `benchmarks/equality/work.py` is trained for {NUM_STEPS} steps of AdamW, clipped, "
@@ -33,11 +34,11 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
         folder = Path(home)
         source = write_text(folder)
         for dtype in GOALS:
-            _train(ALONE, 1, dtype, source, folder)
+            _train(ALONE, dtype, source, folder)
         for mesh, (num_ranks, _) in MESHES.items():
             found = []
             for dtype, goal in GOALS.items():
-                _train(mesh, num_ranks, dtype, source, folder)
+                _train(mesh, dtype, source, folder)
                 gap = furthest(folder / dtype / mesh, folder / dtype / ALONE)
                 found += [f"{gap:.1e}", "yes" if gap <= goal else "no"]
             rows.append([mesh, str(num_ranks), *found])
@@ -58,12 +59,14 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
     )
 
 
-def _train(mesh: str, num_ranks: int, dtype: str, source: Path, folder: Path) -> None:
+def _train(mesh: str, dtype: str, source: Path, folder: Path) -> None:
     home = folder / dtype / mesh
     home.mkdir(parents=True)
+    num_ranks, parallel = MESHES.get(mesh, (1, {}))
+    (home / "job.json").write_text(json.dumps(document(source, num_ranks, parallel)))
     torchrun(
-        "benchmarks.equality.rank",
-        [mesh, dtype, str(source), str(home)],
+        "benchmarks.job_rank",
+        [str(home / "job.json"), str(home), "--dtype", dtype],
         num_ranks=num_ranks,
         timeout_s=TIMEOUT_S,
     )

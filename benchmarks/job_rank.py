@@ -1,0 +1,44 @@
+"""One rank of a job of a recipe, started by torchrun: dray's training without its service.
+
+python -m benchmarks.job_rank document.json folder [--dtype float64]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.step_time.rank import rank_task
+from dray.spec import JobSpec
+from ray_workers.contracts import DataPolicy
+from ray_workers.pages import Page
+from ray_workers.recipes import RECIPES
+from ray_workers.training import entry
+from ray_workers.training.run import run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("document", type=Path)
+    parser.add_argument("folder", type=Path, help="where spools and results are left")
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    options = parser.parse_args()
+    spec = JobSpec.model_validate_json(options.document.read_text())
+    assert spec.recipe is not None
+    torch.set_default_dtype(getattr(torch, options.dtype))
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    task = rank_task(spec, rank, world_size, options.folder)
+    os.environ.update(entry.environment(task, spec))
+    torch.set_num_threads(spec.resources.cpus_per_worker)
+    run(task, spec, RECIPES[spec.recipe].build(spec, DataPolicy()), Page(None))
+    # As dray's training processes end: gloo's threads and the interpreter's end don't get on.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

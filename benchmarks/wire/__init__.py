@@ -1,0 +1,1 @@
+"""What the ranks send of their gradients, as the kernel counts it."""

@@ -1,0 +1,94 @@
+"""Bytes that a rank sends in a step, with each compression against none."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.equality.work import write_text
+from benchmarks.report import Result, Table
+from benchmarks.torchrun import torchrun
+from ray_workers import spool
+
+NUM_RANKS, NUM_STEPS, FIRST_STEP = 4, 8, 5
+"""Of the steps before the first, PowerSGD's are exact."""
+TIMEOUT_S = 900.0
+MOST_SPOOL_BYTES = 64 << 20
+DENSE = "none"
+CONTENDERS: dict[str, tuple[dict[str, Any] | None, float | None]] = {
+    DENSE: (None, None),
+    "fp16": ({"name": "fp16"}, 1 / 2),
+    "bf16": ({"name": "bf16"}, 1 / 2),
+    "powersgd, rank 2": ({"name": "powersgd", "rank": 2, "start_step": 3}, 1 / 20),
+    "topk, 0.1%": ({"name": "topk", "ratio": 0.001}, 1 / 200),
+}
+"""(`sync.compression`, at most which part of what is sent without it)."""
+SHAPES = (
+    "embedding 256 x 512; in each of 8 layers 1536 x 512, 512 x 512, 2048 x 512 and 512 x 2048 "
+    "with their biases and two norms; head 256 x 512: 25.5 million elements"
+)
+METHOD = [
+    f"The language model of 8 layers of width 512 ({SHAPES}) is trained on CPU over gloo by "
+    f"{NUM_RANKS} ranks, each with one sample of 32 bytes in a step.",
+    f"Told is the median over steps {FIRST_STEP} to {NUM_STEPS} of `perf/sent_bytes` of rank 0: "
+    "what the kernel has sent through the sockets of the process group (TCP_INFO). The goals "
+    "allow 1% more, for the headers of messages, the loss, and biases that are not compressed.",
+]
+
+
+def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+    """One run of each is enough: it is not a time. `num_rounds` is not used."""
+    sent: dict[str, float] = {}
+    rows = []
+    for name, (compression, goal) in CONTENDERS.items():
+        sent[name] = _median_sent(compression)
+        part = sent[name] / sent[DENSE]
+        met = "" if goal is None else "yes" if part <= 1.01 * goal else "no"
+        at_most = "" if goal is None else f"1/{1 / goal:g}"
+        rows.append([name, f"{sent[name]:,.0f}", f"1/{1 / part:.1f}", at_most, met])
+        tell(" | ".join(rows[-1]))
+    columns = ["compression", "bytes a step", "of none", "goal, at most", "met"]
+    return Result(
+        name="wire",
+        title="Bytes on the wire",
+        method=METHOD,
+        rows=[],
+        comparisons=[],
+        tables=[Table("Sent by rank 0 in a step", columns, rows)],
+    )
+
+
+def _median_sent(compression: dict[str, Any] | None) -> float:
+    with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
+        folder = Path(home)
+        job = {
+            "recipe": "language_model",
+            "model": {"num_layers": 8, "num_heads": 8, "width": 512, "context_length": 32},
+            "data": {"source": write_text(folder).as_uri(), "validation_fraction": 0.01},
+            "train": {
+                "global_batch_size": NUM_RANKS,
+                "max_steps": NUM_STEPS,
+                "optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.9},
+            },
+            "sync": {"compression": compression},
+            "resources": {"num_workers": NUM_RANKS},
+        }
+        (folder / "job.json").write_text(json.dumps(job))
+        torchrun(
+            "benchmarks.job_rank",
+            [str(folder / "job.json"), home],
+            num_ranks=NUM_RANKS,
+            timeout_s=TIMEOUT_S,
+        )
+        content = spool.read(folder / "spool-0", 0, MOST_SPOOL_BYTES)
+        frames = spool.decode("r0.0.metrics", content)
+        told: dict[int, float] = {
+            frame.body["step"]: frame.body["values"]["perf/sent_bytes"]
+            for frame in frames
+            if "perf/sent_bytes" in frame.body.get("values", {})
+        }
+    return statistics.median(told[step] for step in range(FIRST_STEP, NUM_STEPS + 1))
