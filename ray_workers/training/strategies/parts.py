@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -89,21 +90,36 @@ class PartReplica(Replica):
         return self._added_up(carried)
 
     def _added_up(self, carried: Tensor) -> Tensor:
+        """The loss over all ranks. In the same message go whether somebody was asked to leave, and
+        what the gradients' norm is made of."""
         asked = carried.new_tensor(float(self._is_asked_to_leave()))
         # The ranks of a tensor group have all computed the same.
         alike = self._mesh.num_exchanging * self._mesh.sizes["tensor"]
-        both = torch.stack((carried / alike, asked))
-        dist.all_reduce(both)
-        self.leaves = bool(both[1] > 0.0)
-        return both[0]
+        square = self._own_square().to(carried)
+        total = torch.stack((carried / alike, asked, square))
+        dist.all_reduce(total)
+        self.leaves = bool(total[1] > 0.0)
+        self._norm = total[2].sqrt()
+        return total[0]
+
+    def _own_square(self) -> Tensor:
+        """This rank's part of the sum of the gradient's squares: what others hold as well counts
+        in part."""
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        if not grads:
+            return self._objective.slot.new_zeros(())
+        local = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
+        shares = [1 / _num_holders(grad) for grad in grads]
+        squares = torch.stack(torch._foreach_norm(local)).square()
+        return squares @ squares.new_tensor(shares)
 
     def grad_norm(self) -> Tensor:
-        grads = [p.grad for p in self._parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm(grads)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        stages = self._mesh.group("pipeline")
-        if stages is not None:
-            square = norm.square()
-            dist.all_reduce(square, group=stages)
-            norm = square.sqrt()
-        return norm
+        return self._norm
+
+
+def _num_holders(part: Tensor) -> int:
+    """How many ranks hold the same of it."""
+    if not isinstance(part, DTensor):
+        return 1
+    sizes = zip(part.placements, part.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if placement.is_replicate())
