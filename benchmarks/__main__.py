@@ -112,6 +112,12 @@ def _large_batch(num_rounds: int, tell: Tell) -> report.Result:
     return measure(num_rounds, tell)
 
 
+def _strategies(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.strategies.measure import measure
+
+    return measure(num_rounds, tell)
+
+
 BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "submit_to_first_step": _first_step,
     "step_time": _step_time,
@@ -125,6 +131,7 @@ BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "goodput": _goodput,
     "equality": _equality,
     "wire": _wire,
+    "strategies": _strategies,
     "large_batch": _large_batch,
 }
 

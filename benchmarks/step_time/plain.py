@@ -32,13 +32,14 @@ class PlainLoop:
         )
         self._loss_of = nn.CrossEntropyLoss()
 
-    def train(self, num_epochs: int) -> None:
-        """Go over this rank's half of the samples so many times."""
-        for _ in range(num_epochs):
+    def train(self, num_steps: int) -> None:
+        """Take so many steps, each on this rank's half of a batch; whole epochs."""
+        while num_steps > 0:
             for inputs, targets in self._batches():
                 self._loss_of(self._model(inputs), targets).backward()
                 self._optimizer.step()
                 self._optimizer.zero_grad()
+                num_steps -= 1
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(self._samples), generator=self._generator)

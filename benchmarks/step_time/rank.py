@@ -12,13 +12,15 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.step_time.plain import PlainLoop
-from benchmarks.step_time.work import WORKS, Work
+from benchmarks.step_time.work import WORKS
 from dray.spec import JobSpec
 from ray_workers.contracts import DataPolicy, RankTask
 from ray_workers.pages import Page
@@ -30,6 +32,12 @@ from ray_workers.training.membership import Membership
 from ray_workers.training.workload import Workload
 
 
+class Plain(Protocol):
+    """The other loop."""
+
+    def train(self, num_steps: int) -> None: ...
+
+
 class AlternatingLoop(Loop):
     """dray's loop, stopped at block ends for the other loop's turn.
 
@@ -39,23 +47,29 @@ class AlternatingLoop(Loop):
     """
 
     def __init__(
-        self, task: RankTask, spec: JobSpec, workload: Workload, plain: PlainLoop, work: Work
+        self,
+        task: RankTask,
+        spec: JobSpec,
+        workload: Workload,
+        plain: Callable[[], Plain],
+        steps_per_block: int,
     ) -> None:
+        """plain: makes the other loop, once there is a group."""
         super().__init__(task, spec, workload, Page(None))
-        self._plain = plain
-        self._num_epochs = work.epochs_per_block
-        self._steps_per_block = work.epochs_per_block * self.calendar.steps_per_epoch
+        self._make_plain = plain
+        self.steps_per_block = steps_per_block
         self.dray_s: list[float] = []
         self.plain_s: list[float] = []
 
     def fit(self, membership: Membership) -> None:
+        self._plain = self._make_plain()
         dist.barrier()
         self._began = time.perf_counter()
         super().fit(membership)
 
     def _between_steps(self, step: int) -> None:
         super()._between_steps(step)
-        if step % self._steps_per_block != 0:
+        if step % self.steps_per_block != 0:
             return
         self.dray_s.append(time.perf_counter() - self._began)
         if len(self.dray_s) % 2 == 1:
@@ -68,7 +82,7 @@ class AlternatingLoop(Loop):
     def _time_plain(self) -> None:
         dist.barrier()
         began = time.perf_counter()
-        self._plain.train(self._num_epochs)
+        self._plain.train(self.steps_per_block)
         self.plain_s.append(time.perf_counter() - began)
 
 
@@ -88,17 +102,25 @@ def main() -> None:
     task = rank_task(spec, rank, world_size, folder)
     os.environ.update(entry.environment(task, spec))
     torch.set_num_threads(spec.resources.cpus_per_worker)
-    loop = AlternatingLoop(task, spec, _build(spec), PlainLoop(_build(spec), spec.train), work)
-    membership = Membership(task, loop.page)
+    plain = _build(spec)
+    loop = AlternatingLoop(
+        task, spec, _build(spec), lambda: PlainLoop(plain, spec.train), steps_per_block
+    )
+    alternate(loop, folder)
+
+
+def alternate(loop: AlternatingLoop, folder: Path) -> None:
+    """Train to the end, leave the times of rank 0 in the folder, and end the process."""
+    membership = Membership(loop.task, loop.page)
     membership.join(lambda: loop.take(membership.place))
     loop.enter()
     loop.fit(membership)
-    if rank == 0:
+    if loop.rank == 0:
         times = {
             "dray_s": loop.dray_s,
             "plain_s": loop.plain_s,
-            "steps_per_block": steps_per_block,
-            "num_steps": spec.train.max_steps,
+            "steps_per_block": loop.steps_per_block,
+            "num_steps": loop.calendar.total_steps,
         }
         (folder / "times.json").write_text(json.dumps(times))
     membership.leave()

@@ -25,11 +25,16 @@ def with_dropout(folder: Path, num_workers: int, parallel: dict[str, Any], **tra
     return document | {"model": {**document["model"], "dropout": 0.1}}
 
 
-@pytest.mark.parametrize("how", ["selective", "full"])
 @pytest.mark.parametrize(
-    "parallel",
-    [{}, {"shard": 2}, {"tensor": 2}, {"pipeline": 2}, {"context": 2}],
-    ids=["data", "shard", "tensor", "pipeline", "context"],
+    ("parallel", "how"),
+    [
+        ({}, "selective"),
+        ({"tensor": 2}, "selective"),
+        ({"shard": 2}, "full"),
+        ({"pipeline": 2}, "full"),
+        ({"context": 2}, "full"),
+    ],
+    ids=["data", "tensor", "shard", "pipeline", "context"],
 )
 def test_what_is_computed_again_is_the_same(
     tmp_path: Path, parallel: dict[str, Any], how: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,36 @@ def furthest(home: Path, other: Path) -> float:
     return max(gaps)
 
 
+Undisturbed = Callable[..., Path]
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """The home of a run that nothing happens to, made once for each job."""
+    homes: dict[str, Path] = {}
+
+    def run(
+        make: Callable[..., dict[str, Any]],
+        world_size: int,
+        parallel: dict[str, Any],
+        before: Callable[[RankTask], None] | None = None,
+        **options: Any,
+    ) -> Path:
+        key = repr((make.__name__, world_size, parallel, before, options))
+        if key not in homes:
+            home = homes[key] = tmp_path_factory.mktemp("undisturbed")
+            spec = make(home, world_size, parallel, **options)
+            codes = run_ranks(home, spec, world_size=world_size, before=before)
+            assert codes == [0] * world_size
+        return homes[key]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(undisturbed: Undisturbed) -> Path:
     """What one process learns."""
-    home = tmp_path_factory.mktemp("alone")
-    assert run_ranks(home, text(home, 1, {}), world_size=1) == [0]
-    return home
+    return undisturbed(text, 1, {})
 
 
 TRIED = [
@@ -82,27 +107,20 @@ TRIED = [
 
 
 @pytest.mark.parametrize("mesh", TRIED)
-def test_a_gpt_learns_the_same(tmp_path: Path, alone: Path, mesh: str) -> None:
-    world_size, parallel = work.MESHES[mesh]
-    spec = text(tmp_path, world_size, parallel)
-    assert run_ranks(tmp_path, spec, world_size=world_size) == [0] * world_size
-    assert furthest(tmp_path, alone) < EQUAL
+def test_a_gpt_learns_the_same(undisturbed: Undisturbed, alone: Path, mesh: str) -> None:
+    together = undisturbed(text, *work.MESHES[mesh])
+    assert furthest(together, alone) < EQUAL
     for key in ("train/loss", "train/grad_norm", "val/loss", "val/accuracy", "val/perplexity"):
-        told, expected = series(tmp_path, key), series(alone, key)
+        told, expected = series(together, key), series(alone, key)
         assert told.keys() == expected.keys()
         assert all(math.isclose(told[s], expected[s], rel_tol=1e-4) for s in told), key
 
 
 @pytest.mark.parametrize("mesh", ["data x shard", "tensor", "context x pipeline"])
-def test_in_fp64_it_is_the_same_to_ten_digits(tmp_path: Path, mesh: str) -> None:
-    world_size, parallel = work.MESHES[mesh]
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    assert run_ranks(alone, text(tmp_path, 1, {}), world_size=1, before=_in_fp64) == [0]
-    spec = text(tmp_path, world_size, parallel)
-    codes = run_ranks(together, spec, world_size=world_size, before=_in_fp64)
-    assert codes == [0] * world_size
+def test_in_fp64_it_is_the_same_to_ten_digits(undisturbed: Undisturbed, mesh: str) -> None:
+    together = undisturbed(text, *work.MESHES[mesh], before=_in_fp64)
     assert {tensor.dtype for tensor in weights(together).values()} == {torch.float64}
-    assert furthest(together, alone) < 1e-10
+    assert furthest(together, undisturbed(text, 1, {}, before=_in_fp64)) < 1e-10
 
 
 def _in_fp64(task: RankTask) -> None:
@@ -111,20 +129,16 @@ def _in_fp64(task: RankTask) -> None:
 
 @pytest.mark.parametrize("parallel", [{"shard": 3}, {"shard": 3, "zero": 2}], ids=["3", "2"])
 def test_shares_and_layers_that_do_not_divide_evenly(
-    tmp_path: Path, parallel: dict[str, Any]
+    undisturbed: Undisturbed, parallel: dict[str, Any]
 ) -> None:
     """A micro-batch of 33 samples: 67 are cut into three pieces, 66 into two."""
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    assert run_ranks(alone, images(1, {}), world_size=1) == [0]
-    spec = images(3, parallel, micro_batch_size=33)
-    assert run_ranks(together, spec, world_size=3) == [0] * 3
-    assert furthest(together, alone) < EQUAL
+    together = undisturbed(digits, 3, parallel, micro_batch_size=33)
+    assert furthest(together, undisturbed(digits, 1, {})) < EQUAL
 
 
-def test_bf16_is_as_good_as_that_of_replicas(tmp_path: Path) -> None:
-    replicas, together = tmp_path / "replicas", tmp_path / "together"
-    assert run_ranks(replicas, images(2, {}, precision="bf16"), world_size=2) == [0, 0]
-    assert run_ranks(together, images(2, {"shard": 2}, precision="bf16"), world_size=2) == [0, 0]
+def test_bf16_is_as_good_as_that_of_replicas(undisturbed: Undisturbed) -> None:
+    replicas = undisturbed(digits, 2, {}, precision="bf16")
+    together = undisturbed(digits, 2, {"shard": 2}, precision="bf16")
     assert furthest(together, replicas) < EQUAL
 
 
@@ -154,21 +168,39 @@ def test_it_resumes_equal_to_the_bit(tmp_path: Path) -> None:
     ids=["one to hybrid", "sharded to replicas", "two to three", "ZeRO 1 to 3", "ZeRO 3 to 1"],
 )
 def test_a_checkpoint_of_one_mesh_is_gone_on_with_on_another(
-    tmp_path: Path, first: tuple[int, dict[str, Any]], second: tuple[int, dict[str, Any]]
+    tmp_path: Path,
+    undisturbed: Undisturbed,
+    first: tuple[int, dict[str, Any]],
+    second: tuple[int, dict[str, Any]],
 ) -> None:
-    def spec(mesh: tuple[int, dict[str, Any]]) -> dict[str, Any]:
-        adam = {"name": "adamw", "lr": 0.002, "eps": 1e-4}
-        made = images(*mesh, optimizer=adam, max_steps=16)
-        return made | {"checkpoint": {"every_steps": 8}}
+    assert_moves(digits, tmp_path, first, second, undisturbed(digits, 1, {}, **SAVED))
 
-    alone, moved = tmp_path / "alone", tmp_path / "moved"
-    assert run_ranks(alone, spec((1, {})), world_size=1) == [0]
-    assert run_ranks(moved, spec(first), world_size=first[0]) == [0] * first[0]
-    (halfway,) = [ref for ref in checkpoint_refs(moved) if ref.step == 8]
-    codes = run_ranks(moved, spec(second), world_size=second[0], attempt=2, resume_from=[halfway])
-    assert codes == [0] * second[0]
+
+SAVED: dict[str, Any] = {"optimizer": {"name": "adamw", "lr": 0.002, "eps": 1e-4}}
+
+
+def digits(folder: Path, *mesh: Any, **train: Any) -> dict[str, Any]:
+    return images(*mesh, **train)
+
+
+def assert_moves(
+    make: Callable[..., dict[str, Any]],
+    home: Path,
+    first: tuple[int, dict[str, Any]],
+    second: tuple[int, dict[str, Any]],
+    alone: Path,
+) -> None:
+    """A job that goes on after step 8 in another mesh ends as one process alone does."""
+
+    def train(mesh: tuple[int, dict[str, Any]], **options: Any) -> None:
+        spec = make(home, *mesh, **SAVED) | {"checkpoint": {"every_steps": 8}}
+        assert run_ranks(home, spec, world_size=mesh[0], **options) == [0] * mesh[0]
+
+    train(first)
+    (halfway,) = [ref for ref in checkpoint_refs(home) if ref.step == 8]
+    train(second, attempt=2, resume_from=[halfway])
     expected = weights(alone)
-    for name, tensor in weights(moved, attempt=2).items():
+    for name, tensor in weights(home, attempt=2).items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
 
 
@@ -194,46 +226,31 @@ def _ask_at_step_4(task: RankTask) -> None:
 )
 def test_a_gpt_moves_from_mesh_to_mesh(
     tmp_path: Path,
-    alone: Path,
+    undisturbed: Undisturbed,
     first: tuple[int, dict[str, Any]],
     second: tuple[int, dict[str, Any]],
 ) -> None:
-    def spec(mesh: tuple[int, dict[str, Any]]) -> dict[str, Any]:
-        return text(tmp_path, *mesh) | {"checkpoint": {"every_steps": 8}}
-
-    assert run_ranks(tmp_path, spec(first), world_size=first[0]) == [0] * first[0]
-    (halfway,) = [ref for ref in checkpoint_refs(tmp_path) if ref.step == 8]
-    codes = run_ranks(
-        tmp_path, spec(second), world_size=second[0], attempt=2, resume_from=[halfway]
-    )
-    assert codes == [0] * second[0]
-    expected = weights(alone)
-    for name, tensor in weights(tmp_path, attempt=2).items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
+    assert_moves(text, tmp_path, first, second, undisturbed(text, 1, {}, **SAVED))
 
 
-MENDED: dict[str, tuple[int, dict[str, Any]]] = {
-    "data x shard": (4, {"shard": 2}),
-    "data x shard, ZeRO 1": (4, {"shard": 2, "zero": 1}),
-    "data x pipeline": (4, {"pipeline": 2}),
-}
+MENDED = ["data x shard", "data x shard, ZeRO 1", "data x pipeline"]
 
 
 @pytest.mark.parametrize("culprit", [0, 3])
-@pytest.mark.parametrize(("world_size", "parallel"), MENDED.values(), ids=MENDED.keys())
+@pytest.mark.parametrize("mesh", MENDED)
 def test_a_rank_that_is_killed_gets_its_parts_from_its_twin(
-    tmp_path: Path, world_size: int, parallel: dict[str, Any], culprit: int
+    tmp_path: Path, undisturbed: Undisturbed, mesh: str, culprit: int
 ) -> None:
-    spec = text(tmp_path, world_size, parallel)
-    left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
-    assert run_ranks(left_alone, spec, world_size=world_size) == [0] * world_size
+    world_size, parallel = work.MESHES[mesh]
     die = functools.partial(_die_in_step_7, culprit=culprit)
-    codes = run_ranks(killed, spec, world_size=world_size, before=die, mends=True)
+    spec = text(tmp_path, world_size, parallel)
+    codes = run_ranks(tmp_path, spec, world_size=world_size, before=die, mends=True)
     assert codes == [0] * world_size
-    assert list((killed / "attempt-1" / "spool").glob(f"r{culprit}.1.*")), "nobody was replaced"
-    assert_same(weights(killed), weights(left_alone))
+    assert list((tmp_path / "attempt-1" / "spool").glob(f"r{culprit}.1.*")), "nobody was replaced"
+    left_alone = undisturbed(text, world_size, parallel)
+    assert_same(weights(tmp_path), weights(left_alone))
     for key in ("train/loss", "val/loss"):
-        assert once(killed, key) == series(left_alone, key)
+        assert once(tmp_path, key) == series(left_alone, key)
 
 
 def _die_in_step_7(task: RankTask, culprit: int) -> None:

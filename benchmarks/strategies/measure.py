@@ -1,0 +1,75 @@
+"""Step times of dray's strategies relative to plain torch programs, interleaved."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.equality.work import write_text
+from benchmarks.figures import median_of_ratios
+from benchmarks.machine import wait_until_quiet
+from benchmarks.report import Comparison, Result, Row
+from benchmarks.step_time.measure import Times
+from benchmarks.strategies.work import BATCH_SIZE, MODEL, NUM_RANKS, STEPS_PER_BLOCK, WAYS
+from benchmarks.torchrun import torchrun
+
+GOAL = 1.02
+WARMUP_BLOCKS = 2
+PAIRS_PER_ROUND = 4
+TIMEOUT_S = 900.0
+METHOD = [
+    f"{NUM_RANKS} ranks of one thread each train the language model "
+    + ", ".join(f"{name} {value}" for name, value in MODEL.items())
+    + f" with AdamW, {BATCH_SIZE} samples in a step, on CPU over gloo.",
+    f"In the same processes, blocks of {STEPS_PER_BLOCK} steps of dray's loop, with metrics and "
+    "reports, alternate with blocks of a plain program that uses the same parts of torch "
+    "(`benchmarks/strategies/plain.py`): A B B A. Told is the median of the ratios of neighbouring "
+    "blocks with its 95% interval, and the same of two blocks of one kind.",
+]
+
+
+def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+    rows, comparisons = [], []
+    for way in WAYS:
+        busy = wait_until_quiet()
+        times = run(way, num_rounds * PAIRS_PER_ROUND)
+        ratio = median_of_ratios(times.pairs())
+        tell(f"{way}: {ratio} ({busy:.0%} of the cores were busy before)")
+        rows += [Row(f"{way}: dray", times.dray), Row(f"{way}: plain torch", times.plain)]
+        comparisons.append(
+            Comparison(
+                label=f"{way}, step, dray / plain torch",
+                n=len(times.dray),
+                ratio=ratio,
+                same=median_of_ratios(times.same_pairs()),
+                goal=f"interval includes {GOAL} or less",
+                met=ratio.low <= GOAL,
+            )
+        )
+    return Result(
+        name="strategies",
+        title="Step time of each strategy",
+        method=METHOD,
+        rows=rows,
+        comparisons=comparisons,
+    )
+
+
+def run(way: str, num_pairs: int) -> Times:
+    """Seconds of a step in each block, after those that warm up. BenchmarkError if it fails."""
+    num_blocks = num_pairs + num_pairs % 2 + WARMUP_BLOCKS
+    with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
+        folder = Path(home)
+        torchrun(
+            "benchmarks.strategies.rank",
+            [way, str(num_blocks), str(write_text(folder)), home],
+            num_ranks=NUM_RANKS,
+            timeout_s=TIMEOUT_S,
+        )
+        found = json.loads((folder / "times.json").read_text())
+    return Times(
+        dray=[block / STEPS_PER_BLOCK for block in found["dray_s"][WARMUP_BLOCKS:]],
+        plain=[block / STEPS_PER_BLOCK for block in found["plain_s"][WARMUP_BLOCKS:]],
+    )
