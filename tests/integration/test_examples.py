@@ -29,7 +29,7 @@ def test_an_example_is_submitted_and_succeeds(client: Client, document: Path) ->
 def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What stands for the folder of texts that the documents name."""
     folder = tmp_path_factory.mktemp("texts")
-    (folder / "sums.txt").write_text(" ".join(f"{n} and {n} is {2 * n}." for n in range(1000)))
+    (folder / "sums.txt").write_text(" ".join(f"{n} and {n} is {2 * n}." for n in range(400)))
     return folder.as_uri()
 
 
