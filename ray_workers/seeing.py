@@ -12,7 +12,7 @@ from ray_workers.contracts import AttemptSpec, Frame, agent_name
 from ray_workers.pages import Sight
 from ray_workers.watchdog import Hang
 
-STACKS_WAIT_S = 1.0
+STACKS_WAIT_S = 2.0
 ANSWER_LIMIT_S = 3.0
 """A node that does not answer by then is passed over."""
 

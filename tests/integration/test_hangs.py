@@ -60,10 +60,10 @@ def assert_tells_where_everyone_was(hang: Hang, *, culprit: int, num_ranks: int)
 def test_a_stopped_rank_is_replaced_and_what_everyone_was_at_is_kept(
     embedded: Service, client: Client
 ) -> None:
-    job = client.submit(digits(train={"epochs": 12}, max_retries=0))
+    job = client.submit(digits(train={"epochs": 6}, max_retries=0))
     wait_for_step(client, job.id, AT_STEP)
     strike(job.id, 1, signal.SIGSTOP)
-    job = client.wait(job.id, timeout_s=120)
+    job = client.wait(job.id, timeout_s=240)
     assert job.state is JobState.SUCCEEDED, job.reason
     moves = {event.code: event.data for event in client.events(job.id) if event.type == "state"}
     assert (moves["group_lost"]["ranks"], moves["group_lost"]["how"]) == ([1], "hang")
@@ -80,13 +80,13 @@ def test_ranks_that_hold_a_model_together_resume_when_one_is_stopped_and_when_on
     embedded: Service, client: Client
 ) -> None:
     """Nobody else has the parts of the one that is lost."""
-    spec: dict[str, Any] = digits(train={"epochs": 8}, parallel={"shard": 2}, max_retries=0)
+    spec: dict[str, Any] = digits(train={"epochs": 6}, parallel={"shard": 2}, max_retries=0)
     job = client.submit(spec)
     wait_for_step(client, job.id, AT_STEP)
     strike(job.id, 1, signal.SIGSTOP)
     trains_again(client, job.id, attempt=2)
     strike(job.id, 0, signal.SIGKILL)
-    job = client.wait(job.id, timeout_s=120)
+    job = client.wait(job.id, timeout_s=240)
     assert job.state is JobState.SUCCEEDED, job.reason
     stopped, killed, last = client.attempts(job.id)
     assert stopped.reason is not None
