@@ -83,9 +83,11 @@ def markdown(content: Mapping[str, Any]) -> str:
         f"## {content['title']}",
         "\n".join(f"- {line}" for line in content["method"]),
         f"Taken {content['taken_at']} on " + ", ".join(f"{k} {v}" for k, v in machine.items()),
-        _spreads(content["rows"]),
-        _comparisons(content["comparisons"]),
     ]
+    if content["rows"]:
+        parts.append(_spreads(content["rows"]))
+    if content["comparisons"]:
+        parts.append(_comparisons(content["comparisons"]))
     for table in content["tables"]:
         parts.append(f"**{table['title']}**\n\n" + _table(table["columns"], table["rows"]))
     return "\n\n".join(parts) + "\n"

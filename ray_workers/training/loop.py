@@ -227,6 +227,7 @@ class Loop:
 
     def _leave(self) -> None:
         """Rank 0 saves what there is and goes; without it the others can't take another step."""
+        self.page.enter(Doing.SAVE, Use.CHECKPOINTING)
         self.strategy.gather()
         if self.rank == 0:
             self.reporter.flush()
@@ -324,7 +325,8 @@ class Loop:
             self.page.enter(Doing.EVALUATE, Use.USEFUL)
             self._evaluate(step)
         saves = saves or self._is_stopped()
-        if saves:
+        if saves and not self.strategy.saves_alone:
+            self.page.enter(Doing.SAVE, Use.CHECKPOINTING)
             self.strategy.gather()
         if saves and self.rank == 0:
             self._save(step)
