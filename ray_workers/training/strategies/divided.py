@@ -63,6 +63,8 @@ class Divided(Strategy):
         self._context: Context | None = None
         self._parts: dict[str, Any] | None = None
         """What it kept of the group before."""
+        self._is_built = False
+        """Whether it has its part of the model in the group that it is in."""
 
     def enter(self, rank: int, world_size: int) -> None:
         super().enter(rank, world_size)
@@ -70,6 +72,7 @@ class Divided(Strategy):
         if mesh.context_group is not None:
             self._context = Context(mesh.context_group)
         self._build()
+        self._is_built = True
         inner = ("pipeline", "context", "tensor")
         if any(mesh.sizes[axis] > 1 for axis in inner):
             self.place = tuple(mesh.at[axis] for axis in inner)
@@ -161,9 +164,10 @@ class Divided(Strategy):
         self.replica.form(self.world_size)
 
     def let_go(self) -> None:
-        self._parts = self.handed_over()
-        self.replica.disband()
-        self._pipeline = None
+        if self._is_built:  # else the group broke while it was being formed
+            self._parts = self.handed_over()
+            self.replica.disband()
+        self._is_built, self._pipeline = False, None
 
     @property
     def leaves(self) -> bool:
@@ -220,7 +224,6 @@ class Divided(Strategy):
     def load(self, state: Mapping[str, Any]) -> None:
         self.load_model(state["model"])
         self.update.load_state_dict(state)
-        self._parts = None
 
     def load_model(self, whole: Mapping[str, Tensor]) -> None:
         expected = {name: tensor.shape for name, tensor in self._bones.state_dict().items()}
@@ -228,6 +231,7 @@ class Divided(Strategy):
             raise RuntimeError("its tensors have other names or shapes")
         own = self.model.state_dict()
         self.model.load_state_dict({name: part_of(whole[name], own[name]) for name in own})
+        self._parts = None
 
     def trained(self) -> nn.Module | None:
         whole = self._gathered({"model": self.model.state_dict()})

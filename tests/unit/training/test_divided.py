@@ -15,6 +15,7 @@ import torch
 from benchmarks.equality import work
 from ray_workers.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.training import checkpoints
+from ray_workers.training.strategies.mesh import Mesh
 from ray_workers.training.strategies.update import Update
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 from tests.unit.training.test_localsteps import ask_rank_0_to_leave
@@ -256,6 +257,21 @@ def test_a_rank_that_is_killed_gets_its_parts_from_its_twin(
 def _die_in_step_7(task: RankTask, culprit: int) -> None:
     if task.rank == culprit and task.incarnation == 0:
         at_call(Update, "loss_scale", 7)
+
+
+def test_a_rank_that_dies_while_the_mesh_is_made_is_replaced(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    spec = text(tmp_path, 4, {"shard": 2})
+    codes = run_ranks(tmp_path, spec, world_size=4, before=_die_making_the_mesh, mends=True)
+    assert codes == [0] * 4
+    assert list((tmp_path / "attempt-1" / "spool").glob("r2.1.*")), "nobody was replaced"
+    assert_same(weights(tmp_path), weights(undisturbed(text, 4, {"shard": 2})))
+
+
+def _die_making_the_mesh(task: RankTask) -> None:
+    if task.rank == 2 and task.incarnation == 0:
+        at_call(Mesh, "_make", 1)
 
 
 def test_parts_that_nobody_has_any_more_end_the_attempt(tmp_path: Path) -> None:

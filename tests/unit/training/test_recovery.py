@@ -273,7 +273,7 @@ class InAllReduce:
         def fitting(loop: Loop, membership: Membership) -> None:
             groups.append(membership)
             if is_culprit:  # the gradient of this one comes last
-                parameter = next(iter(loop.model.parameters()))
+                parameter = next(iter(loop.strategy.model.parameters()))
                 parameter.register_hook(lambda _: waiting())  # type: ignore[no-untyped-call]
             fit(loop, membership)
 
