@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from benchmarks.machine import ROOT, BenchmarkError, clean_environment
 from benchmarks.processes import torchrun_command
@@ -24,3 +27,21 @@ def torchrun(module: str, arguments: Sequence[str], *, num_ranks: int, timeout_s
         raise BenchmarkError(
             f"the ranks of {' '.join((module, *arguments))} failed:\n{ended.stderr[-3000:]}"
         )
+
+
+def train(
+    document: Mapping[str, Any],
+    home: Path,
+    *,
+    num_ranks: int,
+    timeout_s: float,
+    dtype: str = "float32",
+) -> None:
+    """Train a job of a recipe to its end, by dray's loop without its service.
+
+    Its spools and artifacts are left in `home`. BenchmarkError if it fails.
+    """
+    job = home / "job.json"
+    job.write_text(json.dumps(document))
+    arguments = [str(job), str(home), "--dtype", dtype]
+    torchrun("benchmarks.job_rank", arguments, num_ranks=num_ranks, timeout_s=timeout_s)

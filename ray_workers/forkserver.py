@@ -54,6 +54,7 @@ from ray_workers.processes import (
     new_mark,
     place,
     send_signal,
+    signal_main_thread,
     stat_fields,
 )
 
@@ -194,7 +195,8 @@ class ForkServer:
             return self._signal(rank, message["signal"])
         if not handles(rank.pid, DUMP_SIGNAL):
             return []
-        send_signal([rank.pid], DUMP_SIGNAL)
+        # Of a stopped process any thread would do to the kernel.
+        signal_main_thread(rank.pid, DUMP_SIGNAL)
         if is_stopped(rank.pid):
             send_signal([rank.pid], signal.SIGCONT)
         return [rank.pid]

@@ -260,10 +260,11 @@ class Guard:
 
     async def _end_hang(self, hang: Hang) -> Outcome | None:
         """Tell what everyone was at, and kill who is to blame; an Outcome if nobody is."""
+        newest = self._newest()  # as they were judged: those who are let go on may be gone soon
         seats = {member.seat: member.rank for member in self._group.running}
         by_seat = await self._nodes.stacks(list(seats))
         stacks = {seats[seat]: text for seat, text in by_seat.items()}
-        bundle = hang_bundle(hang, self._newest(), stacks)
+        bundle = hang_bundle(hang, newest, stacks)
         self._teller.tell(FrameKind.HANG, bundle)
         if not hang.culprits:
             return Outcome(

@@ -11,6 +11,7 @@ every child inherits, whatever else it gives up.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import secrets
@@ -134,6 +135,15 @@ def send_signal(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def signal_main_thread(pid: int, number: int) -> None:
+    """To the main thread, if the process is there; where libc can't (glibc before 2.30), to any."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "tgkill"):
+        libc.tgkill(pid, pid, number)
+    else:
+        send_signal([pid], number)
 
 
 def is_stopped(pid: int) -> bool:

@@ -12,7 +12,7 @@ from ray_workers.contracts import AttemptSpec, Frame, agent_name
 from ray_workers.pages import Sight
 from ray_workers.watchdog import Hang
 
-STACKS_WAIT_S = 2.0
+STACKS_WAIT_S = 4.0
 ANSWER_LIMIT_S = 3.0
 """A node that does not answer by then is passed over."""
 
@@ -41,7 +41,8 @@ class Nodes:
 
     async def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
         """Where these ranks stand now, of those that can say so."""
-        answers = await self._all("stacks", list(ranks), STACKS_WAIT_S)
+        arguments = (list(ranks), STACKS_WAIT_S)
+        answers = await self._all("stacks", *arguments, limit_s=STACKS_WAIT_S + ANSWER_LIMIT_S)
         return {rank: text for answer in answers for rank, text in answer.items()}
 
     async def errors(self) -> dict[int, Frame]:
@@ -54,11 +55,13 @@ class Nodes:
         reached: bool = await self._agents[node_id].signal.remote(*self._key, rank, number)
         return reached
 
-    async def _all(self, method: str, *arguments: Any) -> list[Any]:
+    async def _all(
+        self, method: str, *arguments: Any, limit_s: float = ANSWER_LIMIT_S
+    ) -> list[Any]:
         calls = (
             getattr(agent, method).remote(*self._key, *arguments) for agent in self._agents.values()
         )
-        bounded = (asyncio.wait_for(_result(call), ANSWER_LIMIT_S) for call in calls)
+        bounded = (asyncio.wait_for(_result(call), limit_s) for call in calls)
         answers = await asyncio.gather(*bounded, return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 

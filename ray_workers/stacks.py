@@ -1,7 +1,6 @@
 """Where the ranks of an attempt stand right now: the stacks of all their threads.
 
-Beside its page each rank has a file to which `faulthandler` adds them on DUMP_SIGNAL. That handler
-is C code: it runs at once, whatever the rank is stuck in.
+Beside its page each rank has a file to which it adds them on DUMP_SIGNAL; see `dumping`.
 """
 
 from __future__ import annotations
@@ -12,12 +11,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ray_workers.dumping import END
 from ray_workers.forking import ask_dump, list_tasks
 from ray_workers.pages import prefix_of, stack_path
 
 STACK_LIMIT_BYTES = 64 << 10
 LOOK_S = 0.02
-"""Pause between two looks at a stack file; it is whole when a look finds it as long as before."""
+"""Pause between two looks at a stack file."""
+QUIET_S = 1.0
+"""A stack file to which nothing was added for so long is as whole as it gets."""
 
 
 @dataclass
@@ -27,18 +29,26 @@ class _Growing:
     path: Path
     start: int
     size: int
+    grew_at: float = 0.0
 
-    def is_whole(self) -> bool:
-        before, self.size = self.size, _size(self.path)
-        return self.size > self.start and self.size == before
+    def is_whole(self, now: float) -> bool:
+        if (size := _size(self.path)) != self.size:
+            self.size, self.grew_at = size, now
+        if self.size == self.start:
+            return False
+        return now - self.grew_at > QUIET_S or self._added().endswith(END)
 
     def text(self) -> str:
+        added = self._added().removesuffix(END)
+        return added[:STACK_LIMIT_BYTES].decode(errors="replace")
+
+    def _added(self) -> bytes:
         try:
             with self.path.open("rb") as file:
                 file.seek(self.start)
-                return file.read(STACK_LIMIT_BYTES).decode(errors="replace")
+                return file.read()
         except FileNotFoundError:
-            return ""
+            return b""
 
 
 async def collect(
@@ -65,9 +75,9 @@ async def collect(
         if await ask_dump(socket_path, job_id, attempt, rank):
             growing[rank] = _Growing(path, start, start)
     deadline, left = time.monotonic() + wait_s, set(growing)
-    while left and time.monotonic() < deadline:
-        await asyncio.sleep(LOOK_S)
-        left = {rank for rank in left if not growing[rank].is_whole()}
+    while left and (now := time.monotonic()) < deadline:
+        left = {rank for rank in left if not growing[rank].is_whole(now)}
+        await asyncio.sleep(LOOK_S if left else 0.0)
     return {rank: text for rank, file in sorted(growing.items()) if (text := file.text())}
 
 

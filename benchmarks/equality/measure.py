@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from safetensors.torch import load_file
 
 from benchmarks.equality.work import MESHES, NUM_STEPS, document, write_text
 from benchmarks.report import Result, Table
-from benchmarks.torchrun import torchrun
+from benchmarks.torchrun import train
 
 TIMEOUT_S = 300.0
 ALONE = "one process"
@@ -63,13 +62,8 @@ def _train(mesh: str, dtype: str, source: Path, folder: Path) -> None:
     home = folder / dtype / mesh
     home.mkdir(parents=True)
     num_ranks, parallel = MESHES.get(mesh, (1, {}))
-    (home / "job.json").write_text(json.dumps(document(source, num_ranks, parallel)))
-    torchrun(
-        "benchmarks.job_rank",
-        [str(home / "job.json"), str(home), "--dtype", dtype],
-        num_ranks=num_ranks,
-        timeout_s=TIMEOUT_S,
-    )
+    job = document(source, num_ranks, parallel)
+    train(job, home, num_ranks=num_ranks, timeout_s=TIMEOUT_S, dtype=dtype)
 
 
 def furthest(home: Path, other: Path) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import ROOT, BenchmarkError, clean_environment
+from benchmarks import torchrun
 from benchmarks.report import Result, Table
 
 SMALL, LARGE = 8, 256
@@ -87,14 +87,7 @@ def _accuracy(train: dict[str, Any], seed: int) -> float:
             **train,
         },
     }
-    ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.large_batch.train", json.dumps(document)],
-        cwd=ROOT,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    if ended.returncode != 0:
-        raise BenchmarkError(f"a training failed:\n{ended.stderr[-3000:]}")
-    return 100 * float(json.loads(ended.stdout.splitlines()[-1])["val/accuracy"])
+    with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
+        torchrun.train(document, Path(home), num_ranks=1, timeout_s=TIMEOUT_S)
+        (metrics,) = Path(home).rglob("metrics.json")
+        return 100 * float(json.loads(metrics.read_text())["val/accuracy"])

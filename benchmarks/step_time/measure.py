@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from benchmarks.blocks import Times
 from benchmarks.figures import median_of_ratios
 from benchmarks.machine import BenchmarkError, wait_until_quiet
-from benchmarks.report import Comparison, Result, Row
+from benchmarks.report import Result
 from benchmarks.step_time.work import NUM_RANKS, WORKS, Work
 from benchmarks.torchrun import torchrun
 from ray_workers import spool
@@ -36,25 +36,6 @@ METHOD = (
     "Ratio: median over pairs of neighbouring blocks; the interval is a bootstrap of the pairs. "
     "A/A: the same of neighbouring blocks of dray's loop.",
 )
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds per step of each block, in the order in which the blocks ran."""
-
-    dray: Sequence[float]
-    plain: Sequence[float]
-
-    def pairs(self) -> list[tuple[float, float]]:
-        """Neighbours in A B B A A B B A: the first A and B, the next B and A, and so on."""
-        return list(zip(self.dray, self.plain, strict=True))
-
-    def same_pairs(self) -> list[tuple[float, float]]:
-        """Neighbouring blocks of dray's loop (A A), the earlier one above and below in turn."""
-        neighbours = zip(self.dray[1::2], self.dray[2::2], strict=False)
-        return [
-            (one, two) if number % 2 else (two, one) for number, (one, two) in enumerate(neighbours)
-        ]
 
 
 def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
@@ -85,29 +66,15 @@ def run(work: Work, num_pairs: int) -> Times:
         found = json.loads((folder / "times.json").read_text())
         for rank in range(NUM_RANKS):
             _check_reports(folder / f"spool-{rank}", found["num_steps"])
-    steps = found["steps_per_block"]
-    return Times(
-        dray=[block / steps for block in found["dray_s"][WARMUP_BLOCKS:]],
-        plain=[block / steps for block in found["plain_s"][WARMUP_BLOCKS:]],
-    )
+    return Times.of(found, steps_per_block=found["steps_per_block"], warmup_blocks=WARMUP_BLOCKS)
 
 
 def conclude(times: Mapping[str, Times]) -> Result:
     """The figures that follow from the samples."""
     rows, comparisons = [], []
     for name, each in times.items():
-        rows += [Row(f"{name}: dray's loop", each.dray), Row(f"{name}: plain DDP", each.plain)]
-        ratio = median_of_ratios(each.pairs())
-        comparisons.append(
-            Comparison(
-                label=f"{name} step, dray / plain DDP",
-                n=len(each.dray),
-                ratio=ratio,
-                same=median_of_ratios(each.same_pairs()),
-                goal=f"interval includes {GOAL} or less",
-                met=ratio.low <= GOAL,
-            )
-        )
+        rows += each.rows(f"{name} step", peer="plain DDP")
+        comparisons.append(each.comparison(f"{name} step, dray / plain DDP", goal=GOAL))
     small, large = WORKS["2 ms"], WORKS["100 ms"]
     return Result(
         name="step_time",

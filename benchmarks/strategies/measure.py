@@ -7,11 +7,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.blocks import Times
 from benchmarks.equality.work import write_text
-from benchmarks.figures import median_of_ratios
 from benchmarks.machine import wait_until_quiet
-from benchmarks.report import Comparison, Result, Row
-from benchmarks.step_time.measure import Times
+from benchmarks.report import Result
 from benchmarks.strategies.work import BATCH_SIZE, MODEL, NUM_RANKS, STEPS_PER_BLOCK, WAYS
 from benchmarks.torchrun import torchrun
 
@@ -35,19 +34,10 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
     for way in WAYS:
         busy = wait_until_quiet()
         times = run(way, num_rounds * PAIRS_PER_ROUND)
-        ratio = median_of_ratios(times.pairs())
-        tell(f"{way}: {ratio} ({busy:.0%} of the cores were busy before)")
-        rows += [Row(f"{way}: dray", times.dray), Row(f"{way}: plain torch", times.plain)]
-        comparisons.append(
-            Comparison(
-                label=f"{way}, step, dray / plain torch",
-                n=len(times.dray),
-                ratio=ratio,
-                same=median_of_ratios(times.same_pairs()),
-                goal=f"interval includes {GOAL} or less",
-                met=ratio.low <= GOAL,
-            )
-        )
+        compared = times.comparison(f"{way}, step, dray / plain torch", goal=GOAL)
+        tell(f"{way}: {compared.ratio} ({busy:.0%} of the cores were busy before)")
+        rows += times.rows(way, peer="plain torch")
+        comparisons.append(compared)
     return Result(
         name="strategies",
         title="Step time of each strategy",
@@ -69,7 +59,4 @@ def run(way: str, num_pairs: int) -> Times:
             timeout_s=TIMEOUT_S,
         )
         found = json.loads((folder / "times.json").read_text())
-    return Times(
-        dray=[block / STEPS_PER_BLOCK for block in found["dray_s"][WARMUP_BLOCKS:]],
-        plain=[block / STEPS_PER_BLOCK for block in found["plain_s"][WARMUP_BLOCKS:]],
-    )
+    return Times.of(found, steps_per_block=STEPS_PER_BLOCK, warmup_blocks=WARMUP_BLOCKS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 
 from benchmarks.equality.work import write_text
 from benchmarks.report import Result, Table
-from benchmarks.torchrun import torchrun
+from benchmarks.torchrun import train
 from ray_workers import spool
 
 NUM_RANKS, NUM_STEPS, FIRST_STEP = 4, 8, 5
@@ -77,13 +76,7 @@ def _median_sent(compression: dict[str, Any] | None) -> float:
             "sync": {"compression": compression},
             "resources": {"num_workers": NUM_RANKS},
         }
-        (folder / "job.json").write_text(json.dumps(job))
-        torchrun(
-            "benchmarks.job_rank",
-            [str(folder / "job.json"), home],
-            num_ranks=NUM_RANKS,
-            timeout_s=TIMEOUT_S,
-        )
+        train(job, folder, num_ranks=NUM_RANKS, timeout_s=TIMEOUT_S)
         content = spool.read(folder / "spool-0", 0, MOST_SPOOL_BYTES)
         frames = spool.decode("r0.0.metrics", content)
         told: dict[int, float] = {

@@ -245,12 +245,11 @@ class JobSpec(Document):
             self._check_divided()
             if isinstance(self.model, Gpt):
                 self.parallel.check_gpt(self.model)
-            elif self.parallel.has_inner_axes:
-                axis = self.parallel.inner_axes[0]
+            elif self.model is not None and self.parallel.inner_axes:
                 raise wrong(
-                    f"/parallel/{axis}",
-                    f"is for the model gpt: torch divides {self.model.name if self.model else ''} "
-                    "along data and shard alone",
+                    f"/parallel/{self.parallel.inner_axes[0]}",
+                    f"is for the model gpt: torch divides {self.model.name} along data and shard "
+                    "alone",
                 )
 
     def _check_divided(self) -> None:

@@ -58,10 +58,6 @@ class Parallel(Document):
     def inner_axes(self) -> list[str]:
         return [axis for axis in INNER if getattr(self, axis) > 1]
 
-    @property
-    def has_inner_axes(self) -> bool:
-        return bool(self.inner_axes)
-
     def check(self, num_workers: int) -> None:
         """Raises what `wrong` makes of axes that do not fit the world, or options the axes."""
         axes = ["shard", *INNER]
@@ -83,7 +79,7 @@ class Parallel(Document):
         if self.balance == "auto" and used:
             message = f"must be even with {used[0]}: ranks that hold a model together step together"
             raise wrong("/parallel/balance", message)
-        if self.zero == 1 and self.has_inner_axes:
+        if self.zero == 1 and self.inner_axes:
             message = f"must be 2 or 3 with {self.inner_axes[0]}: torch's ZeRO 1 is for replicas"
             raise wrong("/parallel/zero", message)
         if self.pipeline == 1 and self.schedule != "1f1b":

@@ -54,9 +54,14 @@ def prepare_blocks(model: nn.Module, options: spec.Train) -> None:
 
 
 def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
+    return (part for part in listed_parts(model) if any(True for _ in part.children()))
+
+
+def listed_parts(model: nn.Module) -> Iterator[nn.Module]:
+    """What the model's lists of modules hold."""
     for child in model.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-            yield from (part for part in child.children() if any(True for _ in part.children()))
+            yield from child.children()
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

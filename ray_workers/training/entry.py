@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import ipaddress
 import os
 import runpy
@@ -18,6 +17,7 @@ from dray import train
 from dray.spec import JobSpec, Script
 from ray_workers import pages
 from ray_workers.contracts import LEFT_EXIT_CODE, Cause, FrameKind, RankTask
+from ray_workers.dumping import dump_on
 from ray_workers.pages import Doing, Page, Use
 from ray_workers.recipes import RECIPES
 from ray_workers.training import process_group
@@ -122,9 +122,7 @@ def _begin_page(task: RankTask) -> Page:
     if not task.page_prefix:
         return Page(None)
     page = Page(pages.page_path(task.page_prefix))
-    # Left open for good: the handler writes to its descriptor, also while Python itself is stuck.
-    stacks = open(pages.stack_path(task.page_prefix), "ab", buffering=0)  # noqa: SIM115
-    faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True, chain=False)
+    dump_on(signal.SIGUSR2, pages.stack_path(task.page_prefix))
     return page
 
 

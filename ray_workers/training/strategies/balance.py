@@ -99,13 +99,15 @@ class TimedReplica(Replica):
         before_exchange: Callable[[], None],
     ) -> None:
         (mine,) = shares
+        num_samples = len(mine.batch.indices)
         began = time.perf_counter()
 
         def timed() -> None:
             # From here on the gradients of others are waited for. A GPU has to be done first.
-            if mine.batch.indices.is_cuda or self._objective.slot.is_cuda:
+            if self._objective.slot.is_cuda:
                 torch.cuda.synchronize()
-            self.seconds_per_sample.append((time.perf_counter() - began) / len(mine.batch.indices))
+            if num_samples:  # the last batch of an epoch may have none for this rank
+                self.seconds_per_sample.append((time.perf_counter() - began) / num_samples)
             before_exchange()
 
         super().backward(shares, scale, prepare, timed)

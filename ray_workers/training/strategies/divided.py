@@ -9,7 +9,7 @@ holds whole tensors by name, as that of one process does, so any division loads 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 import torch
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from ray_workers.training import handover
-from ray_workers.training.blocks import prepare_blocks
+from ray_workers.training.blocks import listed_parts, prepare_blocks
 from ray_workers.training.errors import PartsLostError
 from ray_workers.training.feeding import Feed
 from ray_workers.training.initialising import materialise, part_of
@@ -113,7 +113,8 @@ class Divided(Strategy):
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         again = self._parallel.zero == 3 and self.mesh.num_holders > 1
-        for unit in [*_units(model), model]:
+        blocks = (part for part in listed_parts(model) if any(True for _ in part.parameters()))
+        for unit in [*blocks, model]:  # each is gathered at once
             fully_shard(unit, mesh=mesh, reshard_after_forward=again)
 
     def data_part(self) -> DataPart:
@@ -246,27 +247,34 @@ class Divided(Strategy):
         return False
 
 
-def _units(model: nn.Module) -> Iterator[nn.Module]:
-    """What is gathered at once, besides the rest: the blocks of a model that has such."""
-    for child in model.children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-            yield from (part for part in child.children() if any(True for _ in part.parameters()))
-
-
 def _whole(state: Any, *, keep: bool) -> Any:
     """A nested state with whole tensors where it has parts. A collective, in the state's order.
 
     keep: False for None in the place of every tensor, on a rank that has no use for them.
     """
-    if isinstance(state, DTensor):
-        whole = state.full_tensor()
-        return whole.cpu() if keep else None
+
+    def whole(tensor: Tensor) -> Tensor | None:
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
+            return tensor.cpu() if keep else None
+        return tensor if keep else None
+
+    return _each_tensor(state, whole)
+
+
+def _local(state: Any) -> Any:
+    """A nested state with this rank's plain tensors where it has parts."""
+    return _each_tensor(state, lambda t: t.to_local() if isinstance(t, DTensor) else t)
+
+
+def _each_tensor(state: Any, changed: Callable[[Tensor], Tensor | None]) -> Any:
+    """A nested state with what is made of each of its tensors."""
     if isinstance(state, Tensor):
-        return state if keep else None
+        return changed(state)
     if isinstance(state, Mapping):
-        return {key: _whole(value, keep=keep) for key, value in state.items()}
+        return {key: _each_tensor(value, changed) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)([_whole(value, keep=keep) for value in state])
+        return type(state)([_each_tensor(value, changed) for value in state])
     return state
 
 
@@ -280,14 +288,3 @@ def _merged(states: list[dict[str, Any]]) -> dict[str, Any]:
             optimizer["state"].update(state["optimizer"]["state"])
             optimizer["param_groups"] += state["optimizer"]["param_groups"]
     return merged
-
-
-def _local(state: Any) -> Any:
-    """A nested state with this rank's plain tensors where it has parts."""
-    if isinstance(state, DTensor):
-        return state.to_local()
-    if isinstance(state, Mapping):
-        return {key: _local(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)([_local(value) for value in state])
-    return state

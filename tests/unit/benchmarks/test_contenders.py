@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from benchmarks import report
+from benchmarks.blocks import Times
 from benchmarks.first_step import measure, plain
 from benchmarks.first_step.contenders import Turn
 from benchmarks.first_step.work import recipe_job, script_job
-from benchmarks.step_time.measure import Times
 from dray.spec import JobSpec
 from ray_workers.contracts import DataPolicy
 from ray_workers.recipes import RECIPES

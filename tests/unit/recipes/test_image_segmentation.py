@@ -18,8 +18,8 @@ from ray_workers.recipes.models.unet import Unet
 from ray_workers.training.errors import DataError
 from ray_workers.training.initialising import materialise
 from ray_workers.training.workload import Workload
+from tests.unit.training.jobs import series, weights
 from tests.unit.training.ranks import run_ranks
-from tests.unit.training.test_loop import series, weights
 
 NAMES = ["background", "disc", "box"]
 

@@ -15,9 +15,9 @@ from ray_workers.contracts import RankTask
 from ray_workers.training.data import share_by
 from ray_workers.training.strategies.balance import in_proportion
 from ray_workers.training.strategies.replica import Objective
+from tests.unit.training.jobs import series
 from tests.unit.training.ranks import frames, run_ranks
 from tests.unit.training.test_divided import EQUAL, furthest, images
-from tests.unit.training.test_loop import series
 
 SLOW = 1
 SECONDS_PER_SAMPLE = 0.002
@@ -68,6 +68,13 @@ def test_ranks_that_are_alike_keep_equal_shares(tmp_path: Path) -> None:
     job |= {"parallel": {"balance": "auto"}}
     assert run_ranks(balanced, job, world_size=2) == [0, 0]
     assert furthest(balanced, plain) == 0.0
+
+
+def test_a_rank_that_has_nothing_of_a_short_batch_goes_on(tmp_path: Path) -> None:
+    """An epoch of 1,437 samples ends with a batch of one, which leaves two ranks without any."""
+    job = images(3, {"balance": "auto"}, global_batch_size=359, max_steps=7)
+    assert run_ranks(tmp_path, job, world_size=3) == [0, 0, 0]
+    assert set(series(tmp_path, "train/loss")) == set(range(1, 8))
 
 
 class _Slow:

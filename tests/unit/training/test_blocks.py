@@ -13,9 +13,9 @@ from dray import spec
 from ray_workers.recipes.models.gpt import Gpt
 from ray_workers.training.blocks import prepare_blocks
 from ray_workers.training.initialising import materialise
+from tests.unit.training.jobs import assert_same, weights
 from tests.unit.training.ranks import run_ranks
 from tests.unit.training.test_divided import EQUAL, furthest, images, text
-from tests.unit.training.test_loop import assert_same, weights
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dray import spec
 from ray_workers.training.strategies.compression import compress
+from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import replaced, run_in_group, run_ranks
-from tests.unit.training.test_loop import document, series, weights
 
 WORLD_SIZE = 2
 STEPS = 6

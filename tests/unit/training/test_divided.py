@@ -17,9 +17,9 @@ from ray_workers.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.training import checkpoints
 from ray_workers.training.strategies.mesh import Mesh
 from ray_workers.training.strategies.update import Update
+from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 from tests.unit.training.test_localsteps import ask_rank_0_to_leave
-from tests.unit.training.test_loop import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.test_recovery import at_call, once
 
 EQUAL = 1e-5

@@ -20,8 +20,8 @@ from ray_workers.training import checkpoints
 from ray_workers.training.data import Batches
 from ray_workers.training.initialising import materialise
 from ray_workers.training.loop import Loop
+from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, run_ranks
-from tests.unit.training.test_loop import assert_same, die_at_step_18, document, series, weights
 
 EVERY = 3
 LR, MOMENTUM = 0.05, 0.9

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from ray_workers.training import checkpoints
+from tests.unit.training.jobs import digits, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, run_ranks
-from tests.unit.training.test_loop import digits, document, series, weights
 
 PLAIN_SGD = {"name": "sgd", "lr": 0.5, "momentum": 0.0, "weight_decay": 0.0}
 

@@ -12,8 +12,8 @@ import torch
 
 from dray.spec import Profile
 from ray_workers.training.profiling import Recorder, summarise
+from tests.unit.training.jobs import document, weights
 from tests.unit.training.ranks import replaced, run_ranks
-from tests.unit.training.test_loop import document, weights
 from tests.unit.training.test_recovery import Fault
 
 

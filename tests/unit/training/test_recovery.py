@@ -27,6 +27,7 @@ from ray_workers.training.loop import Loop
 from ray_workers.training.membership import Membership
 from ray_workers.training.strategies.replica import Replica
 from ray_workers.training.strategies.update import Update
+from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import (
     DEADLINE_S,
     checkpoint_refs,
@@ -35,7 +36,6 @@ from tests.unit.training.ranks import (
     replaced,
     run_ranks,
 )
-from tests.unit.training.test_loop import document, series, weights
 
 CULPRIT = 1
 STEP = 5

@@ -16,8 +16,8 @@ from ray_workers import pages
 from ray_workers.contracts import AWAITING, RankTask
 from ray_workers.training.data import Batches
 from ray_workers.training.loop import Loop
+from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import DEADLINE_S, Gang, make_task, run_ranks
-from tests.unit.training.test_loop import document, series, weights
 from tests.unit.training.test_recovery import RunningMeans, once
 
 STEP_S = 0.03

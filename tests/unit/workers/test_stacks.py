@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ray_workers import processes, stacks
-from ray_workers.forking import ForkFailed, list_tasks, send_to_rank
+from ray_workers.dumping import END
+from ray_workers.forking import ForkFailed, ask_dump, list_tasks, send_to_rank
 from ray_workers.pages import prefix_of, stack_path
 from tests.unit.workers.forked import Forked, Server, is_alive, light, server, until
 
@@ -17,21 +18,44 @@ __all__ = ["light", "server"]
 
 pytestmark = pytest.mark.anyio
 
+MAIN_THREAD = "Stack (most recent call first):"
+"""As faulthandler begins it."""
+MANY_DUMPS = 300
+"""One in 40 was fatal when the handler looked at every thread."""
+
 STUCK = """
-import faulthandler, signal
-file = open({path!r}, "a")
-faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+import signal, threading, time
+from pathlib import Path
+from ray_workers.dumping import dump_on
+def a_thread_of_its_own():
+    time.sleep(600)
+def threads_come_and_go():
+    while True:
+        other = threading.Thread(target=time.sleep, args=(0.0002,))
+        other.start()
+        other.join()
+dump_on(signal.SIGUSR2, Path({path!r}))
+threading.Thread(target=a_thread_of_its_own, daemon=True, name="reader").start()
+threading.Thread(target={beside}, daemon=True).start()
 def the_place_it_is_stuck_at():
     print("here", flush=True)
     while True:
-        signal.sigwait([signal.SIGUSR1])
+        {stuck_in}
 the_place_it_is_stuck_at()
 """
 
 
-async def stuck(server: Server, directory: Path, rank: int, incarnation: int = 0) -> Forked:
+async def stuck(
+    server: Server,
+    directory: Path,
+    rank: int,
+    incarnation: int = 0,
+    *,
+    stuck_in: str = "signal.sigwait([signal.SIGUSR1])",
+    beside: str = "a_thread_of_its_own",
+) -> Forked:
     path = stack_path(prefix_of(directory, rank, incarnation))
-    code = STUCK.format(path=str(path))
+    code = STUCK.format(path=str(path), stuck_in=stuck_in, beside=beside)
     forked = await server.fork(code, job_id="j", attempt=1, rank=rank, incarnation=incarnation)
     assert await forked.line() == "here"
     return forked
@@ -54,6 +78,38 @@ async def test_stacks_are_of_the_newest_process_at_each_rank_asked_for(
     assert stack_path(prefix_of(tmp_path, 1, 0)).read_bytes() == b""
     assert stack_path(prefix_of(tmp_path, 2, 0)).read_bytes() == b""
     assert all(is_alive(forked.pid) for forked in running)
+
+
+async def test_every_thread_is_in_it(server: Server, tmp_path: Path) -> None:
+    forked = await stuck(server, tmp_path, 0)
+    text = (await collected(server, tmp_path, [0]))[0]
+    assert is_alive(forked.pid)
+    assert text.startswith(MAIN_THREAD)
+    assert "[reader]" in text
+    assert text.index("the_place_it_is_stuck_at") < text.index("a_thread_of_its_own")
+    assert text.count("the_place_it_is_stuck_at") == 1
+    assert END.decode() not in text
+
+
+async def test_who_never_lets_the_interpreter_go_shows_its_main_thread(
+    server: Server, tmp_path: Path
+) -> None:
+    sleep_with_the_lock = "__import__('ctypes').PyDLL(None).sleep(600)"
+    forked = await stuck(server, tmp_path, 0, stuck_in=sleep_with_the_lock)
+    text = (await collected(server, tmp_path, [0]))[0]
+    assert is_alive(forked.pid)
+    assert "the_place_it_is_stuck_at" in text
+    assert "a_thread_of_its_own" not in text
+
+
+async def test_no_dump_costs_a_rank_its_life(server: Server, tmp_path: Path) -> None:
+    """Threads that begin and end meanwhile are the danger; see `dumping`."""
+    forked = await stuck(server, tmp_path, 0, beside="threads_come_and_go")
+    path = stack_path(prefix_of(tmp_path, 0, 0))
+    for number in range(1, MANY_DUMPS + 1):
+        assert await ask_dump(server.path, "j", 1, 0) == [forked.pid]
+        await until(lambda n=number: path.read_bytes().count(END) == n, "no dump")
+    assert is_alive(forked.pid)
 
 
 async def test_a_second_dump_is_not_the_first_one_again(server: Server, tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""A small job for the real loop, what can befall its ranks, and what they left."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from dray.spec import JobSpec
+from ray_workers import recipes
+from ray_workers.contracts import DataPolicy, RankTask
+from ray_workers.training import samples
+from ray_workers.training.initialising import materialise
+from ray_workers.training.loop import Loop
+from ray_workers.training.workload import Workload
+from tests.unit.training.ranks import frames
+
+
+def document(num_workers: int, **train: Any) -> dict[str, Any]:
+    """A small job with everything on that could tell two runs apart."""
+    return {
+        "recipe": "image_classification",
+        "model": {"name": "mlp", "width": 24},
+        "train": {
+            "global_batch_size": 200,
+            "epochs": 3,
+            "schedule": {"name": "cosine", "warmup_steps": 4},
+            "optimizer": {"lr": 0.003, "weight_decay": 0.01},
+            **train,
+        },
+        "resources": {"num_workers": num_workers},
+    }
+
+
+def digits() -> Workload:
+    spec = JobSpec.model_validate(document(1))
+    work = recipes.RECIPES["image_classification"].build(spec, DataPolicy())
+    materialise(work.model, torch.device("cpu"), spec.train.seed)
+    return work
+
+
+def weights(home: Path, attempt: int = 1) -> dict[str, torch.Tensor]:
+    return load_file(home / f"attempt-{attempt}" / "artifacts" / "model.safetensors")
+
+
+def series(home: Path, key: str, *, rank: int = 0, attempt: int = 1) -> dict[int, float]:
+    told = frames(home, rank=rank, attempt=attempt, kind="metrics")
+    found = [(m["step"], m["values"][key]) for m in told if key in m["values"]]
+    assert len({step for step, _ in found}) == len(found), f"{key} was told twice for a step"
+    return dict(found)
+
+
+def die_at_step_18(task: RankTask) -> None:
+    step_of = Loop._step
+
+    def step(loop: Loop, number: int) -> None:
+        step_of(loop, number)
+        if number == 18:
+            loop.keeper.wait()  # else that of step 15 may not be committed yet
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Loop._step = step  # type: ignore[method-assign]
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Equal all the way down, tensors to the bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    else:
+        assert one == other
+
+
+def change_the_data(task: RankTask) -> None:
+    build = recipes.RECIPES["image_classification"].build
+
+    def changed(spec: JobSpec, policy: DataPolicy) -> Workload:
+        return dataclasses.replace(build(spec, policy), fingerprint="f" * 64)
+
+    changed_recipe = dataclasses.replace(recipes.RECIPES["image_classification"], build=changed)
+    recipes.RECIPES["image_classification"] = changed_recipe  # type: ignore[index]
+
+
+def keep_nothing_in_memory(task: RankTask) -> None:
+    samples.RESIDENT_BYTES = 0
+    samples.ResidentSamples = None  # type: ignore[assignment,misc]  # to make one is an error
