@@ -1,0 +1,88 @@
+"""The most memory that one rank of a job takes in a step, as torch's memory tracker counts it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from benchmarks.step_time.rank import rank_task
+from dray.spec import JobSpec
+from ray_workers.contracts import DataPolicy
+from ray_workers.pages import Page, Place
+from ray_workers.recipes import RECIPES
+from ray_workers.training import entry
+from ray_workers.training.loop import Loop
+from ray_workers.training.samples import Rows, Samples
+
+NUM_STEPS = 3
+CPU = torch.device("cpu")
+
+
+class Totals(MemTracker):
+    """Torch's tracker, without what it tells of modules: for that it takes one call of each in a
+    step, and hooks that a pipeline can't do with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mod_tracker = _NoModules()
+
+
+class _NoModules:
+    is_bw = False
+    parents: frozenset[str] = frozenset()
+
+    def register_user_hooks(self, *_: Any) -> None: ...
+    def clear_user_hooks(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: Any) -> None: ...
+
+
+def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
+    """What lies there at the peak of the steps after the first.
+
+    Optimizer state is there from the first step on. The data set is not counted: what is kept of
+    it was read before. The process is in a group of `world_size` already.
+    """
+    spec = JobSpec.model_validate_json(document)
+    assert spec.recipe is not None
+    task = rank_task(spec, rank, world_size, folder)
+    os.environ.update(entry.environment(task, spec))
+    torch.set_num_threads(1)
+    workload = RECIPES[spec.recipe].build(spec, DataPolicy())
+    workload = replace(workload, train=_read(workload.train), validation=_read(workload.validation))
+    tracker = Totals()
+    with tracker:
+        loop = Loop(task, spec, workload, Page(None))
+        loop.take(Place(0, rank, world_size))
+        loop.enter()
+        loop._step(1)
+    with tracker:  # the peak is counted from here on
+        for step in range(2, NUM_STEPS + 1):
+            loop._step(step)
+    found: int = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
+    loop.end()
+    return found
+
+
+def _read(samples: Samples) -> Samples:
+    """The same, out of the tracker's sight."""
+    inputs, targets = (part.numpy() for part in samples.fetch(samples.rows))
+
+    def fetch(at: Rows) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(inputs[: len(at)]), torch.from_numpy(targets[: len(at)])
+
+    return Samples(np.arange(len(samples)), fetch)
+
+
+def write_peak(rank: int, world_size: int, document: str, folder: str) -> None:
+    """Leave what `peak_bytes` finds as `rank-{rank}.json` in the folder."""
+    found = peak_bytes(document, rank, world_size, Path(folder))
+    (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(found))
