@@ -100,6 +100,12 @@ def _equality(num_rounds: int, tell: Tell) -> report.Result:
     return measure(num_rounds, tell)
 
 
+def _planner(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.planner.measure import measure
+
+    return measure(num_rounds, tell)
+
+
 BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "submit_to_first_step": _first_step,
     "step_time": _step_time,
@@ -112,6 +118,7 @@ BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "recovery": _recovery,
     "goodput": _goodput,
     "equality": _equality,
+    "planner": _planner,
 }
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -26,13 +29,13 @@ NUM_STEPS = 3
 CPU = torch.device("cpu")
 
 
-class Totals(MemTracker):
+class Totals(MemTracker):  # type: ignore[no-untyped-call]
     """Torch's tracker, without what it tells of modules: for that it takes one call of each in a
     step, and hooks that a pipeline can't do with."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._mod_tracker = _NoModules()
+        self._mod_tracker = _NoModules()  # type: ignore[assignment]
 
 
 class _NoModules:
@@ -82,7 +85,18 @@ def _read(samples: Samples) -> Samples:
     return Samples(np.arange(len(samples)), fetch)
 
 
-def write_peak(rank: int, world_size: int, document: str, folder: str) -> None:
-    """Leave what `peak_bytes` finds as `rank-{rank}.json` in the folder."""
-    found = peak_bytes(document, rank, world_size, Path(folder))
-    (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(found))
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    found = peak_bytes((folder / "job.json").read_text(), rank, world_size, folder)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -93,7 +93,7 @@ class Plan:
             for what, part in parts.items()
         }
         what = max(costs, key=lambda each: costs[each])
-        return f"takes {seconds} a step, {longer:.2g} times as long: more {what}"
+        return f"takes {seconds} a step, {longer:.2f} times as long: more {what}"
 
 
 def plan_of(
