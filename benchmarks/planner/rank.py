@@ -6,14 +6,11 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.step_time.rank import rank_task
@@ -23,7 +20,6 @@ from ray_workers.pages import Page, Place
 from ray_workers.recipes import RECIPES
 from ray_workers.training import entry
 from ray_workers.training.loop import Loop
-from ray_workers.training.samples import Rows, Samples
 
 NUM_STEPS = 3
 CPU = torch.device("cpu")
@@ -59,11 +55,12 @@ def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
     task = rank_task(spec, rank, world_size, folder)
     os.environ.update(entry.environment(task, spec))
     torch.set_num_threads(1)
-    workload = RECIPES[spec.recipe].build(spec, DataPolicy())
-    workload = replace(workload, train=_read(workload.train), validation=_read(workload.validation))
+    loop = Loop(task, spec, RECIPES[spec.recipe].build(spec, DataPolicy()), Page(None))
     tracker = Totals()
+    model = getattr(loop.strategy, "model", None)
+    if model is not None:  # else it is made when the rank takes its place
+        tracker.track_external(model)
     with tracker:
-        loop = Loop(task, spec, workload, Page(None))
         loop.take(Place(0, rank, world_size))
         loop.enter()
         loop._step(1)
@@ -73,16 +70,6 @@ def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
     found: int = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
     loop.end()
     return found
-
-
-def _read(samples: Samples) -> Samples:
-    """The same, out of the tracker's sight."""
-    inputs, targets = (part.numpy() for part in samples.fetch(samples.rows))
-
-    def fetch(at: Rows) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(inputs[: len(at)]), torch.from_numpy(targets[: len(at)])
-
-    return Samples(np.arange(len(samples)), fetch)
 
 
 def main() -> None:
