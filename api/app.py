@@ -26,6 +26,7 @@ from api.routes import (
     jobs,
     logs,
     metrics,
+    plan,
     status,
 )
 from api.telemetry import Telemetry
@@ -35,6 +36,7 @@ from service.settings import Settings
 ROUTERS: tuple[APIRouter, ...] = (
     status.router,
     jobs.router,
+    plan.router,
     metrics.router,
     logs.router,
     events.router,

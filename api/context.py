@@ -14,6 +14,7 @@ from api.problems import Refused
 from api.telemetry import Telemetry
 from service.faults import Faults
 from service.jobs import Jobs
+from service.plans import Plans
 from service.reading import Reading
 from service.runtime import Runtime
 
@@ -73,10 +74,15 @@ async def _faults(request: Request) -> Faults:
     return context_of(request).runtime.faults
 
 
+async def _plans(request: Request) -> Plans:
+    return context_of(request).runtime.plans
+
+
 TheContext = Annotated[Context, Depends(context)]
 TheJobs = Annotated[Jobs, Depends(_jobs)]
 TheReading = Annotated[Reading, Depends(_reading)]
 TheFaults = Annotated[Faults, Depends(_faults)]
+ThePlans = Annotated[Plans, Depends(_plans)]
 Caller = Annotated[str, Depends(caller)]
 NoParameters = Depends(no_parameters)
 

@@ -137,6 +137,7 @@ _DRILL: Mapping[str, Any] = {
 
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "PreemptRequest": {"grace_s": 30},
+    "PlanRequest": {**DOCUMENT, "memory_bytes_per_rank": 67_108_864},
     "DrillRequest": {"kind": "kill", "rank": 1, "at_step": 50},
 }
 """Bodies of requests, by the name of their schema."""
@@ -235,6 +236,40 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         },
         "updated_at": STEPPED,
     },
+    "Plan": {
+        "chosen": "shard 2",
+        "meshes": [
+            {
+                "name": "shard 2",
+                "parallel": {"shard": 2},
+                "micro_batch_size": 128,
+                "num_micro_batches": 1,
+                "memory": {
+                    "parameters_bytes": 116_948,
+                    "gradients_bytes": 116_948,
+                    "optimizer_bytes": 233_896,
+                    "activations_bytes": 10_182_280,
+                    "total_bytes": 10_650_072,
+                },
+                "missing_bytes": 0,
+                "step_time_s": 0.062,
+                "compute_s": 0.061,
+                "send_s": 0.001,
+                "idle_s": 0.0,
+                "why": "fits and takes 62 ms a step",
+            }
+        ],
+        "memory_bytes_per_rank": 67_108_864,
+        "memory_source": "given with the request",
+        "change": None,
+        "calibration": {
+            "flops_per_s": 2e10,
+            "bandwidth_bytes_per_s": 1e9,
+            "latency_s": 1e-4,
+            "source": "default for a CPU worker of one core: not measured here",
+        },
+        "assumed": [],
+    },
     "Liveness": {"status": "ok"},
     "Readiness": {"status": "ok", "checks": {"database": "ok", "cluster": "ok", "loops": "ok"}},
 }
@@ -326,6 +361,15 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "this job could never start: it needs 8 GPUs, and the cluster has 4",
         "pointer": "/resources/num_workers",
         "hint": "ask for less, or add nodes to the cluster first; `dray cluster` shows what it has",
+    },
+    "out_of_memory": {
+        "detail": "this job can't fit: each worker needs 96.2 GiB, and has 78.0 GiB: 18.2 GiB "
+        "(19542101196 bytes) are missing",
+        "pointer": "/parallel",
+        "hint": "it fits with train.micro_batch_size 8",
+    },
+    "not_plannable": {
+        "detail": "the size of the images is not known: give data.image_size",
     },
     "drill_impossible": {
         "detail": "there is no rank 2: the job has ranks 0 to 1",

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from api import examples
 from api.downloads import BINARY
 from api.problems import CODES, EVERYWHERE, STATUS, declare
-from dray.requests import DrillRequest, PreemptRequest
+from dray.requests import DrillRequest, PlanRequest, PreemptRequest
 from dray.spec import JobSpec
 from dray.views import Problem
 
@@ -93,6 +93,9 @@ def describe(app: FastAPI) -> dict[str, Any]:
     parts = spec.pop("$defs")
     schemas |= {f"JobSpec.{name}": schema for name, schema in parts.items()}
     schemas |= {"JobSpec": spec, "Problem": Problem.model_json_schema(mode="serialization")}
+    plan = PlanRequest.model_json_schema(ref_template=SPEC_REF)
+    del plan["$defs"]  # those of a job document
+    schemas["PlanRequest"] = plan
     for kind in REQUESTS:
         schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {}) | {kind.__name__: schema}

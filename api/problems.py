@@ -48,6 +48,8 @@ STATUS: Mapping[str, int] = {
     "invalid_document": 422,
     "invalid_parameter": 422,
     "unsatisfiable": 422,
+    "out_of_memory": 422,
+    "not_plannable": 422,
     "drill_impossible": 422,
     "idempotency_key_reused": 422,
     "init_from_not_found": 422,

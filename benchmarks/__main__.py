@@ -118,6 +118,12 @@ def _strategies(num_rounds: int, tell: Tell) -> report.Result:
     return measure(num_rounds, tell)
 
 
+def _planner(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.planner.measure import measure
+
+    return measure(num_rounds, tell)
+
+
 BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "submit_to_first_step": _first_step,
     "step_time": _step_time,
@@ -133,6 +139,7 @@ BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "wire": _wire,
     "strategies": _strategies,
     "large_batch": _large_batch,
+    "planner": _planner,
 }
 
 

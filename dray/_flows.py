@@ -96,6 +96,13 @@ class Flows(Calls):
         content = _as_json(spec)
         return (yield from self.read(views.Job, Call("POST", "/v1/jobs", (), headers, content)))
 
+    def plan(self, spec: Spec, options: Mapping[str, float | None]) -> Flow[views.Plan]:
+        document = json.loads(_as_json(spec))
+        given = {name: value for name, value in options.items() if value is not None}
+        headers = {"Content-Type": "application/json"}
+        content = json.dumps({**document, **given}).encode()
+        return (yield from self.read(views.Plan, Call("POST", "/v1/plan", (), headers, content)))
+
     def get(self, job_id: str, wait_s: float, known_state: JobState | None) -> Flow[views.Job]:
         return _following.get(self, job_id, wait_s, known_state)
 

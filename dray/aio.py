@@ -55,6 +55,23 @@ class AsyncClient:
     async def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> views.Job:
         return await self._driver.run(self._flows.submit(spec, idempotency_key))
 
+    async def plan(
+        self,
+        spec: Spec,
+        *,
+        memory_bytes_per_rank: int | None = None,
+        flops_per_s: float | None = None,
+        bandwidth_bytes_per_s: float | None = None,
+        latency_s: float | None = None,
+    ) -> views.Plan:
+        options = {
+            "memory_bytes_per_rank": memory_bytes_per_rank,
+            "flops_per_s": flops_per_s,
+            "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+            "latency_s": latency_s,
+        }
+        return await self._driver.run(self._flows.plan(spec, options))
+
     async def get(
         self, job_id: str, *, wait_s: float = 0.0, known_state: JobState | None = None
     ) -> views.Job:

@@ -84,6 +84,28 @@ class Client:
         """
         return self._driver.run(self._flows.submit(spec, idempotency_key))
 
+    def plan(
+        self,
+        spec: Spec,
+        *,
+        memory_bytes_per_rank: int | None = None,
+        flops_per_s: float | None = None,
+        bandwidth_bytes_per_s: float | None = None,
+        latency_s: float | None = None,
+    ) -> views.Plan:
+        """Memory and expected step time of each way to divide a job; nothing is submitted.
+
+        What is not given is what the server knows of its cluster, or a number of its kind, which
+        the plan tells. Raises NotPlannable where only the data could tell.
+        """
+        options = {
+            "memory_bytes_per_rank": memory_bytes_per_rank,
+            "flops_per_s": flops_per_s,
+            "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+            "latency_s": latency_s,
+        }
+        return self._driver.run(self._flows.plan(spec, options))
+
     def get(
         self, job_id: str, *, wait_s: float = 0.0, known_state: JobState | None = None
     ) -> views.Job:

@@ -18,6 +18,8 @@
           |   + BodyTooLarge         body_too_large
           |   + RangeNotSatisfiable  range_not_satisfiable
           |   + Unsatisfiable        unsatisfiable
+          |   |   + OutOfMemory      out_of_memory
+          |   + NotPlannable         not_plannable
           |   + InitFromNotFound     init_from_not_found
           |   + DrillImpossible      drill_impossible
           |   + IdempotencyMismatch  idempotency_key_reused
@@ -193,6 +195,18 @@ class Unsatisfiable(BadRequest):
     """The job asks for more than the cluster could ever give."""
 
     code = "unsatisfiable"
+
+
+class OutOfMemory(Unsatisfiable):
+    """The job needs more memory than its workers have; the hint says what would help."""
+
+    code = "out_of_memory"
+
+
+class NotPlannable(BadRequest):
+    """Nothing can be said of the job before its data are read."""
+
+    code = "not_plannable"
 
 
 class InitFromNotFound(BadRequest):

@@ -1,4 +1,4 @@
-"""The small documents that ask something of a running job."""
+"""The documents that ask for something, besides the one that describes a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from dray.spec.fields import MAX_STEPS, Document
+from dray.spec import JobSpec
+from dray.spec.fields import MAX_STEPS, Document, Int, Number
 from dray.views import DrillKind
 
 MAX_RANK = 1_000_000
@@ -43,3 +44,24 @@ class DrillRequest(Document):
     """Whom it strikes; of no meaning for `preempt`."""
     at_step: Step | None = None
     """Strike when so many optimizer steps are done; left out: at once."""
+
+
+class PlanRequest(JobSpec):
+    """A job document, and what the planner can't know by itself."""
+
+    memory_bytes_per_rank: Annotated[Int, Field(ge=1, le=2**50)] | None = None
+    """What each worker has for its tensors; by default what is known of the cluster's GPUs, or
+    `resources.memory_bytes` on CPU."""
+    flops_per_s: Annotated[Number, Field(gt=0.0, le=1e18)] | None = None
+    """Floating point operations that a worker does in a second of training; by default a number of
+    its kind, which the answer tells."""
+    bandwidth_bytes_per_s: Annotated[Number, Field(gt=0.0, le=1e15)] | None = None
+    """That each worker sends with while all do."""
+    latency_s: Annotated[Number, Field(ge=0.0, le=10.0)] | None = None
+    """Of one operation among workers."""
+
+    @property
+    def job(self) -> JobSpec:
+        """The document alone."""
+        own = type(self).model_fields.keys() - JobSpec.model_fields.keys()
+        return JobSpec.model_validate(self.model_dump(exclude=own))

@@ -406,6 +406,65 @@ class NodeSlots(View):
     jobs: list[str]
 
 
+class PlannedMemory(View):
+    """Bytes of the rank that holds the most, at the fullest moment of a step."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    """All else: what the backward pass needs, gathered weights, buffers. Where the fullest moment
+    is before all gradients are there, less by those."""
+    total_bytes: int
+
+
+class PlannedMesh(View):
+    """One way to divide a job."""
+
+    name: str
+    parallel: dict[str, Any]
+    """As in a job document."""
+    micro_batch_size: int
+    num_micro_batches: int
+    memory: PlannedMemory
+    missing_bytes: int | None = None
+    """0 if it fits; null where nobody knows how much memory there is."""
+    step_time_s: float
+    """Expected: the sum of the three below."""
+    compute_s: float
+    send_s: float
+    idle_s: float
+    """Of a pipeline."""
+    why: str
+
+
+class Calibration(View):
+    """What the times are computed with."""
+
+    flops_per_s: float
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    source: str
+    """Where the numbers come from."""
+
+
+class Plan(View):
+    """How a job could be divided among its workers."""
+
+    chosen: str | None = None
+    """Name of the mesh that `parallel: auto` would become; null if none fits."""
+    meshes: list[PlannedMesh]
+    """Those that fit, the fastest first; then those that don't, by how much they lack."""
+    memory_bytes_per_rank: int | None = None
+    """What must hold it; null where nobody knows."""
+    memory_source: str
+    change: str | None = None
+    """Where none fits, the smallest change of the document that makes one fit."""
+    calibration: Calibration
+    assumed: list[str] = []
+    """What only the data could tell, and was taken to be the usual."""
+
+
 class StorageState(View):
     """How full the storage is, as it was last looked at."""
 

@@ -28,6 +28,7 @@ from service.domain.ids import new_job_id
 from service.domain.states import Trigger
 from service.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.listing import JobFilter
+from service.plans import Plans
 from service.settings import Settings
 from service.signals import QUEUE, Signals, events_of
 from service.storage import Storage
@@ -53,6 +54,7 @@ class Jobs:
         self._settings = settings
         self._clock = clock or database.clock
         self._keys_in_flight = KeysInFlight()
+        self._plans = Plans(database)
         self.storage_watch = StorageWatch(database, storage, settings)
 
     async def submit(
@@ -66,11 +68,14 @@ class Jobs:
         """The job and True; or, if the key was used for the same request, the first one and False.
 
         DataSourceForbidden if it names data that nobody may read; Unsatisfiable if the cluster as
-        it is known now could never run it; InitFromNotFound if the checkpoint it starts from is
+        it is known now could never run it, OutOfMemory if it needs more than its workers have;
+        InitFromNotFound if the checkpoint it starts from is
         not there; QuotaExceeded while the storage is full; IdempotencyMismatch if the key was used
         for another request.
         """
         await data_sources.refuse_forbidden(spec, data_sources.policy_of(self._settings))
+        settled = await self._plans.settle(spec)
+        spec = settled.spec
         now = self._clock()
         job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
 
@@ -82,13 +87,15 @@ class Jobs:
                 earlier = reserve(session, owner, idempotency, job_id, now)
                 if earlier is not None:
                     return presenting.job(session, found(session, earlier)), False
+            if settled.refusal is not None:
+                raise settled.refusal
             request = policy.request_of(spec.resources, spec.elastic)
             _refuse_impossible(session, request)
             refuse_if_full(session)
             origin = origins.resolve(session, spec.init_from) if spec.init_from else None
             row = _new_row(job_id, spec, request, origin, owner, project, self._settings, now)
             repository.insert(session, row, spec.labels)
-            repository.add_event(session, _submitted(row, now))
+            repository.add_event(session, _submitted(row, settled.told, now))
             notify(session, job_id, QUEUE)
             session.flush()
             return presenting.job(session, row), True
@@ -276,7 +283,8 @@ def _new_row(
     )
 
 
-def _submitted(row: JobRow, now: datetime) -> EventRow:
+def _submitted(row: JobRow, planned: str | None, now: datetime) -> EventRow:
+    message = f"submitted to the queue {row.queue!r}"
     return EventRow(
         job_id=row.id,
         seq=row.event_seq,
@@ -285,6 +293,6 @@ def _submitted(row: JobRow, now: datetime) -> EventRow:
         to_state=JobState.QUEUED,
         attempt=0,
         code="submitted",
-        message=f"submitted to the queue {row.queue!r}",
-        data={},
+        message=message if planned is None else f"{message}; {planned}",
+        data={} if planned is None else {"planned": row.spec["parallel"]},
     )

@@ -32,6 +32,7 @@ from service.fencing import LoopDatabase
 from service.home import HomeLock
 from service.jobs import Jobs
 from service.leader import Leader, Loops
+from service.plans import Plans
 from service.reading import Reading
 from service.reconciler import Reconciler
 from service.scheduler import Scheduler
@@ -70,6 +71,7 @@ class Runtime:
         self.signals: Signals = database.signals
         self.storage = storage
         self.jobs = Jobs(database, storage, self.signals, settings)
+        self.plans = Plans(database)
         self.faults = Faults(database, settings)
         self.status = StatusCache(database)
         self.reading = Reading(database, storage, self.signals, settings)

@@ -82,6 +82,7 @@ class ListQuery(Query):
         "invalid_document",
         "data_source_forbidden",
         "unsatisfiable",
+        "out_of_memory",
         "init_from_not_found",
         "quota_exceeded",
         *IDEMPOTENCY_PROBLEMS,

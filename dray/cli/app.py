@@ -8,6 +8,7 @@ import sys
 from dray.cli import exits, terminal
 from dray.cli import faults as _faults  # noqa: F401  registers its commands
 from dray.cli import jobs as _jobs  # noqa: F401  registers its commands
+from dray.cli import plan as _plan  # noqa: F401  registers its commands
 from dray.cli import reading as _reading  # noqa: F401  registers its commands
 from dray.cli import results as _results  # noqa: F401  registers its commands
 from dray.cli.base import app

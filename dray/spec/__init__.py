@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, StrictBool, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StrictBool, StringConstraints, model_validator
 
 from dray.spec.data import Data, Format
 from dray.spec.fields import (
@@ -26,7 +26,7 @@ from dray.spec.fields import (
     wrong,
 )
 from dray.spec.model import Cnn, Gpt, Mlp, Model, ResNet, Unet
-from dray.spec.parallel import MAX_WORKERS, Parallel
+from dray.spec.parallel import MAX_WORKERS, Parallel, written_out
 from dray.spec.profile import Profile
 from dray.spec.recipes import RECIPES, RecipeName
 from dray.spec.sync import Compression, Outer, Sync
@@ -137,7 +137,8 @@ class JobSpec(Document):
     """By default the recipe's first model."""
     data: Data = Data()
     train: Train = Train()
-    parallel: Parallel = Parallel()
+    parallel: Annotated[Parallel, BeforeValidator(written_out)] = Parallel()
+    """Or `auto`: the planner chooses the axes when the job is submitted."""
     sync: Sync | None = None
     """Unset, the ranks exchange their gradients in every step, as they are."""
     resources: Resources = Resources()
@@ -241,6 +242,10 @@ class JobSpec(Document):
 
     def _check_mesh(self) -> None:
         self.parallel.check(self.resources.num_workers)
+        if self.parallel.auto and self.script is not None:
+            raise wrong("/parallel", "is for recipes; a script divides its model itself")
+        if self.parallel.auto and self.elastic is not None:
+            raise wrong("/elastic", "is not for parallel: auto, which plans for a fixed size")
         if self.is_divided:
             self._check_divided()
             if isinstance(self.model, Gpt):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from dray.spec.fields import Document, Int, wrong
 from dray.spec.model import Gpt
@@ -19,6 +19,9 @@ INNER = ("tensor", "pipeline", "context")
 class Parallel(Document):
     """How the world is divided: its size is the product of the axes."""
 
+    auto: StrictBool = False
+    """The planner chooses the axes when the job is submitted, and the job is stored with them.
+    `parallel: auto` is short for it."""
     data: Literal["auto"] | Size = "auto"
     """Models that are trained side by side, each on its share of the batch; `auto` is what the
     other axes leave of the world."""
@@ -61,6 +64,8 @@ class Parallel(Document):
     def check(self, num_workers: int) -> None:
         """Raises what `wrong` makes of axes that do not fit the world, or options the axes."""
         axes = ["shard", *INNER]
+        if self.auto and (self.num_parts > 1 or self.data != "auto"):
+            raise wrong("/parallel/auto", "leaves all axes to the planner: give none, or leave it")
         used = [axis for axis in axes if getattr(self, axis) > 1]
         if num_workers % self.num_parts:
             if len(used) == 1:
@@ -110,3 +115,8 @@ class Parallel(Document):
                 "many places"
             )
             raise wrong(f"/parallel/{axis}", message)
+
+
+def written_out(given: Any) -> Any:
+    """The short form, as the fields it stands for."""
+    return {"auto": True} if given == "auto" else given

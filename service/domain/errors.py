@@ -15,6 +15,8 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         CheckpointInUse     checkpoint_in_use
         IdempotencyInFlight idempotency_in_flight
       Unsatisfiable         unsatisfiable
+        OutOfMemory         out_of_memory
+      NotPlannable          not_plannable
       DrillImpossible       drill_impossible
       DataSourceForbidden   data_source_forbidden
       IdempotencyMismatch   idempotency_key_reused
@@ -101,6 +103,18 @@ class Unsatisfiable(DomainError):
     """The cluster could not run the job even if it were empty."""
 
     code = "unsatisfiable"
+
+
+class OutOfMemory(Unsatisfiable):
+    """The job needs more memory than its workers have."""
+
+    code = "out_of_memory"
+
+
+class NotPlannable(DomainError):
+    """Nothing can be said of the job's memory or time before its data are read."""
+
+    code = "not_plannable"
 
 
 class DrillImpossible(DomainError):

@@ -51,6 +51,7 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
                 *("checkpoints/{step}/files", "checkpoints/{step}/files/{path}"),
             )
         ),
+        "/v1/plan",
         "/v1/cluster",
         "/healthz",
         "/readyz",

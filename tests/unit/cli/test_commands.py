@@ -22,7 +22,7 @@ from tests.unit.service.helpers import metrics
 COMMANDS = (
     *("submit", "watch", "wait", "ls", "get", "cancel", "delete", "logs", "events", "explain"),
     *("metrics", "attempts", "checkpoints", "artifacts", "download", "cluster"),
-    *("preempt", "drill", "hangs"),
+    *("preempt", "drill", "hangs", "plan"),
 )
 
 
@@ -48,6 +48,17 @@ def test_a_submitted_job_is_named_and_its_settings_changed(cli: Cli, document: s
 def test_submitting_twice_with_one_key_makes_one_job(cli: Cli, document: str) -> None:
     ids = {cli.json("submit", document, "--idempotency-key", "cli")["id"] for _ in range(2)}
     assert len(ids) == 1
+
+
+def test_a_plan_shows_each_mesh_and_what_is_chosen(cli: Cli, document: str) -> None:
+    workers = ("--set", "resources.num_workers=2")
+    lines = cli("plan", document, *workers, "--memory", "1000000000").splitlines()
+    assert lines[0].split()[:2] == ["MESH", "PARAMETERS"]
+    assert {line[:7].rstrip() for line in lines[1:3]} == {"data 2", "shard 2"}
+    assert lines[-1].startswith("chosen: ")
+    assert "given with the request" in cli("plan", document, "--memory", "1000000000")
+    assert cli.json("plan", document, *workers)["memory_bytes_per_rank"] is None
+    assert "would make it fit" in cli("plan", document, *workers, "--memory", "1000000")
 
 
 def test_a_wrong_document_is_a_sentence_with_field_and_hint(cli: Cli, document: str) -> None:

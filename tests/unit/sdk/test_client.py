@@ -60,6 +60,22 @@ def test_a_job_is_submitted_as_a_mapping_a_spec_or_a_file(client: Client, tmp_pa
     assert names == ["m", "spec", "from-file", "from-file"]
 
 
+def test_a_plan_is_of_the_document_and_what_is_given(server: LiveServer, client: Client) -> None:
+    plan = client.plan({**JOB, "resources": {"num_workers": 2}}, memory_bytes_per_rank=1 << 30)
+    assert {mesh.name for mesh in plan.meshes} == {"data 2", "shard 2"}
+    assert plan.memory_bytes_per_rank == 1 << 30
+
+    async def same() -> object:
+        async with AsyncClient(server.url) as other:
+            return await other.plan(
+                {**JOB, "resources": {"num_workers": 2}}, memory_bytes_per_rank=1 << 30
+            )
+
+    assert asyncio.run(same()) == plan
+    with pytest.raises(errors.NotPlannable):
+        client.plan({"script": {"entrypoint": "train.py"}})
+
+
 def test_what_json_can_not_carry_is_refused_before_it_is_sent(client: Client) -> None:
     for value in (float("nan"), object()):
         with pytest.raises(errors.SpecError, match="JSON"):

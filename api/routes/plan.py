@@ -1,0 +1,40 @@
+"""/v1/plan: how a job could be divided."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from api import body
+from api.caching import fresh
+from api.context import Caller, NoParameters, TheContext, ThePlans
+from api.openapi import json_body
+from api.problems import declare
+from dray import views
+from dray.requests import PlanRequest
+
+router = APIRouter(prefix="/v1", tags=["plan"])
+
+
+@router.post(
+    "/plan",
+    operation_id="plan_job",
+    response_model=views.Plan,
+    openapi_extra=json_body(PlanRequest),
+    dependencies=[NoParameters],
+    responses=declare(
+        "malformed_request",
+        "body_too_large",
+        "unsupported_media_type",
+        "invalid_document",
+        "not_plannable",
+        "invalid_parameter",
+    ),
+)
+async def plan(request: Request, context: TheContext, plans: ThePlans, _: Caller) -> Response:
+    """Memory and expected step time of each way to divide a job. Nothing is submitted.
+
+    The body is a job document, and may say what the planner can't know by itself.
+    """
+    limit_bytes = context.runtime.settings.max_body_bytes
+    wanted, _document = await body.read_as(PlanRequest, request, limit_bytes)
+    return fresh(await plans.plan(wanted), 200)

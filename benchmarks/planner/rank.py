@@ -1,0 +1,89 @@
+"""The most memory that one rank of a job takes in a step, as torch's memory tracker counts it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from benchmarks.step_time.rank import rank_task
+from dray.spec import JobSpec
+from ray_workers.contracts import DataPolicy
+from ray_workers.pages import Page, Place
+from ray_workers.recipes import RECIPES
+from ray_workers.training import entry
+from ray_workers.training.loop import Loop
+
+NUM_STEPS = 3
+CPU = torch.device("cpu")
+
+
+class Totals(MemTracker):  # type: ignore[no-untyped-call]
+    """Torch's tracker, without what it tells of modules: for that it takes one call of each in a
+    step, and hooks that a pipeline can't do with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mod_tracker = _NoModules()  # type: ignore[assignment]
+
+
+class _NoModules:
+    is_bw = False
+    parents: frozenset[str] = frozenset()
+
+    def register_user_hooks(self, *_: Any) -> None: ...
+    def clear_user_hooks(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: Any) -> None: ...
+
+
+def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
+    """What lies there at the peak of the steps after the first.
+
+    Optimizer state is there from the first step on. The data set is not counted: what is kept of
+    it was read before. The process is in a group of `world_size` already.
+    """
+    spec = JobSpec.model_validate_json(document)
+    assert spec.recipe is not None
+    task = rank_task(spec, rank, world_size, folder)
+    os.environ.update(entry.environment(task, spec))
+    torch.set_num_threads(1)
+    loop = Loop(task, spec, RECIPES[spec.recipe].build(spec, DataPolicy()), Page(None))
+    tracker = Totals()
+    model = getattr(loop.strategy, "model", None)
+    if model is not None:  # else it is made when the rank takes its place
+        tracker.track_external(model)
+    with tracker:
+        loop.take(Place(0, rank, world_size))
+        loop.enter()
+        loop._step(1)
+    with tracker:  # the peak is counted from here on
+        for step in range(2, NUM_STEPS + 1):
+            loop._step(step)
+    found: int = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
+    loop.end()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    found = peak_bytes((folder / "job.json").read_text(), rank, world_size, folder)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The jobs whose memory is planned and measured: each axis, and each option that changes memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.equality.work import INTERLEAVED, ZERO_BUBBLE, write_text
+
+Job = tuple[int, dict[str, Any]]
+"""(ranks, job document)"""
+
+WIDE = {"width": 256, "context_length": 32, "num_layers": 3}
+"""Mostly weights, where the default is mostly activations."""
+
+
+def jobs(folder: Path) -> dict[str, Job]:
+    source = write_text(folder).as_uri()
+
+    def gpt(
+        num_ranks: int = 1,
+        parallel: dict[str, Any] | None = None,
+        model: dict[str, Any] | None = None,
+        **train: Any,
+    ) -> Job:
+        shape = {"num_layers": 4, "num_heads": 4, "width": 64, "context_length": 64}
+        return num_ranks, {
+            "recipe": "language_model",
+            "model": {"name": "gpt", **shape, **(model or {})},
+            "data": {"source": source},
+            "train": {"global_batch_size": 16, "max_steps": 5, **train},
+            "resources": {"num_workers": num_ranks},
+            "parallel": parallel or {},
+        }
+
+    def wide(num_ranks: int = 1, parallel: dict[str, Any] | None = None, **train: Any) -> Job:
+        return gpt(num_ranks, parallel, WIDE, **{"global_batch_size": 4, **train})
+
+    def image(
+        model: dict[str, Any],
+        num_ranks: int = 1,
+        parallel: dict[str, Any] | None = None,
+        **train: Any,
+    ) -> Job:
+        return num_ranks, {
+            "recipe": "image_classification",
+            "model": model,
+            "data": {"source": "sklearn://digits"},
+            "train": {"global_batch_size": 32, "max_steps": 5, **train},
+        }
+
+    resnet = {"name": "resnet", "depth": 8}
+    momentum = {"name": "sgd", "lr": 0.01, "momentum": 0.9}
+    return {
+        "gpt": gpt(),
+        "gpt, bf16": gpt(precision="bf16"),
+        "gpt, selective": gpt(recompute="selective"),
+        "gpt, full": gpt(recompute="full"),
+        "gpt, micro-batches": gpt(micro_batch_size=4),
+        "gpt, dropout": gpt(model={"dropout": 0.1}),
+        "wide gpt": wide(),
+        "wide gpt, sgd with momentum": wide(optimizer=momentum),
+        "cnn": image({"name": "cnn"}),
+        "mlp": image({"name": "mlp", "width": 128, "num_layers": 3}),
+        "resnet": image(resnet),
+        "resnet, bf16": image(resnet, precision="bf16"),
+        "data 2": wide(2),
+        "shard 2": wide(2, {"shard": 2}),
+        "shard 2, ZeRO 2": wide(2, {"shard": 2, "zero": 2}),
+        "shard 2, full": wide(2, {"shard": 2}, recompute="full"),
+        "shard 2, bf16": wide(2, {"shard": 2}, precision="bf16"),
+        "tensor 2": gpt(2, {"tensor": 2}),
+        "context 2": gpt(2, {"context": 2}),
+        "pipeline 2": gpt(2, {"pipeline": 2}),
+        "pipeline 2, GPipe": gpt(2, {"pipeline": 2, "schedule": "gpipe"}, micro_batch_size=2),
+        "pipeline 2, interleaved": gpt(2, INTERLEAVED, micro_batch_size=2),
+        "pipeline 2, zero bubble": gpt(2, ZERO_BUBBLE, micro_batch_size=2),
+        "data 2 x shard 2": wide(4, {"shard": 2}),
+        "data 2 x tensor 2": wide(4, {"tensor": 2}),
+        "shard 2 x tensor 2": gpt(4, {"shard": 2, "tensor": 2}),
+        "tensor 2 x pipeline 2": gpt(4, {"tensor": 2, "pipeline": 2}),
+    }

@@ -1,0 +1,88 @@
+"""The command that tells how a job could be divided."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dray.cli.base import AsJson, app, connect
+
+if TYPE_CHECKING:
+    from dray.views import Plan, PlannedMesh
+
+
+@app.command()
+def plan(
+    document: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Job document, YAML or JSON; - reads it here.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field: train.epochs=3."),
+    ] = None,
+    memory: Annotated[
+        int | None, typer.Option(metavar="BYTES", help="What each worker has.", min=1)
+    ] = None,
+    flops: Annotated[
+        float | None, typer.Option(metavar="PER_S", help="Of a worker in training.", min=0)
+    ] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(metavar="BYTES_PER_S", help="Of each worker.", min=0)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a job takes, and how its workers could divide it."""
+    from dray.cli.output import write_json
+    from dray.documents import apply_settings, load_document
+
+    spec = apply_settings(load_document(document), settings or [])
+    with connect() as client:
+        found = client.plan(
+            spec,
+            memory_bytes_per_rank=memory,
+            flops_per_s=flops,
+            bandwidth_bytes_per_s=bandwidth,
+        )
+    if as_json:
+        write_json(found)
+    else:
+        _show(found)
+
+
+def _show(found: Plan) -> None:
+    from dray.cli.output import size, write
+    from dray.cli.tables import table
+
+    headings = ("MESH", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "TOTAL", "WHY")
+    table(
+        headings,
+        map(_row, found.meshes),
+        flexible=("WHY",),
+        optional=("OPTIMIZER", "GRADIENTS", "PARAMETERS", "ACTIVATIONS"),
+    )
+    write("")
+    has = found.memory_bytes_per_rank
+    write(f"memory of a worker: {'' if has is None else size(has) + ', '}{found.memory_source}")
+    write(f"times: {found.calibration.source}")
+    for sentence in found.assumed:
+        write(f"assumed: {sentence}")
+    if found.chosen is not None:
+        write(f"chosen: {found.chosen}")
+    else:
+        write(f"none fits; {found.change or 'no single change'} would make it fit")
+
+
+def _row(mesh: PlannedMesh) -> tuple[str, ...]:
+    from dray.cli.output import size
+
+    memory = mesh.memory
+    sizes = (
+        memory.parameters_bytes,
+        memory.gradients_bytes,
+        memory.optimizer_bytes,
+        memory.activations_bytes,
+        memory.total_bytes,
+    )
+    return (mesh.name, *map(size, sizes), mesh.why)

@@ -1,0 +1,184 @@
+"""Which division of a job fits, which is the fastest, and what would make one fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dray.spec import JobSpec
+from service.domain.planning.cost import Machine, StepTime, step_time
+from service.domain.planning.memory import Memory, memory_of
+from service.domain.planning.meshes import changed, meshes, name_of
+from service.domain.planning.shapes import Shapes
+
+GIB = 1 << 30
+MOST_WORKERS = 1024
+"""Divisions are tried up to as many; beyond, only the one that the document names."""
+OVERHEAD_BYTES = 1 * GIB
+"""Of a GPU's memory, what CUDA, its libraries and NCCL take before the first tensor."""
+
+MEMORY: Mapping[str, int] = {
+    "B200": 180 * GIB,
+    "H200": 139 * GIB,
+    "H100": 79 * GIB,
+    "A100-80G": 79 * GIB,
+    "A100-40G": 39 * GIB,
+    "L40S": 44 * GIB,
+    "L4": 22 * GIB,
+    "A10G": 22 * GIB,
+    "T4": 14 * GIB,
+    "V100": 15 * GIB,
+}
+"""Bytes that a GPU offers, by Ray's accelerator type: what is free of a new one, rounded down. Of a
+type that comes in two sizes it is the smaller one, so an `A100` without its size is not here."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One division of the job."""
+
+    spec: JobSpec
+    memory: Memory
+    time: StepTime
+    missing_bytes: int | None
+    """0 if it fits; None if nobody knows how much memory there is."""
+
+    @property
+    def name(self) -> str:
+        return name_of(self.spec.parallel, self.spec.resources.num_workers)
+
+    @property
+    def fits(self) -> bool:
+        return not self.missing_bytes
+
+
+@dataclass(frozen=True)
+class Change:
+    """What would make the job fit."""
+
+    description: str
+    parts: Mapping[str, Any]
+    """Fields of the document, with their values, by their names joined with dots."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    candidates: tuple[Candidate, ...]
+    """Those that fit first, the fastest of them first; then by how much they lack."""
+    available_bytes: int | None
+    machine: Machine
+    change: Change | None
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """None if nothing fits."""
+        first = self.candidates[0]
+        return first if first.fits else None
+
+    def why(self, candidate: Candidate) -> str:
+        """In a sentence."""
+        if candidate.missing_bytes:
+            return f"lacks {human(candidate.missing_bytes)} of memory on each worker"
+        best = self.candidates[0]
+        seconds = spoken(candidate.time.total_s)
+        if candidate is best:
+            known = "fits and " if candidate.missing_bytes is not None else ""
+            alone = len(self.candidates) == 1
+            return f"{known}takes {seconds} a step" + ("" if alone else ", the least of all")
+        longer = candidate.time.total_s / max(best.time.total_s, 1e-12)
+        parts = {"computing": "compute_s", "sending": "send_s", "idling": "idle_s"}
+        costs = {
+            what: getattr(candidate.time, part) - getattr(best.time, part)
+            for what, part in parts.items()
+        }
+        what = max(costs, key=lambda each: costs[each])
+        return f"takes {seconds} a step, {longer:.2f} times as long: more {what}"
+
+
+def plan_of(
+    spec: JobSpec,
+    shapes: Shapes,
+    machine: Machine,
+    available_bytes: int | None,
+    *,
+    all_of_them: bool,
+) -> Plan:
+    """all_of_them: every division of the workers, and not the document's alone."""
+    few = spec.resources.num_workers <= MOST_WORKERS
+    specs = meshes(spec) if all_of_them and few and _may_divide(spec) else [spec]
+    found = [_candidate(each, shapes, machine, available_bytes) for each in specs]
+    found.sort(key=lambda each: (each.missing_bytes or 0, each.time.total_s, each.memory.total))
+    change = None
+    if not found[0].fits and available_bytes is not None:
+        change = smallest_change(found[0].spec, shapes, available_bytes, all_of_them=all_of_them)
+    return Plan(tuple(found), available_bytes, machine, change)
+
+
+def _candidate(spec: JobSpec, shapes: Shapes, machine: Machine, available: int | None) -> Candidate:
+    memory = memory_of(spec, shapes)
+    missing = None if available is None else max(0, memory.total - available)
+    return Candidate(spec, memory, step_time(spec, shapes, machine), missing)
+
+
+def _may_divide(spec: JobSpec) -> bool:
+    """An elastic job has no fixed size to divide."""
+    return spec.elastic is None
+
+
+def smallest_change(
+    spec: JobSpec, shapes: Shapes, available_bytes: int, *, all_of_them: bool
+) -> Change | None:
+    """The first that makes it fit, from what costs the least; None if none does alone."""
+    for change in _changes(spec):
+        document: dict[str, Any] = spec.model_dump(mode="json")
+        for path, value in change.parts.items():
+            part, _, field = path.partition(".")
+            document[part] = {**document[part], field: value}
+        parts = {part: document[part] for part in {path.partition(".")[0] for path in change.parts}}
+        tried = changed(spec, parts)
+        if tried is None:
+            continue
+        ways = meshes(tried) if all_of_them and _may_divide(tried) else [tried]
+        if any(memory_of(way, shapes).total <= available_bytes for way in ways):
+            return change
+    return None
+
+
+def _changes(spec: JobSpec) -> Iterator[Change]:
+    train = spec.train
+    share = -(-train.global_batch_size // (spec.num_replicas * spec.parallel.shard))
+    size = min(train.micro_batch_size or share, share)
+    while size > 1:
+        size //= 2
+        yield Change(f"train.micro_batch_size {size}", {"train.micro_batch_size": size})
+    if train.precision == "fp32":
+        yield Change("train.precision bf16", {"train.precision": "bf16"})
+    for how in ("selective", "full"):
+        if train.recompute == "none":
+            yield Change(f"train.recompute {how}", {"train.recompute": how})
+    if train.recompute != "full":
+        least = {"train.micro_batch_size": 1, "train.recompute": "full"}
+        yield Change("train.micro_batch_size 1 with train.recompute full", least)
+    workers = spec.resources.num_workers
+    for factor in (2, 4, 8, 16, 32, 64):
+        more = workers * factor
+        parts: dict[str, Any] = {"resources.num_workers": more}
+        words = f"resources.num_workers {more}"
+        if not spec.parallel.inner_axes:
+            parts["parallel.shard"] = spec.parallel.shard * factor
+            words += f" with parallel.shard {spec.parallel.shard * factor}"
+        yield Change(words, parts)
+
+
+def human(size: float) -> str:
+    """1.5 GiB."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def spoken(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.2g} ms"

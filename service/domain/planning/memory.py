@@ -1,0 +1,183 @@
+"""What a rank of a job holds at the fullest moment of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dray.spec import Gpt, JobSpec
+from service.domain.planning import gpt, images
+from service.domain.planning.playing import FP32, Gradients, Playing, peak_bytes, saved_bytes
+from service.domain.planning.shapes import Shapes
+from service.domain.planning.tape import Tape
+
+PIECES_PER_STAGE = 2  # as ray_workers.training.strategies.pipeline.PER_STAGE
+STATES = {"adamw": 2.0, "lamb": 2.0, "lars": 1.0, "sgd": 0.0, "adafactor": 0.0}
+"""Tensors as large as the parameters that the optimizer keeps; with momentum, sgd has one."""
+SCRATCH = {"lamb": 2.0, "lars": 1.0}
+"""And that it makes for the time of its step."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes, of the rank that holds the most."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """All else that lies there at the fullest moment: what the backward pass needs, gathered
+    weights, buffers. Where that is before the last gradient is there, less by the gradients that
+    are still to come."""
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How a rank's share of the batch is cut."""
+
+    size: int
+    count: int
+
+
+def pieces_of(spec: JobSpec) -> Pieces:
+    train, parallel = spec.train, spec.parallel
+    shares = spec.num_replicas * parallel.shard
+    share = -(-train.global_batch_size // shares)
+    if parallel.pipeline == 1:
+        size = min(share, train.micro_batch_size or share)
+        count = -(-share // size)
+        return Pieces(-(-share // count) if spec.is_divided else size, count)
+    wanted = PIECES_PER_STAGE * parallel.pipeline
+    if train.micro_batch_size is not None:
+        wanted = -(-share // train.micro_batch_size)
+    count = -(-wanted // parallel.pipeline) * parallel.pipeline
+    return Pieces(-(-share // count), count)
+
+
+def memory_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool | None = None) -> Memory:
+    """Of the rank that holds the most, as the document divides the model."""
+    gpu = spec.resources.gpus_per_worker > 0 if on_gpu is None else on_gpu
+    return max(
+        (_of_rank(spec, tapes, at) for at, tapes in enumerate(tapes_of(spec, shapes, on_gpu=gpu))),
+        key=lambda each: each.total,
+    )
+
+
+def tapes_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[Tape]]:
+    """For each place in the pipeline, the tape of each stage there."""
+    half = spec.train.precision != "fp32"
+    size = pieces_of(spec).size
+    if not isinstance(spec.model, Gpt):
+        return [[images.record(spec, shapes, size, half=half, on_gpu=on_gpu)]]
+    parallel, model = spec.parallel, spec.model
+    per_rank = parallel.stages_per_rank
+    num_stages = parallel.pipeline * per_rank
+
+    def tape(stage: int) -> Tape:
+        start, stop = (_first_of(model.num_layers, n, num_stages) for n in (stage, stage + 1))
+        part = gpt.Part(
+            size,
+            parallel.tensor,
+            parallel.context,
+            range(start, stop),
+            is_first=stage == 0,
+            is_last=stage == num_stages - 1,
+            is_stage=num_stages > 1,
+        )
+        assert shapes.vocabulary is not None
+        return gpt.record(model, shapes.vocabulary, part, half=half, on_gpu=on_gpu)
+
+    return [
+        [tape(at + n * parallel.pipeline) for n in range(per_rank)]
+        for at in range(parallel.pipeline)
+    ]
+
+
+def _first_of(total: int, number: int, count: int) -> int:
+    """Where a share begins, as `ray_workers.training.data.share` cuts."""
+    return total * number // count
+
+
+def _of_rank(spec: JobSpec, tapes: list[Tape], at: int) -> Memory:
+    parallel, pieces = spec.parallel, pieces_of(spec)
+    holders = parallel.shard * parallel.context
+    exchanging = holders * spec.num_replicas
+    weights = FP32 * sum(elements_of(tape) for tape in tapes)
+    own = weights / holders
+    optimizer = own * _states(spec)
+    base = own + optimizer + own * (spec.train.ema is not None)
+    gradients = own
+    if not spec.is_divided:
+        where = Gradients.COPIED if spec.resources.num_workers > 1 else Gradients.KEPT
+    else:
+        where = Gradients.SCATTERED if exchanging > 1 else Gradients.KEPT
+    adds = pieces.count > 1
+    if where is Gradients.COPIED:
+        base += own  # the buckets
+    if adds:
+        base += weights  # of the micro-batches before, not exchanged yet
+    how = Playing(
+        spec.train.recompute,
+        where,
+        holders,
+        gathers_again=parallel.zero == 3 and holders > 1,
+        adds_to_gradients=adds,
+        keeps_casts=parallel.pipeline > 1,
+    )
+    if parallel.pipeline == 1:
+        peak = base + peak_bytes(tapes[0], how)
+    else:
+        peak = base + _of_pipeline(spec, tapes, at, how, pieces.count)
+    scratch = own * SCRATCH.get(spec.train.optimizer.name, 0.0)
+    updating = own + optimizer + own * (spec.train.ema is not None) + gradients + scratch
+    rest = max(peak, updating) - own - optimizer - gradients
+    return Memory(int(own), int(gradients), int(optimizer), int(rest))
+
+
+def _of_pipeline(spec: JobSpec, tapes: list[Tape], at: int, how: Playing, count: int) -> float:
+    """What several micro-batches take that are on their way at once, and what waits to be sent."""
+    saved = [saved_bytes(tape, how) for tape in tapes]
+    peaks = [peak_bytes(tape, how) for tape in tapes]
+    flying = in_flight(spec, at, count)
+    casts = sum(tape.cast_bytes * op.cast for tape in tapes for s in tape.segments for op in s.ops)
+    gathered = 0.0
+    if how.gradients is Gradients.SCATTERED:  # from the first micro-batch to the last
+        gathered = FP32 * sum(elements_of(tape) for tape in tapes)
+    received = 0.0
+    for number, tape in enumerate(tapes):
+        ops = [op for segment in tape.segments for op in segment.ops]
+        stage = at + number * spec.parallel.pipeline
+        if stage > 0:
+            received += count * tape.gradient_bytes[ops[0].inputs[0]]
+        if stage < spec.parallel.pipeline * len(tapes) - 1:
+            received += count * tape.gradient_bytes[ops[-1].output]
+    mean = sum(saved) / len(saved)
+    return max(peaks) + (flying - 1) * mean + casts + received + gathered
+
+
+def in_flight(spec: JobSpec, at: int, count: int) -> int:
+    """Forward passes of a stage that wait for their backward pass, at most."""
+    parallel = spec.parallel
+    stages, each = parallel.pipeline, parallel.stages_per_rank
+    if parallel.schedule == "gpipe":
+        return count
+    if each == 1 and parallel.schedule == "1f1b":
+        return min(count, stages - at)
+    # One more than the schedules say, as measured: a stage lets go of one when the next is there.
+    warm_up = (each - 1) * stages + 2 * (stages - at - 1) + 2
+    if parallel.schedule == "zero_bubble":  # the gradients of weights wait, the more the later
+        warm_up += at
+    return min(count * each, warm_up)
+
+
+def elements_of(tape: Tape) -> float:
+    """Of the weights."""
+    return sum(op.parameters for segment in tape.segments for op in segment.ops)
+
+
+def _states(spec: JobSpec) -> float:
+    chosen = spec.train.optimizer
+    return 1.0 if chosen.name == "sgd" and chosen.momentum else STATES[chosen.name]

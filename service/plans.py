@@ -1,0 +1,212 @@
+"""Plans: how a job could be divided, by what is known of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.requests import PlanRequest
+from dray.spec import JobSpec
+from service import nodes
+from service.db.session import Database
+from service.domain.errors import NotPlannable, OutOfMemory
+from service.domain.planning.choice import (
+    MEMORY,
+    OVERHEAD_BYTES,
+    Candidate,
+    Plan,
+    human,
+    plan_of,
+)
+from service.domain.planning.cost import Machine, machine_of
+from service.domain.planning.memory import pieces_of
+from service.domain.planning.shapes import Shapes, Unknown, shapes_of
+from service.domain.policy import Node
+
+KIND = "accelerator_type:"
+TOLERANCE = 0.15
+"""How far a plan's memory may be from the truth, as the tests have it. A job is refused only where
+it lacks more."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a worker's memory, and of its kind."""
+
+    least_bytes: int | None
+    """Of the smallest that the job may be given."""
+    most_bytes: int | None
+    """Of the largest."""
+    source: str
+    accelerator: str | None = None
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The document as it is stored, and what the planner did to it."""
+
+    spec: JobSpec
+    told: str | None = None
+    """In a sentence; None if it had nothing to choose."""
+    refusal: OutOfMemory | None = None
+    """Why it can't be taken."""
+
+
+class Plans:
+    """The use cases of the planner."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def plan(self, request: PlanRequest) -> views.Plan:
+        """NotPlannable if the document tells too little."""
+        spec = request.job
+        known = await self._database.read(lambda session: known_memory(session, spec))
+        if request.memory_bytes_per_rank is not None:
+            given = request.memory_bytes_per_rank
+            known = replace(
+                known, least_bytes=given, most_bytes=given, source="given with the request"
+            )
+        return await asyncio.to_thread(_answer, request, spec, known)
+
+    async def settle(self, spec: JobSpec) -> Settled:
+        """The document with the axes that `parallel: auto` becomes.
+
+        Refused if it is known that it can't fit. A document that leaves nothing to choose and whose
+        workers' memory nobody knows is not looked at.
+        """
+        if spec.script is not None:
+            return Settled(spec)
+        known = await self._database.read(lambda session: known_memory(session, spec))
+        if known.most_bytes is None and not spec.parallel.auto:
+            return Settled(spec)
+        return await asyncio.to_thread(_settled, spec, known)
+
+
+def known_memory(session: Session, spec: JobSpec) -> Known:
+    """What each worker of the job has for its tensors, where somebody knows."""
+    resources = spec.resources
+    if not resources.gpus_per_worker:
+        if resources.memory_bytes is None:
+            return Known(None, None, "not known: resources.memory_bytes is not given")
+        return Known(resources.memory_bytes, resources.memory_bytes, "resources.memory_bytes")
+    kinds = {resources.accelerator}
+    if resources.accelerator is None:
+        kinds = _kinds_of(nodes.usable(session) or ())
+    sizes = [MEMORY.get(kind or "") for kind in kinds]
+    found = [size - OVERHEAD_BYTES for size in sizes if size is not None]
+    named = ", ".join(sorted(kind or "of no known type" for kind in kinds))
+    if len(found) < len(sizes) or not found:
+        what = f"the cluster's GPUs are {named}" if kinds else "no GPU is connected"
+        return Known(None, None, f"not known: {what}", resources.accelerator)
+    source = f"an {named}, less 1 GiB for CUDA and NCCL"
+    return Known(min(found), max(found), source, next(iter(kinds)))
+
+
+def _kinds_of(usable: tuple[Node, ...]) -> set[str | None]:
+    """Of the nodes that have GPUs; None stands for those that do not say."""
+    kinds: set[str | None] = set()
+    for node in usable:
+        if node.total.get("GPU", 0):
+            own = {name.removeprefix(KIND) for name in node.total if name.startswith(KIND)}
+            kinds |= own or {None}
+    return kinds
+
+
+def _settled(spec: JobSpec, known: Known) -> Settled:
+    try:
+        shapes = shapes_of(spec)
+    except Unknown as unknown:
+        if not spec.parallel.auto:
+            return Settled(spec)
+        return Settled(_without_auto(spec), f"parallel: auto became data alone, because {unknown}")
+    machine = machine_of(spec, known.accelerator)
+    automatic = spec.parallel.auto
+    plan = plan_of(_without_auto(spec), shapes, machine, known.least_bytes, all_of_them=automatic)
+    best = plan.candidates[0]
+    refusal = _refusal(best, plan, known, shapes)
+    if not automatic:
+        return Settled(spec, refusal=refusal)
+    told = f"parallel: auto became {best.name}: {plan.why(best)}"
+    return Settled(best.spec, told, refusal)
+
+
+def _refusal(best: Candidate, plan: Plan, known: Known, shapes: Shapes) -> OutOfMemory | None:
+    """Only where it is known: not by what was assumed, nor within what a plan may be wrong."""
+    there, needed = known.most_bytes, best.memory.total
+    if there is None or shapes.assumed or needed <= there * (1 + TOLERANCE):
+        return None
+    missing = needed - there
+    return OutOfMemory(
+        f"this job can't fit: each worker needs {human(needed)}, and has {human(there)} "
+        f"({known.source}): {human(missing)} ({missing} bytes) are missing",
+        pointer="/parallel",
+        hint=f"it fits with {plan.change.description}"
+        if plan.change
+        else "no single change makes it fit: make the model smaller, or take larger workers",
+    )
+
+
+def _without_auto(spec: JobSpec) -> JobSpec:
+    parallel = spec.parallel.model_copy(update={"auto": False})
+    return spec.model_copy(update={"parallel": parallel})
+
+
+def _answer(request: PlanRequest, spec: JobSpec, known: Known) -> views.Plan:
+    try:
+        shapes = shapes_of(spec)
+    except Unknown as unknown:
+        raise NotPlannable(f"{unknown}") from None
+    machine = _calibrated(machine_of(spec, known.accelerator), request)
+    plan = plan_of(_without_auto(spec), shapes, machine, known.least_bytes, all_of_them=True)
+    return views.Plan(
+        chosen=plan.chosen.name if plan.chosen else None,
+        meshes=[_mesh(each, plan) for each in plan.candidates],
+        memory_bytes_per_rank=plan.available_bytes,
+        memory_source=known.source,
+        change=plan.change.description if plan.change else None,
+        calibration=views.Calibration(
+            flops_per_s=machine.flops_per_s,
+            bandwidth_bytes_per_s=machine.bandwidth_bytes_per_s,
+            latency_s=machine.latency_s,
+            source=machine.source,
+        ),
+        assumed=list(shapes.assumed),
+    )
+
+
+def _calibrated(machine: Machine, request: PlanRequest) -> Machine:
+    names = ("flops_per_s", "bandwidth_bytes_per_s", "latency_s")
+    given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
+    if not given:
+        return machine
+    source = f"{', '.join(given)} as given with the request"
+    if len(given) < len(names):
+        source += f"; the rest: {machine.source}"
+    return replace(machine, **given, source=source)
+
+
+def _mesh(candidate: Candidate, plan: Plan) -> views.PlannedMesh:
+    memory, time, pieces = candidate.memory, candidate.time, pieces_of(candidate.spec)
+    return views.PlannedMesh(
+        name=candidate.name,
+        parallel=candidate.spec.parallel.model_dump(mode="json", exclude_defaults=True),
+        micro_batch_size=pieces.size,
+        num_micro_batches=pieces.count,
+        memory=views.PlannedMemory(
+            parameters_bytes=memory.parameters,
+            gradients_bytes=memory.gradients,
+            optimizer_bytes=memory.optimizer,
+            activations_bytes=memory.activations,
+            total_bytes=memory.total,
+        ),
+        missing_bytes=candidate.missing_bytes,
+        step_time_s=time.total_s,
+        compute_s=time.compute_s,
+        send_s=time.send_s,
+        idle_s=time.idle_s,
+        why=plan.why(candidate),
+    )

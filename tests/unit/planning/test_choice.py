@@ -1,0 +1,104 @@
+"""What is chosen, what is refused, and what would help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dray.spec import JobSpec
+from service.domain.planning.choice import plan_of
+from service.domain.planning.cost import CPU, Machine, step_time
+from service.domain.planning.memory import memory_of
+from service.domain.planning.meshes import meshes, name_of
+from service.domain.planning.shapes import Unknown, shapes_of
+
+MODEL = {"name": "gpt", "num_layers": 4, "num_heads": 4, "width": 256, "context_length": 64}
+
+
+def job(num_workers: int = 4, parallel: Any = None, **train: Any) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "recipe": "language_model",
+            "model": MODEL,
+            "data": {"source": "file:///text.txt"},
+            "train": {"global_batch_size": 16, **train},
+            "resources": {"num_workers": num_workers},
+            "parallel": parallel or {},
+        }
+    )
+
+
+def test_every_mesh_is_one_that_the_document_takes_and_none_is_lacking() -> None:
+    names = {name_of(each.parallel, 4) for each in meshes(job())}
+    assert {"data 4", "shard 4", "tensor 4", "pipeline 4", "context 4"} <= names
+    assert {"data 2 x shard 2", "tensor 2 x pipeline 2", "shard 2 x context 2"} <= names
+    assert len(names) == len(meshes(job())) == 15
+
+
+def test_a_model_of_images_is_divided_along_data_and_shard_alone() -> None:
+    images = JobSpec.model_validate(
+        {"recipe": "image_classification", "resources": {"num_workers": 4}}
+    )
+    names = [name_of(each.parallel, 4) for each in meshes(images)]
+    assert names == ["data 4", "data 2 x shard 2", "shard 4"]
+
+
+def test_where_all_fit_the_fastest_is_chosen() -> None:
+    plan = plan_of(job(), shapes_of(job()), CPU, 1 << 40, all_of_them=True)
+    assert plan.chosen is plan.candidates[0]
+    times = [each.time.total_s for each in plan.candidates]
+    assert times == sorted(times)
+
+
+def test_a_slow_network_makes_pipelines_better_than_shards() -> None:
+    slow = Machine(CPU.flops_per_s, 1e6, 0.0, "test")
+    one, other = job(4, {"pipeline": 4}), job(4, {"shard": 4})
+    shapes = shapes_of(one)
+    assert step_time(one, shapes, slow).total_s < step_time(other, shapes, slow).total_s
+
+
+def test_replicas_that_do_not_fit_are_not_chosen() -> None:
+    replicas = memory_of(job(), shapes_of(job())).total
+    plan = plan_of(job(), shapes_of(job()), CPU, replicas - 1, all_of_them=True)
+    assert plan.chosen is not None
+    assert plan.chosen.memory.total < replicas
+    lacking = next(each for each in plan.candidates if each.name == "data 4")
+    assert lacking.missing_bytes == 1
+    assert "lacks 1 bytes" in plan.why(lacking)
+
+
+def test_what_is_named_as_a_help_does_help() -> None:
+    shapes = shapes_of(job(1))
+    needed = memory_of(job(1), shapes).total
+    plan = plan_of(job(1), shapes, CPU, int(0.9 * needed), all_of_them=False)
+    assert plan.chosen is None
+    assert plan.change is not None
+    assert plan.change.description == "train.micro_batch_size 8"
+    assert memory_of(job(1, micro_batch_size=8), shapes).total <= 0.9 * needed
+
+
+def test_weights_that_do_not_fit_are_spread_over_more_workers() -> None:
+    shapes = shapes_of(job(1))
+    memory = memory_of(job(1), shapes)
+    weights = memory.parameters + memory.gradients + memory.optimizer
+    plan = plan_of(job(1), shapes, CPU, int(0.7 * weights), all_of_them=False)
+    assert plan.change is not None
+    assert "resources.num_workers" in plan.change.description
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"script": {"entrypoint": "train.py"}},
+        {"recipe": "image_classification", "data": {"source": "file:///folder"}},
+        {
+            "recipe": "tabular_regression",
+            "data": {"source": "file:///a.csv", "target": "y"},
+        },
+    ],
+    ids=["script", "images", "table"],
+)
+def test_what_the_document_does_not_tell_is_not_guessed(document: dict[str, Any]) -> None:
+    with pytest.raises(Unknown):
+        shapes_of(JobSpec.model_validate(document))

@@ -1,0 +1,89 @@
+"""The planner's memory is that of the model and of the step that torch does."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.planner import rank as measuring
+from benchmarks.planner.work import jobs
+from dray import spec
+from dray.spec import JobSpec
+from ray_workers.recipes.models import images
+from ray_workers.recipes.models.gpt import Gpt
+from ray_workers.recipes.models.unet import Unet
+from service.domain.planning.memory import elements_of, memory_of, tapes_of
+from service.domain.planning.shapes import Shapes, shapes_of
+from tests.unit.training.ranks import run_in_group
+
+WITHIN = 0.15
+TRIED = [
+    "gpt",
+    "gpt, bf16",
+    "gpt, selective",
+    "gpt, full",
+    "gpt, micro-batches",
+    "resnet",
+    "cnn",
+    "data 2",
+    "shard 2",
+    "shard 2, ZeRO 2",
+    "tensor 2",
+    "context 2",
+    "pipeline 2",
+    "data 2 x shard 2",
+]
+"""`python -m benchmarks planner` tries all that there are."""
+
+
+def _measure(rank: int, num_ranks: int, document: str, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # the group is there already
+    found = measuring.peak_bytes(document, rank, num_ranks, Path(folder))
+    (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_the_peak_is_what_torch_counts(tmp_path: Path, name: str) -> None:
+    num_ranks, document = jobs(tmp_path)[name]
+    job = JobSpec.model_validate(document)
+    run_in_group(_measure, num_ranks, num_ranks, job.model_dump_json(), str(tmp_path))
+    found = max(json.loads(path.read_text()) for path in tmp_path.glob("rank-*.json"))
+    assert memory_of(job, shapes_of(job)).total == pytest.approx(found, rel=WITHIN)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        spec.Gpt(num_layers=3, num_heads=2, width=32),
+        spec.Cnn(width=8),
+        spec.ResNet(depth=14),
+        spec.Mlp(width=50, num_layers=3),
+        spec.Unet(width=4, depth=2),
+    ],
+    ids=lambda model: model.name,
+)
+def test_weights_are_counted_exactly(model: spec.Model) -> None:
+    recipe = {"gpt": "language_model", "unet": "image_segmentation"}
+    document = {
+        "recipe": recipe.get(model.name, "image_classification"),
+        "model": model.model_dump(),
+        "data": {"source": "file:///data", "image_size": (16, 24)}
+        if model.name != "gpt"
+        else {"source": "file:///text.txt"},
+    }
+    job = JobSpec.model_validate(document)
+    with torch.device("meta"):
+        match model:
+            case spec.Gpt():
+                made: torch.nn.Module = Gpt(model, 256)
+            case spec.Unet():
+                made = Unet(model, (3, 16, 24), 5)
+            case _:
+                made = images.build(model, (3, 16, 24), 5)
+    shapes = Shapes(vocabulary=256, image=(3, 16, 24), outputs=5)
+    ((tape,),) = tapes_of(job, shapes, on_gpu=False)
+    assert elements_of(tape) == sum(p.numel() for p in made.parameters())

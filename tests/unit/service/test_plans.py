@@ -1,0 +1,107 @@
+"""Plans by what is known of the cluster, and what a submit makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dray.requests import PlanRequest
+from dray.spec import JobSpec
+from service.domain.errors import NotPlannable, OutOfMemory
+from service.domain.planning.memory import memory_of
+from service.domain.planning.shapes import shapes_of
+from service.plans import Plans
+from tests.unit.service.helpers import Service
+from tests.unit.service.test_jobs import see_cluster
+
+pytestmark = pytest.mark.anyio
+
+GIB = 1 << 30
+LARGE = {"name": "gpt", "num_layers": 48, "num_heads": 32, "width": 8192, "context_length": 512}
+
+
+def text(num_workers: int = 2, **parts: Any) -> dict[str, Any]:
+    return {
+        "recipe": "language_model",
+        "data": {"source": "file:///text.txt"},
+        "train": {"global_batch_size": 16},
+        "resources": {"num_workers": num_workers},
+        **parts,
+    }
+
+
+async def test_a_plan_tells_of_every_mesh_and_what_is_not_known(service: Service) -> None:
+    plan = await Plans(service.database).plan(PlanRequest.model_validate(text()))
+    names = {mesh.name for mesh in plan.meshes}
+    assert names == {"data 2", "shard 2", "tensor 2", "pipeline 2", "context 2"}
+    assert plan.chosen == plan.meshes[0].name
+    assert plan.memory_bytes_per_rank is None
+    assert "resources.memory_bytes" in plan.memory_source
+    assert all(mesh.missing_bytes is None for mesh in plan.meshes)
+
+
+async def test_what_a_request_gives_is_what_a_plan_counts_with(service: Service) -> None:
+    given = {"memory_bytes_per_rank": 1000, "flops_per_s": 1e6}
+    plan = await Plans(service.database).plan(PlanRequest.model_validate(text() | given))
+    assert plan.chosen is None
+    assert (plan.memory_bytes_per_rank, plan.calibration.flops_per_s) == (1000, 1e6)
+    assert plan.calibration.source.startswith("flops_per_s as given")
+    for mesh in plan.meshes:
+        assert mesh.missing_bytes == mesh.memory.total_bytes - 1000
+
+
+async def test_what_only_the_data_could_tell_has_no_plan(service: Service) -> None:
+    images = {"recipe": "image_classification", "data": {"source": "file:///folder"}}
+    with pytest.raises(NotPlannable, match="image_size"):
+        await Plans(service.database).plan(PlanRequest.model_validate(images))
+
+
+async def test_auto_becomes_axes_that_every_attempt_uses(service: Service) -> None:
+    needed = memory_of(
+        JobSpec.model_validate(text()), shapes_of(JobSpec.model_validate(text()))
+    ).total
+    resources = {"num_workers": 2, "memory_bytes": needed - 1}  # replicas do not fit
+    spec = JobSpec.model_validate(text(parallel="auto", resources=resources))
+    job, _ = await service.jobs.submit(spec)
+    stored = JobSpec.model_validate(job.spec)
+    assert not stored.parallel.auto
+    assert stored.parallel.num_parts == 2
+    (event,) = (await service.reading.events(job.id)).items
+    assert "parallel: auto became" in event.message
+    assert event.data["planned"] == job.spec["parallel"]
+
+
+async def test_auto_without_a_plan_is_data_alone(service: Service) -> None:
+    images = {
+        "recipe": "image_classification",
+        "data": {"source": "file:///folder"},
+        "parallel": "auto",
+    }
+    job, _ = await service.jobs.submit(JobSpec.model_validate(images))
+    assert JobSpec.model_validate(job.spec).parallel.num_parts == 1
+
+
+async def test_a_job_that_cannot_fit_is_refused_with_what_is_missing(service: Service) -> None:
+    see_cluster(service, CPU=16.0, GPU=8.0, **{"accelerator_type:H100": 1.0})
+    resources = {"num_workers": 2, "gpus_per_worker": 1}
+    spec = JobSpec.model_validate(text(model=LARGE, resources=resources))
+    with pytest.raises(OutOfMemory) as caught:
+        await service.jobs.submit(spec)
+    missing = memory_of(spec, shapes_of(spec)).total - 78 * GIB
+    assert f"({missing} bytes) are missing" in caught.value.message
+    assert caught.value.code == "out_of_memory"
+    assert caught.value.hint
+    assert (await service.jobs.list()).items == []
+
+
+async def test_where_nobody_knows_the_memory_nothing_is_refused(service: Service) -> None:
+    see_cluster(service, CPU=16.0, GPU=8.0, **{"accelerator_type:UNHEARD-OF": 1.0})
+    resources = {"num_workers": 2, "gpus_per_worker": 1}
+    await service.jobs.submit(JobSpec.model_validate(text(model=LARGE, resources=resources)))
+
+
+async def test_what_was_assumed_is_no_reason_to_refuse(service: Service) -> None:
+    model = LARGE | {"tokenizer": "file:///tokenizer.json"}
+    resources = {"num_workers": 1, "memory_bytes": 1 << 20}
+    await service.jobs.submit(JobSpec.model_validate(text(model=model, resources=resources)))
