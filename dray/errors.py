@@ -204,7 +204,7 @@ class OutOfMemory(Unsatisfiable):
 
 
 class NotPlannable(BadRequest):
-    """Nothing can be said of the job before its data are read."""
+    """Nothing can be said of the job before its data are read, or it leaves no way to divide it."""
 
     code = "not_plannable"
 

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.requests import PlanRequest
 from dray.spec import JobSpec
+from dray.spec.parallel import AXES
 from service import nodes
 from service.db.session import Database
 from service.domain.errors import NotPlannable, OutOfMemory
@@ -23,6 +24,7 @@ from service.domain.planning.choice import (
 )
 from service.domain.planning.cost import Machine, machine_of
 from service.domain.planning.memory import pieces_of
+from service.domain.planning.meshes import meshes, name_of
 from service.domain.planning.shapes import Shapes, Unknown, shapes_of
 from service.domain.policy import Node
 
@@ -73,7 +75,7 @@ class Plans:
         return await asyncio.to_thread(_answer, request, spec, known)
 
     async def settle(self, spec: JobSpec) -> Settled:
-        """The document with the axes that `parallel: auto` becomes.
+        """The document with sizes for the axes that are `auto`. NotPlannable if there are none.
 
         Refused if it is known that it can't fit. A document that leaves nothing to choose and whose
         workers' memory nobody knows is not looked at.
@@ -117,21 +119,53 @@ def _kinds_of(usable: tuple[Node, ...]) -> set[str | None]:
 
 
 def _settled(spec: JobSpec, known: Known) -> Settled:
+    automatic = bool(spec.parallel.auto)
     try:
         shapes = shapes_of(spec)
     except Unknown as unknown:
-        if not spec.parallel.auto:
-            return Settled(spec)
-        return Settled(_without_auto(spec), f"parallel: auto became data alone, because {unknown}")
+        return _least_divided(spec, unknown) if automatic else Settled(spec)
     machine = machine_of(spec, known.accelerator)
-    automatic = spec.parallel.auto
-    plan = plan_of(_without_auto(spec), shapes, machine, known.least_bytes, all_of_them=automatic)
+    plan = _plan(spec, shapes, machine, known, all_of_them=automatic)
     best = plan.candidates[0]
     refusal = _refusal(best, plan, known, shapes)
     if not automatic:
         return Settled(spec, refusal=refusal)
-    told = f"parallel: auto became {best.name}: {plan.why(best)}"
-    return Settled(best.spec, told, refusal)
+    return Settled(best.spec, f"{_auto(spec)} became {best.name}: {plan.why(best)}", refusal)
+
+
+def _least_divided(spec: JobSpec, unknown: Unknown) -> Settled:
+    """Without a plan: the first way, which has the most replicas."""
+    ways = meshes(spec)
+    if not ways:
+        raise _no_way(spec)
+    name = name_of(ways[0].parallel, spec.resources.num_workers)
+    return Settled(ways[0], f"{_auto(spec)} became {name}, because {unknown}")
+
+
+def _plan(
+    spec: JobSpec, shapes: Shapes, machine: Machine, known: Known, *, all_of_them: bool
+) -> Plan:
+    try:
+        return plan_of(spec, shapes, machine, known.least_bytes, all_of_them=all_of_them)
+    except ValueError:
+        raise _no_way(spec) from None
+
+
+def _no_way(spec: JobSpec) -> NotPlannable:
+    return NotPlannable(
+        f"{spec.resources.num_workers} workers can't be divided with the axes that are given and a "
+        f"choice of {', '.join(spec.parallel.auto)}",
+        pointer="/parallel",
+        hint="leave more axes to the planner, or give other sizes",
+    )
+
+
+def _auto(spec: JobSpec) -> str:
+    """How the document says it."""
+    chosen = spec.parallel.auto
+    if set(chosen) == set(AXES):
+        return "parallel: auto"
+    return f"parallel.{' and '.join(chosen)}: auto"
 
 
 def _refusal(best: Candidate, plan: Plan, known: Known, shapes: Shapes) -> OutOfMemory | None:
@@ -150,18 +184,13 @@ def _refusal(best: Candidate, plan: Plan, known: Known, shapes: Shapes) -> OutOf
     )
 
 
-def _without_auto(spec: JobSpec) -> JobSpec:
-    parallel = spec.parallel.model_copy(update={"auto": False})
-    return spec.model_copy(update={"parallel": parallel})
-
-
 def _answer(request: PlanRequest, spec: JobSpec, known: Known) -> views.Plan:
     try:
         shapes = shapes_of(spec)
     except Unknown as unknown:
         raise NotPlannable(f"{unknown}") from None
     machine = _calibrated(machine_of(spec, known.accelerator), request)
-    plan = plan_of(_without_auto(spec), shapes, machine, known.least_bytes, all_of_them=True)
+    plan = _plan(spec, shapes, machine, known, all_of_them=True)
     return views.Plan(
         chosen=plan.chosen.name if plan.chosen else None,
         meshes=[_mesh(each, plan) for each in plan.candidates],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, StrictBool
+from pydantic import Field, WithJsonSchema, model_validator
 
 from dray.spec.fields import Document, Int, wrong
 from dray.spec.model import Gpt
@@ -12,30 +12,40 @@ from dray.spec.model import Gpt
 MAX_WORKERS: Final = 4096
 
 Size = Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
-INNER = ("tensor", "pipeline", "context")
-"""Axes that a model must be made for."""
+_NUMBER_OR_AUTO = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1, "maximum": MAX_WORKERS},
+        {"type": "string", "const": "auto"},
+    ]
+}
+Divisor = Annotated[Size, WithJsonSchema(_NUMBER_OR_AUTO)]
+"""Written as `auto` it is named in `Parallel.auto`, and 1 until the planner has chosen it."""
+AXES = ("shard", "tensor", "pipeline", "context")
+"""Along which ranks hold a model together."""
+INNER = AXES[1:]
+"""Those that a model must be made for."""
 
 
 class Parallel(Document):
     """How the world is divided: its size is the product of the axes."""
 
-    auto: StrictBool = False
-    """The planner chooses the axes when the job is submitted, and the job is stored with them.
-    `parallel: auto` is short for it."""
+    auto: tuple[Literal["shard", "tensor", "pipeline", "context"], ...] = ()
+    """Axes that the planner chooses when the job is submitted; the job is stored with what it
+    chose. `shard: auto` says the same of one axis, `parallel: auto` of all."""
     data: Literal["auto"] | Size = "auto"
     """Models that are trained side by side, each on its share of the batch; `auto` is what the
     other axes leave of the world."""
-    shard: Size = 1
+    shard: Divisor = 1
     """Ranks that hold a model together: each has a part of its parameters, gradients and optimizer
     state (FSDP), and a share of the batch."""
     zero: Literal[1, 2, 3] = 3
     """With `shard`, what is sharded (ZeRO, arXiv:1910.02054): 3 gathers the parameters for the
     forward and again for the backward pass, 2 once for both, which takes more memory; 1 shards the
     optimizer's state alone."""
-    tensor: Size = 1
+    tensor: Divisor = 1
     """Ranks that compute each layer together, every one with a part of its matrices (Megatron,
     arXiv:1909.08053) and, between these, of a sample's places (arXiv:2205.05198). Of gpt."""
-    pipeline: Size = 1
+    pipeline: Divisor = 1
     """Ranks that each have some of the layers, through which micro-batches pass. Of gpt."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
     """With `pipeline`, the order of forward and backward passes: all forward first
@@ -44,13 +54,24 @@ class Parallel(Document):
     time is left (arXiv:2401.10241)."""
     stages_per_rank: Annotated[Int, Field(ge=1, le=64)] = 1
     """With `pipeline` and the schedule interleaved or zero_bubble."""
-    context: Size = 1
+    context: Divisor = 1
     """Ranks that each compute some places of every sample, and in the attention some heads
     (DeepSpeed-Ulysses, arXiv:2309.14509); parameters are sharded over them too. Of gpt."""
 
     balance: Literal["even", "auto"] = "even"
     """auto: each rank's share of the batch follows its measured speed, for machines that are not
     alike; gradients are weighted so that what is learned stays the same. With `data` alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_what_is_auto(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        automatic = [axis for axis in AXES if given.get(axis) == "auto"]
+        if not automatic:
+            return given
+        rest = {name: value for name, value in given.items() if name not in automatic}
+        return {**rest, "auto": [*given.get("auto", ()), *automatic]}
 
     @property
     def num_parts(self) -> int:
@@ -63,10 +84,10 @@ class Parallel(Document):
 
     def check(self, num_workers: int) -> None:
         """Raises what `wrong` makes of axes that do not fit the world, or options the axes."""
-        axes = ["shard", *INNER]
-        if self.auto and (self.num_parts > 1 or self.data != "auto"):
-            raise wrong("/parallel/auto", "leaves all axes to the planner: give none, or leave it")
-        used = [axis for axis in axes if getattr(self, axis) > 1]
+        used = [axis for axis in AXES if getattr(self, axis) > 1]
+        for axis in self.auto:
+            if axis in used or self.auto.count(axis) > 1:
+                raise wrong(f"/parallel/{axis}", "is left to the planner and given as well")
         if num_workers % self.num_parts:
             if len(used) == 1:
                 what = f"is {self.num_parts}, which does not divide"
@@ -76,7 +97,9 @@ class Parallel(Document):
             message = f"{what} the {num_workers} of resources.num_workers"
             raise wrong(f"/parallel/{used[-1]}", message)
         left = num_workers // self.num_parts
-        if self.data not in ("auto", left):
+        if self.auto:
+            self._check_auto(left)
+        elif self.data not in ("auto", left):
             others = ", ".join(f"{axis} {getattr(self, axis)}" for axis in used)
             between = f" and {others}, so it must be {left}" if used else ""
             message = f"is {self.data} but resources.num_workers is {num_workers}{between}"
@@ -87,13 +110,19 @@ class Parallel(Document):
         if self.zero == 1 and self.inner_axes:
             message = f"must be 2 or 3 with {self.inner_axes[0]}: torch's ZeRO 1 is for replicas"
             raise wrong("/parallel/zero", message)
-        if self.pipeline == 1 and self.schedule != "1f1b":
+        is_pipeline = self.pipeline > 1 or "pipeline" in self.auto
+        if self.schedule != "1f1b" and not is_pipeline:
             raise wrong("/parallel/schedule", "is for parallel.pipeline above 1")
-        if self.stages_per_rank > 1 and self.pipeline == 1:
+        if self.stages_per_rank > 1 and not is_pipeline:
             raise wrong("/parallel/stages_per_rank", "is for parallel.pipeline above 1")
         if self.stages_per_rank > 1 and self.schedule not in ("interleaved", "zero_bubble"):
             message = f"is for the schedules interleaved and zero_bubble, not for {self.schedule}"
             raise wrong("/parallel/stages_per_rank", message)
+
+    def _check_auto(self, left: int) -> None:
+        if self.data != "auto" and left % self.data:
+            message = f"is {self.data}, which does not divide the {left} workers that are left"
+            raise wrong("/parallel/data", message)
 
     def check_gpt(self, model: Gpt) -> None:
         """Raises what `wrong` makes of axes that the model can't take."""
@@ -119,4 +148,4 @@ class Parallel(Document):
 
 def written_out(given: Any) -> Any:
     """The short form, as the fields it stands for."""
-    return {"auto": True} if given == "auto" else given
+    return {"auto": list(AXES)} if given == "auto" else given

@@ -112,7 +112,7 @@ class OutOfMemory(Unsatisfiable):
 
 
 class NotPlannable(DomainError):
-    """Nothing can be said of the job's memory or time before its data are read."""
+    """Nothing can be said of the job before its data are read, or it leaves no way to divide it."""
 
     code = "not_plannable"
 

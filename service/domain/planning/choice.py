@@ -104,14 +104,20 @@ def plan_of(
     *,
     all_of_them: bool,
 ) -> Plan:
-    """all_of_them: every division of the workers, and not the document's alone."""
+    """all_of_them: every division that `meshes` finds, and not the document's alone.
+
+    ValueError if there is none: the axes that are given leave no way to choose the others.
+    """
     few = spec.resources.num_workers <= MOST_WORKERS
     specs = meshes(spec) if all_of_them and few and _may_divide(spec) else [spec]
+    if not specs:
+        raise ValueError(f"no division of {spec.resources.num_workers} workers has these axes")
     found = [_candidate(each, shapes, machine, available_bytes) for each in specs]
     found.sort(key=lambda each: (each.missing_bytes or 0, each.time.total_s, each.memory.total))
     change = None
     if not found[0].fits and available_bytes is not None:
-        change = smallest_change(found[0].spec, shapes, available_bytes, all_of_them=all_of_them)
+        given = spec if spec.parallel.auto else found[0].spec
+        change = smallest_change(given, shapes, available_bytes, all_of_them=all_of_them)
     return Plan(tuple(found), available_bytes, machine, change)
 
 
@@ -165,7 +171,7 @@ def _changes(spec: JobSpec) -> Iterator[Change]:
         more = workers * factor
         parts: dict[str, Any] = {"resources.num_workers": more}
         words = f"resources.num_workers {more}"
-        if not spec.parallel.inner_axes:
+        if not spec.parallel.inner_axes and not spec.parallel.auto:
             parts["parallel.shard"] = spec.parallel.shard * factor
             words += f" with parallel.shard {spec.parallel.shard * factor}"
         yield Change(words, parts)

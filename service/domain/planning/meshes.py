@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dray.spec import Gpt, JobSpec, Parallel
-
-AXES = ("shard", "tensor", "pipeline", "context")
+from dray.spec.parallel import AXES
 
 
 def meshes(spec: JobSpec) -> list[JobSpec]:
     """The document once for each division that it accepts, replicas first.
 
+    Along the axes that it leaves to the planner; if it leaves none, as if it left all.
+    """
+    left = [axis for axis in AXES if axis in (spec.parallel.auto or AXES)]
+    if not isinstance(spec.model, Gpt):
+        left = [axis for axis in left if axis == "shard"]
+    given = {}
+    if spec.parallel.auto:
+        given = {axis: getattr(spec.parallel, axis) for axis in ("data", *AXES)}
+    products = _products(spec.resources.num_workers, left)
+    divided = (with_axes(spec, {**given, **sizes}) for sizes in products)
+    return [each for each in divided if each is not None]
+
+
+def with_axes(spec: JobSpec, axes: dict[str, Any]) -> JobSpec | None:
+    """The document with these axes; None if it does not accept them.
+
     `zero`, `schedule` and `stages_per_rank` stay as they are where they mean something.
     """
-    found = []
-    axes_of_model = AXES if isinstance(spec.model, Gpt) else AXES[:1]
-    for axes in _products(spec.resources.num_workers, axes_of_model):
-        divided = with_axes(spec, axes)
-        if divided is not None:
-            found.append(divided)
-    return found
-
-
-def with_axes(spec: JobSpec, axes: dict[str, int]) -> JobSpec | None:
-    """The document with these axes above 1; None if it does not accept them."""
     parallel: dict[str, Any] = {**axes, "zero": spec.parallel.zero}
     if axes.get("pipeline", 1) > 1:
         parallel |= {
@@ -53,11 +57,11 @@ def name_of(parallel: Parallel, num_workers: int) -> str:
     return " x ".join(used) or "one worker"
 
 
-def _products(total: int, axes: tuple[str, ...]) -> Iterator[dict[str, int]]:
+def _products(total: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
     """Sizes of the axes whose product divides the total; what is left is `data`."""
     if not axes:
         yield {}
         return
     for size in (n for n in range(1, total + 1) if total % n == 0):
         for rest in _products(total // size, axes[1:]):
-            yield ({axes[0]: size} if size > 1 else {}) | rest
+            yield {axes[0]: size, **rest}

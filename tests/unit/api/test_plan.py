@@ -45,6 +45,20 @@ def test_a_submit_that_cannot_fit_says_what_would_help(http: httpx.Client) -> No
 def test_parallel_auto_is_short_for_a_field(http: httpx.Client) -> None:
     job = http.post("/v1/jobs", json={**JOB, "parallel": "auto"})
     assert job.status_code == 201, job.text
-    assert job.json()["spec"]["parallel"]["auto"] is False
-    both = http.post("/v1/jobs", json={**JOB, "parallel": {"auto": True, "shard": 2}})
-    assert (both.status_code, both.json()["pointer"]) == (422, "/parallel/auto")
+    assert job.json()["spec"]["parallel"]["auto"] == []
+    both = http.post("/v1/jobs", json={**JOB, "parallel": {"auto": ["shard"], "shard": 2}})
+    assert (both.status_code, both.json()["pointer"]) == (422, "/parallel/shard")
+
+
+def test_axes_that_leave_no_way_are_refused(http: httpx.Client) -> None:
+    """The digits' network can't be divided along `tensor`, and nothing else is left open."""
+    document = {
+        **JOB,
+        "resources": {"num_workers": 4},
+        "parallel": {"data": 2, "tensor": "auto"},
+    }
+    for path in ("/v1/jobs", "/v1/plan"):
+        answer = http.post(path, json=document)
+        assert (answer.status_code, answer.json()["code"]) == (422, "not_plannable"), answer.text
+        assert answer.json()["pointer"] == "/parallel"
+        assert "a choice of tensor" in answer.json()["detail"]

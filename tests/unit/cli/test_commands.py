@@ -119,7 +119,7 @@ def test_one_job_is_shown(cli: Cli, finished: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [c for c in COMMANDS if c not in ("submit", "ls", "cluster", "drill")],
+    [c for c in COMMANDS if c not in ("submit", "ls", "cluster", "drill", "plan")],
 )
 def test_a_job_that_is_not_there_exits_with_3(cli: Cli, command: str) -> None:
     assert cli(command, "job-none", exits=3) == ""

@@ -44,6 +44,26 @@ def test_a_model_of_images_is_divided_along_data_and_shard_alone() -> None:
     assert names == ["data 4", "data 2 x shard 2", "shard 4"]
 
 
+@pytest.mark.parametrize(
+    ("parallel", "names"),
+    [
+        ({"shard": "auto"}, {"data 4", "data 2 x shard 2", "shard 4"}),
+        ({"data": 2, "shard": "auto"}, {"data 2 x shard 2"}),
+        ({"tensor": 2, "pipeline": "auto"}, {"data 2 x tensor 2", "tensor 2 x pipeline 2"}),
+        (
+            {"data": 1, "tensor": "auto", "shard": "auto"},
+            {"tensor 4", "shard 2 x tensor 2", "shard 4"},
+        ),
+    ],
+)
+def test_axes_that_are_given_stay_and_the_others_are_found(
+    parallel: dict[str, Any], names: set[str]
+) -> None:
+    found = meshes(job(parallel=parallel))
+    assert {name_of(each.parallel, 4) for each in found} == names
+    assert not any(each.parallel.auto for each in found)
+
+
 def test_where_all_fit_the_fastest_is_chosen() -> None:
     plan = plan_of(job(), shapes_of(job()), CPU, 1 << 40, all_of_them=True)
     assert plan.chosen is plan.candidates[0]
