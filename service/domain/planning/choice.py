@@ -136,45 +136,54 @@ def smallest_change(
     spec: JobSpec, shapes: Shapes, available_bytes: int, *, all_of_them: bool
 ) -> Change | None:
     """The first that makes it fit, from what costs the least; None if none does alone."""
-    for change in _changes(spec):
-        document: dict[str, Any] = spec.model_dump(mode="json")
-        for path, value in change.parts.items():
-            part, _, field = path.partition(".")
-            document[part] = {**document[part], field: value}
-        parts = {part: document[part] for part in {path.partition(".")[0] for path in change.parts}}
-        tried = changed(spec, parts)
-        if tried is None:
-            continue
+
+    def fits(tried: JobSpec) -> bool:
         ways = meshes(tried) if all_of_them and _may_divide(tried) else [tried]
-        if any(memory_of(way, shapes).total <= available_bytes for way in ways):
-            return change
+        return any(memory_of(way, shapes).total <= available_bytes for way in reversed(ways))
+
+    for kind in _changes(spec):
+        tried = [(change, changed_spec) for change in kind if (changed_spec := _with(spec, change))]
+        if tried and fits(tried[-1][1]):
+            return next(change for change, changed_spec in tried if fits(changed_spec))
     return None
 
 
-def _changes(spec: JobSpec) -> Iterator[Change]:
+def _with(spec: JobSpec, change: Change) -> JobSpec | None:
+    """None if that is no document."""
+    document: dict[str, Any] = spec.model_dump(mode="json")
+    for path, value in change.parts.items():
+        part, _, field = path.partition(".")
+        document[part] = {**document[part], field: value}
+    return changed(
+        spec, {path.partition(".")[0]: document[path.partition(".")[0]] for path in change.parts}
+    )
+
+
+def _changes(spec: JobSpec) -> Iterator[list[Change]]:
+    """Kinds of changes; within a kind the later ones help more, and cost more."""
     train = spec.train
     share = -(-train.global_batch_size // (spec.num_replicas * spec.parallel.shard))
     size = min(train.micro_batch_size or share, share)
-    while size > 1:
-        size //= 2
-        yield Change(f"train.micro_batch_size {size}", {"train.micro_batch_size": size})
+    halves = [size >> n for n in range(1, size.bit_length())]
+    yield [Change(f"train.micro_batch_size {n}", {"train.micro_batch_size": n}) for n in halves]
     if train.precision == "fp32":
-        yield Change("train.precision bf16", {"train.precision": "bf16"})
-    for how in ("selective", "full"):
-        if train.recompute == "none":
-            yield Change(f"train.recompute {how}", {"train.recompute": how})
+        yield [Change("train.precision bf16", {"train.precision": "bf16"})]
+    if train.recompute == "none":
+        ways = ("selective", "full")
+        yield [Change(f"train.recompute {how}", {"train.recompute": how}) for how in ways]
     if train.recompute != "full":
         least = {"train.micro_batch_size": 1, "train.recompute": "full"}
-        yield Change("train.micro_batch_size 1 with train.recompute full", least)
-    workers = spec.resources.num_workers
-    for factor in (2, 4, 8, 16, 32, 64):
-        more = workers * factor
-        parts: dict[str, Any] = {"resources.num_workers": more}
-        words = f"resources.num_workers {more}"
-        if not spec.parallel.inner_axes and not spec.parallel.auto:
-            parts["parallel.shard"] = spec.parallel.shard * factor
-            words += f" with parallel.shard {spec.parallel.shard * factor}"
-        yield Change(words, parts)
+        yield [Change("train.micro_batch_size 1 with train.recompute full", least)]
+    yield [_more_workers(spec, factor) for factor in (2, 4, 8, 16, 32, 64)]
+
+
+def _more_workers(spec: JobSpec, factor: int) -> Change:
+    more, shard = spec.resources.num_workers * factor, spec.parallel.shard * factor
+    parts = {"resources.num_workers": more}
+    words = f"resources.num_workers {more}"
+    if spec.parallel.auto or spec.parallel.inner_axes:
+        return Change(words, parts)
+    return Change(f"{words} with parallel.shard {shard}", {**parts, "parallel.shard": shard})
 
 
 def human(size: float) -> str:

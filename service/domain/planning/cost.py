@@ -90,8 +90,7 @@ def forward_flops(spec: JobSpec, shapes: Shapes) -> float:
         return length * (2.0 * products + attention)
     alone = spec.model_copy(update={"parallel": Parallel()})
     ((tape,),) = tapes_of(alone, shapes, on_gpu=False)
-    flops = sum(op.flops for segment in tape.segments for op in segment.ops)
-    return flops / pieces_of(alone).size
+    return tape.count(lambda op: op.flops) / pieces_of(alone).size
 
 
 def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:

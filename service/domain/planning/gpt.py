@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from dray.spec import Gpt
@@ -18,15 +19,16 @@ class Part:
     samples: int
     tensor: int = 1
     context: int = 1
-    layers: range = range(0)
+    num_layers: int = 0
     is_first: bool = True
     is_last: bool = True
     is_stage: bool = False
     """Of a pipeline, which keeps what a stage gave until its backward pass."""
 
 
+@functools.lru_cache(maxsize=256)
 def record(model: Gpt, vocabulary: int, part: Part, *, half: bool, on_gpu: bool) -> Tape:
-    """half: autocast to two bytes."""
+    """half: autocast to two bytes. The tape is shared: it is not to be added to."""
     tape = Tape(cast_bytes=2 if half else 0)
     low = 2 if half else FP32
     split = part.tensor
@@ -47,8 +49,8 @@ def record(model: Gpt, vocabulary: int, part: Part, *, half: bool, on_gpu: bool)
         hidden = _dropped(tape, hidden, stream, model.dropout, on_gpu)
     else:
         hidden = tape.given(0.0, wants_gradient=True, gradient=stream)  # among what is received
-    for _ in part.layers:
-        tape.begin(is_block=True)
+    for times in _alike(part.num_layers):
+        tape.begin(is_block=True, times=times)
         hidden = _block(tape, hidden, model, part, low, on_gpu)
     if part.is_last:
         tape.begin(is_block=False)
@@ -58,6 +60,11 @@ def record(model: Gpt, vocabulary: int, part: Part, *, half: bool, on_gpu: bool)
     if not tape.segments[0].ops:
         del tape.segments[0]
     return tape
+
+
+def _alike(num_layers: int) -> list[int]:
+    """How many layers each block of the tape stands for: of many the third for most."""
+    return [1] * num_layers if num_layers <= 4 else [1, 1, num_layers - 3, 1]
 
 
 def _block(tape: Tape, hidden: int, model: Gpt, part: Part, low: int, on_gpu: bool) -> int:

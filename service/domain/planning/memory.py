@@ -82,7 +82,7 @@ def tapes_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[Tape]]
             size,
             parallel.tensor,
             parallel.context,
-            range(start, stop),
+            stop - start,
             is_first=stage == 0,
             is_last=stage == num_stages - 1,
             is_stage=num_stages > 1,
@@ -142,7 +142,7 @@ def _of_pipeline(spec: JobSpec, tapes: list[Tape], at: int, how: Playing, count:
     saved = [saved_bytes(tape, how) for tape in tapes]
     peaks = [peak_bytes(tape, how) for tape in tapes]
     flying = in_flight(spec, at, count)
-    casts = sum(tape.cast_bytes * op.cast for tape in tapes for s in tape.segments for op in s.ops)
+    casts = sum(tape.cast_bytes * tape.count(lambda op: op.cast) for tape in tapes)
     gathered = 0.0
     if how.gradients is Gradients.SCATTERED:  # from the first micro-batch to the last
         gathered = FP32 * sum(elements_of(tape) for tape in tapes)
@@ -175,7 +175,7 @@ def in_flight(spec: JobSpec, at: int, count: int) -> int:
 
 def elements_of(tape: Tape) -> float:
     """Of the weights."""
-    return sum(op.parameters for segment in tape.segments for op in segment.ops)
+    return tape.count(lambda op: op.parameters)
 
 
 def _states(spec: JobSpec) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -39,6 +40,7 @@ class Playing:
     """Autocast's copies stay from before the forward pass until after the backward pass."""
 
 
+@functools.lru_cache(maxsize=512)
 def saved_bytes(tape: Tape, how: Playing) -> float:
     """What a micro-batch's forward pass leaves for its backward pass."""
     player = _Player(tape, how)
@@ -46,6 +48,7 @@ def saved_bytes(tape: Tape, how: Playing) -> float:
     return player.books.now - player.gathered
 
 
+@functools.lru_cache(maxsize=512)
 def peak_bytes(tape: Tape, how: Playing) -> float:
     """Of a forward and a backward pass, besides what is always there."""
     player = _Player(tape, how)
@@ -63,31 +66,19 @@ class _Player:
         self._casts: list[float] = []  # that only autocast holds
         self._gradients: dict[int, list[float]] = {}  # of a tensor: [bytes, how many share them]
         self._scattered = 0.0  # what the scatter before still reads
+        self._buffer = 0.0  # that the block before was gathered into
+        self._is_gathered_ahead = False
 
     def forward(self) -> None:
         self._gather(self._root_weights(), keeps=True)
-        before = 0.0
         for segment in self.tape.segments:
-            own = self._weights(segment) if segment.is_block else 0.0
-            if own and self._is_sharded:
-                # The buffer that was gathered into is let go when the next one is there.
-                buffer = own if self.how.holders > 1 else 0.0
-                self.books.take(buffer)
-                self.books.free(before)
-                before = buffer
-                self._gather(own, keeps=not self.how.gathers_again)
-            keeps = segment.is_block and self.how.recompute != "none"
-            for op in segment.ops:
-                self._do(op, saves=not keeps)
-                if keeps and self.how.recompute == "selective" and op.is_costly:
-                    self.books.hold((op.output,))
-                    self.books.take(op.own_bytes)
-                self._let_go(op)
-            if keeps:
-                self.books.hold(_outside(segment))
-            if own and self._is_sharded and self.how.gathers_again:
-                self.books.free(own)
-        self.books.free(before)
+            now, gathered, casts = self.books.now, self.gathered, len(self._casts)
+            self._forward(segment)
+            more = segment.times - 1
+            self.books.now += more * (self.books.now - now)
+            self.gathered += more * (self.gathered - gathered)
+            self._casts += more * self._casts[casts:]
+        self.books.free(self._buffer)
         if self._is_sharded and self.how.gathers_again:
             self.books.free(self._root_weights())
         if not self.how.keeps_casts:
@@ -101,25 +92,49 @@ class _Player:
         self._give(last, [self.tape.gradient_bytes[last], 0])
         if self._is_sharded and self.how.gathers_again:
             self.books.take(self._root_weights())
-        gathered_ahead = False
         for number in reversed(range(len(segments))):
-            segment = segments[number]
-            own = self._weights(segment) if segment.is_block and self._is_sharded else 0.0
-            if own and self.how.gathers_again:
-                self.books.take(own if gathered_ahead else 2 * own)
-                self.books.free(own)  # the buffer
-                ahead = segments[number - 1] if number else None
-                gathered_ahead = ahead is not None and ahead.is_block
-                if ahead is not None and gathered_ahead:
-                    self.books.take(self._weights(ahead))
-            if segment.is_block and self.how.recompute != "none":
-                self._again(segment)
-            for op in reversed(segment.ops):
-                self._undo(op)
-            if own:
-                self._scatter(own)
+            now = self.books.now
+            self._backward(segments[number], segments[number - 1] if number else None)
+            self.books.now += (segments[number].times - 1) * (self.books.now - now)
         if self._is_sharded:
             self._scatter(self._root_weights())
+
+    def _forward(self, segment: Segment) -> None:
+        own = self._weights(segment) if segment.is_block else 0.0
+        if own and self._is_sharded:
+            # The buffer that was gathered into is let go when the next one is there.
+            buffer = own if self.how.holders > 1 else 0.0
+            self.books.take(buffer)
+            self.books.free(self._buffer)
+            self._buffer = buffer
+            self._gather(own, keeps=not self.how.gathers_again)
+        keeps = segment.is_block and self.how.recompute != "none"
+        for op in segment.ops:
+            self._do(op, saves=not keeps)
+            if keeps and self.how.recompute == "selective" and op.is_costly:
+                self.books.hold((op.output,))
+                self.books.take(op.own_bytes)
+            self._let_go(op)
+        if keeps:
+            self.books.hold(_outside(segment))
+        if own and self._is_sharded and self.how.gathers_again:
+            self.books.free(own)
+
+    def _backward(self, segment: Segment, ahead: Segment | None) -> None:
+        """ahead: whose turn is next."""
+        own = self._weights(segment) if segment.is_block and self._is_sharded else 0.0
+        if own and self.how.gathers_again:
+            self.books.take(own if self._is_gathered_ahead else 2 * own)
+            self.books.free(own)  # the buffer
+            self._is_gathered_ahead = ahead is not None and ahead.is_block
+            if ahead is not None and self._is_gathered_ahead:
+                self.books.take(self._weights(ahead))
+        if segment.is_block and self.how.recompute != "none":
+            self._again(segment)
+        for op in reversed(segment.ops):
+            self._undo(op)
+        if own:
+            self._scatter(own)
 
     @property
     def _is_sharded(self) -> bool:

@@ -7,7 +7,7 @@ saved it for its backward pass. Parameters and optimizer state are counted elsew
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -41,6 +41,8 @@ class Segment:
 
     ops: list[Op] = field(default_factory=list)
     is_block: bool = False
+    times: int = 1
+    """It stands for so many that are alike, one after the other."""
 
 
 class Tape:
@@ -55,8 +57,14 @@ class Tape:
         self._storage: list[int] = []
         self._wants_gradient: list[bool] = []
 
-    def begin(self, *, is_block: bool) -> None:
-        self.segments.append(Segment(is_block=is_block))
+    def begin(self, *, is_block: bool, times: int = 1) -> None:
+        """A segment that stands for more than one has others like it before and behind it: what
+        lies there then grows by the same with each, so that the most is at one of those."""
+        self.segments.append(Segment(is_block=is_block, times=times))
+
+    def count(self, of: Callable[[Op], float]) -> float:
+        """The sum over all operations."""
+        return sum(each.times * sum(map(of, each.ops)) for each in self.segments)
 
     def given(
         self, size: float, *, wants_gradient: bool = False, gradient: float | None = None

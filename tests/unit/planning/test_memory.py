@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -16,7 +17,9 @@ from dray.spec import JobSpec
 from ray_workers.recipes.models import images
 from ray_workers.recipes.models.gpt import Gpt
 from ray_workers.recipes.models.unet import Unet
+from service.domain.planning import gpt
 from service.domain.planning.memory import elements_of, memory_of, tapes_of
+from service.domain.planning.playing import Gradients, Playing, peak_bytes, saved_bytes
 from service.domain.planning.shapes import Shapes, shapes_of
 from tests.unit.training.ranks import run_in_group
 
@@ -53,6 +56,40 @@ def test_the_peak_is_what_torch_counts(tmp_path: Path, name: str) -> None:
     run_in_group(_measure, num_ranks, num_ranks, job.model_dump_json(), str(tmp_path))
     found = max(json.loads(path.read_text()) for path in tmp_path.glob("rank-*.json"))
     assert memory_of(job, shapes_of(job)).total == pytest.approx(found, rel=WITHIN)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        Playing(),
+        Playing(gradients=Gradients.COPIED, adds_to_gradients=True),
+        Playing(gradients=Gradients.SCATTERED, holders=4),
+        Playing(gradients=Gradients.SCATTERED, holders=4, gathers_again=False),
+        Playing(keeps_casts=True),
+    ],
+    ids=["kept", "copied", "sharded", "gathered once", "casts kept"],
+)
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("samples", [1, 30], ids=["weights", "activations"])
+def test_layers_that_are_alike_are_played_once(
+    monkeypatch: pytest.MonkeyPatch, how: Playing, recompute: str, half: bool, samples: int
+) -> None:
+    """And give to the byte what all of them would."""
+    how = dataclasses.replace(how, recompute=recompute)
+    model = spec.Gpt(num_layers=23, num_heads=2, width=64, context_length=16)
+    part = gpt.Part(samples, num_layers=23)
+
+    def played() -> tuple[float, float, float, int]:
+        tape = gpt.record.__wrapped__(model, 256, part, half=half, on_gpu=False)
+        found = saved_bytes(tape, how), peak_bytes(tape, how), elements_of(tape)
+        return *found, len(tape.segments)
+
+    *short, num_played = played()
+    monkeypatch.setattr(gpt, "_alike", lambda num_layers: [1] * num_layers)
+    *whole, num_whole = played()
+    assert short == whole
+    assert num_played < num_whole
 
 
 @pytest.mark.parametrize(
