@@ -266,7 +266,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
             "flops_per_s": 2e10,
             "bandwidth_bytes_per_s": 1e9,
             "latency_s": 1e-4,
-            "source": "default for a CPU worker of one core: not measured here",
+            "source": "default for a core of a CPU: not measured here",
         },
         "assumed": [],
     },

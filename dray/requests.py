@@ -53,8 +53,9 @@ class PlanRequest(JobSpec):
     """What each worker has for its tensors; by default what is known of the cluster's GPUs, or
     `resources.memory_bytes` on CPU."""
     flops_per_s: Annotated[Number, Field(gt=0.0, le=1e18)] | None = None
-    """Floating point operations that a worker does in a second of training; by default a number of
-    its kind, which the answer tells."""
+    """Floating point operations that a GPU, or a core of a CPU, does in a second of training; by
+    default what the last jobs on such workers have reached, and where none ran a number of its
+    kind; the answer tells which."""
     bandwidth_bytes_per_s: Annotated[Number, Field(gt=0.0, le=1e15)] | None = None
     """That each worker sends with while all do."""
     latency_s: Annotated[Number, Field(ge=0.0, le=10.0)] | None = None

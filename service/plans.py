@@ -12,6 +12,7 @@ from dray.requests import PlanRequest
 from dray.spec import JobSpec
 from dray.spec.parallel import AXES
 from service import nodes
+from service.calibrating import calibrated
 from service.db.session import Database
 from service.domain.errors import NotPlannable, OutOfMemory
 from service.domain.planning.choice import (
@@ -66,13 +67,13 @@ class Plans:
     async def plan(self, request: PlanRequest) -> views.Plan:
         """NotPlannable if the document tells too little."""
         spec = request.job
-        known = await self._database.read(lambda session: known_memory(session, spec))
+        known, machine = await self._database.read(lambda session: _look_up(session, spec))
         if request.memory_bytes_per_rank is not None:
             given = request.memory_bytes_per_rank
             known = replace(
                 known, least_bytes=given, most_bytes=given, source="given with the request"
             )
-        return await asyncio.to_thread(_answer, request, spec, known)
+        return await asyncio.to_thread(_answer, request, spec, known, machine)
 
     async def settle(self, spec: JobSpec) -> Settled:
         """The document with sizes for the axes that are `auto`. NotPlannable if there are none.
@@ -80,12 +81,28 @@ class Plans:
         Refused if it is known that it can't fit. A document that leaves nothing to choose and whose
         workers' memory nobody knows is not looked at.
         """
-        if spec.script is not None:
+        automatic = bool(spec.parallel.auto)
+        if spec.script is not None or not (automatic or _may_know_memory(spec)):
             return Settled(spec)
         known = await self._database.read(lambda session: known_memory(session, spec))
-        if known.most_bytes is None and not spec.parallel.auto:
+        if known.most_bytes is None and not automatic:
             return Settled(spec)
-        return await asyncio.to_thread(_settled, spec, known)
+        machine = machine_of(spec, known.accelerator)
+        if automatic:
+            _, machine = await self._database.read(lambda session: _look_up(session, spec))
+        return await asyncio.to_thread(_settled, spec, known, machine)
+
+
+def _look_up(session: Session, spec: JobSpec) -> tuple[Known, Machine]:
+    known = known_memory(session, spec)
+    machine = machine_of(spec, known.accelerator)
+    return known, calibrated(session, machine, spec, known.accelerator)
+
+
+def _may_know_memory(spec: JobSpec) -> bool:
+    """Without a look at the cluster."""
+    resources = spec.resources
+    return resources.gpus_per_worker > 0 or resources.memory_bytes is not None
 
 
 def known_memory(session: Session, spec: JobSpec) -> Known:
@@ -118,13 +135,12 @@ def _kinds_of(usable: tuple[Node, ...]) -> set[str | None]:
     return kinds
 
 
-def _settled(spec: JobSpec, known: Known) -> Settled:
+def _settled(spec: JobSpec, known: Known, machine: Machine) -> Settled:
     automatic = bool(spec.parallel.auto)
     try:
         shapes = shapes_of(spec)
     except Unknown as unknown:
         return _least_divided(spec, unknown) if automatic else Settled(spec)
-    machine = machine_of(spec, known.accelerator)
     plan = _plan(spec, shapes, machine, known, all_of_them=automatic)
     best = plan.candidates[0]
     refusal = _refusal(best, plan, known, shapes)
@@ -184,12 +200,12 @@ def _refusal(best: Candidate, plan: Plan, known: Known, shapes: Shapes) -> OutOf
     )
 
 
-def _answer(request: PlanRequest, spec: JobSpec, known: Known) -> views.Plan:
+def _answer(request: PlanRequest, spec: JobSpec, known: Known, machine: Machine) -> views.Plan:
     try:
         shapes = shapes_of(spec)
     except Unknown as unknown:
         raise NotPlannable(f"{unknown}") from None
-    machine = _calibrated(machine_of(spec, known.accelerator), request)
+    machine = _as_asked(machine, request)
     plan = _plan(spec, shapes, machine, known, all_of_them=True)
     return views.Plan(
         chosen=plan.chosen.name if plan.chosen else None,
@@ -207,7 +223,7 @@ def _answer(request: PlanRequest, spec: JobSpec, known: Known) -> views.Plan:
     )
 
 
-def _calibrated(machine: Machine, request: PlanRequest) -> Machine:
+def _as_asked(machine: Machine, request: PlanRequest) -> Machine:
     names = ("flops_per_s", "bandwidth_bytes_per_s", "latency_s")
     given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
     if not given:

@@ -24,7 +24,7 @@ class Machine:
     """What the times are computed with."""
 
     flops_per_s: float
-    """That a worker reaches in training, not the most that is printed on its box."""
+    """That a GPU, or a core of a CPU, reaches in training: not what is printed on its box."""
     bandwidth_bytes_per_s: float
     """That each worker sends with, while all do."""
     latency_s: float
@@ -33,7 +33,7 @@ class Machine:
     """Where the numbers come from."""
 
 
-CPU = Machine(20e9, 1e9, 1e-4, "default for a CPU worker of one core: not measured here")
+CPU = Machine(20e9, 1e9, 1e-4, "default for a core of a CPU: not measured here")
 GPUS = {
     "H100": Machine(300e12, 50e9, 2e-5, "default for an H100: 40% of its bf16 peak, 50 GB/s"),
     "H200": Machine(300e12, 50e9, 2e-5, "default for an H200: 40% of its bf16 peak, 50 GB/s"),
@@ -68,6 +68,8 @@ def step_time(spec: JobSpec, shapes: Shapes, machine: Machine) -> StepTime:
     speed = machine.flops_per_s
     if spec.resources.gpus_per_worker and spec.train.precision == "fp32":
         speed *= FP32_SHARE
+    if not spec.resources.gpus_per_worker:
+        speed *= spec.resources.cpus_per_worker
     samples = pieces.size * pieces.count
     divided = parallel.tensor * parallel.context * parallel.pipeline
     passes = 3.0 + AGAIN[spec.train.recompute]

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from dray import views
 from dray.requests import PlanRequest
 from dray.spec import JobSpec
+from service.calibrating import STEP_TIME
 from service.domain.errors import NotPlannable, OutOfMemory
 from service.domain.planning.memory import memory_of
 from service.domain.planning.shapes import shapes_of
 from service.plans import Plans
-from tests.unit.service.helpers import Service
+from tests.unit.service.helpers import Service, metrics, resumed
 from tests.unit.service.test_jobs import see_cluster
 
 pytestmark = pytest.mark.anyio
@@ -49,6 +51,38 @@ async def test_what_a_request_gives_is_what_a_plan_counts_with(service: Service)
     assert plan.calibration.source.startswith("flops_per_s as given")
     for mesh in plan.meshes:
         assert mesh.missing_bytes == mesh.memory.total_bytes - 1000
+
+
+async def ran(service: Service, step_time_s: float, num_steps: int = 30, **parts: Any) -> None:
+    """A job that succeeded, each step of which took so long."""
+    job_id = await service.running(**text(**parts))
+    steps = (metrics(step, {STEP_TIME: step_time_s}) for step in range(1, num_steps + 1))
+    service.report(job_id, 1, [resumed(0), *steps])
+    service.end(job_id, 1)
+
+
+async def planned(service: Service, **parts: Any) -> views.Plan:
+    return await Plans(service.database).plan(PlanRequest.model_validate(text(**parts)))
+
+
+async def test_times_are_those_that_jobs_here_have_shown(service: Service) -> None:
+    before = await planned(service)
+    assert "not measured" in before.calibration.source
+    await ran(service, 2.0)
+    await ran(service, 8.0)  # that it was slower once, says nothing of the worker
+    after = await planned(service)
+    assert after.calibration.source.startswith("speed as the last 2 jobs on such workers")
+    (one,) = (mesh for mesh in after.meshes if mesh.name == "data 2")
+    assert one.step_time_s == pytest.approx(2.0)
+    quick = await planned(service, resources={"num_workers": 2, "cpus_per_worker": 4})
+    assert quick.meshes[0].compute_s == pytest.approx(after.meshes[0].compute_s / 4)
+
+
+async def test_what_ran_elsewhere_or_hardly_at_all_says_nothing(service: Service) -> None:
+    await ran(service, 2.0, num_steps=5)
+    await ran(service, 2.0, resources={"num_workers": 1, "gpus_per_worker": 1})
+    found = await planned(service)
+    assert "not measured" in found.calibration.source
 
 
 async def test_what_only_the_data_could_tell_has_no_plan(service: Service) -> None:
