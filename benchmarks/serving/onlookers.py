@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.figures import median_of_ratios
 from benchmarks.machine import BenchmarkError, wait_until_quiet
 from benchmarks.report import Comparison, Result, Row, Table, seconds
-from benchmarks.serving.load import exchange, get
+from benchmarks.serving.load import exchange, get, post
 from benchmarks.serving.servers import Running, dray
 from dray import Client
 from dray.views import JobState
@@ -26,6 +26,8 @@ from dray.views import JobState
 NUM_JOBS = 8
 NUM_POLLERS = 200
 NUM_FOLLOWERS = 20
+NUM_AWAITING = 10
+"""Of them, those who wait for something to happen; the others hold a stream of a job that trains."""
 PERIOD_S = 5.0
 """Between two polls of one client."""
 TURN_S = 15.0
@@ -38,8 +40,10 @@ METHOD = (
     f"A real `python -m api` with its embedded Ray and {NUM_JOBS} slots trains {NUM_JOBS} jobs of "
     "one worker each (the digits CNN), which want more processors than the machine has.",
     f"Looked on: {NUM_POLLERS} clients ask every {PERIOD_S:g} s, each for the status of one job "
-    f"and for its metrics since the last time; {NUM_FOLLOWERS} others hold an event stream open. "
-    "They are one process on the same machine, so their own work is in the figure, too.",
+    f"and for its metrics since the last time; {NUM_FOLLOWERS} others hold an event stream open, "
+    f"{NUM_AWAITING} of them of a job that waits for a slot and is cancelled in the course of the "
+    "turn. They are one process on the same machine, so their own work is in the figure, too.",
+    "An event: from sending the cancel to the line of the event in the follower's hands.",
     f"The floor: {NUM_POLLERS} clients ask as often for `/healthz`, which looks at nothing and "
     "answers two words, and nobody follows. What that costs is the price of HTTP in Python and of "
     "the clients, whatever is asked.",
@@ -49,7 +53,8 @@ METHOD = (
     "Slowdown: median over neighbouring turns of the speed without over the speed with; the "
     "interval is a bootstrap of the pairs. A/A: one turn without over the next.",
     "Nothing lost: each poller has every step of its job from its first poll to its last, each "
-    "stream every event number, and each stored series every step.",
+    "stream every event number, those of the cancelled jobs their end, and each stored series "
+    "every step.",
 )
 
 
@@ -58,6 +63,7 @@ class Seen:
     """What the clients of all turns found."""
 
     latencies_s: list[float] = field(default_factory=list)
+    deliveries_s: list[float] = field(default_factory=list)
     num_points: int = 0
     gaps: list[str] = field(default_factory=list)
 
@@ -123,6 +129,7 @@ def _training() -> Iterator[tuple[Running, Client, list[str]]]:
 
 
 def _turn(server: Running, client: Client, job_ids: list[str], seen: Seen, look: Look) -> Turn:
+    waiting = _submit_waiting(client) if look is Look.ALL else []
     own = server.processes[0]
     steps, began = _steps(client, job_ids), time.monotonic()
     used = sum(own.cpu_times()[:2])
@@ -131,10 +138,16 @@ def _turn(server: Running, client: Client, job_ids: list[str], seen: Seen, look:
     elif look is Look.FLOOR:
         asyncio.run(_knock(server.port))
     else:
-        asyncio.run(_look_on(server.port, job_ids, seen))
+        asyncio.run(_look_on(server.port, job_ids, waiting, seen))
     took = time.monotonic() - began
     share = (sum(own.cpu_times()[:2]) - used) / took
     return Turn(look, (_steps(client, job_ids) - steps) / took, share)
+
+
+def _submit_waiting(client: Client) -> list[str]:
+    """Jobs for which there is no slot while the others train."""
+    document = {"name": "waits", "recipe": "image_classification", "resources": {"num_workers": 2}}
+    return [client.submit(document).id for _ in range(NUM_AWAITING)]
 
 
 def _steps(client: Client, job_ids: list[str]) -> int:
@@ -143,11 +156,15 @@ def _steps(client: Client, job_ids: list[str]) -> int:
     return sum(job.progress.step for job in jobs if job.progress is not None)
 
 
-async def _look_on(port: int, job_ids: list[str], seen: Seen) -> None:
+async def _look_on(port: int, job_ids: list[str], waiting: list[str], seen: Seen) -> None:
     until = time.monotonic() + TURN_S
     followers = [
-        asyncio.create_task(_follow(port, job_ids[number % NUM_JOBS], until, seen))
-        for number in range(NUM_FOLLOWERS)
+        _follow(port, job_ids[number % NUM_JOBS], until, seen)
+        for number in range(NUM_FOLLOWERS - NUM_AWAITING)
+    ]
+    followers += [
+        _await_cancelled(port, job_id, (number + 1) / (NUM_AWAITING + 1) * TURN_S, until, seen)
+        for number, job_id in enumerate(waiting)
     ]
     pollers = [
         _poll(port, job_ids[number % NUM_JOBS], number / NUM_POLLERS * PERIOD_S, until, seen)
@@ -205,25 +222,53 @@ async def _poll(port: int, job_id: str, offset_s: float, until: float, seen: See
         )
 
 
-async def _follow(port: int, job_id: str, until: float, seen: Seen) -> None:
-    """Hold an event stream open; its ids must count up without a gap."""
+async def _await_cancelled(
+    port: int, job_id: str, after_s: float, until: float, seen: Seen
+) -> None:
+    """Follow a job that is cancelled meanwhile; its stream tells so at once, and ends."""
+    sent = 0.0
+
+    async def cancel() -> None:
+        nonlocal sent
+        await asyncio.sleep(after_s)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        sent = time.perf_counter()
+        await exchange(reader, writer, post(f"/v1/jobs/{job_id}/cancel", port, b""))
+        writer.close()
+
+    last, _ = await asyncio.gather(_follow(port, job_id, until, seen), cancel())
+    if last is None or last[0] != "cancelled":
+        seen.gaps.append(f"the stream of {job_id} did not end with its cancellation: {last}")
+    else:
+        seen.deliveries_s.append(last[1] - sent)
+
+
+async def _follow(port: int, job_id: str, until: float, seen: Seen) -> tuple[str, float] | None:
+    """Hold an event stream open; its ids must count up without a gap.
+
+    The state that the last event led to, and when it came.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
         f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
         "Accept: text/event-stream\r\n\r\n"
     )
     writer.write(head.encode())
-    ids = []
+    ids, last = [], None
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(until - time.monotonic()):
                 while line := await reader.readline():
                     if line.startswith(b"id:"):
                         ids.append(int(line[3:]))
+                    elif line.startswith(b"data:"):
+                        event = json.loads(line[5:])
+                        last = (str(event.get("to_state")), time.perf_counter())
     finally:
         writer.close()
     if ids != list(range(1, len(ids) + 1)) or not ids:
         seen.gaps.append(f"a follower of {job_id} got the events {ids}")
+    return last
 
 
 def _holes(client: Client, job_ids: list[str]) -> list[str]:
@@ -266,6 +311,7 @@ def conclude(turns: list[Turn], seen: Seen) -> Result:
                 for look in Look
             ),
             Row("a poll", seen.latencies_s),
+            Row("an event, to its follower", seen.deliveries_s),
         ],
         comparisons=[
             Comparison(
