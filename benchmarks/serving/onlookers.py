@@ -27,7 +27,7 @@ NUM_JOBS = 8
 NUM_POLLERS = 200
 NUM_FOLLOWERS = 20
 NUM_AWAITING = 10
-"""Of them, those who wait for something to happen; the others hold a stream of a job that trains."""
+"""Of them, those to whose jobs something happens."""
 PERIOD_S = 5.0
 """Between two polls of one client."""
 TURN_S = 15.0
