@@ -112,6 +112,12 @@ def _large_batch(num_rounds: int, tell: Tell) -> report.Result:
     return measure(num_rounds, tell)
 
 
+def _lossy(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.lossy.measure import measure
+
+    return measure(num_rounds, tell)
+
+
 def _strategies(num_rounds: int, tell: Tell) -> report.Result:
     from benchmarks.strategies.measure import measure
 
@@ -139,6 +145,7 @@ BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "wire": _wire,
     "strategies": _strategies,
     "large_batch": _large_batch,
+    "lossy": _lossy,
     "planner": _planner,
 }
 

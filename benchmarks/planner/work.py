@@ -14,6 +14,9 @@ WIDE = {"width": 256, "context_length": 32, "num_layers": 3}
 """Mostly weights, where the default is mostly activations."""
 
 
+BF16_SENT = {"param_dtype": "bf16", "reduce_dtype": "bf16"}
+
+
 def jobs(folder: Path) -> dict[str, Job]:
     source = write_text(folder).as_uri()
 
@@ -47,6 +50,8 @@ def jobs(folder: Path) -> dict[str, Job]:
             "model": model,
             "data": {"source": "sklearn://digits"},
             "train": {"global_batch_size": 32, "max_steps": 5, **train},
+            "resources": {"num_workers": num_ranks},
+            "parallel": parallel or {},
         }
 
     resnet = {"name": "resnet", "depth": 8}
@@ -60,6 +65,7 @@ def jobs(folder: Path) -> dict[str, Job]:
         "gpt, dropout": gpt(model={"dropout": 0.1}),
         "wide gpt": wide(),
         "wide gpt, sgd with momentum": wide(optimizer=momentum),
+        "wide gpt, bf16 state": wide(optimizer={"name": "adamw", "state_dtype": "bf16"}),
         "cnn": image({"name": "cnn"}),
         "mlp": image({"name": "mlp", "width": 128, "num_layers": 3}),
         "resnet": image(resnet),
@@ -69,9 +75,11 @@ def jobs(folder: Path) -> dict[str, Job]:
         "shard 2, ZeRO 2": wide(2, {"shard": 2, "zero": 2}),
         "shard 2, full": wide(2, {"shard": 2}, recompute="full"),
         "shard 2, bf16": wide(2, {"shard": 2}, precision="bf16"),
+        "shard 2, bf16 gathered": wide(2, {"shard": 2, **BF16_SENT}, precision="bf16"),
         "tensor 2": gpt(2, {"tensor": 2}),
         "context 2": gpt(2, {"context": 2}),
         "pipeline 2": gpt(2, {"pipeline": 2}),
+        "resnet, pipeline 2": image(resnet, 2, {"pipeline": 2}),
         "pipeline 2, GPipe": gpt(2, {"pipeline": 2, "schedule": "gpipe"}, micro_batch_size=2),
         "pipeline 2, interleaved": gpt(2, INTERLEAVED, micro_batch_size=2),
         "pipeline 2, zero bubble": gpt(2, ZERO_BUBBLE, micro_batch_size=2),

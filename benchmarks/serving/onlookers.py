@@ -237,7 +237,7 @@ async def _await_cancelled(
         writer.close()
 
     last, _ = await asyncio.gather(_follow(port, job_id, until, seen), cancel())
-    if last is None or last[0] != "cancelled":
+    if last is None or last[0] != JobState.CANCELLED:
         seen.gaps.append(f"the stream of {job_id} did not end with its cancellation: {last}")
     else:
         seen.deliveries_s.append(last[1] - sent)

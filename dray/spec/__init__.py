@@ -205,6 +205,7 @@ class JobSpec(Document):
             return self
         RECIPES[self.recipe].check(self.model, self.data, self.train, self.checkpoint.best)
         self._check_recompute()
+        self._check_memory()
         sharing = self.num_replicas * self.parallel.shard
         if self.train.global_batch_size < sharing:
             message = (
@@ -240,6 +241,37 @@ class JobSpec(Document):
                 "twice",
             )
 
+    def _check_memory(self) -> None:
+        optimizer, parallel = self.train.optimizer, self.parallel
+        at = "/train/optimizer/state_dtype" if optimizer.state_dtype == "bf16" else None
+        at = "/train/optimizer/offload" if optimizer.offload else at
+        if at is not None:
+            has_none = optimizer.name == "sgd" and not optimizer.momentum
+            if optimizer.name == "adafactor" or has_none:
+                what = (
+                    "sgd without momentum remembers nothing" if has_none else "adafactor's is small"
+                )
+                raise wrong(at, f"is for what an optimizer remembers of each weight: {what}")
+            if parallel.shard > 1 and parallel.zero == 1:
+                raise wrong(at, "needs parallel.zero 2 or 3: torch's ZeRO 1 keeps its state itself")
+        if optimizer.offload and not self.resources.gpus_per_worker:
+            raise wrong(
+                "/train/optimizer/offload", "needs gpus_per_worker 1: on CPU it is there already"
+            )
+        for name in ("param_dtype", "reduce_dtype"):
+            if getattr(parallel, name) == "fp32":
+                continue
+            if parallel.shard * parallel.context == 1 or parallel.zero == 1:
+                raise wrong(
+                    f"/parallel/{name}",
+                    "is for what FSDP sends: with parallel.shard or context above 1, and zero 2 or "
+                    "3; among replicas sync.compression bf16 does it",
+                )
+            if name == "param_dtype" and self.train.precision != "bf16":
+                raise wrong(
+                    "/parallel/param_dtype", "needs train.precision bf16, which computes so"
+                )
+
     def _check_mesh(self) -> None:
         self.parallel.check(self.resources.num_workers)
         if self.parallel.auto and self.script is not None:
@@ -248,14 +280,8 @@ class JobSpec(Document):
             raise wrong("/elastic", "is not for parallel: auto, which plans for a fixed size")
         if self.is_divided:
             self._check_divided()
-            if isinstance(self.model, Gpt):
-                self.parallel.check_gpt(self.model)
-            elif self.model is not None and self.parallel.inner_axes:
-                raise wrong(
-                    f"/parallel/{self.parallel.inner_axes[0]}",
-                    f"is for the model gpt: torch divides {self.model.name} along data and shard "
-                    "alone",
-                )
+            if self.model is not None:
+                self.parallel.check_model(self.model)
 
     def _check_divided(self) -> None:
         train, sync = self.train, self.sync

@@ -30,6 +30,10 @@ class ResNet(Document):
     width: Annotated[Int, Field(ge=1, le=1024)] = 16
     """Channels of the first stage; each stage doubles them."""
 
+    @property
+    def num_blocks(self) -> int:
+        return (self.depth - 2) // 2
+
 
 class Mlp(Document):
     """A perceptron of equal hidden layers, for small images and for tables."""

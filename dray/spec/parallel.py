@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, WithJsonSchema, model_validator
 
 from dray.spec.fields import Document, Int, wrong
-from dray.spec.model import Gpt
+from dray.spec.model import Gpt, Model, ResNet
 
 MAX_WORKERS: Final = 4096
 
@@ -24,6 +24,7 @@ AXES = ("shard", "tensor", "pipeline", "context")
 """Along which ranks hold a model together."""
 INNER = AXES[1:]
 """Those that a model must be made for."""
+MODELS_OF = {"tensor": ("gpt",), "pipeline": ("gpt", "resnet"), "context": ("gpt",)}
 
 
 class Parallel(Document):
@@ -46,7 +47,8 @@ class Parallel(Document):
     """Ranks that compute each layer together, every one with a part of its matrices (Megatron,
     arXiv:1909.08053) and, between these, of a sample's places (arXiv:2205.05198). Of gpt."""
     pipeline: Divisor = 1
-    """Ranks that each have some of the layers, through which micro-batches pass. Of gpt."""
+    """Ranks that each have some of the layers, through which micro-batches pass. Of gpt and
+    resnet."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
     """With `pipeline`, the order of forward and backward passes: all forward first
     (arXiv:1811.06965); one each in turn, which holds fewer activations; with several stages on each
@@ -57,6 +59,12 @@ class Parallel(Document):
     context: Divisor = 1
     """Ranks that each compute some places of every sample, and in the attention some heads
     (DeepSpeed-Ulysses, arXiv:2309.14509); parameters are sharded over them too. Of gpt."""
+
+    param_dtype: Literal["fp32", "bf16"] = "fp32"
+    """With `shard` or `context` and `precision: bf16`: of the parameters that are gathered for a
+    block, which halves what is sent for them and held. Each rank's own part stays fp32."""
+    reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+    """With `shard` or `context`: in which gradients are sent and added up."""
 
     balance: Literal["even", "auto"] = "even"
     """auto: each rank's share of the batch follows its measured speed, for machines that are not
@@ -124,9 +132,24 @@ class Parallel(Document):
             message = f"is {self.data}, which does not divide the {left} workers that are left"
             raise wrong("/parallel/data", message)
 
-    def check_gpt(self, model: Gpt) -> None:
+    def check_model(self, model: Model) -> None:
         """Raises what `wrong` makes of axes that the model can't take."""
+        for axis in self.inner_axes:
+            if model.name not in MODELS_OF[axis]:
+                message = (
+                    f"is for {' and '.join(MODELS_OF[axis])}: torch has no way for {model.name}"
+                )
+                raise wrong(f"/parallel/{axis}", message)
         stages = self.pipeline * self.stages_per_rank
+        if isinstance(model, ResNet) and self.pipeline > 1 and stages > model.num_blocks:
+            message = (
+                f"makes {stages} stages, more than the {model.num_blocks} blocks of this depth"
+            )
+            raise wrong("/parallel/pipeline", message)
+        if isinstance(model, Gpt):
+            self._check_gpt(model, stages)
+
+    def _check_gpt(self, model: Gpt, stages: int) -> None:
         if stages > model.num_layers:
             message = f"makes {stages} stages, more than the {model.num_layers} of model.num_layers"
             raise wrong("/parallel/pipeline", message)

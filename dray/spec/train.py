@@ -30,6 +30,13 @@ class Optimizer(Document):
     trust: Annotated[Number, Field(gt=0.0, le=1.0)] = 0.001
     """Of lars: the most that a step may be of a layer's weights, at a rate of 1."""
 
+    state_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Of what it remembers of each weight, between steps; the step itself is in fp32. bf16 takes
+    half the memory and is rounded at random, so that small changes add up."""
+    offload: StrictBool = False
+    """Keep what it remembers in the host's memory, and on the GPU only that of some weights at a
+    time, during the step: slower, for models that do not fit otherwise."""
+
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         owners: dict[str, tuple[str, ...]] = {

@@ -69,7 +69,22 @@ def of_tokens() -> MetricCollection:
 
 
 class Auroc(MulticlassAUROC):
-    """torchmetrics guesses batch by batch whether it was given logits; here it always is."""
+    """torchmetrics guesses batch by batch whether it was given logits; here it always is. And of a
+    rank that was given nothing it could not put that together with the others' scores: here even
+    nothing has its right shape."""
+
+    def __init__(self, num_classes: int, **options: Any) -> None:
+        super().__init__(num_classes, **options)
+        self._begin()
+
+    def reset(self) -> None:
+        super().reset()
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.thresholds is None:  # else it counts, and keeps no scores
+            self.preds = [torch.zeros(0, self.num_classes, device=self.device)]
+            self.target = [torch.zeros(0, dtype=torch.long, device=self.device)]
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         super().update(logits.softmax(dim=1), labels)

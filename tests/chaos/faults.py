@@ -182,6 +182,20 @@ def cancel(scene: Scene) -> None:
         raise Missed(str(error)) from None
 
 
+def preempt(scene: Scene) -> None:
+    """As somebody does who needs the slots."""
+    try:
+        scene.client.preempt(scene.job_id)
+    except (errors.JobNotRunning, *PASSING) as error:
+        raise Missed(str(error)) from None
+
+
+def stop_service(scene: Scene) -> None:
+    """SIGTERM, and start it again. It takes its embedded Ray along; another one trains on."""
+    scene.ground.service.stop()
+    scene.ground.service.start()
+
+
 def kill_cluster(scene: Scene) -> None:
     os.kill(scene.ground.service.gcs_pid(), signal.SIGKILL)
 
@@ -190,6 +204,13 @@ def kill_node(scene: Scene) -> None:
     """One that trains; another joins in its place."""
     assert scene.ground.raylets is not None
     scene.ground.raylets.kill_node(scene.job_id)
+    scene.ground.raylets.add_node()
+
+
+def drain_node(scene: Scene) -> None:
+    """As a spot notice does, of one that trains; another joins in its place."""
+    assert scene.ground.raylets is not None
+    scene.ground.raylets.drain_node(scene.job_id)
     scene.ground.raylets.add_node()
 
 
@@ -210,6 +231,10 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "drill kill": lambda s: drill(s, "kill", s.rng.randrange(s.kind.num_ranks)),
     "drill stall": lambda s: drill(s, "stall", s.rng.randrange(s.kind.num_ranks)),
     "drill preempt": lambda s: drill(s, "preempt", 0),
+    "preempted": preempt,
+    "machine shut down": stop_service,
+    "service stopped": stop_service,
+    "node drained": drain_node,
     "replacement killed": kill_replacement,
     "survivor killed meanwhile": kill_survivor,
     "cancelled meanwhile": cancel,
@@ -219,7 +244,9 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
 }
 ONE_AFTER_THE_OTHER = frozenset({"replacement killed", "survivor killed meanwhile"})
 """They strike the rank themselves whose loss they come after, so that they know which."""
-UNDISTURBED = frozenset({"gateway killed", "service killed", "database restarted", "disk full"})
+UNDISTURBED = frozenset(
+    {"gateway killed", "service killed", "service stopped", "database restarted", "disk full"}
+)
 """Training goes on meanwhile."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -28,6 +30,7 @@ from tests.integration.harness import (
     training_pids,
 )
 
+DRAINED_WITHIN_S = 60
 PASSING = (errors.TransportError, errors.Unavailable)
 """What a client meets while the service or its database is away."""
 T = TypeVar("T")
@@ -167,6 +170,7 @@ class RayCluster:
                 "dashboard_agent_listen_port": free_port(),
             },
         )
+        self._drained: list[Any] = []
         for _ in range(self.NUM_NODES - 1):
             self.add_node()
 
@@ -181,12 +185,26 @@ class RayCluster:
     def add_node(self) -> None:
         self._cluster.add_node(**self._options)
 
-    def kill_node(self, job_id: str) -> str:
-        """SIGKILL all of a node that has a rank of the job; its id."""
+    def kill_node(self, job_id: str) -> None:
+        """SIGKILL all of a node that has a rank of the job."""
+        self._cluster.remove_node(self._node_of(job_id), allow_graceful=False)
+
+    def drain_node(self, job_id: str) -> None:
+        """Tell Ray that a node goes which has a rank of the job. It ends when nobody uses it."""
+        node = self._node_of(job_id)
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
+            *("--address", self.address, "--node-id", node.node_id),
+            *("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a spot notice"),
+            *("--deadline-remaining-seconds", str(DRAINED_WITHIN_S)),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+        self._drained.append(node)
+
+    def _node_of(self, job_id: str) -> Any:
         for node in list(self._cluster.worker_nodes):
-            if job_id in _jobs_on(node.node_id):
-                self._cluster.remove_node(node, allow_graceful=False)
-                return str(node.node_id)
+            if node not in self._drained and job_id in _jobs_on(node.node_id):
+                return node
         raise ProcessLookupError("no node has a rank of the job")
 
     def stop(self) -> None:

@@ -20,7 +20,7 @@ ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("rank 0 killed",): RECIPES,
     ("rank killed",): ANY,
     ("rank segfaults",): ANY,
-    ("rank stopped",): GROUPS,
+    ("rank stopped",): RECIPES,
     ("rank actor killed",): ANY,
     ("supervisor killed",): ANY,
     ("store killed",): RECIPES,
@@ -31,8 +31,10 @@ ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("newest checkpoint damaged, supervisor killed",): RECIPES,
     ("disk full",): frozenset({"often saved"}),
     ("drill kill",): GROUPS,
-    ("drill stall",): GROUPS,
+    ("drill stall",): RECIPES,
     ("drill preempt",): RECIPES,
+    ("preempted",): ANY,
+    ("preempted", "rank killed"): RECIPES,
     ("rank killed", "replacement killed"): GROUPS,
     ("rank killed", "survivor killed meanwhile"): GROUPS,
     ("rank killed", "service killed"): ANY,
@@ -44,11 +46,15 @@ ON_BOTH: Mapping[Blow, frozenset[str]] = {
 }
 """What may strike, and whom, on either ground."""
 ON_EMBEDDED: Mapping[Blow, frozenset[str]] = {
+    ("machine shut down",): RECIPES,
     ("cluster killed",): ANY,
     ("cluster killed", "service killed"): ANY,
 }
 ON_CLUSTER: Mapping[Blow, frozenset[str]] = {
     ("node killed",): ANY,
+    ("node drained",): ANY,
+    ("node drained", "service killed"): RECIPES,
+    ("service stopped",): ANY,
     ("database restarted",): ANY,
     ("node killed", "database restarted"): ANY,
     ("rank killed", "database restarted"): ANY,

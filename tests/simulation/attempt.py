@@ -224,6 +224,7 @@ class SimAttempt:
     def _checkpoint(self) -> None:
         prefix = f"{self.spec.storage_url}/{attempt_prefix(*self.key)}/checkpoints"
         body = {"step": self.step, "url": f"{prefix}/{self.step}", "size_bytes": 1}
+        self.cluster.written.add((self.step, f"{prefix}/{self.step}"))
         self._emit(FrameKind.CHECKPOINT, body | {"manifest_sha256": SHA})
 
     def _emit(self, kind: FrameKind, body: Mapping[str, Any]) -> None:

@@ -48,6 +48,8 @@ class SimCluster:
         """Attempts that were given up: none of them may come any more."""
         self.mute: dict[str, None] = {}
         """Jobs of which a node took along what rank 0 had reported and nobody had asked for."""
+        self.written: set[tuple[int, str]] = set()
+        """(step, url) of every checkpoint that was saved."""
         self.num_sessions = 1
         self.num_nodes = 0
         self.away = False

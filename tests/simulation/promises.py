@@ -30,7 +30,7 @@ class Promises:
         """Jobs seen in a terminal state: which, and in which attempt."""
 
     def started(self, attempt: SimAttempt) -> None:
-        """I2, at the moment when processes start, and that they are as many as may be."""
+        """I2 and I6, at the moment when processes start, and that they are as many as may be."""
         spec = attempt.spec
         most = spec.spec["resources"]["num_workers"]
         if not (spec.min_workers or most) <= spec.world_size <= most:
@@ -38,6 +38,25 @@ class Promises:
         for other in self._world.cluster.everyone():
             if other is not attempt and other.alive and other.spec.job_id == attempt.spec.job_id:
                 raise Broken(f"I2: attempts {other.key} and {attempt.key} run at once")
+        self._resumes_at_the_newest(attempt)
+
+    def _resumes_at_the_newest(self, attempt: SimAttempt) -> None:
+        """I6: with what was saved in truth, and behind nothing that the last to save has saved."""
+        given = [(ref.step, ref.url) for ref in attempt.spec.resume_from]
+        if given != sorted(given, key=lambda ref: -ref[0]):
+            raise Broken(f"I6: {attempt.key} resumes from {given}, which is not newest first")
+        unknown = set(given) - self._world.cluster.written
+        if unknown:
+            raise Broken(f"I6: {attempt.key} resumes from {unknown}, which nobody has written")
+        job_id, number = attempt.key
+        newest = (
+            "SELECT max(step) FROM checkpoints WHERE job_id = :job AND attempt = (SELECT "
+            "max(attempt) FROM checkpoints WHERE job_id = :job AND attempt < :number)"
+        )
+        with self._world.engine.connect() as connection:
+            step = connection.scalar(text(newest), {"job": job_id, "number": number})
+        if (given[0][0] if given else None) != step:
+            raise Broken(f"I6: {attempt.key} resumes from {given}, and {step} is the newest")
 
     def hold(self) -> None:
         """I1 to I4 and I8, now."""

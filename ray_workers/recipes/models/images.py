@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from dray import spec
+from ray_workers.training.data import share
 from ray_workers.training.errors import DataError
 
 GROUPS = 8
@@ -58,21 +59,36 @@ class ResNet(nn.Module):
 
     def __init__(self, options: spec.ResNet, shape: Shape, num_classes: int) -> None:
         super().__init__()
-        blocks = (options.depth - 2) // 6
         inputs = options.width
-        self.stem = nn.Sequential(*convolution(shape[0], inputs))
+        self.stem: nn.Module | None = nn.Sequential(*convolution(shape[0], inputs))
         stages: list[nn.Module] = []
         for stage in range(3):
             outputs = options.width * 2**stage
-            for block in range(blocks):
+            for block in range(options.num_blocks // 3):
                 stride = 2 if stage > 0 and block == 0 else 1
                 stages.append(Residual(inputs, outputs, stride))
                 inputs = outputs
+        self.num_blocks = options.num_blocks
         self.body = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.head = nn.Linear(inputs, num_classes)
+        self.head: nn.Module | None = nn.Linear(inputs, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        return cast(Tensor, self.head(self.body(self.stem(images))))
+        """Or from what the stage before it computed, to what the next one needs."""
+        hidden = images if self.stem is None else self.stem(images)
+        hidden = self.body(hidden)
+        return cast(Tensor, hidden if self.head is None else self.head(hidden))
+
+    def keep_stage(self, stage: int, num_stages: int) -> None:
+        """Drop what other stages have; the first has the stem, the last the head."""
+        start, stop = share(self.num_blocks, stage, num_stages)
+        stop = len(self.body) if stage == num_stages - 1 else stop
+        for number in range(len(self.body)):
+            if not start <= number < stop:
+                delattr(self.body, str(number))  # the others keep their names
+        if stage > 0:
+            self.stem = None
+        if stage < num_stages - 1:
+            self.head = None
 
 
 class Residual(nn.Module):

@@ -15,9 +15,10 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from dray.spec import Parallel
 from ray_workers.training import handover
 from ray_workers.training.blocks import listed_parts, prepare_blocks
 from ray_workers.training.errors import PartsLostError
@@ -113,9 +114,10 @@ class Divided(Strategy):
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         again = self._parallel.zero == 3 and self.mesh.num_holders > 1
+        policy = _policy(self._parallel)
         blocks = (part for part in listed_parts(model) if any(True for _ in part.parameters()))
         for unit in [*blocks, model]:  # each is gathered at once
-            fully_shard(unit, mesh=mesh, reshard_after_forward=again)
+            fully_shard(unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
 
     def data_part(self) -> DataPart:
         sizes, at = self.mesh.sizes, self.mesh.at
@@ -245,6 +247,15 @@ class Divided(Strategy):
     @property
     def saves_alone(self) -> bool:
         return False
+
+
+def _policy(parallel: Parallel) -> MixedPrecisionPolicy:
+    """Without a word about types where the model's own are kept."""
+    half = torch.bfloat16
+    param = half if parallel.param_dtype == "bf16" else None
+    # Left out it is that of the parameters.
+    reduce = half if parallel.reduce_dtype == "bf16" else param and torch.float32
+    return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
 
 
 def _whole(state: Any, *, keep: bool) -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -15,6 +15,7 @@ from dray import spec
 from ray_workers.training.initialising import part_of
 from ray_workers.training.optimizers import build_optimizer, set_lr
 from ray_workers.training.strategies.replica import Replica
+from ray_workers.training.strategies.stowing import Stowed, like
 
 
 class Update:
@@ -37,6 +38,7 @@ class Update:
         if not has_momentum:
             chosen = chosen.model_copy(update={"momentum": 0.0})
         self._optimizer = build_optimizer(model, chosen)
+        self._stowed = _stowed(self._optimizer, chosen)
         self._names: Names = {parameter: name for name, parameter in model.named_parameters()}
         self._scaler: torch.amp.GradScaler | None = None
         self._one = torch.ones((), device=device)
@@ -76,7 +78,8 @@ class Update:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"optimizer": named_state(self._optimizer, self._names)}
+        with nullcontext() if self._stowed is None else self._stowed.at_hand():
+            state: dict[str, Any] = {"optimizer": named_state(self._optimizer, self._names)}
         if self._scaler is not None:
             state["scaler"] = self._scaler.state_dict()
         if self._average is not None:
@@ -84,7 +87,7 @@ class Update:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        load_named_state(self._optimizer, self._names, state["optimizer"])
+        self._load_optimizer(state["optimizer"], _part_of_state)
         if self._scaler is not None:
             self._scaler.load_state_dict(state["scaler"])
         if self._average is not None:
@@ -93,12 +96,24 @@ class Update:
     def load_parts(self, optimizer: Mapping[str, Any]) -> None:
         """Take the optimizer's state of a rank that holds the same parts, which gave its plain
         tensors of them."""
-        load_named_state(self._optimizer, self._names, optimizer, _as_part)
+        self._load_optimizer(optimizer, _as_part)
+
+    def _load_optimizer(self, state: Mapping[str, Any], part: Callable[[Any, Tensor], Any]) -> None:
+        load_named_state(self._optimizer, self._names, state, part)
+        if self._stowed is not None:
+            self._stowed.stow()
 
     def start_average(self) -> None:
         """Begin the average at the weights as they are now."""
         if self._average is not None:
             self._average.module.load_state_dict(self._model.state_dict())
+
+
+def _stowed(optimizer: torch.optim.Optimizer, options: spec.Optimizer) -> Stowed | None:
+    if options.state_dtype == "fp32" and not options.offload:
+        return None
+    home = torch.device("cpu") if options.offload else None
+    return Stowed(optimizer, as_bf16=options.state_dtype == "bf16", home=home)
 
 
 Names = Mapping[Tensor, str]
@@ -111,7 +126,7 @@ def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any
     own = [names[parameter] for parameter in _parameters(optimizer)]
     state = optimizer.state_dict()
     return {
-        "state": {own[place]: values for place, values in state["state"].items()},
+        "state": {own[place]: dict(values) for place, values in state["state"].items()},
         "param_groups": [
             {**group, "params": [own[place] for place in group["params"]]}
             for group in state["param_groups"]
@@ -126,16 +141,7 @@ def _part_of_state(value: Any, parameter: Tensor) -> Any:
 
 def _as_part(value: Any, parameter: Tensor) -> Any:
     """The part that a plain tensor is, of a whole with the parameter's shape."""
-    if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or not value.ndim:
-        return value
-    return DTensor.from_local(
-        value,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    return like(value, parameter) if isinstance(value, Tensor) and value.ndim else value
 
 
 def load_named_state(

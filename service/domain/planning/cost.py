@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dray.spec import Gpt, JobSpec, Parallel
 from service.domain.planning.memory import elements_of, pieces_of, tapes_of
 from service.domain.planning.shapes import Shapes
+from service.domain.planning.tape import Tape
 
 FP32 = 4
 AGAIN = {"none": 0.0, "selective": 0.1, "full": 1.0}
@@ -99,20 +100,25 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     """(bytes, operations) that each rank sends in a step."""
     parallel, pieces = spec.parallel, pieces_of(spec)
     model = spec.model
-    weights = FP32 * max(
-        sum(elements_of(tape) for tape in tapes) for tapes in tapes_of(spec, shapes, on_gpu=False)
-    )
+    of_ranks = tapes_of(spec, shapes, on_gpu=False)
+    weights = FP32 * max(sum(elements_of(tape) for tape in tapes) for tapes in of_ranks)
     layers = model.num_layers / parallel.pipeline if isinstance(model, Gpt) else 1.0
     size, messages = 0.0, 0.0
     holders, data = parallel.shard * parallel.context, spec.num_replicas
     if holders > 1:
         gathers = 2 if parallel.zero == 3 else 1
         passes = pieces.count if parallel.pipeline == 1 else 1
-        size += (gathers * passes + 1) * weights * (holders - 1) / holders
+        gathered = weights / (2 if parallel.param_dtype == "bf16" else 1)
+        reduced = weights / (2 if parallel.reduce_dtype == "bf16" else 1)
+        size += (gathers * passes * gathered + reduced) * (holders - 1) / holders
         messages += (gathers * passes + 1) * (layers + 1)
     if data > 1:
         size += 2 * (data - 1) / data * weights / holders
         messages += layers if spec.is_divided else 2
+    if parallel.pipeline > 1:  # what the busiest rank gives on, and its gradient
+        given = (sum(map(_given_on, tapes)) for tapes in of_ranks)
+        size += 2 * pieces.count * max(given)
+        messages += 2 * pieces.count * parallel.stages_per_rank
     if not isinstance(model, Gpt):
         return size, messages
     low = FP32 if spec.train.precision == "fp32" else 2
@@ -125,7 +131,10 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     if parallel.context > 1:  # three to heads and one back, forward and backward
         size += 8 * layers * values / parallel.tensor * (parallel.context - 1) / parallel.context
         messages += 8 * layers * pieces.count
-    if parallel.pipeline > 1:
-        size += 2 * values * FP32 / low / parallel.tensor * parallel.stages_per_rank
-        messages += 2 * pieces.count * parallel.stages_per_rank
     return size, messages
+
+
+def _given_on(tape: Tape) -> float:
+    """Bytes that a stage gives to the next."""
+    last = tape.segments[-1].ops[-1]
+    return tape.gradient_bytes[last.output] if last.passes_on else 0.0

@@ -12,14 +12,22 @@ FP32 = 4
 INDEX = 8
 
 
-def record(spec: JobSpec, shapes: Shapes, samples: int, *, half: bool, on_gpu: bool) -> Tape:
-    """half: autocast to two bytes."""
+def record(
+    spec: JobSpec,
+    shapes: Shapes,
+    samples: int,
+    *,
+    half: bool,
+    on_gpu: bool,
+    stage: tuple[int, int] = (0, 1),
+) -> Tape:
+    """half: autocast to two bytes. stage: of a pipeline, (number, of how many)."""
     network = _Network(samples, half=half, on_gpu=on_gpu)
     match spec.model:
         case Cnn():
             network.cnn(spec.model, shapes)
         case ResNet():
-            network.resnet(spec.model, shapes)
+            network.resnet(spec.model, shapes, *stage)
         case Unet():
             network.unet(spec.model, shapes)
         case Mlp():
@@ -57,31 +65,45 @@ class _Network:
         value = self._dropped(value, count, model.dropout)
         self._scored(self._linear(value, count, shapes.outputs), shapes.outputs)
 
-    def resnet(self, model: ResNet, shapes: Shapes) -> None:
+    def resnet(self, model: ResNet, shapes: Shapes, stage: int, num_stages: int) -> None:
         channels, height, width = shapes.image or (1, 1, 1)
-        self.tape.begin(is_block=False)
-        value = self._images(channels, height, width)
-        value = self._convolved(value, channels, model.width, height, width)
-        inputs = model.width
-        for stage in range(3):
-            outputs = model.width * 2**stage
-            for number in range((model.depth - 2) // 6):
-                if stage > 0 and number == 0:
-                    height, width = -(-height // 2), -(-width // 2)
-                self.tape.begin(is_block=True)
-                changed = self._convolved(value, inputs, outputs, height, width)
-                changed = self._convolution(changed, outputs, outputs, height, width)
-                changed = self._normed(changed, outputs, height, width)
-                beside = value
-                if inputs != outputs:
-                    beside = self._convolution(value, inputs, outputs, height, width, kernel=1)
-                size = self.samples * outputs * height * width * self.norm
-                value = self.tape.add([beside, changed], size, passes_on=True)
-                value = self._active(value, outputs, height, width)
-                inputs = outputs
+        first, stop = (model.num_blocks * n // num_stages for n in (stage, stage + 1))
+        inputs, value = model.width, 0
+        if stage == 0:
+            self.tape.begin(is_block=False)
+            value = self._images(channels, height, width)
+            value = self._convolved(value, channels, model.width, height, width)
+        for number in range(stop):
+            level, of_level = divmod(number, model.num_blocks // 3)
+            outputs = model.width * 2**level
+            before = self.samples * inputs * height * width * self.norm
+            if level > 0 and of_level == 0:
+                height, width = -(-height // 2), -(-width // 2)
+            if number == first and stage > 0:  # among what is received
+                value = self.tape.given(0.0, wants_gradient=True, gradient=before)
+                self._width[value] = self.norm
+            if number >= first:
+                value = self._residual(value, inputs, outputs, height, width)
+            inputs = outputs
+        if stage < num_stages - 1:
+            size = self.samples * inputs * height * width * self.norm
+            self.tape.add([value], 0.0, saves=[value], gradient=size, passes_on=True)
+            return
         self.tape.begin(is_block=False)
         value = self.tape.add([value], self.samples * inputs * FP32)
         self._scored(self._linear(value, inputs, shapes.outputs), shapes.outputs)
+
+    def _residual(self, value: int, inputs: int, outputs: int, height: int, width: int) -> int:
+        self.tape.begin(is_block=True)
+        changed = self._convolved(value, inputs, outputs, height, width)
+        changed = self._convolution(changed, outputs, outputs, height, width)
+        changed = self._normed(changed, outputs, height, width)
+        beside = value
+        if inputs != outputs:
+            beside = self._convolution(value, inputs, outputs, height, width, kernel=1)
+        size = self.samples * outputs * height * width * self.norm
+        value = self.tape.add([beside, changed], size, passes_on=True)
+        return self._active(value, outputs, height, width)
 
     def unet(self, model: Unet, shapes: Shapes) -> None:
         channels, height, width = shapes.image or (1, 1, 1)

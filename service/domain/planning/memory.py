@@ -13,6 +13,7 @@ from service.domain.planning.tape import Tape
 PIECES_PER_STAGE = 2  # as ray_workers.training.strategies.pipeline.PER_STAGE
 STATES = {"adamw": 2.0, "lamb": 2.0, "lars": 1.0, "sgd": 0.0, "adafactor": 0.0}
 """Tensors as large as the parameters that the optimizer keeps; with momentum, sgd has one."""
+BUCKET_BYTES = 64 << 20  # as ray_workers.training.strategies.stowing.BUCKET_BYTES
 SCRATCH = {"lamb": 2.0, "lars": 1.0}
 """And that it makes for the time of its step."""
 
@@ -70,13 +71,14 @@ def tapes_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[Tape]]
     """For each place in the pipeline, the tape of each stage there."""
     half = spec.train.precision != "fp32"
     size = pieces_of(spec).size
-    if not isinstance(spec.model, Gpt):
-        return [[images.record(spec, shapes, size, half=half, on_gpu=on_gpu)]]
     parallel, model = spec.parallel, spec.model
     per_rank = parallel.stages_per_rank
     num_stages = parallel.pipeline * per_rank
 
     def tape(stage: int) -> Tape:
+        if not isinstance(model, Gpt):
+            at = (stage, num_stages)
+            return images.record(spec, shapes, size, half=half, on_gpu=on_gpu, stage=at)
         start, stop = (_first_of(model.num_layers, n, num_stages) for n in (stage, stage + 1))
         part = gpt.Part(
             size,
@@ -125,13 +127,15 @@ def _of_rank(spec: JobSpec, tapes: list[Tape], at: int) -> Memory:
         holders,
         gathers_again=parallel.zero == 3 and holders > 1,
         adds_to_gradients=adds,
+        weight_bytes=2 if parallel.param_dtype == "bf16" else FP32,
+        reduce_bytes=2 if parallel.reduce_dtype == "bf16" else FP32,
         keeps_casts=parallel.pipeline > 1,
     )
     if parallel.pipeline == 1:
         peak = base + peak_bytes(tapes[0], how)
     else:
         peak = base + _of_pipeline(spec, tapes, at, how, pieces.count)
-    scratch = own * SCRATCH.get(spec.train.optimizer.name, 0.0)
+    scratch = own * SCRATCH.get(spec.train.optimizer.name, 0.0) + _fetched_bytes(spec, own)
     updating = own + optimizer + own * (spec.train.ema is not None) + gradients + scratch
     rest = max(peak, updating) - own - optimizer - gradients
     return Memory(int(own), int(gradients), int(optimizer), int(rest))
@@ -145,7 +149,7 @@ def _of_pipeline(spec: JobSpec, tapes: list[Tape], at: int, how: Playing, count:
     casts = sum(tape.cast_bytes * tape.count(lambda op: op.cast) for tape in tapes)
     gathered = 0.0
     if how.gradients is Gradients.SCATTERED:  # from the first micro-batch to the last
-        gathered = FP32 * sum(elements_of(tape) for tape in tapes)
+        gathered = how.weight_bytes * sum(elements_of(tape) for tape in tapes)
     received = 0.0
     for number, tape in enumerate(tapes):
         ops = [op for segment in tape.segments for op in segment.ops]
@@ -179,5 +183,20 @@ def elements_of(tape: Tape) -> float:
 
 
 def _states(spec: JobSpec) -> float:
+    """Tensors of four bytes an element that lie there between two steps, for each parameter."""
+    chosen = spec.train.optimizer
+    if chosen.offload:
+        return 0.0
+    return _moments(spec) / (2 if chosen.state_dtype == "bf16" else 1)
+
+
+def _fetched_bytes(spec: JobSpec, own: float) -> float:
+    """Of stowed optimizer state, what is fetched at a time."""
+    chosen = spec.train.optimizer
+    is_stowed = chosen.offload or chosen.state_dtype == "bf16"
+    return min(own, BUCKET_BYTES) * _moments(spec) if is_stowed else 0.0
+
+
+def _moments(spec: JobSpec) -> float:
     chosen = spec.train.optimizer
     return 1.0 if chosen.name == "sgd" and chosen.momentum else STATES[chosen.name]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dray.spec import Gpt, JobSpec, Parallel
-from dray.spec.parallel import AXES
+from dray.spec import JobSpec, Parallel
+from dray.spec.parallel import AXES, MODELS_OF
 
 
 def meshes(spec: JobSpec) -> list[JobSpec]:
@@ -15,8 +15,8 @@ def meshes(spec: JobSpec) -> list[JobSpec]:
     Along the axes that it leaves to the planner; if it leaves none, as if it left all.
     """
     left = [axis for axis in AXES if axis in (spec.parallel.auto or AXES)]
-    if not isinstance(spec.model, Gpt):
-        left = [axis for axis in left if axis == "shard"]
+    name = spec.model.name if spec.model is not None else ""
+    left = [axis for axis in left if name in MODELS_OF.get(axis, (name,))]
     given = {}
     if spec.parallel.auto:
         given = {axis: getattr(spec.parallel, axis) for axis in ("data", *AXES)}
@@ -43,6 +43,8 @@ def changed(spec: JobSpec, parts: dict[str, Any]) -> JobSpec | None:
     """The document with some parts replaced; None if that is no document."""
     document = spec.model_dump(mode="json", exclude_defaults=True)
     document["recipe"] = spec.recipe
+    if spec.model is not None:  # whose name tells what it is, also where it is the default
+        document["model"] = {**document.get("model", {}), "name": spec.model.name}
     try:
         return JobSpec.model_validate({**document, **parts})
     except ValueError:

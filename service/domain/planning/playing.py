@@ -36,6 +36,10 @@ class Playing:
     """SCATTERED: for the backward pass (ZeRO 3)."""
     adds_to_gradients: bool = False
     """There are some of micro-batches before."""
+    weight_bytes: int = FP32
+    """SCATTERED: of an element of the weights as they are gathered, and of their gradients."""
+    reduce_bytes: int = FP32
+    """SCATTERED: of an element of the gradients as they are sent."""
     keeps_casts: bool = False
     """Autocast's copies stay from before the forward pass until after the backward pass."""
 
@@ -141,7 +145,11 @@ class _Player:
         return self.how.gradients is Gradients.SCATTERED
 
     def _weights(self, segment: Segment) -> float:
-        return FP32 * sum(op.parameters for op in segment.ops)
+        return self.how.weight_bytes * sum(op.parameters for op in segment.ops)
+
+    def _cast_bytes(self, op: Op) -> float:
+        """Nothing where the weights come as small as autocast would make them."""
+        return op.cast * self.tape.cast_bytes if self.how.weight_bytes == FP32 else 0.0
 
     def _root_weights(self) -> float:
         return sum(self._weights(each) for each in self.tape.segments if not each.is_block)
@@ -153,7 +161,7 @@ class _Player:
 
     def _do(self, op: Op, *, saves: bool) -> None:
         books = self.books
-        cast = op.cast * self.tape.cast_bytes
+        cast = self._cast_bytes(op)
         if not self.how.keeps_casts:
             books.take(cast)
             if not saves and cast:
@@ -193,12 +201,12 @@ class _Player:
                 size = tape.gradient_bytes[tensor]
                 books.take(size)
                 self._give(tensor, [size, 1])
-        books.touch(op.temporary_bytes + op.cast * tape.cast_bytes)
-        self._keep_gradient(FP32 * op.parameters)
+        books.touch(op.temporary_bytes + self._cast_bytes(op))
+        self._keep_gradient(self.how.weight_bytes * op.parameters)
         books.release(op.saved)
         books.free(op.own_bytes)
         if not self.how.keeps_casts:
-            books.free(op.cast * tape.cast_bytes)
+            books.free(self._cast_bytes(op))
         self._drop(coming)
 
     def _give(self, tensor: int, gradient: list[float]) -> None:
@@ -225,16 +233,18 @@ class _Player:
 
     def _scatter(self, weights: float) -> None:
         """Let go of a block's weights, and keep a part of its gradients."""
-        books, part = self.books, weights / self.how.holders
+        books, elements = self.books, weights / self.how.weight_bytes
+        part = FP32 * elements / self.how.holders
         books.free(self._scattered)
         books.free(weights)
         if self.how.adds_to_gradients:
             return
         if self.how.holders > 1:
-            books.take(weights)
+            sent = self.how.reduce_bytes * elements
+            books.take(sent)
             books.free(weights)
             books.take(part)
-            self._scattered = weights
+            self._scattered = sent
         else:
             self._scattered = 0.0
 

@@ -64,6 +64,22 @@ def test_axes_that_are_given_stay_and_the_others_are_found(
     assert not any(each.parallel.auto for each in found)
 
 
+def test_blocks_of_a_network_for_images_can_be_stages() -> None:
+    document = {
+        "recipe": "image_classification",
+        "model": {"name": "resnet", "depth": 8},
+        "resources": {"num_workers": 4},
+    }
+    names = {name_of(each.parallel, 4) for each in meshes(JobSpec.model_validate(document))}
+    assert names == {
+        "data 4",
+        "data 2 x shard 2",
+        "shard 4",
+        "data 2 x pipeline 2",
+        "shard 2 x pipeline 2",
+    }
+
+
 def test_where_all_fit_the_fastest_is_chosen() -> None:
     plan = plan_of(job(), shapes_of(job()), CPU, 1 << 40, all_of_them=True)
     assert plan.chosen is plan.candidates[0]

@@ -35,9 +35,12 @@ TRIED = [
     "data 2",
     "shard 2",
     "shard 2, ZeRO 2",
+    "shard 2, bf16 gathered",
+    "wide gpt, bf16 state",
     "tensor 2",
     "context 2",
     "pipeline 2",
+    "resnet, pipeline 2",
     "data 2 x shard 2",
 ]
 """`python -m benchmarks planner` tries all that there are."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from ray_workers.contracts import RankTask
+from ray_workers.training.loop import Loop
 from ray_workers.training.snapshots import Camera, hold_for
 from ray_workers.training.statefile import read_tensors, restore
+from tests.unit.training.jobs import assert_same, weights
 from tests.unit.training.ranks import frames, run_ranks
 
 pytestmark = [
@@ -17,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 
-SPEC = {
+SPEC: dict[str, Any] = {
     "recipe": "image_classification",
     "train": {"epochs": 3, "global_batch_size": 64, "optimizer": {"lr": 3e-3}},
 }
@@ -45,3 +50,30 @@ def test_a_snapshot_is_the_state_as_it_was_though_the_gpu_goes_on() -> None:
         tensors = read_tensors(bytes(snapshot.data[: snapshot.num_bytes]))
         found = restore(json.loads(json.dumps(snapshot.tree)), tensors)
         assert all(torch.all(tensor == number) for tensor in found.values())
+
+
+def test_optimizer_state_that_is_offloaded_leaves_room_and_changes_nothing(tmp_path: Path) -> None:
+    model = {"name": "mlp", "width": 4096, "num_layers": 4}
+    peaks = {}
+    for offload in (False, True):
+        home = tmp_path / str(offload)
+        optimizer = {"name": "adamw", "lr": 1e-3, "offload": offload}
+        train = {**SPEC["train"], "epochs": 1, "optimizer": optimizer}
+        job = {**SPEC, "model": model, "train": train, "resources": {"gpus_per_worker": 1}}
+        tell = functools.partial(_tell_memory, str(home))
+        assert run_ranks(home, job, world_size=1, device="cuda", before=tell) == [0]
+        peaks[offload] = int((home / "held").read_text())
+    assert_same(weights(tmp_path / "False"), weights(tmp_path / "True"))
+    state_bytes = 2 * 4 * sum(tensor.numel() for tensor in weights(tmp_path / "True").values())
+    assert peaks[False] - peaks[True] > 0.8 * state_bytes
+
+
+def _tell_memory(home: str, task: RankTask) -> None:
+    """Write down what the GPU holds between two steps."""
+    step_of = Loop._step
+
+    def step(loop: Loop, number: int) -> None:
+        Path(home, "held").write_text(str(torch.cuda.memory_allocated()))
+        step_of(loop, number)
+
+    Loop._step = step  # type: ignore[method-assign]

@@ -137,6 +137,32 @@ def test_shares_and_layers_that_do_not_divide_evenly(
     assert furthest(together, undisturbed(digits, 1, {})) < EQUAL
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "parallel"),
+    [
+        (2, {"pipeline": 2}),
+        (3, {"pipeline": 3}),
+        (2, {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}),
+        (4, {"shard": 2, "pipeline": 2}),
+    ],
+    ids=["two", "three", "interleaved", "with shards"],
+)
+def test_a_resnet_learns_the_same_in_stages(
+    undisturbed: Undisturbed, num_ranks: int, parallel: dict[str, Any]
+) -> None:
+    together, alone = undisturbed(blocks, num_ranks, parallel), undisturbed(blocks, 1, {})
+    assert furthest(together, alone) < EQUAL
+    for key in ("train/loss", "val/loss", "val/accuracy"):
+        told, expected = series(together, key), series(alone, key)
+        assert told == pytest.approx(expected, rel=1e-4), key
+
+
+def blocks(home: Path, num_workers: int, parallel: dict[str, Any]) -> dict[str, Any]:
+    """A network whose stages give each other tensors of different shapes."""
+    spec = images(num_workers, parallel, global_batch_size=120, max_steps=15)
+    return spec | {"model": {"name": "resnet", "depth": 14, "width": 8}}
+
+
 def test_bf16_is_as_good_as_that_of_replicas(undisturbed: Undisturbed) -> None:
     replicas = undisturbed(digits, 2, {}, precision="bf16")
     together = undisturbed(digits, 2, {"shard": 2}, precision="bf16")

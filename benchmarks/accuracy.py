@@ -1,0 +1,63 @@
+"""The accuracy that a job comes to, and a table of several against the first."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import Table
+from benchmarks.torchrun import train
+
+TIMEOUT_S = 600.0
+COLUMNS = ["", "mean", "each seed", "points", "within the goal", "claimed"]
+SAID = {None: "", True: "yes", False: "no"}
+
+
+def digits_accuracy(parts: Mapping[str, Any], seed: int, num_ranks: int = 1) -> float:
+    """Percent on the validation split when a cnn of width 16 has learned `sklearn://digits`.
+
+    parts: of the job document besides; the seed chooses the split, too.
+    """
+    document = {
+        "recipe": "image_classification",
+        "data": {"source": "sklearn://digits"},
+        "model": {"name": "cnn", "width": 16},
+        "resources": {"num_workers": num_ranks},
+        **parts,
+    }
+    epochs = document["train"]["epochs"]
+    document["train"] = {"eval_every_epochs": epochs, **document["train"], "seed": seed}
+    with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
+        train(document, Path(home), num_ranks=num_ranks, timeout_s=TIMEOUT_S)
+        (metrics,) = Path(home).rglob("metrics.json")
+        return 100 * float(json.loads(metrics.read_text())["val/accuracy"])
+
+
+def compared(
+    title: str,
+    contenders: Mapping[str, bool | None],
+    accuracy: Callable[[str, int], float],
+    seeds: Sequence[int],
+    goal_points: float,
+    tell: Callable[[str], None],
+) -> tuple[Table, dict[str, list[float]]]:
+    """Each contender with each seed, beside the first; and every accuracy by itself.
+
+    contenders: by name, whether it is claimed to come within the goal; None for no claim.
+    """
+    found: dict[str, list[float]] = {}
+    reference = next(iter(contenders))
+    rows = []
+    for name, claimed in contenders.items():
+        found[name] = [accuracy(name, seed) for seed in seeds]
+        mean = statistics.mean(found[name])
+        short = statistics.mean(found[reference]) - mean
+        within = "" if name == reference else SAID[short <= goal_points]
+        each = ", ".join(f"{value:.1f}" for value in found[name])
+        rows.append([name, f"{mean:.2f}", each, f"{-short:+.2f}", within, SAID[claimed]])
+        tell(" | ".join(rows[-1]))
+    return Table(title, COLUMNS, rows), found
