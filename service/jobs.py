@@ -13,6 +13,7 @@ from dray import views
 from dray.spec import JobSpec
 from dray.views import JobState
 from service import data_sources, listing, nodes, origins, presenting
+from service.accelerators import refuse_missing_precision
 from service.db.models import EventRow, JobRow
 from service.db.repositories import jobs as repository
 from service.db.session import Database, notify
@@ -91,6 +92,7 @@ class Jobs:
                 raise settled.refusal
             request = policy.request_of(spec.resources, spec.elastic)
             _refuse_impossible(session, request)
+            refuse_missing_precision(session, spec)
             refuse_if_full(session)
             origin = origins.resolve(session, spec.init_from) if spec.init_from else None
             row = _new_row(job_id, spec, request, origin, owner, project, self._settings, now)

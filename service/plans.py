@@ -11,7 +11,7 @@ from dray import views
 from dray.requests import PlanRequest
 from dray.spec import JobSpec
 from dray.spec.parallel import AXES
-from service import nodes
+from service import accelerators
 from service.calibrating import calibrated
 from service.db.session import Database
 from service.domain.errors import NotPlannable, OutOfMemory
@@ -27,9 +27,7 @@ from service.domain.planning.cost import Machine, machine_of
 from service.domain.planning.memory import pieces_of
 from service.domain.planning.meshes import meshes, name_of
 from service.domain.planning.shapes import Shapes, Unknown, shapes_of
-from service.domain.policy import Node
 
-KIND = "accelerator_type:"
 TOLERANCE = 0.15
 """How far a plan's memory may be from the truth, as the tests have it. A job is refused only where
 it lacks more."""
@@ -112,9 +110,7 @@ def known_memory(session: Session, spec: JobSpec) -> Known:
         if resources.memory_bytes is None:
             return Known(None, None, "not known: resources.memory_bytes is not given")
         return Known(resources.memory_bytes, resources.memory_bytes, "resources.memory_bytes")
-    kinds = {resources.accelerator}
-    if resources.accelerator is None:
-        kinds = _kinds_of(nodes.usable(session) or ())
+    kinds = accelerators.kinds(session, spec)
     sizes = [MEMORY.get(kind or "") for kind in kinds]
     found = [size - OVERHEAD_BYTES for size in sizes if size is not None]
     named = ", ".join(sorted(kind or "of no known type" for kind in kinds))
@@ -123,16 +119,6 @@ def known_memory(session: Session, spec: JobSpec) -> Known:
         return Known(None, None, f"not known: {what}", resources.accelerator)
     source = f"an {named}, less 1 GiB for CUDA and NCCL"
     return Known(min(found), max(found), source, next(iter(kinds)))
-
-
-def _kinds_of(usable: tuple[Node, ...]) -> set[str | None]:
-    """Of the nodes that have GPUs; None stands for those that do not say."""
-    kinds: set[str | None] = set()
-    for node in usable:
-        if node.total.get("GPU", 0):
-            own = {name.removeprefix(KIND) for name in node.total if name.startswith(KIND)}
-            kinds |= own or {None}
-    return kinds
 
 
 def _settled(spec: JobSpec, known: Known, machine: Machine) -> Settled:

@@ -132,6 +132,24 @@ async def test_while_the_cluster_is_unknown_every_job_is_taken(service: Service)
     await service.submit(resources={"num_workers": 8})
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["named", "all there is"])
+async def test_a_precision_that_no_gpu_has_is_refused(service: Service, named: bool) -> None:
+    see_cluster(service, CPU=8.0, GPU=4.0, **{"accelerator_type:T4": 1.0})
+    resources = {"gpus_per_worker": 1} | ({"accelerator": "T4"} if named else {})
+    with pytest.raises(Unsatisfiable, match="bf16, which a T4") as caught:
+        await service.jobs.submit(spec(resources=resources, train={"precision": "bf16"}))
+    assert caught.value.pointer == "/train/precision"
+    assert "fp16" in (caught.value.hint or "")
+    assert (await service.jobs.list()).items == []
+    for precision in ("fp32", "fp16"):
+        await service.submit(resources=resources, train={"precision": precision})
+
+
+async def test_a_precision_that_some_gpu_may_have_is_taken(service: Service) -> None:
+    see_cluster(service, CPU=8.0, GPU=4.0, **{"accelerator_type:T4": 1.0, "accelerator_type:L4": 1})
+    await service.submit(resources={"gpus_per_worker": 1}, train={"precision": "bf16"})
+
+
 async def test_an_unknown_job_is_not_found(service: Service) -> None:
     for call in (service.jobs.get, service.jobs.cancel, service.jobs.delete):
         with pytest.raises(NotFound):

@@ -1,0 +1,43 @@
+"""Which kinds of GPU a job may be given, and what those can't do."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from dray.spec import JobSpec
+from service import nodes
+from service.domain.errors import Unsatisfiable
+
+KIND = "accelerator_type:"
+"""Before the kind, in the name of the resource by which a Ray node tells it."""
+WITHOUT_BF16 = frozenset({"K80", "M60", "P4", "P100", "V100", "T4"})
+"""Of compute capability below 8.0, by Ray's names (`ray.util.accelerators`)."""
+
+
+def kinds(session: Session, spec: JobSpec) -> set[str | None]:
+    """The one that the job names, else those that the cluster has; None for one that nobody knows.
+
+    Empty where no GPU is connected.
+    """
+    if spec.resources.accelerator is not None:
+        return {spec.resources.accelerator}
+    found: set[str | None] = set()
+    for node in nodes.usable(session) or ():
+        if node.total.get("GPU", 0):
+            own = {name.removeprefix(KIND) for name in node.total if name.startswith(KIND)}
+            found |= own or {None}
+    return found
+
+
+def refuse_missing_precision(session: Session, spec: JobSpec) -> None:
+    """Unsatisfiable for a precision that none of the GPUs has."""
+    if not spec.resources.gpus_per_worker or spec.train.precision != "bf16":
+        return
+    found = kinds(session, spec)
+    if found and found <= WITHOUT_BF16:
+        named = " and ".join(sorted(str(kind) for kind in found))
+        raise Unsatisfiable(
+            f"train.precision is bf16, which a {named} can't compute in",
+            pointer="/train/precision",
+            hint="set train.precision to fp16, or ask for a newer GPU with resources.accelerator",
+        )
