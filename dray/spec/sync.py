@@ -25,13 +25,18 @@ class Compression(Document):
     """powersgd: so many steps are exact, after the start and whenever the group was formed anew."""
     ratio: Annotated[Number, Field(gt=0.0, le=0.5)] = 0.001
     """topk: share of each tensor's elements that are sent, one at least."""
+    warmup_steps: Annotated[Int, Field(ge=0, le=MAX_STEPS)] = 0
+    """topk: over so many steps the share falls to `ratio`, from a quarter; after the start and
+    whenever the group was formed anew."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         owners: dict[str, tuple[str, ...]] = dict.fromkeys(
             ("rank", "warm_start", "start_step"), ("powersgd",)
         )
-        refuse_foreign(self, self.name, owners | {"ratio": ("topk",)})
+        refuse_foreign(
+            self, self.name, owners | dict.fromkeys(("ratio", "warmup_steps"), ("topk",))
+        )
         return self
 
 

@@ -23,6 +23,8 @@ from dray import spec
 from ray_workers.training.strategies.replica import Autocast, Replica
 from ray_workers.training.workload import LossSum
 
+FIRST_RATIO = 0.25
+"""Share of the elements with which topk's warm-up begins, as its authors'."""
 Gradients = torch.futures.Future[Tensor]
 
 
@@ -102,7 +104,7 @@ def compress(
             module.register_comm_hook(factors, powerSGD_hook)
         case "topk":
             # A lambda: DDP wants its own class for an annotation, and none that is put off.
-            state = TopK(options.ratio, momentum)
+            state = TopK(options.ratio, momentum, options.warmup_steps)
             module.register_comm_hook(state, lambda rest, bucket: topk_hook(rest, bucket))
         case unknown:
             assert_never(unknown)
@@ -111,14 +113,17 @@ def compress(
 class TopK:
     """What of each parameter's gradient was not sent yet.
 
-    Deep Gradient Compression (arXiv:1712.01887, section 3, without its warm-up and clipping): the
-    velocity u = momentum * u + g is added to the rest v; the largest of |v| are sent, and where
-    they are, u and v become zero.
+    Deep Gradient Compression (arXiv:1712.01887, section 3, without its clipping): the velocity
+    u = momentum * u + g is added to the rest v; the largest of |v| are sent, and where they are, u
+    and v become zero. Its warm-up: while the gradients change fast, more of them are sent; the
+    share falls by the same factor in each step.
     """
 
-    def __init__(self, ratio: float, momentum: float) -> None:
+    def __init__(self, ratio: float, momentum: float, warmup_steps: int = 0) -> None:
         self._ratio = ratio
         self._momentum = momentum
+        self._warmup_steps = warmup_steps
+        self._num_steps = 0
         self._velocities: dict[Tensor, Tensor] = {}
         self._rests: dict[Tensor, Tensor] = {}
 
@@ -138,8 +143,16 @@ class TopK:
             velocity[numbers] = 0.0
         return numbers, values
 
+    def step(self) -> None:
+        """Another step begins."""
+        self._num_steps += 1
+
     def count(self, num_elements: int) -> int:
-        return max(1, int(num_elements * self._ratio))
+        ratio = self._ratio
+        if self._num_steps < self._warmup_steps:
+            done = self._num_steps / self._warmup_steps
+            ratio = max(ratio, FIRST_RATIO) ** (1 - done) * ratio**done
+        return max(1, int(num_elements * ratio))
 
     @staticmethod
     def _kept(memory: dict[Tensor, Tensor], parameter: Tensor, like: Tensor) -> Tensor:
@@ -151,6 +164,7 @@ class TopK:
 def topk_hook(state: TopK, bucket: GradBucket) -> Gradients:
     """The mean over the ranks of what each sends, in the bucket's own memory."""
     flat: Tensor = bucket.buffer()
+    state.step()  # of which there is one bucket
     world_size = dist.get_world_size()
     start, numbers, values = 0, [], []
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):

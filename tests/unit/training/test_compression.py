@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from dray import spec
-from ray_workers.training.strategies.compression import compress
+from ray_workers.training.strategies.compression import TopK, compress
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import replaced, run_in_group, run_ranks
 
@@ -117,6 +117,19 @@ def test_topk_sends_the_largest_and_keeps_the_rest_with_its_momentum(tmp_path: P
         for gradient, plain in zip(found, expected, strict=True):
             torch.testing.assert_close(gradient.flatten(), plain, rtol=1e-5, atol=1e-6)
         step_by(model, found)
+
+
+def test_topk_begins_with_a_quarter_and_less_in_each_step() -> None:
+    """By the same factor, as the authors' schedule."""
+    state = TopK(0.001, 0.0, warmup_steps=4)
+    sent = []
+    for _ in range(6):
+        state.step()
+        sent.append(state.count(1_000_000))
+    factor = (0.001 / 0.25) ** (1 / 4)
+    expected = [250_000 * factor, 250_000 * factor**2, 250_000 * factor**3, 1000, 1000, 1000]
+    assert sent == pytest.approx(expected, abs=1)
+    assert TopK(0.5, 0.0, warmup_steps=4).count(100) == 50, "never fewer than in the end"
 
 
 def step_by(model: nn.Module, grads: list[Tensor]) -> None:
