@@ -27,11 +27,27 @@ def main() -> int:
     # The SDK reads DRAY_*; what is measured is the defaults.
     for name in [name for name in os.environ if name.startswith(("DRAY_", "RAY_"))]:
         del os.environ[name]
-    for name in options.names or BENCHMARKS:
+    for name in options.names or _possible():
         taken_at = datetime.now(UTC).isoformat(timespec="seconds")
         result = BENCHMARKS[name](options.rounds, _tell)
         print(report.write(result, machine.describe(), taken_at, options.out), flush=True)
     return 0
+
+
+def _possible() -> list[str]:
+    """All but those that need what is not here, which are named."""
+    import torch
+
+    if torch.cuda.is_available():
+        return list(BENCHMARKS)
+    _tell("gpu is left out: there is none")
+    return [name for name in BENCHMARKS if name != "gpu"]
+
+
+def _gpu(num_rounds: int, tell: Tell) -> report.Result:
+    from benchmarks.gpu.measure import measure
+
+    return measure(num_rounds, tell)
 
 
 def _first_step(num_rounds: int, tell: Tell) -> report.Result:
@@ -147,6 +163,7 @@ BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
     "large_batch": _large_batch,
     "lossy": _lossy,
     "planner": _planner,
+    "gpu": _gpu,
 }
 
 

@@ -54,9 +54,9 @@ MESHES: dict[str, Mesh] = {
 NUM_STEPS = 20
 
 
-def write_text(folder: Path) -> Path:
+def write_text(folder: Path, num_sentences: int = 700) -> Path:
     source = folder / "text.txt"
-    source.write_text(" ".join(f"{n} times {n} is {n * n}." for n in range(700)))
+    source.write_text(" ".join(f"{n} times {n} is {n * n}." for n in range(num_sentences)))
     return source
 
 

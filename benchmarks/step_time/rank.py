@@ -63,7 +63,7 @@ class AlternatingLoop(Loop):
 
     def fit(self, membership: Membership) -> None:
         self._plain = self._make_plain()
-        dist.barrier()
+        self._meet()
         self._began = time.perf_counter()
         super().fit(membership)
 
@@ -71,18 +71,30 @@ class AlternatingLoop(Loop):
         super()._between_steps(step)
         if step % self.steps_per_block != 0:
             return
+        self._finish()
         self.dray_s.append(time.perf_counter() - self._began)
         if len(self.dray_s) % 2 == 1:
             self._time_plain()
             self._time_plain()
-        dist.barrier()
+        self._meet()
         self.reporter.restart_clock()
         self._began = time.perf_counter()
 
+    def _meet(self) -> None:
+        """Begin together, with nothing left to do."""
+        self._finish()
+        if dist.is_initialized():
+            dist.barrier()
+
+    def _finish(self) -> None:
+        if self.task.device == "cuda":
+            torch.cuda.synchronize()
+
     def _time_plain(self) -> None:
-        dist.barrier()
+        self._meet()
         began = time.perf_counter()
         self._plain.train(self.steps_per_block)
+        self._finish()
         self.plain_s.append(time.perf_counter() - began)
 
 
@@ -134,7 +146,9 @@ def _build(spec: JobSpec) -> Workload:
     return RECIPES["image_classification"].build(spec, DataPolicy())
 
 
-def rank_task(spec: JobSpec, rank: int, world_size: int, folder: Path) -> RankTask:
+def rank_task(
+    spec: JobSpec, rank: int, world_size: int, folder: Path, *, device: str = "cpu"
+) -> RankTask:
     """What a rank actor would hand over, with spools and storage in the folder."""
     return RankTask(
         job_id="step-time",
@@ -151,6 +165,7 @@ def rank_task(spec: JobSpec, rank: int, world_size: int, folder: Path) -> RankTa
         spool_dir=str(folder / f"spool-{rank}"),
         checkpoint_url=(folder / "checkpoints").as_uri(),
         artifact_url=(folder / "artifacts").as_uri(),
+        device=device,
     )
 
 

@@ -1,0 +1,1 @@
+"""What dray's loop costs on a GPU."""

@@ -1,0 +1,49 @@
+"""The process of the measurement: both loops, block by block. It needs neither Ray nor a service.
+
+torchrun --nproc-per-node 1 -m benchmarks.gpu.rank gpu 24 folder
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+
+from benchmarks.equality.work import write_text
+from benchmarks.gpu.plain import PlainLoop
+from benchmarks.gpu.work import WORKS
+from benchmarks.step_time.rank import AlternatingLoop, alternate, rank_task
+from ray_workers.contracts import DataPolicy
+from ray_workers.recipes import RECIPES
+from ray_workers.training import entry
+
+NUM_SENTENCES = 60_000
+"""A megabyte and a half."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", choices=WORKS)
+    parser.add_argument("num_blocks", type=int)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    work = WORKS[options.work]
+    text = write_text(options.folder, NUM_SENTENCES)
+    # One step more than is timed: after the last one the model is evaluated and saved.
+    spec = work.document(text, options.num_blocks * work.steps_per_block + 1)
+    task = rank_task(spec, 0, 1, options.folder, device=work.device)
+    os.environ.update(entry.environment(task, spec))
+    workload, plain = (
+        RECIPES["language_model"].build(spec, DataPolicy()) for _ in ("dray's", "the plain loop's")
+    )
+    device = torch.device(work.device)
+    loop = AlternatingLoop(
+        task, spec, workload, lambda: PlainLoop(plain, spec.train, device), work.steps_per_block
+    )
+    alternate(loop, options.folder)
+
+
+if __name__ == "__main__":
+    main()
