@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Table
+from benchmarks.report import Result, Table
 from benchmarks.torchrun import train
 
 TIMEOUT_S = 600.0
@@ -38,26 +38,36 @@ def digits_accuracy(parts: Mapping[str, Any], seed: int, num_ranks: int = 1) -> 
 
 
 def compared(
+    name: str,
     title: str,
+    method: Sequence[str],
     contenders: Mapping[str, bool | None],
     accuracy: Callable[[str, int], float],
     seeds: Sequence[int],
     goal_points: float,
     tell: Callable[[str], None],
-) -> tuple[Table, dict[str, list[float]]]:
-    """Each contender with each seed, beside the first; and every accuracy by itself.
+) -> Result:
+    """Each contender with each seed, beside the first.
 
     contenders: by name, whether it is claimed to come within the goal; None for no claim.
     """
     found: dict[str, list[float]] = {}
     reference = next(iter(contenders))
     rows = []
-    for name, claimed in contenders.items():
-        found[name] = [accuracy(name, seed) for seed in seeds]
-        mean = statistics.mean(found[name])
+    for each, claimed in contenders.items():
+        found[each] = [accuracy(each, seed) for seed in seeds]
+        mean = statistics.mean(found[each])
         short = statistics.mean(found[reference]) - mean
-        within = "" if name == reference else SAID[short <= goal_points]
-        each = ", ".join(f"{value:.1f}" for value in found[name])
-        rows.append([name, f"{mean:.2f}", each, f"{-short:+.2f}", within, SAID[claimed]])
+        within = "" if each == reference else SAID[short <= goal_points]
+        values = ", ".join(f"{value:.1f}" for value in found[each])
+        rows.append([each, f"{mean:.2f}", values, f"{-short:+.2f}", within, SAID[claimed]])
         tell(" | ".join(rows[-1]))
-    return Table(title, COLUMNS, rows), found
+    return Result(
+        name=name,
+        title=title,
+        method=list(method),
+        rows=[],
+        comparisons=[],
+        tables=[Table("Accuracy on the validation split, %", COLUMNS, rows)],
+        raw=found,
+    )

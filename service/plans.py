@@ -19,13 +19,15 @@ from service.domain.planning.choice import (
     MEMORY,
     OVERHEAD_BYTES,
     Candidate,
+    NoDivision,
     Plan,
     human,
+    least_divided,
     plan_of,
 )
 from service.domain.planning.cost import Machine, machine_of
 from service.domain.planning.memory import pieces_of
-from service.domain.planning.meshes import meshes, name_of
+from service.domain.planning.meshes import name_of
 from service.domain.planning.shapes import Shapes, Unknown, shapes_of
 
 TOLERANCE = 0.15
@@ -82,19 +84,20 @@ class Plans:
         automatic = bool(spec.parallel.auto)
         if spec.script is not None or not (automatic or _may_know_memory(spec)):
             return Settled(spec)
-        known = await self._database.read(lambda session: known_memory(session, spec))
+        known, machine = await self._database.read(
+            lambda session: _look_up(session, spec, needs_speed=automatic)
+        )
         if known.most_bytes is None and not automatic:
             return Settled(spec)
-        machine = machine_of(spec, known.accelerator)
-        if automatic:
-            _, machine = await self._database.read(lambda session: _look_up(session, spec))
         return await asyncio.to_thread(_settled, spec, known, machine)
 
 
-def _look_up(session: Session, spec: JobSpec) -> tuple[Known, Machine]:
+def _look_up(session: Session, spec: JobSpec, *, needs_speed: bool = True) -> tuple[Known, Machine]:
     known = known_memory(session, spec)
     machine = machine_of(spec, known.accelerator)
-    return known, calibrated(session, machine, spec, known.accelerator)
+    if needs_speed:
+        machine = calibrated(session, machine, spec, known.accelerator)
+    return known, machine
 
 
 def _may_know_memory(spec: JobSpec) -> bool:
@@ -137,11 +140,12 @@ def _settled(spec: JobSpec, known: Known, machine: Machine) -> Settled:
 
 def _least_divided(spec: JobSpec, unknown: Unknown) -> Settled:
     """Without a plan: the first way, which has the most replicas."""
-    ways = meshes(spec)
-    if not ways:
-        raise _no_way(spec)
-    name = name_of(ways[0].parallel, spec.resources.num_workers)
-    return Settled(ways[0], f"{_auto(spec)} became {name}, because {unknown}")
+    try:
+        way = least_divided(spec)
+    except NoDivision:
+        raise _no_way(spec) from None
+    name = name_of(way.parallel, spec.resources.num_workers)
+    return Settled(way, f"{_auto(spec)} became {name}, because {unknown}")
 
 
 def _plan(
@@ -149,7 +153,7 @@ def _plan(
 ) -> Plan:
     try:
         return plan_of(spec, shapes, machine, known.least_bytes, all_of_them=all_of_them)
-    except ValueError:
+    except NoDivision:
         raise _no_way(spec) from None
 
 

@@ -48,22 +48,16 @@ METHOD = [
 
 def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
     """As many runs as there are seeds: it is not a time. `num_rounds` is not used."""
-    table, found = compared(
-        "Accuracy on the validation split, %",
-        {name: claimed for name, (_, claimed) in CONTENDERS.items()},
+    claimed = {name: claim for name, (_, claim) in CONTENDERS.items()}
+    return compared(
+        "large_batch",
+        "A batch 32 times as large",
+        METHOD,
+        claimed,
         _accuracy,
         SEEDS,
         GOAL_POINTS,
         tell,
-    )
-    return Result(
-        name="large_batch",
-        title="A batch 32 times as large",
-        method=METHOD,
-        rows=[],
-        comparisons=[],
-        tables=[table],
-        raw=found,
     )
 
 

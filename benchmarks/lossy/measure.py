@@ -48,22 +48,16 @@ METHOD = [
 
 def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
     """As many runs as there are seeds: it is not a time. `num_rounds` is not used."""
-    table, found = compared(
-        "Accuracy on the validation split, %",
-        {name: claimed for name, (_, claimed) in CONTENDERS.items()},
+    claimed = {name: claim for name, (_, claim) in CONTENDERS.items()}
+    return compared(
+        "lossy",
+        "What is learned where not everything is sent",
+        METHOD,
+        claimed,
         _accuracy,
         SEEDS,
         GOAL_POINTS,
         tell,
-    )
-    return Result(
-        name="lossy",
-        title="What is learned where not everything is sent",
-        method=METHOD,
-        rows=[],
-        comparisons=[],
-        tables=[table],
-        raw=found,
     )
 
 

@@ -205,7 +205,8 @@ class JobSpec(Document):
             return self
         RECIPES[self.recipe].check(self.model, self.data, self.train, self.checkpoint.best)
         self._check_recompute()
-        self._check_memory()
+        self._check_optimizer_state()
+        self._check_sent_types()
         sharing = self.num_replicas * self.parallel.shard
         if self.train.global_batch_size < sharing:
             message = (
@@ -241,36 +242,38 @@ class JobSpec(Document):
                 "twice",
             )
 
-    def _check_memory(self) -> None:
-        optimizer, parallel = self.train.optimizer, self.parallel
-        at = "/train/optimizer/state_dtype" if optimizer.state_dtype == "bf16" else None
-        at = "/train/optimizer/offload" if optimizer.offload else at
-        if at is not None:
-            has_none = optimizer.name == "sgd" and not optimizer.momentum
-            if optimizer.name == "adafactor" or has_none:
-                what = (
-                    "sgd without momentum remembers nothing" if has_none else "adafactor's is small"
-                )
-                raise wrong(at, f"is for what an optimizer remembers of each weight: {what}")
-            if parallel.shard > 1 and parallel.zero == 1:
-                raise wrong(at, "needs parallel.zero 2 or 3: torch's ZeRO 1 keeps its state itself")
-        if optimizer.offload and not self.resources.gpus_per_worker:
-            raise wrong(
-                "/train/optimizer/offload", "needs gpus_per_worker 1: on CPU it is there already"
-            )
+    def _check_optimizer_state(self) -> None:
+        optimizer, resources = self.train.optimizer, self.resources
+        if optimizer.offload:
+            name = "offload"
+        elif optimizer.state_dtype == "bf16":
+            name = "state_dtype"
+        else:
+            return
+        at = f"/train/optimizer/{name}"
+        if optimizer.name == "adafactor":
+            raise wrong(at, "is for state as large as the weights: adafactor's is small")
+        if optimizer.name == "sgd" and not optimizer.momentum:
+            raise wrong(at, "is for what an optimizer remembers: sgd without momentum has nothing")
+        if self.parallel.shard > 1 and self.parallel.zero == 1:
+            raise wrong(at, "needs parallel.zero 2 or 3: torch's ZeRO 1 keeps its state itself")
+        if optimizer.offload and not resources.gpus_per_worker:
+            raise wrong(at, "needs gpus_per_worker 1: on CPU it is there already")
+
+    def _check_sent_types(self) -> None:
+        parallel = self.parallel
         for name in ("param_dtype", "reduce_dtype"):
             if getattr(parallel, name) == "fp32":
                 continue
-            if parallel.shard * parallel.context == 1 or parallel.zero == 1:
+            may_shard = {"shard", "context"} & set(parallel.auto)
+            if (parallel.shard * parallel.context == 1 and not may_shard) or parallel.zero == 1:
                 raise wrong(
                     f"/parallel/{name}",
                     "is for what FSDP sends: with parallel.shard or context above 1, and zero 2 or "
                     "3; among replicas sync.compression bf16 does it",
                 )
-            if name == "param_dtype" and self.train.precision != "bf16":
-                raise wrong(
-                    "/parallel/param_dtype", "needs train.precision bf16, which computes so"
-                )
+        if parallel.param_dtype == "bf16" and self.train.precision != "bf16":
+            raise wrong("/parallel/param_dtype", "needs train.precision bf16, which computes so")
 
     def _check_mesh(self) -> None:
         self.parallel.check(self.resources.num_workers)

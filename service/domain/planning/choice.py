@@ -14,7 +14,7 @@ from service.domain.planning.shapes import Shapes
 
 GIB = 1 << 30
 MOST_WORKERS = 1024
-"""Divisions are tried up to as many; beyond, only the one that the document names."""
+"""Divisions are compared up to as many; beyond, only what the document names is looked at."""
 OVERHEAD_BYTES = 1 * GIB
 """Of a GPU's memory, what CUDA, its libraries and NCCL take before the first tensor."""
 
@@ -32,6 +32,10 @@ MEMORY: Mapping[str, int] = {
 }
 """Bytes that a GPU offers, by Ray's accelerator type: what is free of a new one, rounded down. Of a
 type that comes in two sizes it is the smaller one, so an `A100` without its size is not here."""
+
+
+class NoDivision(Exception):
+    """The axes that a document gives leave no way to choose the others."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +108,12 @@ def plan_of(
     *,
     all_of_them: bool,
 ) -> Plan:
-    """all_of_them: every division that `meshes` finds, and not the document's alone.
-
-    ValueError if there is none: the axes that are given leave no way to choose the others.
-    """
-    few = spec.resources.num_workers <= MOST_WORKERS
-    specs = meshes(spec) if all_of_them and few and _may_divide(spec) else [spec]
-    if not specs:
-        raise ValueError(f"no division of {spec.resources.num_workers} workers has these axes")
+    """all_of_them: every division that `meshes` finds, and not the document's alone. Raises
+    NoDivision."""
+    specs = [spec]
+    if all_of_them and _may_divide(spec):
+        few = spec.resources.num_workers <= MOST_WORKERS
+        specs = _divisions(spec) if few else [least_divided(spec)]
     found = [_candidate(each, shapes, machine, available_bytes) for each in specs]
     found.sort(key=lambda each: (each.missing_bytes or 0, each.time.total_s, each.memory.total))
     change = None
@@ -119,6 +121,21 @@ def plan_of(
         given = spec if spec.parallel.auto else found[0].spec
         change = smallest_change(given, shapes, available_bytes, all_of_them=all_of_them)
     return Plan(tuple(found), available_bytes, machine, change)
+
+
+def least_divided(spec: JobSpec) -> JobSpec:
+    """The document as it is if it leaves no axis open, else with the most replicas. Raises
+    NoDivision."""
+    if not spec.parallel.auto:
+        return spec
+    return _divisions(spec)[0]
+
+
+def _divisions(spec: JobSpec) -> list[JobSpec]:
+    found = meshes(spec)
+    if not found:
+        raise NoDivision
+    return found
 
 
 def _candidate(spec: JobSpec, shapes: Shapes, machine: Machine, available: int | None) -> Candidate:

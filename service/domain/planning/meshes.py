@@ -28,15 +28,16 @@ def meshes(spec: JobSpec) -> list[JobSpec]:
 def with_axes(spec: JobSpec, axes: dict[str, Any]) -> JobSpec | None:
     """The document with these axes; None if it does not accept them.
 
-    `zero`, `schedule` and `stages_per_rank` stay as they are where they mean something.
+    What it says besides of how the workers divide it stays, where it means something.
     """
-    parallel: dict[str, Any] = {**axes, "zero": spec.parallel.zero}
-    if axes.get("pipeline", 1) > 1:
-        parallel |= {
-            "schedule": spec.parallel.schedule,
-            "stages_per_rank": spec.parallel.stages_per_rank,
-        }
-    return changed(spec, {"parallel": parallel})
+    said = spec.parallel.model_dump(mode="json", exclude_defaults=True)
+    meaningless = {"auto", "data", *AXES}
+    if axes.get("pipeline", 1) == 1:
+        meaningless |= {"schedule", "stages_per_rank"}
+    if axes.get("shard", 1) * axes.get("context", 1) == 1:
+        meaningless |= {"param_dtype", "reduce_dtype"}
+    kept = {name: value for name, value in said.items() if name not in meaningless}
+    return changed(spec, {"parallel": {**kept, **axes}})
 
 
 def changed(spec: JobSpec, parts: dict[str, Any]) -> JobSpec | None:

@@ -64,6 +64,28 @@ def test_axes_that_are_given_stay_and_the_others_are_found(
     assert not any(each.parallel.auto for each in found)
 
 
+def test_what_is_said_besides_of_the_division_is_kept_where_it_means_something() -> None:
+    types = {"param_dtype": "bf16", "reduce_dtype": "bf16"}
+    parallel = {"shard": "auto", "pipeline": "auto", "schedule": "gpipe", "zero": 2, **types}
+    found = {name_of(m.parallel, 4): m.parallel for m in meshes(job(4, parallel, precision="bf16"))}
+    assert set(found) >= {"data 4", "shard 4", "pipeline 4", "shard 2 x pipeline 2"}
+    for each in found.values():
+        assert each.zero == 2
+        assert each.schedule == ("gpipe" if each.pipeline > 1 else "1f1b")
+        assert each.param_dtype == each.reduce_dtype == ("bf16" if each.shard > 1 else "fp32")
+    balanced = meshes(job(4, {"shard": "auto", "balance": "auto"}))
+    assert [name_of(each.parallel, 4) for each in balanced] == ["data 4"]
+    assert balanced[0].parallel.balance == "auto"
+
+
+def test_more_workers_than_are_compared_are_still_divided() -> None:
+    many = job(2048, {"shard": "auto"}, global_batch_size=4096)
+    plan = plan_of(many, shapes_of(many), CPU, None, all_of_them=True)
+    (only,) = plan.candidates
+    assert only.name == "data 2048"
+    assert not only.spec.parallel.auto
+
+
 def test_blocks_of_a_network_for_images_can_be_stages() -> None:
     document = {
         "recipe": "image_classification",

@@ -293,7 +293,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             divided({}, train={"optimizer": {"name": "sgd", "state_dtype": "bf16"}}),
             "/train/optimizer/state_dtype",
-            "sgd without momentum remembers nothing",
+            "sgd without momentum has nothing",
         ),
         (
             divided({"shard": 2, "zero": 1}, train={"optimizer": {"state_dtype": "bf16"}}),
