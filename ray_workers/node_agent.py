@@ -26,7 +26,14 @@ from ray_workers.gpu_memory import GpuMemory, NvmlMemory
 from ray_workers.keeper import ForkserverKeeper
 from ray_workers.leftovers import Leftovers
 from ray_workers.pages import Sight, see
-from ray_workers.paths import deployment_root, page_dir, runtime_dir, socket_path, spool_dir
+from ray_workers.paths import (
+    deployment_root,
+    entries,
+    page_dir,
+    runtime_dir,
+    socket_path,
+    spool_dir,
+)
 from ray_workers.quarantine import QuarantineBook, Quarantined
 from ray_workers.spool import SpoolRead
 
@@ -244,15 +251,12 @@ class NodeAgent:
 
     async def spooled(self) -> list[tuple[str, int]]:
         """(job, attempt) of the spools on this node."""
-        root = self._directory / "spool"
-        return [(path.parent.name, int(path.name)) for path in root.glob("*/*")]
+        jobs = entries(self._directory / "spool")
+        return [(job.name, int(attempt.name)) for job in jobs for attempt in entries(job)]
 
 
 def _spool_keys(directory: Path) -> list[str]:
-    try:
-        return sorted((path.name for path in directory.iterdir()), key=spool.parse_key)
-    except FileNotFoundError:
-        return []
+    return sorted((path.name for path in entries(directory)), key=spool.parse_key)
 
 
 def _read_text(path: Path) -> str | None:

@@ -20,6 +20,14 @@ def nonce_path(storage_url: str) -> Path | None:
     return Path(url.path, ".dray-nonce") if url.scheme == "file" else None
 
 
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder; nothing if it is not there, or goes meanwhile (`glob` may raise)."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def machine_root() -> Path:
     """Everything of this user's dray on this machine that does not outlive a boot."""
     return Path(tempfile.gettempdir(), f"dray-{os.getuid()}")

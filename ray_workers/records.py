@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ray_workers.paths import entries
 from ray_workers.processes import Session, boot_id, command, place, started_ticks
 
 SESSIONS = "sessions"
@@ -74,14 +75,20 @@ def write_session(directory: Path, record: SessionRecord) -> None:
 
 
 def read_sessions(directory: Path) -> list[SessionRecord]:
-    """All of a node; what was torn while it was written is passed over."""
+    """All of a node; what was torn while it was written, or goes meanwhile, is passed over."""
     found = []
-    for path in sorted(directory.glob("*/*/*.json")):
+    for path in sorted(_files(directory)):
         try:
             found.append(SessionRecord(**json.loads(path.read_text())))
         except (OSError, ValueError, TypeError):
             continue
     return found
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for job in entries(directory):
+        for attempt in entries(job):
+            yield from (path for path in entries(attempt) if path.suffix == ".json")
 
 
 def remove_session(directory: Path, record: SessionRecord) -> None:
@@ -123,4 +130,4 @@ def is_dead_node(runtime_dir: Path) -> bool:
 
 def nodes_of(deployment_root: Path) -> Iterator[Path]:
     """The folders of the deployment's nodes on this machine, dead or alive."""
-    return (path for path in deployment_root.glob("*") if path.is_dir())
+    return (path for path in entries(deployment_root) if path.is_dir())

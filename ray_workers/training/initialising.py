@@ -8,10 +8,10 @@ holds; so no rank ever has more of the whole than one module.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch import nn
 
 from ray_workers.training.data import derive_seed
+from ray_workers.training.dtensors import local, part_of
 
 
 @torch.no_grad()
@@ -35,7 +35,7 @@ def materialise(model: nn.Module, device: torch.device, seed: int) -> None:
         if own:
             drawn = _drawn(module, own, derive_seed("model", seed, name))
             for key, parameter in own.items():
-                parameter.copy_(part_of(drawn[key], parameter))
+                local(parameter).copy_(local(part_of(drawn[key], parameter)))
 
 
 def _drawn(module: nn.Module, own: dict[str, nn.Parameter], seed: int) -> dict[str, nn.Parameter]:
@@ -48,11 +48,3 @@ def _drawn(module: nn.Module, own: dict[str, nn.Parameter], seed: int) -> dict[s
     finally:
         module._parameters = kept
     return drawn
-
-
-def part_of(whole: Tensor, like: Tensor | None) -> Tensor:
-    """This rank's part of a tensor that every rank has whole, as `like` is divided."""
-    if not isinstance(like, DTensor) or whole.shape != like.shape:
-        return whole
-    there = whole.detach().to(like.device, like.dtype)
-    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)

@@ -21,9 +21,10 @@ from torch.distributed.tensor import DTensor
 from dray.spec import Parallel
 from ray_workers.training import handover
 from ray_workers.training.blocks import listed_parts, prepare_blocks
+from ray_workers.training.dtensors import local, part_of
 from ray_workers.training.errors import PartsLostError
 from ray_workers.training.feeding import Feed
-from ray_workers.training.initialising import materialise, part_of
+from ray_workers.training.initialising import materialise
 from ray_workers.training.progress import Progress
 from ray_workers.training.strategies.base import DataPart, Given, Strategy
 from ray_workers.training.strategies.context import Context
@@ -275,7 +276,7 @@ def _whole(state: Any, *, keep: bool) -> Any:
 
 def _local(state: Any) -> Any:
     """A nested state with this rank's plain tensors where it has parts."""
-    return _each_tensor(state, lambda t: t.to_local() if isinstance(t, DTensor) else t)
+    return _each_tensor(state, local)
 
 
 def _each_tensor(state: Any, changed: Callable[[Tensor], Tensor | None]) -> Any:

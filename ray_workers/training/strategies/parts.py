@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from ray_workers.training.dtensors import local
 from ray_workers.training.feeding import Piece, Share
 from ray_workers.training.strategies.mesh import Mesh
 from ray_workers.training.strategies.replica import Autocast, Replica
@@ -108,9 +109,8 @@ class PartReplica(Replica):
         grads = [p.grad for p in self._parameters if p.grad is not None]
         if not grads:
             return self._objective.slot.new_zeros(())
-        local = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
         shares = [1 / _num_holders(grad) for grad in grads]
-        squares = torch.stack(torch._foreach_norm(local)).square()
+        squares = torch.stack(torch._foreach_norm([local(grad) for grad in grads])).square()
         return squares @ squares.new_tensor(shares)
 
     def grad_norm(self) -> Tensor:

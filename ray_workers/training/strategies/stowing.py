@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from ray_workers.training.dtensors import like, local
+
 BUCKET_BYTES = 64 << 20
 """Of the parameters whose state is fetched together; at least one parameter."""
 NUM_STEPS = "stowed"
@@ -154,22 +156,3 @@ def _mixed(bits: Tensor) -> Tensor:
     for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB), (16, 1)):
         bits = (bits ^ (bits >> shift & (1 << 32 - shift) - 1)) * factor
     return bits
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's plain tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def like(part: Tensor, parameter: Tensor) -> Tensor:
-    """The part of a tensor with the parameter's shape that a rank has, as torch knows parts."""
-    if not isinstance(parameter, DTensor):
-        return part
-    return DTensor.from_local(
-        part,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )

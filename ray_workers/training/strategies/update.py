@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dray import spec
-from ray_workers.training.initialising import part_of
+from ray_workers.training.dtensors import like, local, part_of
 from ray_workers.training.optimizers import build_optimizer, set_lr
 from ray_workers.training.strategies.replica import Replica
-from ray_workers.training.strategies.stowing import Stowed, like
+from ray_workers.training.strategies.stowing import Stowed
 
 
 class Update:
@@ -66,7 +65,7 @@ class Update:
             self._scaler.unscale_(self._optimizer)
         norm = self._replica.grad_norm()
         if self._max_norm is not None:
-            clip_grads_with_norm_(self._model.parameters(), self._max_norm, norm)
+            clip_gradients(self._model, self._max_norm, norm)
         if self._scaler is None:
             self._optimizer.step()
         else:
@@ -107,6 +106,14 @@ class Update:
         """Begin the average at the weights as they are now."""
         if self._average is not None:
             self._average.module.load_state_dict(self._model.state_dict())
+
+
+def clip_gradients(model: nn.Module, max_norm: float, norm: Tensor) -> None:
+    """What `torch.nn.utils.clip_grads_with_norm_` does, on this rank's parts of the gradients."""
+    parts = [local(p.grad) for p in model.parameters() if p.grad is not None]
+    if parts:
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(parts, factor)
 
 
 def _stowed(optimizer: torch.optim.Optimizer, options: spec.Optimizer) -> Stowed | None:

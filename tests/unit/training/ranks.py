@@ -31,7 +31,7 @@ from ray_workers.training import entry
 
 DEADLINE_S = 60.0
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__])
+_context.set_forkserver_preload([__name__, "tests.unit.training.frozen"])
 
 
 def make_task(

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -189,3 +190,24 @@ def test_a_dead_node_s_folder_stays_while_something_of_it_runs(tmp_path: Path) -
     records.write_session(directory, left)
     assert orphans.remove_dead_nodes(tmp_path, own) == [dead]
     assert not dead.exists()
+
+
+async def test_records_are_read_while_others_go(tmp_path: Path) -> None:
+    ends = threading.Event()
+
+    def come_and_go() -> None:
+        while not ends.is_set():
+            for job in "abcdefgh":
+                passing = record(job_id=job)
+                records.write_session(tmp_path, passing)
+                records.remove_session(tmp_path, passing)
+
+    coming = asyncio.create_task(asyncio.to_thread(come_and_go))
+    staying = record(job_id="stays")
+    records.write_session(tmp_path, staying)
+    try:
+        for _ in range(1000):
+            assert staying in await asyncio.to_thread(records.read_sessions, tmp_path)
+    finally:
+        ends.set()
+        await coming
