@@ -125,6 +125,8 @@ class AttemptSpec:
     min_workers: int | None = None
     """With how few the group may train on when no replacement is to be had; None: with no fewer
     than it began with."""
+    is_mendable: bool = False
+    """Whether a rank that is lost is replaced while the others go on (`ray_workers.mending`)."""
     worker_mtbf_s: float = WORKER_MTBF_S
     """Mean time between losses of one worker that end an attempt; `checkpoint.every_steps: auto`
     goes by it."""
@@ -325,6 +327,8 @@ class RankTask:
     init_from: CheckpointRef | None = None
     data_policy: DataPolicy = DataPolicy()
     spool_limit_bytes: int = 64 << 20
+    is_mendable: bool = False
+    """Whether a rank that is lost is replaced while the others go on (`ray_workers.mending`)."""
     worker_mtbf_s: float = WORKER_MTBF_S
     device: str = "cpu"
     """`cpu`, or `cuda` with CUDA_VISIBLE_DEVICES naming the one GPU."""

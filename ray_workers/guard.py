@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ray_workers import mending
 from ray_workers.contracts import LEFT_EXIT_CODE, AttemptSpec, Cause, FrameKind, Outcome
 from ray_workers.drills import Drills
 from ray_workers.group import Member, WorkerGroup
@@ -56,12 +55,11 @@ class Guard:
         self._drills = drills
         self._mender = mender
         self._is_script = bool(spec.spec.get("script"))
-        self._is_mendable = mending.is_mendable(spec)
         self._hung: set[int] = set()
         self._hang_outcome: Outcome | None = None
         """What the attempt ends with once they are gone, where they are not replaced."""
         self._stray_since: float | None = None
-        self._watchdog = Watchdog(1.0 if self._is_mendable else PATIENCE)
+        self._watchdog = Watchdog(1.0 if spec.is_mendable else PATIENCE)
         self._sights: list[Sight] = []
         self._grace_s = 0.0
         self._stop_asked = asyncio.Event()
@@ -155,7 +153,7 @@ class Guard:
         return {member.exit for member in self._group.placed if member.exit is not None}
 
     async def _mend(self, lost: Sequence[Member]) -> bool:
-        if not self._is_mendable:
+        if not self._spec.is_mendable:
             return False
         ranks = {member.rank for member in lost}
         code = "lost" if any(member.end.exit_code is None for member in lost) else "killed"
@@ -170,7 +168,7 @@ class Guard:
         Not where they wait for a place in a next group, which will not come.
         """
         running = [m.exit for m in self._group.running if m.exit is not None]
-        if running and not self._is_mendable:
+        if running and not self._spec.is_mendable:
             await asyncio.wait(running, timeout=ECHO_S)
 
     # Leaving.
@@ -234,7 +232,7 @@ class Guard:
         or a next group could not be formed."""
         standing = any(sight.look.doing is Doing.STAND_BY for sight in newest)
         all_run = len(self._group.running) == len(self._group.placed)
-        may_be = self._is_mendable and standing and all_run
+        may_be = self._spec.is_mendable and standing and all_run
         if not may_be or self._mender.is_waiting_for_slots:
             self._stray_since = None
             return False
@@ -272,7 +270,7 @@ class Guard:
                 f"all ranks stood still at the same place for {hang.waited_s:.1f} s",
             )
         self._hung |= {sight.rank for sight in hang.culprits}
-        if not self._is_mendable:
+        if not self._spec.is_mendable:
             self._hang_outcome = _ended_by_hang(hang, str(bundle["phase"]))
         for sight in hang.culprits:
             await self._signal(sight.rank, signal.SIGKILL)

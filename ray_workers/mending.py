@@ -8,54 +8,40 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING
 
-from dray.spec import JobSpec
-from ray_workers.contracts import AttemptSpec, Cause, Frame
+from ray_workers.contracts import Cause, Frame
 from ray_workers.pages import Sight
 from ray_workers.verdict import RankExit
+
+if TYPE_CHECKING:
+    from dray.spec import JobSpec  # every worker process would take a quarter of a second for it
 
 MOST_WITHOUT_A_STEP = 3
 """How often a group is mended in a row without a step in between: then it is not bad luck."""
 
 
-def why_never(
-    *, is_script: bool, num_workers: int, has_gpus: bool, takes_local_steps: bool, has_twins: bool
-) -> str | None:
-    """Why a job of this kind is never mended in place; None if it is.
+def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | None:
+    """Why such a job is never mended in place; None if it is. num_workers: as it has them now, or
+    may have again.
 
     On GPUs, NCCL's operations end behind the program's back, and an optimizer step that was
     launched upon a gradient that never came cannot be told from a good one.
     """
-    if is_script:
+    if document.script is not None:
         return "a script is not mended in place, because only it knows its state"
     if num_workers == 1:
         return "a single rank is not mended in place, because nobody else holds its state"
     if has_gpus:
         return "a group on GPUs is not mended in place, because its state may be half a step on"
-    if not has_twins:
+    if document.num_replicas == 1:
         return (
             "ranks that hold a single model together are not mended in place: each has parts that "
             "nobody else has (with parallel.data above 1 somebody does)"
         )
-    if takes_local_steps:
+    if document.takes_local_steps:
         return "ranks that take steps by themselves are not mended in place: each has its own state"
     return None
-
-
-def is_mendable(spec: AttemptSpec) -> bool:
-    """Whether a job of this kind is mended in place at all."""
-    document = JobSpec.model_validate(spec.spec)
-    is_script = document.script is not None
-    has_gpus = bool(spec.bundle.get("GPU"))
-    num_workers = spec.world_size if spec.min_workers is None else document.resources.num_workers
-    why_not = why_never(
-        is_script=is_script,
-        num_workers=num_workers,
-        has_gpus=has_gpus,
-        takes_local_steps=document.takes_local_steps,
-        has_twins=document.num_replicas > 1,
-    )
-    return why_not is None
 
 
 def refused(

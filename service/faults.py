@@ -163,20 +163,14 @@ def _drill(session: Session, job_id: str, drill_id: str) -> DrillRow:
 
 
 def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
-    is_script = bool(job.spec.get("script"))
     document = JobSpec.model_validate(job.spec)
+    has_gpus = bool(job.bundle.get("GPU"))
     return drills.Running(
         world_size=job.world_size,
         step=attempt.last_metric_step or began_at_step(attempt) or 0,
         total_steps=(job.progress or {}).get("total_steps"),
-        is_script=is_script,
-        unmended=why_never(
-            is_script=is_script,
-            num_workers=job.world_size,
-            has_gpus=bool(job.bundle.get("GPU")),
-            takes_local_steps=document.takes_local_steps,
-            has_twins=document.num_replicas > 1,
-        ),
+        is_script=document.script is not None,
+        unmended=why_never(document, num_workers=job.world_size, has_gpus=has_gpus),
     )
 
 

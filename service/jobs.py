@@ -170,22 +170,31 @@ class Jobs:
         Three steps, each harmless to repeat: hide the job, delete its files, delete its rows. If
         the service dies between them, `finish_deletions` takes up what is left.
         """
-        now = self._clock()
+
+        begun = False
 
         def hide(session: Session) -> None:
-            row = found(session, job_id, lock=True)
+            nonlocal begun
+            try:
+                row = found(session, job_id, lock=True)
+            except NotFound:
+                if begun:
+                    return  # by this very call: nobody had heard that its commit arrived
+                raise
+            begun = True
             if not row.state.is_terminal:
                 raise JobLive(
                     f"the job {job_id} is {row.state}, and only a finished job can be deleted",
                     hint="cancel it first, and wait until it has ended",
                 )
             origins.refuse_if_needed(session, job_id)
-            row.deleted_at = now
+            # By the clock that all go by: another process may have to take it up.
+            row.deleted_at = self._database.time(session)
 
         await self._database.write(hide)
         await self._erase(job_id)
         if self.storage_watch.is_limited:
-            await self.storage_watch.look(now)
+            await self.storage_watch.look(self._clock())
 
     async def finish_deletions(self, before: datetime | None = None) -> int:
         """Complete deletions that were cut off; answers how many.

@@ -82,7 +82,7 @@ class Leader:
                 try:
                     wait_s = max(wait_s, await self._database.read(self._left_s))
                     if self.other is None:
-                        self.lease = await self._database.write(self._take)
+                        await self._ask()
                 except Exception as error:
                     logger.warning("can't ask for the lease of the loops: %s", error)
                 if self.lease is not None:
@@ -90,6 +90,16 @@ class Leader:
                     logger.info("%s runs the loops from now on, in term %d", self.name, term)
                     return Term(self.name, term)
                 await woken.wait(wait_s)
+
+    async def _ask(self) -> None:
+        """Take the lease if it is free. Cancelled meanwhile, wait for the answer: a lease that
+        nobody knows of could not be released, and the others would wait for its end."""
+        asking = asyncio.ensure_future(self._database.write(self._take))
+        try:
+            self.lease = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            self.lease = await asking
+            raise
 
     def _left_s(self, session: Session) -> float:
         """How long the lease is another's for, unless it is renewed."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
+from dray.spec import JobSpec
 from ray_workers.contracts import WORKER_MTBF_S, AttemptSpec, Slice
+from ray_workers.mending import why_never
 from service import data_sources, quarantine, queue, reliability, resizing, transitions
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.db.repositories import storage as storage_repository
@@ -173,6 +176,7 @@ class Scheduler:
             spool_limit_bytes=self._settings.spool_limit_bytes,
             furthest_step=claimed.furthest_step,
             min_workers=claimed.min_workers,
+            is_mendable=_is_mendable(claimed, job.request.bundle),
             worker_mtbf_s=await self._worker_mtbf_s(claimed),
         )
         try:
@@ -191,6 +195,13 @@ class Scheduler:
         return await self._database.read(
             lambda s, now: reliability.worker_mtbf(s, claimed.job_id, now)
         )
+
+
+def _is_mendable(claimed: transitions.Claimed, bundle: Mapping[str, float]) -> bool:
+    document = JobSpec.model_validate(claimed.spec)
+    # As many as it asks for: an elastic group that begins with one may have more later.
+    num_workers = document.resources.num_workers
+    return not why_never(document, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))
 
 
 def _storage_problem(session: Session) -> str | None:

@@ -23,6 +23,8 @@ PERIOD_S = 10.0
 RETENTION_PERIOD_S = 60.0
 MOST_SHARE = 0.02
 """Of the time, what looking at the storage may take: it adds up rows, and there may be many."""
+MOST_BETWEEN_LOOKS_S = 300.0
+"""However long one took: it may have been the database that was away."""
 DELETION_GRACE = timedelta(minutes=1)
 """A deletion that began before that was cut off: the process that was at it is gone."""
 BATCH = 100
@@ -47,18 +49,16 @@ class Upkeep:
         self._days = settings.retention_days
         self._count = settings.retention_jobs
         self._clock = clock
-        self._retention_at = 0.0
+        self._retention_at = self._look_at = 0.0
 
     async def run(self) -> None:
         """Until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
-            began = loop.time()
             try:
                 await self.run_once()
             except Exception:
                 logger.exception("the upkeep failed a round; it goes on")
-            await asyncio.sleep(max(PERIOD_S, (loop.time() - began) / MOST_SHARE))
+            await asyncio.sleep(PERIOD_S)
 
     async def run_once(self) -> int:
         """One round; answers how many jobs were deleted."""
@@ -68,8 +68,11 @@ class Upkeep:
             await self._jobs.finish_deletions(before=await self._now() - DELETION_GRACE)
             deleted = await self.delete_expired()
             self._retention_at = loop.time() + (0.0 if deleted else RETENTION_PERIOD_S)
-        if self._watch.is_limited:
+        if self._watch.is_limited and loop.time() >= self._look_at:
+            began = loop.time()
             await self._watch.look(await self._now())
+            took_s = loop.time() - began
+            self._look_at = began + min(took_s / MOST_SHARE, MOST_BETWEEN_LOOKS_S)
         return deleted
 
     async def _now(self) -> datetime:

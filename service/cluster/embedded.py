@@ -122,6 +122,8 @@ class EmbeddedRay:
             "--min-worker-port=0",
             "--max-worker-port=0",
             "--include-dashboard=true",
+            # It would read every worker's log ten times a second, for drivers that print them.
+            "--include-log-monitor=false",
             f"--num-cpus={self._num_slots}",
             f"--temp-dir={temp_dir}",
             "--disable-usage-stats",

@@ -159,11 +159,15 @@ class RayCluster:
         }
         from ray.cluster_utils import Cluster
 
-        self._options: dict[str, Any] = {"num_cpus": self.SLOTS_PER_NODE}
+        self._options: dict[str, Any] = {
+            "num_cpus": self.SLOTS_PER_NODE,
+            "include_log_monitor": False,
+        }
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={
                 "num_cpus": 0,
+                "include_log_monitor": False,
                 "include_dashboard": True,
                 "dashboard_host": "127.0.0.1",
                 "dashboard_port": free_port(),

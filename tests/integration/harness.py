@@ -373,6 +373,7 @@ class RayByHand:
                     f"--metrics-export-port={free_port()}",
                     "--min-worker-port=0",
                     "--max-worker-port=0",
+                    "--include-log-monitor=false",
                     f"--temp-dir={tempfile.gettempdir()}/dray-test-{self.port}",
                     "--disable-usage-stats",
                 ],

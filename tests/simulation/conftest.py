@@ -14,7 +14,7 @@ import pytest
 from service import reconciler, watch
 
 NUM_SEEDS = 2000
-"""Of the ordinary suite; a storm takes a third of a second. DRAY_SEEDS and `make soak` try more."""
+"""Of the ordinary suite; a storm takes half a second. DRAY_SEEDS and `make soak` try more."""
 
 
 def num_seeds() -> int:

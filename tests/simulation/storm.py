@@ -21,8 +21,14 @@ from tests.simulation.scenarios import Numbers
 from tests.simulation.world import SLOTS, World
 
 NUM_EVENTS = 200
-MAX_JOBS = 7
+MAX_JOBS = 5
 """Enough to be in each other's way; each costs as much as all the rest of a storm."""
+PAUSES_S = (0.0, 0.0, 0.1, 0.5, 1.0, 3.0)
+"""Between two events; an attempt takes some ten seconds from its claim to its end."""
+COMES_BACK = 0.5
+"""How likely a service is started, each time that something happens while there is none."""
+GIVES_UP = 0.4
+"""How likely users cancel, when the storm is over, all that they still have."""
 
 
 class Stormy(Weather):
@@ -61,25 +67,25 @@ class Storm:
         self._num_jobs = 0
         self.world = World(engine, folder, self.chance)
         self._events: list[tuple[int, Callable[[], None]]] = [
-            (14, self.submit),
-            (6, self.cancel),
-            (6, self.delete),
-            (6, self.world.preempt),
-            (6, self.kill_rank),
-            (10, self.lose_worker),
-            (4, self.lose_supervisor),
-            (4, self.lose_node),
-            (3, self.drain_node),
-            (6, self.add_node),
+            (6, self.submit),
+            (2, self.cancel),
+            (4, self.delete),
+            (4, self.world.preempt),
+            (4, self.kill_rank),
+            (6, self.lose_worker),
+            (3, self.lose_supervisor),
+            (2, self.lose_node),
+            (2, self.drain_node),
+            (8, self.add_node),
             (1, self.restart_cluster),
-            (3, self.toggle_cluster),
-            (5, self.kill_service),
-            (6, self.start_service),
+            (2, self.lose_cluster),
+            (2, self.kill_service),
+            (4, self.start_service),
             (2, self.stop_service),
-            (6, self.let_go),
-            (14, self.ambush),
-            (5, self.change_weather),
-            (12, self.nothing),
+            (4, self.let_go),
+            (6, self.ambush),
+            (6, self.change_weather),
+            (32, self.nothing),
         ]
 
     async def run(self) -> None:
@@ -93,8 +99,12 @@ class Storm:
         try:
             for event in self.chance.choices(events, weights, k=self.num_events):
                 event()
-                await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.1, 0.5, 1.0)))
+                if not world.processes and self.chance.random() < COMES_BACK:
+                    self.start_service()
+                await asyncio.sleep(self.chance.choice(PAUSES_S))
                 world.check()
+            if self.chance.random() < GIVES_UP:
+                self.cancel_all()
             await world.come_to_rest()
         finally:
             await world.close()
@@ -130,6 +140,11 @@ class Storm:
         job_id = self._some_job()
         if job_id and job_id not in self.world.deleted:
             self.world.begin(self.world.cancel(job_id))
+
+    def cancel_all(self) -> None:
+        for job_id in self.world.acknowledged:
+            if job_id not in self.world.deleted:
+                self.world.begin(self.world.cancel(job_id))
 
     def delete(self) -> None:
         job_id = self._some_job()
@@ -179,10 +194,19 @@ class Storm:
         self.world.note("the cluster restarts")
         self.world.cluster.restart()
 
-    def toggle_cluster(self) -> None:
+    def lose_cluster(self) -> None:
+        """For a while: nobody can reach it, and what runs on it goes on."""
         cluster = self.world.cluster
-        cluster.away = not cluster.away
-        self.world.note("the cluster is away" if cluster.away else "the cluster answers again")
+        if cluster.away:
+            return
+        self.world.note("the cluster is away")
+        cluster.away = True
+
+        def come_back() -> None:
+            self.world.note("the cluster answers again")
+            cluster.away = False
+
+        self.world.loop.call_later(self.chance.choice((1.0, 5.0, 30.0)), come_back)
 
     def kill_service(self) -> None:
         if self.world.processes:

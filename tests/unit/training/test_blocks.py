@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def with_dropout(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> Any:
-    document = text(folder, num_workers, parallel, **train)
+    document = text(folder, num_workers, parallel, max_steps=6, **train)
     return document | {"model": {**document["model"], "dropout": 0.1}}
 
 

@@ -22,10 +22,8 @@ from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 from tests.unit.training.test_localsteps import ask_rank_0_to_leave
 from tests.unit.training.test_recovery import at_call, once
 
-MANY_RANKS, FEW_STEPS = 4, 8
-"""More ranks than that take long on a small machine; `benchmarks equality` does all 20 steps."""
 EQUAL = 1e-5
-"""Norm of the difference, relative to that of the tensor: in fp32, after 20 steps."""
+"""Norm of the difference, relative to that of the tensor, in fp32."""
 
 
 def images(num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
@@ -38,6 +36,16 @@ def images(num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str
 def text(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
     """A small GPT; its blocks are the units that are gathered."""
     made: dict[str, Any] = work.document(work.write_text(folder), num_workers, parallel, **train)
+    return made
+
+
+def brief(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """The same over 8 steps, a short batch among them, for more than two ranks: they take long on
+    a small machine, and `benchmarks equality` does all 20."""
+    source = work.write_text(folder, num_sentences=250)
+    made: dict[str, Any] = work.document(
+        source, num_workers, parallel, **({"max_steps": 8} | train)
+    )
     return made
 
 
@@ -112,9 +120,8 @@ TRIED = [
 @pytest.mark.parametrize("mesh", TRIED)
 def test_a_gpt_learns_the_same(undisturbed: Undisturbed, mesh: str) -> None:
     num_ranks, parallel = work.MESHES[mesh]
-    steps = {"max_steps": FEW_STEPS} if num_ranks > MANY_RANKS else {}
-    together = undisturbed(text, num_ranks, parallel, **steps)
-    alone = undisturbed(text, 1, {}, **steps)
+    make = brief if num_ranks > 2 else text
+    together, alone = undisturbed(make, num_ranks, parallel), undisturbed(make, 1, {})
     assert furthest(together, alone) < EQUAL
     for key in ("train/loss", "train/grad_norm", "val/loss", "val/accuracy", "val/perplexity"):
         told, expected = series(together, key), series(alone, key)
@@ -124,9 +131,9 @@ def test_a_gpt_learns_the_same(undisturbed: Undisturbed, mesh: str) -> None:
 
 @pytest.mark.parametrize("mesh", ["data x shard", "tensor", "context x pipeline"])
 def test_in_fp64_it_is_the_same_to_ten_digits(undisturbed: Undisturbed, mesh: str) -> None:
-    together = undisturbed(text, *work.MESHES[mesh], before=_in_fp64)
+    together = undisturbed(brief, *work.MESHES[mesh], before=_in_fp64)
     assert {tensor.dtype for tensor in weights(together).values()} == {torch.float64}
-    assert furthest(together, undisturbed(text, 1, {}, before=_in_fp64)) < 1e-10
+    assert furthest(together, undisturbed(brief, 1, {}, before=_in_fp64)) < 1e-10
 
 
 def _in_fp64(task: RankTask) -> None:
@@ -208,7 +215,10 @@ def test_a_checkpoint_of_one_mesh_is_gone_on_with_on_another(
     assert_moves(digits, tmp_path, first, second, undisturbed(digits, 1, {}, **SAVED))
 
 
-SAVED: dict[str, Any] = {"optimizer": {"name": "adamw", "lr": 0.002, "eps": 1e-4}}
+SAVED: dict[str, Any] = {
+    "optimizer": {"name": "adamw", "lr": 0.002, "eps": 1e-4},
+    "max_steps": 12,
+}
 
 
 def digits(folder: Path, *mesh: Any, **train: Any) -> dict[str, Any]:
@@ -222,14 +232,14 @@ def assert_moves(
     second: tuple[int, dict[str, Any]],
     alone: Path,
 ) -> None:
-    """A job that goes on after step 8 in another mesh ends as one process alone does."""
+    """A job that goes on after step 6 in another mesh ends as one process alone does."""
 
     def train(mesh: tuple[int, dict[str, Any]], **options: Any) -> None:
-        spec = make(home, *mesh, **SAVED) | {"checkpoint": {"every_steps": 8}}
+        spec = make(home, *mesh, **SAVED) | {"checkpoint": {"every_steps": 6}}
         assert run_ranks(home, spec, world_size=mesh[0], **options) == [0] * mesh[0]
 
     train(first)
-    (halfway,) = [ref for ref in checkpoint_refs(home) if ref.step == 8]
+    (halfway,) = [ref for ref in checkpoint_refs(home) if ref.step == 6]
     train(second, attempt=2, resume_from=[halfway])
     expected = weights(alone)
     for name, tensor in weights(home, attempt=2).items():
@@ -275,11 +285,11 @@ def test_a_rank_that_is_killed_gets_its_parts_from_its_twin(
 ) -> None:
     world_size, parallel = work.MESHES[mesh]
     die = functools.partial(_die_in_step_7, culprit=culprit)
-    spec = text(tmp_path, world_size, parallel)
+    spec = brief(tmp_path, world_size, parallel)
     codes = run_ranks(tmp_path, spec, world_size=world_size, before=die, mends=True)
     assert codes == [0] * world_size
     assert list((tmp_path / "attempt-1" / "spool").glob(f"r{culprit}.1.*")), "nobody was replaced"
-    left_alone = undisturbed(text, world_size, parallel)
+    left_alone = undisturbed(brief, world_size, parallel)
     assert_same(weights(tmp_path), weights(left_alone))
     for key in ("train/loss", "val/loss"):
         assert once(tmp_path, key) == series(left_alone, key)
@@ -293,11 +303,11 @@ def _die_in_step_7(task: RankTask, culprit: int) -> None:
 def test_a_rank_that_dies_while_the_mesh_is_made_is_replaced(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    spec = text(tmp_path, 4, {"shard": 2})
+    spec = brief(tmp_path, 4, {"shard": 2})
     codes = run_ranks(tmp_path, spec, world_size=4, before=_die_making_the_mesh, mends=True)
     assert codes == [0] * 4
     assert list((tmp_path / "attempt-1" / "spool").glob("r2.1.*")), "nobody was replaced"
-    assert_same(weights(tmp_path), weights(undisturbed(text, 4, {"shard": 2})))
+    assert_same(weights(tmp_path), weights(undisturbed(brief, 4, {"shard": 2})))
 
 
 def _die_making_the_mesh(task: RankTask) -> None:
@@ -309,7 +319,7 @@ def test_parts_that_nobody_has_any_more_end_the_attempt(tmp_path: Path) -> None:
     """Both holders of a part are killed, so what the others have is of no use."""
     codes = run_ranks(
         tmp_path,
-        text(tmp_path, 4, {"shard": 2}),
+        brief(tmp_path, 4, {"shard": 2}),
         world_size=4,
         before=_die_with_the_twin,
         mends=True,

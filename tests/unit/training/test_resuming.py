@@ -48,7 +48,7 @@ def test_a_run_that_was_killed_and_resumed_ends_equal_to_the_bit(
 ) -> None:
     spec = document(world_size, **EVERYTHING_ON, **options)
     spec |= {
-        "model": {"name": "cnn", "width": 8, "dropout": 0.2},
+        "model": {"name": "cnn", "width": 4, "dropout": 0.2},
         "checkpoint": {"every_steps": 5, "keep": 2},
     }
     left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"

@@ -148,7 +148,7 @@ def test_what_is_sent_in_bf16_takes_half_and_learns_nearly_the_same(tmp_path: Pa
     for name, dtypes in SENT_AS.items():
         home = tmp_path / name
         home.mkdir()
-        job = text(home, 2, {"shard": 2, **dtypes}, precision="bf16", max_steps=8)
+        job = text(home, 2, {"shard": 2, **dtypes}, precision="bf16", max_steps=6)
         job |= {"sync": {}, "model": {**job["model"], "width": 96}}
         assert run_ranks(home, job, world_size=2) == [0, 0]
         # What is still on its way when a step is told of counts for the next.

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from dray.spec import JobSpec
 from ray_workers import guard as guarding
 from ray_workers import seeing
 from ray_workers.contracts import AttemptSpec, Cause, FrameKind, Outcome, Slice
 from ray_workers.drills import Drills
 from ray_workers.guard import Guard
 from ray_workers.mender import Mender
+from ray_workers.mending import why_never
 from ray_workers.pages import Doing, Look, Sight, Use
 from ray_workers.verdict import RankExit
 from ray_workers.watchdog import FIRST_STEP_LEAST_S, LEAST_S, PATIENCE, Hang
@@ -37,6 +39,7 @@ STACK = 'Thread 0x1 (most recent call first):\n  File "loop.py", line 1 in _step
 def attempt(document: dict[str, Any]) -> AttemptSpec:
     workers = document["resources"]["num_workers"]
     has_gpus = "gpus_per_worker" in document["resources"]
+    unmended = why_never(JobSpec.model_validate(document), num_workers=workers, has_gpus=has_gpus)
     return AttemptSpec(
         deployment_id="d",
         job_id="j",
@@ -45,6 +48,7 @@ def attempt(document: dict[str, Any]) -> AttemptSpec:
         slices=(Slice("n", workers),),
         bundle={"CPU": 1.0} | ({"GPU": 1.0} if has_gpus else {}),
         storage_url="file:///nowhere",
+        is_mendable=unmended is None,
     )
 
 

@@ -29,6 +29,7 @@ SPEC = AttemptSpec(
     slices=(Slice("n", 2),),
     bundle={"CPU": 1.0},
     storage_url="file:///nowhere",
+    is_mendable=True,
 )
 
 

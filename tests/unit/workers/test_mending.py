@@ -7,26 +7,15 @@ from typing import Any
 
 import pytest
 
+from dray.spec import JobSpec
 from ray_workers import mending
-from ray_workers.contracts import AttemptSpec, Cause, Frame, FrameKind, Slice
+from ray_workers.contracts import Cause, Frame, FrameKind
 from ray_workers.mending import MOST_WITHOUT_A_STEP
 from ray_workers.pages import Doing, Look, Sight, Use
 from ray_workers.verdict import RankExit
 
-RECIPE = {"recipe": "image_classification", "resources": {"num_workers": 2}}
-SCRIPT = {"script": {"entrypoint": "train.py"}, "resources": {"num_workers": 2}}
-
-
-def spec(document: dict[str, Any], *, workers: int = 2, gpus: int = 0) -> AttemptSpec:
-    return AttemptSpec(
-        deployment_id="d",
-        job_id="j",
-        attempt=1,
-        spec=document,
-        slices=(Slice("n", workers),),
-        bundle={"CPU": 1.0} | ({"GPU": 1.0} if gpus else {}),
-        storage_url="file:///nowhere",
-    )
+RECIPE: dict[str, Any] = {"recipe": "image_classification"}
+SCRIPT: dict[str, Any] = {"script": {"entrypoint": "train.py"}}
 
 
 def error(rank: int, cause: Cause) -> Frame:
@@ -39,41 +28,30 @@ def refused(
     return mending.refused(lost, errors or {}, num_holders=survivors, without_a_step=mended)
 
 
-def test_a_recipe_on_several_cpu_ranks_is_mended() -> None:
-    assert mending.is_mendable(spec(RECIPE))
-    assert not mending.is_mendable(spec(RECIPE, workers=1))
-    assert not mending.is_mendable(spec(SCRIPT))
-    assert not mending.is_mendable(spec(RECIPE, gpus=1))
-    assert not mending.is_mendable(spec(RECIPE | {"parallel": {"shard": 2}}))
-    assert not mending.is_mendable(spec(RECIPE | {"sync": {"every": 4}}))
-
-
-ORDINARY: dict[str, Any] = {
-    "is_script": False,
-    "num_workers": 2,
-    "has_gpus": False,
-    "takes_local_steps": False,
-    "has_twins": True,
-}
+def why_never(changes: dict[str, Any], *, workers: int = 2, gpus: bool = False) -> str | None:
+    document = JobSpec.model_validate({"resources": {"num_workers": 2}} | changes)
+    return mending.why_never(document, num_workers=workers, has_gpus=gpus)
 
 
 def test_a_group_that_holds_one_state_together_is_mended() -> None:
-    assert mending.why_never(**ORDINARY) is None
+    assert why_never(RECIPE) is None
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("changes", "kind", "said"),
     [
-        ({"is_script": True}, "only it knows its state"),
-        ({"is_script": True, "num_workers": 1}, "only it knows its state"),
-        ({"num_workers": 1}, "nobody else holds its state"),
-        ({"has_gpus": True}, "half a step on"),
-        ({"has_twins": False}, "each has parts that nobody else has"),
-        ({"takes_local_steps": True}, "each has its own state"),
+        (SCRIPT, {}, "only it knows its state"),
+        (SCRIPT, {"workers": 1}, "only it knows its state"),
+        (RECIPE, {"workers": 1}, "nobody else holds its state"),
+        (RECIPE, {"gpus": True}, "half a step on"),
+        (RECIPE | {"parallel": {"shard": 2}}, {}, "each has parts that nobody else has"),
+        (RECIPE | {"sync": {"every": 4}}, {}, "each has its own state"),
     ],
 )
-def test_each_kind_that_is_never_mended_is_told_why(kind: dict[str, Any], said: str) -> None:
-    why = mending.why_never(**ORDINARY | kind)
+def test_each_kind_that_is_never_mended_is_told_why(
+    changes: dict[str, Any], kind: dict[str, Any], said: str
+) -> None:
+    why = why_never(changes, **kind)
     assert why is not None
     assert said in why
 
