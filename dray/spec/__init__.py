@@ -137,7 +137,9 @@ class JobSpec(Document):
     """By default the recipe's first model."""
     data: Data = Data()
     train: Train = Train()
-    parallel: Annotated[Parallel, BeforeValidator(written_out)] = Parallel()
+    parallel: Annotated[
+        Parallel, BeforeValidator(written_out, json_schema_input_type=Parallel | Literal["auto"])
+    ] = Parallel()
     """Or `auto`: the planner chooses the axes when the job is submitted."""
     sync: Sync | None = None
     """Unset, the ranks exchange their gradients in every step, as they are."""

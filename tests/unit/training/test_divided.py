@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ray_workers.training.strategies.update import Update
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 from tests.unit.training.test_localsteps import ask_rank_0_to_leave
-from tests.unit.training.test_recovery import at_call, once
+from tests.unit.training.test_recovery import at_call, die, once
 
 EQUAL = 1e-5
 """Norm of the difference, relative to that of the tensor, in fp32."""
@@ -317,19 +318,22 @@ def _die_making_the_mesh(task: RankTask) -> None:
 
 def test_parts_that_nobody_has_any_more_end_the_attempt(tmp_path: Path) -> None:
     """Both holders of a part are killed, so what the others have is of no use."""
-    codes = run_ranks(
-        tmp_path,
-        brief(tmp_path, 4, {"shard": 2}),
-        world_size=4,
-        before=_die_with_the_twin,
-        mends=True,
-    )
+    spec = brief(tmp_path, 4, {"shard": 2})
+    die_both = functools.partial(_die_with_the_twin, folder=tmp_path)
+    codes = run_ranks(tmp_path, spec, world_size=4, before=die_both, mends=True)
     assert codes == [1] * 4
     (error,) = frames(tmp_path, rank=0, kind="error")
     assert error["cause"] == Cause.WORKER_LOST
     assert "the newest checkpoint has it" in error["message"]
 
 
-def _die_with_the_twin(task: RankTask) -> None:
+def _die_with_the_twin(task: RankTask, folder: Path) -> None:
+    def wait_and_die() -> None:
+        """Or the one would have given its part on before it dies."""
+        (folder / f"ready-{task.rank}").touch()
+        while len(list(folder.glob("ready-*"))) < 2:
+            time.sleep(0.001)
+        die()
+
     if task.rank in (1, 3) and task.incarnation == 0:
-        at_call(Update, "loss_scale", 7)
+        at_call(Update, "loss_scale", 7, act=wait_and_die)
