@@ -327,8 +327,6 @@ class RankTask:
     init_from: CheckpointRef | None = None
     data_policy: DataPolicy = DataPolicy()
     spool_limit_bytes: int = 64 << 20
-    is_mendable: bool = False
-    """Whether a rank that is lost is replaced while the others go on (`ray_workers.mending`)."""
     worker_mtbf_s: float = WORKER_MTBF_S
     device: str = "cpu"
     """`cpu`, or `cuda` with CUDA_VISIBLE_DEVICES naming the one GPU."""

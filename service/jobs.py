@@ -170,7 +170,6 @@ class Jobs:
         Three steps, each harmless to repeat: hide the job, delete its files, delete its rows. If
         the service dies between them, `finish_deletions` takes up what is left.
         """
-
         begun = False
 
         def hide(session: Session) -> None:

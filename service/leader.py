@@ -7,6 +7,7 @@ until a renewal or a write finds it gone. On SQLite the lock on the home has set
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -98,7 +99,8 @@ class Leader:
         try:
             self.lease = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            self.lease = await asking
+            with contextlib.suppress(Exception):  # it must end all the same
+                self.lease = await asking
             raise
 
     def _left_s(self, session: Session) -> float:

@@ -70,9 +70,11 @@ class Upkeep:
             self._retention_at = loop.time() + (0.0 if deleted else RETENTION_PERIOD_S)
         if self._watch.is_limited and loop.time() >= self._look_at:
             began = loop.time()
-            await self._watch.look(await self._now())
-            took_s = loop.time() - began
-            self._look_at = began + min(took_s / MOST_SHARE, MOST_BETWEEN_LOOKS_S)
+            try:
+                await self._watch.look(await self._now())
+            finally:
+                took_s = loop.time() - began
+                self._look_at = began + min(took_s / MOST_SHARE, MOST_BETWEEN_LOOKS_S)
         return deleted
 
     async def _now(self) -> datetime:

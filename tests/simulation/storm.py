@@ -22,9 +22,9 @@ from tests.simulation.world import SLOTS, World
 
 NUM_EVENTS = 200
 MAX_JOBS = 5
-"""Enough to be in each other's way; each costs as much as all the rest of a storm."""
+"""Enough to be in each other's way."""
 PAUSES_S = (0.0, 0.0, 0.1, 0.5, 1.0, 3.0)
-"""Between two events; an attempt takes some ten seconds from its claim to its end."""
+"""Between two events: long enough that jobs begin and end among them."""
 COMES_BACK = 0.5
 """How likely a service is started, each time that something happens while there is none."""
 GIVES_UP = 0.4

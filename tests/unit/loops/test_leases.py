@@ -114,9 +114,11 @@ async def test_one_of_two_runs_the_loops_and_the_other_takes_them_over_at_once(
     await comes_to(two, job_id, JobState.SUCCEEDED)
 
 
+@pytest.mark.parametrize("error", [None, DatabaseUnavailable("it is away")], ids=["got", "failed"])
 async def test_one_that_is_told_to_stop_while_it_takes_the_lease_releases_it(
-    postgres_world: World, monkeypatch: pytest.MonkeyPatch
+    postgres_world: World, monkeypatch: pytest.MonkeyPatch, error: DatabaseUnavailable | None
 ) -> None:
+    """And stops, also if the database fails it at that moment."""
     monkeypatch.setattr(leases, "HELD_FOR", timedelta(seconds=60))
     take, taken, goes_on = Leader._take, threading.Event(), threading.Event()
 
@@ -124,6 +126,8 @@ async def test_one_that_is_told_to_stop_while_it_takes_the_lease_releases_it(
         lease = take(self, session)
         taken.set()
         goes_on.wait()
+        if error is not None:
+            raise error
         return lease
 
     monkeypatch.setattr(Leader, "_take", takes_long)
@@ -132,7 +136,8 @@ async def test_one_that_is_told_to_stop_while_it_takes_the_lease_releases_it(
     dropping = asyncio.create_task(postgres_world.drop(one))
     await asyncio.sleep(0)
     goes_on.set()
-    await dropping
+    await asyncio.wait_for(dropping, 10)
+    monkeypatch.setattr(Leader, "_take", take)
     await leads(await postgres_world.open())
 
 
