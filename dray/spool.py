@@ -6,21 +6,30 @@ stops at the last newline never sees half a frame, whenever the writer is killed
 deletes segments that were delivered. A spool is bounded: beyond `limit_bytes` undelivered bytes
 frames are dropped, counted, and the count is left in the next frame that fits. While the disk takes
 nothing, the writer keeps frames itself, up to `WAITING_BYTES`.
+
+Beside the segments lies how far the service knows them: up to where it has them in its store, and
+up to where it was sent them, and may have. A writer that destroys something once the service knows
+of what took its place looks there first. Where nobody reads nothing lies there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import struct
 import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SEGMENT_BYTES = 1 << 20
 SEGMENT_SUFFIX = ".seg"
 WAITING_BYTES = 1 << 20
+KNOWN = "known"
+_COUNTS = struct.Struct("<QQ")
 
 # One encoder for all frames: `json.dumps` with separators builds one for every call.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -38,6 +47,45 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
         return []
     found = (name for name in names if name.endswith(SEGMENT_SUFFIX))
     return sorted((int(name.removesuffix(SEGMENT_SUFFIX)), directory / name) for name in found)
+
+
+class Known(NamedTuple):
+    """How far the service knows a spool, in bytes."""
+
+    stored: float
+    sent: float
+    """It may have stored all of this by now."""
+
+
+EVERYTHING = Known(math.inf, math.inf)
+"""Of a spool of which nobody counts that."""
+
+
+def begin_count(directory: Path) -> None:
+    """From now on it is told how far the service knows the spool, if the disk takes that."""
+    with contextlib.suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / KNOWN).open("xb") as file:
+            file.write(_COUNTS.pack(0, 0))
+
+
+def note_known(directory: Path, stored: int, sent: int) -> None:
+    """Say how far the service knows the spool, if that is counted."""
+    before = known(directory)
+    if before == EVERYTHING or before == (max(stored, before.stored), sent):
+        return
+    descriptor = os.open(directory / KNOWN, os.O_WRONLY)
+    try:
+        os.pwrite(descriptor, _COUNTS.pack(max(stored, int(before.stored)), sent), 0)
+    finally:
+        os.close(descriptor)
+
+
+def known(directory: Path) -> Known:
+    try:
+        return Known(*_COUNTS.unpack((directory / KNOWN).read_bytes()))
+    except (FileNotFoundError, struct.error):  # it is just being made
+        return EVERYTHING
 
 
 class SpoolWriter:
@@ -70,6 +118,11 @@ class SpoolWriter:
             self._waiting.append(line)
         self._dropped = 0
         return True
+
+    @property
+    def position(self) -> int:
+        """Where the next frame begins."""
+        return self._offset + sum(map(len, self._waiting))
 
     def _add(self, line: bytes) -> bool:
         full = self._fd < 0 or self._offset - self._segment_start >= SEGMENT_BYTES

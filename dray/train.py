@@ -2,30 +2,50 @@
 
     from dray import train
 
+    checkpoint = train.load_checkpoint()            # None in the first attempt
     train.report(step, {"train/loss": loss.item()}, total_steps=1000)
+    train.save_checkpoint("state", step)            # by one rank; "state" is a folder
     train.save_artifact("model.safetensors")
 
-The same script runs without dray: there `report` does nothing and `save_artifact` leaves the
-file where it is.
+The same script runs without dray: there `report` does nothing, `save_artifact` and
+`save_checkpoint` leave files where they are, and there is no checkpoint to load.
 """
 
 from __future__ import annotations
 
 import atexit
-import hashlib
-import importlib
+import json
+import math
 import operator
 import os
 import re
-import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, SupportsFloat, SupportsIndex
-from urllib.parse import unquote, urlsplit
+from typing import Any, SupportsFloat, SupportsIndex
 
-from dray.spool import SpoolWriter
+from dray import files, spool
+from dray.checkpoints import (
+    Checkpoint,
+    CheckpointRef,
+    SavedCheckpoint,
+    ScriptCheckpoints,
+    files_of,
+)
+from dray.spool import EVERYTHING, Known, SpoolWriter
+
+__all__ = [
+    "Checkpoint",
+    "Context",
+    "SavedArtifact",
+    "SavedCheckpoint",
+    "context",
+    "load_checkpoint",
+    "report",
+    "save_artifact",
+    "save_checkpoint",
+]
 
 DEFAULT_SPOOL_LIMIT_BYTES = 64 << 20
 MAX_KEY_CHARS = 128
@@ -33,7 +53,6 @@ MAX_KEYS = 1024
 
 _KEY = re.compile(r"[a-z0-9_]+(/[a-z0-9_.]+)*")
 _ARTIFACT_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +72,8 @@ class Context:
     checkpoint_url: str | None
     """A folder for this attempt's own checkpoints; no other attempt writes there."""
     resume_url: str | None
-    """The newest checkpoint of an earlier attempt, if there is one."""
+    """The newest checkpoint of an earlier attempt, if there is one. `load_checkpoint` finds it,
+    and if it is damaged the one before."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +155,56 @@ def save_artifact(path: str | os.PathLike[str], name: str | None = None) -> Save
         )
     base = os.environ.get("DRAY_ARTIFACT_URL")
     if base is None:
-        size, sha256 = _copy(source, _Sink())
+        size, sha256 = files.measure(source)
         return SavedArtifact(target, source.absolute().as_uri(), size, sha256)
     url = f"{base.rstrip('/')}/{target}"
-    size, sha256 = _store(source, url)
+    size, sha256 = files.store(source, url)
     emit("artifact", {"path": target, "url": url, "size_bytes": size, "sha256": sha256})
     return SavedArtifact(target, url, size, sha256)
+
+
+def save_checkpoint(
+    folder: str | os.PathLike[str],
+    step: SupportsIndex,
+    metrics: Mapping[str, SupportsFloat] | None = None,
+    *,
+    keep: int = 2,
+) -> SavedCheckpoint | None:
+    """Copy the files of a folder as the job's checkpoint of a step: where the job is lost, its
+    next attempt goes on from it (`load_checkpoint`).
+
+    For one rank to call, when nobody writes into the folder any more. It returns when all is
+    written, hashed and committed. Of this attempt's and the earlier ones' the `keep` newest stay,
+    and until the service knows of these the `keep` newest that it knows of.
+
+    step: optimizer steps done; one that this process has saved is left as it is. metrics: of this
+    step; they are listed with the checkpoint.
+
+    None, and a line in the log, if the storage could not take it: training can go on. Raises
+    ValueError for a folder without files. Outside of dray the files stay where they are, and the
+    answer says so.
+    """
+    number = operator.index(step)
+    if number < 0 or keep < 1:
+        raise ValueError(f"step is {number} and keep {keep}; they count from 0 and 1 upwards")
+    source = Path(folder)
+    values = {_checked_key(k): _checked_number(k, v) for k, v in (metrics or {}).items()}
+    found = files_of(source)
+    base = os.environ.get("DRAY_CHECKPOINT_URL")
+    if base is None:
+        size = sum(path.stat().st_size for path in found)
+        return SavedCheckpoint(number, source.absolute().as_uri(), size)
+    return _checkpoints_of_the_job().save(source, base, number, values, keep)
+
+
+def load_checkpoint() -> Checkpoint | None:
+    """The newest checkpoint of the job's earlier attempts that is whole; None to begin anew.
+
+    Each rank may call it, before its first step; rank 0's call leaves a receipt with the job. A
+    checkpoint whose files are not what was committed is passed over, and the one before is taken.
+    Raises OSError for a storage that can't be reached: another attempt may reach it.
+    """
+    return _checkpoints_of_the_job().load(leaves_receipt=context().rank == 0)
 
 
 def emit(kind: str, body: Mapping[str, Any]) -> bool:
@@ -155,26 +219,42 @@ def emit(kind: str, body: Mapping[str, Any]) -> bool:
         return _writer(directory).append(kind, body)
 
 
-def local_path(url: str) -> Path | None:
-    """The path that a `file://` URL or a plain path names; None for any other scheme."""
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    return Path(url) if parts.scheme == "" else None
+def tell(kind: str, body: Mapping[str, Any]) -> float:
+    """As `emit`; up to where on the spool the frame lies (see `known`), infinite if it was dropped.
+    0 if there is no spool."""
+    directory = os.environ.get("DRAY_SPOOL_DIR")
+    if directory is None:
+        return 0.0
+    with _lock:
+        writer = _writer(directory)
+        return writer.position if writer.append(kind, body) else math.inf
 
 
-class _Writable(Protocol):
-    def write(self, data: bytes, /) -> Any: ...
-
-
-class _Sink:
-    def write(self, data: bytes, /) -> None:
-        """Take and forget: only the hash is wanted."""
+def known() -> Known:
+    """How far the service knows what this process told."""
+    directory = os.environ.get("DRAY_SPOOL_DIR")
+    return EVERYTHING if directory is None else spool.known(Path(directory))
 
 
 _lock = threading.Lock()
 _open_writer: tuple[int, str, SpoolWriter] | None = None
 _known_keys: set[str] = set()
+_job_checkpoints: ScriptCheckpoints | None = None
+"""Once this process has saved or loaded one."""
+
+
+def _checkpoints_of_the_job() -> ScriptCheckpoints:
+    global _job_checkpoints
+    if _job_checkpoints is None:
+        told = json.loads(os.environ.get("DRAY_RESUME_FROM", "[]"))
+        earlier = [CheckpointRef(**one) for one in reversed(told)]
+        _job_checkpoints = ScriptCheckpoints(earlier, tell, known)
+        directory = os.environ.get("DRAY_SPOOL_DIR")
+        if directory is not None:
+            with _lock:
+                _writer(directory)  # which is closed at the end, after what follows
+        atexit.register(_job_checkpoints.tidy)
+    return _job_checkpoints
 
 
 def _writer(directory: str) -> SpoolWriter:
@@ -219,44 +299,3 @@ def _checked_number(key: str, value: SupportsFloat) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"metric {key} is not one real number: {error}") from error
-
-
-def _store(source: Path, url: str) -> tuple[int, str]:
-    """Copy a file to a URL so that a reader sees all of it or none."""
-    path = local_path(url)
-    if path is None:
-        with _open_remote(url) as target:
-            return _copy(source, target)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "wb") as target:
-            copied = _copy(source, target)
-            target.flush()
-            os.fsync(target.fileno())
-        shutil.copymode(source, partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return copied
-
-
-def _open_remote(url: str) -> Any:
-    """fsspec is the worker's, not the client's: it is looked for only when a URL needs it."""
-    try:
-        fsspec = importlib.import_module("fsspec")
-    except ImportError as error:
-        raise RuntimeError(f"writing to {url} needs the package fsspec, which is absent") from error
-    return fsspec.open(url, "wb")
-
-
-def _copy(source: Path, target: _Writable) -> tuple[int, str]:
-    """Copy in pieces; (bytes, sha256)."""
-    digest = hashlib.sha256()
-    size = 0
-    with open(source, "rb") as file:
-        while piece := file.read(_COPY_BYTES):
-            digest.update(piece)
-            target.write(piece)
-            size += len(piece)
-    return size, digest.hexdigest()

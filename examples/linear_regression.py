@@ -1,4 +1,5 @@
-"""A training script as one would write it for torchrun; dray adds two lines to it.
+"""A training script as one would write it for torchrun, with the lines that make it dray's: they
+report, save, resume and keep the result.
 
 Fits y = 3x + 2 with DistributedDataParallel. Runs under `torchrun` as it is.
 """
@@ -17,6 +18,7 @@ import dray.train
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--save-every", type=int, default=10)
     arguments = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -27,12 +29,21 @@ def main() -> None:
 
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(1, arguments.steps + 1):
+    done = 0
+    if checkpoint := dray.train.load_checkpoint():
+        done = checkpoint.step
+        model.module.load_state_dict(torch.load(checkpoint.path / "linear.pt"))
+
+    for step in range(done + 1, arguments.steps + 1):
         loss = torch.nn.functional.mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         dray.train.report(step, {"train/loss": loss.item()}, total_steps=arguments.steps)
+        if rank == 0 and step % arguments.save_every == 0:
+            with tempfile.TemporaryDirectory() as folder:
+                torch.save(model.module.state_dict(), Path(folder, "linear.pt"))
+                dray.train.save_checkpoint(folder, step)
 
     if rank == 0:
         weight, bias = (p.item() for p in model.parameters())

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from dray.checkpoints import CheckpointRef
+
 NAMESPACE_PREFIX = "dray-"
 
 
@@ -53,15 +55,6 @@ class Grant:
     """1, 2, 3 ... within the attempt: a grant whose answer was lost is told again, and is to be
     taken once."""
     slices: tuple[Slice, ...]
-
-
-@dataclass(frozen=True)
-class CheckpointRef:
-    """A committed checkpoint: where it lies and how far it had come."""
-
-    url: str
-    step: int
-    manifest_sha256: str
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,9 @@ class ForkedProcess:
         """Read end of the pipe that is the process's stdout and stderr."""
         self.left: list[int] = []
         """Once it has ended: pids of what can't be ended."""
+        self.memory_kills = 0
+        """Once it has ended: processes of its node that the kernel ended meanwhile, for want of
+        memory."""
         self._reader = reader
         self._writer = writer
 
@@ -82,7 +85,7 @@ class ForkedProcess:
         if not line:
             return None
         last_word = json.loads(line)
-        self.left = last_word.get("left", [])
+        self.left, self.memory_kills = last_word["left"], last_word["memory_kills"]
         code: int | None = last_word["exit"]
         return code
 

@@ -19,9 +19,10 @@ write end of a pipe for stdout and stderr) attached as SCM_RIGHTS. Requests:
 A fork is answered by `{"pid": ...}` and, when the process and everything it started are seen
 gone, `{"exit": code}` (negative: the signal). What can't be ended within STUCK_S is named:
 `{"exit": code, "left": [pids]}`, the code being null if it is the process itself; it stays in
-the list, and goes on being killed, until it is gone. In between the client may send
-`{"signal": number}`, delivered to the whole session. A client that closes its end, or dies,
-takes the session with it.
+the list, and goes on being killed, until it is gone. Either says, as `"memory_kills"`, how many
+processes the kernel had ended for want of memory when this one ended, since it was forked. In
+between the client may send `{"signal": number}`, delivered to the whole session. A client that
+closes its end, or dies, takes the session with it.
 
 Everything here is one thread and one loop, because a fork copies only the thread that calls it:
 a lock that another thread held would stay locked in the child for ever. For the same reason the
@@ -52,6 +53,7 @@ from ray_workers.processes import (
     handles,
     is_stopped,
     new_mark,
+    num_memory_kills,
     place,
     send_signal,
     signal_main_thread,
@@ -82,6 +84,9 @@ class Client:
     request: dict[str, Any] = field(default_factory=dict)
     session: Session | None = None
     exit_code: int | None = None
+    memory_kills_before: int = 0
+    memory_kills: int = 0
+    """Processes that the kernel ended for want of memory from its fork to its end."""
     ending_since: float | None = None
     """Since when it is dead or was sent SIGKILL, by `time.monotonic`."""
     left: list[int] = field(default_factory=list)
@@ -90,6 +95,11 @@ class Client:
     @property
     def pid(self) -> int:
         return self.session.pid if self.session else 0
+
+    def end(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self.memory_kills = num_memory_kills() - self.memory_kills_before
+        self.begin_end()
 
     def begin_end(self) -> None:
         if self.ending_since is None:
@@ -224,6 +234,7 @@ class ForkServer:
         if client.pid or not client.fds:
             raise ValueError("a connection starts one process, and brings the pipe for its output")
         mark, parent = new_mark(), os.getpid()
+        client.memory_kills_before = num_memory_kills()
         pid = os.fork()
         if pid == 0:
             child.run(client.request, client.fds[-1], mark, parent)
@@ -288,11 +299,11 @@ class ForkServer:
             return
         client.left = left
         sys.stderr.write(f"not gone {STUCK_S:g} s after SIGKILL: {left}\n")
-        self._dismiss(client, {"exit": client.exit_code, "left": left})
+        self._dismiss(client)
         self._abandoned.append(client)
 
     def _gone(self, client: Client) -> None:
-        self._dismiss(client, {"exit": client.exit_code})
+        self._dismiss(client)
         self._cross_out(client)
 
     def _cross_out(self, client: Client) -> None:
@@ -302,11 +313,13 @@ class ForkServer:
         if not record.gpus:
             records.remove_session(self._directory, record)
 
-    def _dismiss(self, client: Client, last_word: dict[str, Any]) -> None:
+    def _dismiss(self, client: Client) -> None:
+        """Say the last word to a client: how its process ended, and what is left of it."""
         for group in (self._clients, self._abandoned):
             if client in group:
                 group.remove(client)
-        client.send(last_word)
+        last_word = {"exit": client.exit_code, "left": client.left}
+        client.send(last_word | {"memory_kills": client.memory_kills})
         client.connection.close()
 
     def _collect_exit_codes(self) -> None:
@@ -319,8 +332,7 @@ class ForkServer:
                 return
             for client in self._clients + self._abandoned:
                 if client.pid == pid and client.exit_code is None:
-                    client.exit_code = os.waitstatus_to_exitcode(status)
-                    client.begin_end()
+                    client.end(os.waitstatus_to_exitcode(status))
 
     def _end_everything(self) -> None:
         forked = [client for client in self._clients + self._abandoned if client.pid]

@@ -99,4 +99,4 @@ def how(lost: RankExit) -> str:
         name = signal.Signals(-lost.exit_code).name
     except ValueError:
         name = f"signal {-lost.exit_code}"
-    return f"rank {lost.rank} was killed by {name}"
+    return f"rank {lost.rank} was killed by {name}{lost.why_killed}"

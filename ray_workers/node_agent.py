@@ -7,6 +7,7 @@ for the spool files of the node's ranks, also after those ranks and their superv
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import socket
 import time
@@ -34,6 +35,7 @@ from ray_workers.paths import (
     socket_path,
     spool_dir,
 )
+from ray_workers.processes import count_idle_workers
 from ray_workers.quarantine import QuarantineBook, Quarantined
 from ray_workers.spool import SpoolRead
 
@@ -62,6 +64,8 @@ class NodeReport:
     """Why ranks can't be started here, such as a failed import of torch."""
     quarantined: tuple[Quarantined, ...] = ()
     """Slots that are kept from every job."""
+    idle_workers: int | None = None
+    """Ray worker processes of the node that wait for an actor, or start to."""
 
 
 def own_address() -> str:
@@ -109,6 +113,7 @@ class NodeAgent:
             storage_nonce=_read_text(nonce_path) if nonce_path else None,
             problem=problem,
             quarantined=tuple(self._book.entries()),
+            idle_workers=await asyncio.to_thread(count_idle_workers, os.getppid()),
         )
 
     async def _problem(self) -> str | None:

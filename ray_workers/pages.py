@@ -103,7 +103,7 @@ class Look:
     collective: int
     """Collectives that were entered, in this generation."""
     since: float
-    """Monotonic seconds at which it began what it does."""
+    """Monotonic seconds at which it began what it does, or last got on with it."""
     generation: int
     resumed_step: int
     """After which step this generation began."""
@@ -124,7 +124,7 @@ class Sight:
     incarnation: int
     look: Look
     age_s: float
-    """How long it has been at what it does."""
+    """How long it has been at what it does, and not got on."""
     state: str
     """Of its process, as proc(5) has it: `T` is stopped; empty if it is gone."""
 
@@ -170,6 +170,10 @@ class Page:
         self._ints[_Word.DOING] = doing
         self._ints[_Word.USE] = _PLACE_OF[use]
         self._floats[_Word.SINCE] = now
+
+    def move(self) -> None:
+        """Say that what it does gets on, such as a long evaluation from batch to batch."""
+        self._floats[_Word.SINCE] = time.monotonic()
 
     def exchange(self) -> None:
         """The gradients of a step are about to be exchanged: one more collective is entered."""

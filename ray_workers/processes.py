@@ -151,6 +151,16 @@ def is_stopped(pid: int) -> bool:
     return stat_fields(pid)[:1] == [STOPPED]
 
 
+def num_memory_kills() -> int:
+    """Processes that this machine's kernel ended for want of memory since boot, whosever they were;
+    0 where it does not count them (before Linux 4.13)."""
+    with contextlib.suppress(OSError), open("/proc/vmstat") as counters:
+        for line in counters:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
 def handles(pid: int, number: signal.Signals) -> bool:
     """Whether the process has a handler for a signal: what has none would die of most of them."""
     try:
@@ -159,3 +169,21 @@ def handles(pid: int, number: signal.Signals) -> bool:
         return False
     caught = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(next(caught, "0"), 16) >> (number - 1) & 1)
+
+
+def count_idle_workers(raylet: int) -> int:
+    """Ray worker processes of a raylet that wait for an actor or a task, or start to."""
+    return sum(
+        _is_idle_worker(entry.name)
+        for entry in os.scandir("/proc")
+        if entry.name.isdigit() and stat_fields(entry.name)[1:2] == [str(raylet).encode()]
+    )
+
+
+def _is_idle_worker(process: str) -> bool:
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    # By Ray's title for it; until it has that, by the program.
+    return words[0].strip() == b"ray::IDLE" or any(w.endswith(b"default_worker.py") for w in words)

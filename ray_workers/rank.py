@@ -18,7 +18,7 @@ from pathlib import Path
 
 import ray
 
-from dray.spool import SpoolWriter, segments
+from dray.spool import SpoolWriter, begin_count, segments
 from ray_workers import pages
 from ray_workers.contracts import FrameKind, RankTask
 from ray_workers.forking import ForkedProcess
@@ -48,6 +48,7 @@ class RankActor:
         # Empty for a rank without a GPU: it must not see those that others were granted.
         visible = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
         task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})
+        begin_count(Path(task.spool_dir))
         request = {"op": "rank", "task": json.loads(task.to_json())}
         self._process = await ForkedProcess.start(socket_path, request)
         self._page_prefix = task.page_prefix
@@ -62,7 +63,8 @@ class RankActor:
         code = await self._process.wait()
         log.finish()
         gauges.cancel()
-        return RankExit(rank=int(self._name.split(":")[-2]), exit_code=code)
+        rank = int(self._name.split(":")[-2])
+        return RankExit(rank, exit_code=code, memory_kills=self._process.memory_kills)
 
     async def announce(self, place: Place) -> None:
         """Tell the process its place in the next generation of its group."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dray.spool import segments
+from dray.spool import note_known, segments
 from ray_workers.contracts import Frame, FrameKind
 
 
@@ -83,6 +83,7 @@ def read_all(
         offset = cursor.get(key, 0)
         discard(directory / key, before=offset)
         data = read(directory / key, offset, max(max_bytes // left, 1))
+        note_known(directory / key, offset, offset + len(data))
         if data:
             found[key] = data
             max_bytes -= len(data)

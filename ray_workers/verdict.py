@@ -15,6 +15,19 @@ class RankExit:
 
     rank: int
     exit_code: int | None
+    memory_kills: int = 0
+    """Processes that its node's kernel ended for want of memory while it ran; it may be one."""
+
+    @property
+    def why_killed(self) -> str:
+        """What is to be said of a SIGKILL, if memory was short; else nothing."""
+        if self.exit_code != -signal.SIGKILL or not self.memory_kills:
+            return ""
+        return (
+            " (meanwhile the kernel of its node ended "
+            f"{self.memory_kills} process{'' if self.memory_kills == 1 else 'es'} for want of "
+            "memory: lower train.micro_batch_size or data.loader_workers, or take nodes with more)"
+        )
 
 
 def judge(ended: Sequence[RankExit], errors: Mapping[int, Frame]) -> Outcome:
@@ -51,5 +64,5 @@ def _unexplained(ended: RankExit) -> tuple[Cause, str]:
     assert code is not None
     if code >= 0:
         return Cause.USER_ERROR, f"rank {ended.rank} exited with code {code}"
-    message = f"the process of rank {ended.rank} was killed by signal {-code}"
+    message = f"the process of rank {ended.rank} was killed by signal {-code}{ended.why_killed}"
     return (Cause.WORKER_LOST if -code in SENT_SIGNALS else Cause.USER_ERROR), message

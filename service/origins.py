@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
+from dray.checkpoints import CheckpointRef
 from dray.spec import InitFrom
-from ray_workers.contracts import CheckpointRef
 from service import checkpoints
 from service.db.models import CheckpointRow, JobRow
 from service.db.repositories import jobs as repository

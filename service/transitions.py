@@ -13,8 +13,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from dray.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.contracts import CheckpointRef, Phase
+from ray_workers.contracts import Phase
 from service import origins
 from service.checkpoints import counting_checkpoints
 from service.db.models import AttemptRow, EventRow, JobRow

@@ -73,6 +73,7 @@ def jobs(folder: Path) -> dict[str, Job]:
         "data 2": wide(2),
         "shard 2": wide(2, {"shard": 2}),
         "shard 2, ZeRO 2": wide(2, {"shard": 2, "zero": 2}),
+        "shard 2, ZeRO 1": wide(2, {"shard": 2, "zero": 1}),
         "shard 2, full": wide(2, {"shard": 2}, recompute="full"),
         "shard 2, bf16": wide(2, {"shard": 2}, precision="bf16"),
         "shard 2, bf16 gathered": wide(2, {"shard": 2, **BF16_SENT}, precision="bf16"),

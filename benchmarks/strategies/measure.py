@@ -11,7 +11,7 @@ from benchmarks.blocks import Times
 from benchmarks.equality.work import write_text
 from benchmarks.machine import wait_until_quiet
 from benchmarks.report import Result
-from benchmarks.strategies.work import BATCH_SIZE, MODEL, NUM_RANKS, STEPS_PER_BLOCK, WAYS
+from benchmarks.strategies.work import BATCH_SIZE, MODEL, STEPS_PER_BLOCK, WAYS
 from benchmarks.torchrun import torchrun
 
 GOAL = 1.02
@@ -19,7 +19,7 @@ WARMUP_BLOCKS = 2
 PAIRS_PER_ROUND = 4
 TIMEOUT_S = 900.0
 METHOD = [
-    f"{NUM_RANKS} ranks of one thread each train the language model "
+    "Two ranks of one thread each, four for a product of two axes, train the language model "
     + ", ".join(f"{name} {value}" for name, value in MODEL.items())
     + f" with AdamW, {BATCH_SIZE} samples in a step, on CPU over gloo.",
     f"In the same processes, blocks of {STEPS_PER_BLOCK} steps of dray's loop, with metrics and "
@@ -55,7 +55,7 @@ def run(way: str, num_pairs: int) -> Times:
         torchrun(
             "benchmarks.strategies.rank",
             [way, str(num_blocks), str(write_text(folder)), home],
-            num_ranks=NUM_RANKS,
+            num_ranks=WAYS[way].num_ranks,
             timeout_s=TIMEOUT_S,
         )
         found = json.loads((folder / "times.json").read_text())

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import AdamW
+from torch.optim import SGD, AdamW
 
-from benchmarks.strategies.work import BATCH_SIZE, NUM_PIECES
+from benchmarks.strategies.work import (
+    AGREE_EVERY,
+    BATCH_SIZE,
+    NUM_PIECES,
+    OUTER_LR,
+    OUTER_MOMENTUM,
+    STAGES_PER_RANK,
+    TOP_K_RATIO,
+)
 from dray.spec import Train
 from ray_workers.recipes.models.gpt import Gpt
 from ray_workers.training.initialising import materialise
@@ -27,6 +48,8 @@ from ray_workers.training.strategies.context import Context
 from ray_workers.training.workload import Workload
 
 CPU = torch.device("cpu")
+WHOLE_MB = 1024
+"""A bucket that takes every gradient."""
 Piece = tuple[Tensor, Tensor]
 
 
@@ -38,70 +61,142 @@ class PlainLoop:
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         assert isinstance(workload.model, Gpt)
         self._model = workload.model
-        self._part: Callable[[Piece], Piece] = _everything
+        self._seed = options.seed
+        self._part: Callable[[Piece], Piece] = self._own_samples
         self._run: Any = self._model
         self._schedule: Any = None
-        build = {
-            "fp16 compression": self._data,
-            "powersgd": self._data,
-            "shard, ZeRO 3": self._shard,
-            "shard, ZeRO 2": self._shard,
+        self._spread = False
+        """Whether each rank steps a part of the parameters, and sends it to the others."""
+        self._agree: Callable[[], None] | None = None
+        build: dict[str, Callable[[], None]] = {
+            "data": self._replicate,
+            "fp16 compression": partial(self._replicate, (None, fp16_compress_hook)),
+            # Lambdas: by its name DDP would refuse this hook on CPU, and of one of our own it wants
+            # annotations that are not put off.
+            "bf16 compression": partial(
+                self._replicate, (None, lambda group, bucket: bf16_compress_hook(group, bucket))
+            ),
+            "powersgd": partial(
+                self._replicate,
+                (
+                    PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2),
+                    powerSGD_hook,
+                ),
+                cap_mb=WHOLE_MB,
+            ),
+            "top-k": partial(
+                self._replicate,
+                ({}, lambda rests, bucket: _send_largest(rests, bucket)),
+                cap_mb=WHOLE_MB,
+            ),
+            "local SGD": self._step_alone,
+            "DiLoCo": partial(self._step_alone, outer=True),
+            "shard, ZeRO 1": self._spread_the_optimizer,
+            "shard, ZeRO 2": partial(self._shard, (2,), again=False),
+            "shard, ZeRO 3": partial(self._shard, (2,)),
+            "data x shard": partial(self._shard, (2, 2)),
             "tensor": self._tensor,
-            "pipeline": self._pipeline,
+            "shard x tensor": self._shard_and_tensor,
+            "pipeline, GPipe": partial(self._pipeline, ScheduleGPipe),
+            "pipeline, 1F1B": partial(self._pipeline, Schedule1F1B),
+            "pipeline, interleaved": partial(self._stages, ScheduleInterleaved1F1B),
+            "pipeline, zero bubble": partial(self._stages, ScheduleInterleavedZeroBubble),
             "context": self._context,
         }
-        build[way](way, options)
+        build[way]()
         parameters = list(self._model.parameters())
-        self._optimizer = AdamW(parameters, lr=options.optimizer.lr, weight_decay=0.0, fused=True)
+        adamw: dict[str, Any] = {"lr": options.optimizer.lr, "weight_decay": 0.0, "fused": True}
+        self._optimizer: torch.optim.Optimizer = (
+            ZeroRedundancyOptimizer(parameters, AdamW, **adamw)
+            if self._spread
+            else AdamW(parameters, **adamw)
+        )
         generator = torch.Generator().manual_seed(options.seed)
         self._batches = self._endless(generator)
 
-    def _data(self, way: str, options: Train) -> None:
-        materialise(self._model, CPU, options.seed)
-        self._part = self._own_samples
-        cap = None if way == "fp16 compression" else 1024
-        ddp = DistributedDataParallel(self._model, gradient_as_bucket_view=True, bucket_cap_mb=cap)
-        if way == "fp16 compression":
-            ddp.register_comm_hook(None, fp16_compress_hook)
-        else:
-            state = PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
-            ddp.register_comm_hook(state, powerSGD_hook)
+    # How the model is laid out.
+
+    def _replicate(self, hook: tuple[Any, Any] | None = None, cap_mb: int | None = None) -> None:
+        materialise(self._model, CPU, self._seed)
+        ddp = DistributedDataParallel(
+            self._model, gradient_as_bucket_view=True, bucket_cap_mb=cap_mb
+        )
+        if hook is not None:
+            ddp.register_comm_hook(*hook)
         self._run = ddp
 
-    def _shard(self, way: str, options: Train) -> None:
-        self._part = self._own_samples
-        mesh = init_device_mesh("cpu", (self._size,))
-        self._sharded(mesh, options, again=way == "shard, ZeRO 3")
+    def _spread_the_optimizer(self) -> None:
+        self._replicate()
+        self._spread = True
 
-    def _sharded(self, mesh: DeviceMesh, options: Train, *, again: bool) -> None:
+    def _step_alone(self, *, outer: bool = False) -> None:
+        materialise(self._model, CPU, self._seed)
+        self._agree = Agreement(self._model, outer=outer)
+
+    def _shard(self, shape: tuple[int, ...], *, again: bool = True) -> None:
+        """again: gather the parameters for the backward pass again. Two numbers: replicas that are
+        each sharded."""
+        names = ("shard",) if len(shape) == 1 else ("data", "shard")
+        self._shard_over(init_device_mesh("cpu", shape, mesh_dim_names=names), again=again)
+
+    def _shard_over(self, mesh: DeviceMesh, *, again: bool = True) -> None:
         for block in self._model.blocks.values():
             fully_shard(block, mesh=mesh, reshard_after_forward=again)
         fully_shard(self._model, mesh=mesh, reshard_after_forward=again)
-        materialise(self._model, CPU, options.seed)
+        materialise(self._model, CPU, self._seed)
 
-    def _tensor(self, way: str, options: Train) -> None:
+    def _tensor(self) -> None:
+        self._part = _everything
         self._model.divide_matrices(init_device_mesh("cpu", (self._size,)))
-        materialise(self._model, CPU, options.seed)
+        materialise(self._model, CPU, self._seed)
 
-    def _context(self, way: str, options: Train) -> None:
+    def _shard_and_tensor(self) -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
+        number, parts = mesh["shard"].get_local_rank(), mesh["shard"].size()
+        self._part = lambda piece: (piece[0][number::parts], piece[1][number::parts])
+        self._model.divide_matrices(mesh["tensor"])
+        self._shard_over(mesh["shard"])
+
+    def _context(self) -> None:
         mesh = init_device_mesh("cpu", (self._size,))
         context = Context(mesh.get_group())
         self._part = lambda piece: (context.part(piece[0]), context.part(piece[1]))
         self._model.divide_places(context)
-        self._sharded(mesh, options, again=True)
+        self._shard_over(mesh)
 
-    def _pipeline(self, way: str, options: Train) -> None:
+    def _pipeline(self, schedule: Any) -> None:
+        self._part = _everything
         self._model.keep_stage(self._rank, self._size)
-        materialise(self._model, CPU, options.seed)
+        materialise(self._model, CPU, self._seed)
         stage = PipelineStage(self._model, self._rank, self._size, CPU)
-        self._schedule = Schedule1F1B(stage, NUM_PIECES, loss_fn=_loss)
+        self._schedule = schedule(stage, NUM_PIECES, loss_fn=_loss)
+
+    def _stages(self, schedule: Any) -> None:
+        """Several on each rank, which has every so many of them."""
+        self._part = _everything
+        num_stages = STAGES_PER_RANK * self._size
+        numbers = range(self._rank, num_stages, self._size)
+        modules = []
+        for number in numbers:
+            module = copy.deepcopy(self._model)
+            module.keep_stage(number, num_stages)
+            materialise(module, CPU, self._seed)
+            modules.append(module)
+        self._model = nn.ModuleList(modules)  # type: ignore[assignment]
+        stages = [
+            PipelineStage(module, number, num_stages, CPU)
+            for number, module in zip(numbers, modules, strict=True)
+        ]
+        self._schedule = schedule(stages, NUM_PIECES, loss_fn=_loss)
 
     def _own_samples(self, piece: Piece) -> Piece:
         inputs, targets = piece
         return inputs[self._rank :: self._size], targets[self._rank :: self._size]
 
+    # How it is trained.
+
     def train(self, num_steps: int) -> None:
-        for piece in itertools.islice(self._batches, num_steps):
+        for number, piece in enumerate(itertools.islice(self._batches, num_steps), 1):
             inputs, targets = self._part(piece)
             if self._schedule is None:
                 torch.autograd.backward(_loss(self._run(inputs), targets))
@@ -111,6 +206,8 @@ class PlainLoop:
                 self._schedule.step(target=targets, return_outputs=False)
             self._optimizer.step()
             self._optimizer.zero_grad()
+            if self._agree is not None and number % AGREE_EVERY == 0:
+                self._agree()
 
     def _endless(self, generator: torch.Generator) -> Iterator[Piece]:
         while True:
@@ -118,6 +215,60 @@ class PlainLoop:
             for batch in torch.split(order, BATCH_SIZE):
                 if len(batch) == BATCH_SIZE:
                     yield self._samples.take(batch)
+
+
+class Agreement:
+    """Ranks that stepped by themselves take the mean of their weights, or have an outer optimizer
+    step towards it."""
+
+    def __init__(self, model: nn.Module, *, outer: bool) -> None:
+        self._weights = [parameter.detach() for parameter in model.parameters()]
+        self._agreed = [weight.clone() for weight in self._weights]
+        self._outer = (
+            SGD(self._agreed, lr=OUTER_LR, momentum=OUTER_MOMENTUM, nesterov=True)
+            if outer
+            else None
+        )
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        flat = torch.cat([weight.reshape(-1) for weight in self._weights])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        parts = torch.split(flat, [weight.numel() for weight in self._weights])
+        means = [part.view_as(weight) for part, weight in zip(parts, self._weights, strict=True)]
+        if self._outer is None:
+            torch._foreach_copy_(self._weights, means)
+            return
+        for agreed, mean in zip(self._agreed, means, strict=True):
+            agreed.grad = agreed - mean
+        self._outer.step()
+        torch._foreach_copy_(self._weights, self._agreed)
+
+
+def _send_largest(rests: dict[Tensor, Tensor], bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Hook: send the largest elements of each gradient, and keep the rest for the next step."""
+    flat, start = bucket.buffer(), 0
+    numbers, values = [], []
+    for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        if parameter not in rests:
+            rests[parameter] = torch.zeros_like(gradient).view(-1)
+        rest = rests[parameter]
+        rest += gradient.view(-1)
+        largest = rest.abs().topk(max(1, int(rest.numel() * TOP_K_RATIO)), sorted=False).indices
+        numbers.append(largest + start)
+        values.append(rest[largest])
+        rest[largest] = 0.0
+        start += gradient.numel()
+    sent = torch.cat([torch.cat(numbers).int(), torch.cat(values).view(torch.int32)])
+    received = sent.new_empty(dist.get_world_size() * len(sent))
+    dist.all_gather_into_tensor(received, sent)
+    flat.zero_()
+    for theirs in received.view(dist.get_world_size(), 2, -1):
+        flat.index_add_(0, theirs[0].long(), theirs[1].view(flat.dtype) / dist.get_world_size())
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(flat)
+    return done
 
 
 def _everything(piece: Piece) -> Piece:

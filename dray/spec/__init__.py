@@ -206,7 +206,7 @@ class JobSpec(Document):
                 raise wrong("/profile", "is for recipes; a script calls torch.profiler itself")
             return self
         RECIPES[self.recipe].check(self.model, self.data, self.train, self.checkpoint.best)
-        self._check_recompute()
+        self._check_blocks()
         self._check_optimizer_state()
         self._check_sent_types()
         sharing = self.num_replicas * self.parallel.shard
@@ -232,7 +232,13 @@ class JobSpec(Document):
         if self.sync is not None and (self.sync.compression or self.takes_local_steps):
             raise wrong("/parallel/balance", "must be even with sync.compression and sync.every")
 
-    def _check_recompute(self) -> None:
+    def _check_blocks(self) -> None:
+        if self.train.compile and self.parallel.schedule == "zero_bubble":
+            raise wrong(
+                "/train/compile",
+                "must be false with the schedule zero_bubble, which goes backward through a block "
+                "twice",
+            )
         if self.train.recompute == "none":
             return
         if not isinstance(self.model, Gpt | ResNet | Unet):
@@ -330,6 +336,12 @@ class JobSpec(Document):
                 "is not for elastic.exact: each rank leaves out something else",
             )
         optimizer = self.train.optimizer
+        if self.train.precision == "fp16" and compression.name in ("topk", "powersgd"):
+            raise wrong(
+                "/train/precision",
+                f"must be fp32 or bf16 with {compression.name}, which keeps what it does not send: "
+                "also a gradient that overflowed",
+            )
         if compression.name == "topk" and optimizer.nesterov:
             raise wrong(
                 "/train/optimizer/nesterov",

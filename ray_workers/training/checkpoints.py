@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dray import train
-from ray_workers.contracts import CheckpointRef, FrameKind
+from dray import files, train
+from dray.checkpoints import CheckpointRef, staying
+from dray.spool import EVERYTHING, Known
+from ray_workers.contracts import FrameKind
 from ray_workers.training import statefile, storage
 from ray_workers.training.errors import BrokenCheckpointError
 from ray_workers.training.snapshots import Camera, Snapshot
@@ -99,22 +101,22 @@ def commit(base_url: str, about: About, snapshot: Snapshot) -> Saved:
         return _commit(url, about, snapshot)
     except BaseException:
         with contextlib.suppress(OSError):
-            storage.remove_folder(url)
+            files.remove_folder(url)
         raise
 
 
 def _commit(url: str, about: About, snapshot: Snapshot) -> Saved:
     manifest_url = f"{url}/{MANIFEST}"
-    storage.remove_file(manifest_url)  # while its files change, there is no checkpoint here
+    files.remove_file(manifest_url)  # while its files change, there is no checkpoint here
     tree = json.dumps(snapshot.tree).encode()
-    files = []
+    entries = []
     snapshot.wait()
     for path, data, num_bytes in (
         (TENSORS, snapshot.data, snapshot.num_bytes),
         (TREE, memoryview(tree), len(tree)),
     ):
         sha256 = storage.write_buffer(f"{url}/{path}", data, num_bytes)
-        files.append({"path": path, "size_bytes": num_bytes, "sha256": sha256})
+        entries.append({"path": path, "size_bytes": num_bytes, "sha256": sha256})
     manifest = {
         "version": MANIFEST_VERSION,
         "step": about.step,
@@ -123,11 +125,11 @@ def _commit(url: str, about: About, snapshot: Snapshot) -> Saved:
         "metrics": dict(about.metrics),
         "loss": about.loss,
         "torch": str(torch.__version__),
-        "files": files,
+        "files": entries,
     }
     text = json.dumps(manifest, indent=1).encode()
     manifest_sha256 = storage.write_buffer(manifest_url, memoryview(text), len(text))
-    storage.sync_names(url)
+    files.sync_names(url)
     size = snapshot.num_bytes + len(tree) + len(text)
     return Saved(url, about.step, manifest_sha256, size, dict(about.metrics))
 
@@ -206,14 +208,21 @@ def committed(base_url: str) -> list[Saved]:
     return sorted(found, key=lambda one: one.step)
 
 
-def superseded(saved: Sequence[Saved], *, keep: int, best: str | None) -> list[Saved]:
-    """Those to drop, so that the `keep` newest and the best remain. Pure.
+def superseded(
+    saved: Sequence[Saved],
+    *,
+    keep: int,
+    best: str | None,
+    told: Mapping[str, float] | None = None,
+    known: Known = EVERYTHING,
+) -> list[Saved]:
+    """Those to drop, so that those of `dray.checkpoints.staying` and the best remain. Pure.
 
     Best is the lowest of a loss or an error, the highest of any other metric; of equals, the
     earliest.
     """
-    newest = sorted(saved, key=lambda one: one.step)[-keep:]
-    kept = {one.url for one in newest}
+    in_order = [one.url for one in sorted(saved, key=lambda one: one.step)]
+    kept = staying(in_order, keep=keep, told=told or {}, known=known)
     if best is not None:
         sign = sign_of(best)
         measured = [
@@ -228,8 +237,8 @@ def superseded(saved: Sequence[Saved], *, keep: int, best: str | None) -> list[S
 
 def drop(saved: Saved) -> None:
     """Delete a checkpoint, its manifest first: what is half deleted is then no checkpoint."""
-    storage.remove_file(f"{saved.url}/{MANIFEST}")
-    storage.remove_folder(saved.url)
+    files.remove_file(f"{saved.url}/{MANIFEST}")
+    files.remove_folder(saved.url)
     train.emit(FrameKind.CHECKPOINT_DROPPED, {"step": saved.step, "url": saved.url})
 
 
@@ -237,7 +246,7 @@ def drop_unfinished(base_url: str) -> None:
     """Delete what a process that is dead began to write here and did not commit."""
     for url in storage.folders(base_url):
         if not storage.exists(f"{url}/{MANIFEST}"):
-            storage.remove_folder(url)
+            files.remove_folder(url)
 
 
 def verdicts(refs: Sequence[CheckpointRef]) -> Iterator[Loaded | PassedOver]:
@@ -267,6 +276,6 @@ def _verified(url: str, entry: Mapping[str, Any]) -> bytes:
 
 def _read(url: str) -> bytes:
     try:
-        return storage.read(url)
+        return files.read(url)
     except OSError as error:
         raise BrokenCheckpointError(f"{url} cannot be read: {error}") from error

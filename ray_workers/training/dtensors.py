@@ -3,12 +3,38 @@
 What works on each element by itself is better done with the plain tensor: torch has to find out how
 the result of an operator on a DTensor is divided, which for the first time on a mesh of three axes
 takes from milliseconds to seconds.
+
+FSDP over a model whose matrices are divided cuts one dimension twice: first by the tensor axis,
+then each of these parts. Where that does not come out even, torch's DTensor takes the parts to lie
+elsewhere than FSDP has them, when it distributes a tensor and when it puts one together (torch
+2.13); here they lie where FSDP has them.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+
+class Cut(NamedTuple):
+    """One of several cuts of a tensor: into so many parts of one size, the last ones smaller."""
+
+    axis: int
+    """Of the mesh, along which the parts lie."""
+    dim: int
+    parts: int
+    number: int
+    """Of this rank's part."""
+
+    def bounds(self, length: int, number: int) -> tuple[int, int]:
+        """[start, stop) of a part, as `torch.chunk` cuts."""
+        size = -(-length // self.parts)
+        return min(number * size, length), min((number + 1) * size, length)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -30,9 +56,56 @@ def like(part: Tensor, parameter: Tensor) -> Tensor:
     )
 
 
-def part_of(whole: Tensor, like: Tensor | None) -> Tensor:
-    """This rank's part of a tensor that every rank has whole, as `like` is divided."""
-    if not isinstance(like, DTensor) or whole.shape != like.shape:
+def part_of(whole: Tensor, parameter: Tensor | None) -> Tensor:
+    """This rank's part of a tensor that every rank has whole, as the parameter is divided."""
+    if not isinstance(parameter, DTensor) or whole.shape != parameter.shape:
         return whole
-    there = whole.detach().to(like.device, like.dtype)
-    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
+    part = whole.detach()
+    for cut in cuts_of(parameter):
+        start, stop = cut.bounds(part.shape[cut.dim], cut.number)
+        part = part.narrow(cut.dim, start, stop - start)
+    own = torch.empty(part.shape, dtype=parameter.dtype, device=parameter.device)
+    return like(own.copy_(part), parameter)
+
+
+def whole_of(divided: DTensor) -> Tensor:
+    """All of it, on every rank. A collective."""
+    cuts = cuts_of(divided)
+    if len({cut.dim for cut in cuts}) == len(cuts):
+        return divided.full_tensor()
+    length = list(divided.shape)
+    lengths = []
+    for cut in cuts:
+        lengths.append(length[cut.dim])
+        start, stop = cut.bounds(length[cut.dim], cut.number)
+        length[cut.dim] = stop - start
+    found = divided.to_local().contiguous()
+    while cuts:
+        found = _put_together(found, cuts.pop(), lengths.pop(), divided)
+    return found
+
+
+def _put_together(part: Tensor, cut: Cut, length: int, divided: DTensor) -> Tensor:
+    """What was cut, of which every rank along the axis has a part."""
+    padded = list(part.shape)
+    padded[cut.dim] = -(-length // cut.parts)
+    mine = part.new_zeros(padded)
+    mine.narrow(cut.dim, 0, part.shape[cut.dim]).copy_(part)
+    parts = [torch.empty_like(mine) for _ in range(cut.parts)]
+    dist.all_gather(parts, mine, group=divided.device_mesh.get_group(cut.axis))
+    sizes = [stop - start for start, stop in (cut.bounds(length, n) for n in range(cut.parts))]
+    return torch.cat(
+        [each.narrow(cut.dim, 0, size) for each, size in zip(parts, sizes, strict=True)], cut.dim
+    )
+
+
+def cuts_of(divided: DTensor) -> list[Cut]:
+    """In the order in which they are made: those of a part come after the one that made it."""
+    mesh = divided.device_mesh
+    plain: list[Cut] = []
+    of_parts: list[Cut] = []
+    for axis, placement in enumerate(divided.placements):
+        if isinstance(placement, Shard | _StridedShard):
+            cut = Cut(axis, placement.dim, mesh.size(axis), mesh.get_local_rank(axis))
+            (of_parts if isinstance(placement, _StridedShard) else plain).append(cut)
+    return plain + of_parts

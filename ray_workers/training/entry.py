@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import runpy
 import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -26,6 +28,8 @@ from ray_workers.training.loop import Left
 from ray_workers.training.run import run
 
 MAX_TRACEBACK_CHARS = 32_000
+MAX_RESUME_REFS = 20
+"""Checkpoints that a script is told of, in case the newest are damaged."""
 
 
 def main(task: RankTask) -> int:
@@ -94,6 +98,8 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
     }
     if task.resume_from:
         variables["DRAY_RESUME_URL"] = task.resume_from[0].url
+        told = [asdict(ref) for ref in task.resume_from[:MAX_RESUME_REFS]]
+        variables["DRAY_RESUME_FROM"] = json.dumps(told)
     if task.device == "cpu" and _is_loopback(task.master_addr):
         # All ranks are here: keep gloo from looking its interface up by the host's name.
         variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"

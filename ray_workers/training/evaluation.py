@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from dray import spec
 from ray_workers.training import process_group
 from ray_workers.training.data import share
 from ray_workers.training.samples import DistantSamples, ResidentSamples, on_device
@@ -24,15 +25,18 @@ class Evaluation:
         device: torch.device,
         strategy: Strategy,
         autocast: Callable[[], AbstractContextManager[object]],
-        batch_size: int,
+        options: spec.Train,
+        moved: Callable[[], None],
     ) -> None:
+        """moved: called before each batch, so that nobody takes a long evaluation for a hang."""
         self._strategy = strategy
         self._samples: ResidentSamples | DistantSamples = on_device(workload.validation, device)
         self._loss_sum = workload.validation_loss_sum
         self._fresh_metrics = workload.metrics
         self._device = device
         self._autocast = autocast
-        self._batch_size = batch_size
+        self._options = options
+        self._moved = moved
         self.take(DataPart(range(1), 1), 1)
 
     def take(self, part: DataPart, world_size: int) -> None:
@@ -40,6 +44,8 @@ class Evaluation:
         off."""
         self._part = part
         self._world_size = world_size
+        share = -(-self._options.global_batch_size // part.num_shares)
+        self._batch_size = self._options.micro_batch_size or share
         self._metrics = self._fresh_metrics().to(self._device)
 
     def measure(self) -> dict[str, float]:
@@ -81,6 +87,7 @@ class Evaluation:
 
     def _take_batch(self, at: torch.Tensor, count: int) -> torch.Tensor:
         """Have the metrics take the first `count` of some samples; the sum of their losses."""
+        self._moved()
         inputs, targets = self._strategy.narrowed(self._samples.take(at))
         with self._autocast():
             outputs = self._strategy.predict(inputs)

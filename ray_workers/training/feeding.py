@@ -32,6 +32,11 @@ class Share:
     micro_batches: list[Piece]
     """In pieces of at most the micro-batch size."""
 
+    def counts(self, piece: int) -> bool:
+        """False of one that stands in: ranks that compute together compute equally many, and one
+        whose share has fewer samples repeats one of them."""
+        return piece < len(self.batch.indices)
+
 
 @dataclass(frozen=True)
 class Feeding:
@@ -157,4 +162,5 @@ class Feed:
         if not self._evenly:
             return torch.split(batch.indices, self._micro_batch_size)
         largest = -(-batch.num_global // self._batches.num_shares)
-        return torch.tensor_split(batch.indices, -(-largest // self._micro_batch_size))
+        pieces = torch.tensor_split(batch.indices, -(-largest // self._micro_batch_size))
+        return [piece if len(piece) else batch.indices[:1] for piece in pieces]

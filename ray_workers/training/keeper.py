@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from dray import train
-from ray_workers.contracts import CheckpointRef, FrameKind
+from dray.checkpoints import CheckpointRef, await_known
+from ray_workers.contracts import FrameKind
 from ray_workers.training import checkpoints
 from ray_workers.training.checkpoints import About, Saved, log
 from ray_workers.training.errors import BrokenCheckpointError
@@ -35,6 +36,11 @@ class Keeper:
         self._keep = keep
         self._best = best
         self._saved: list[Saved] = []
+        self._told: dict[str, float] = {}
+        """Up to where on the spool the word of each lies, by its URL; of earlier attempts' the
+        service knows."""
+        self._adopted: set[str] = set()
+        """A predecessor's of this attempt, of which nobody here can say which the service knows."""
         self._camera = Camera()
         self._writer = ThreadPoolExecutor(1, "dray-checkpoint", initializer=_stand_back)
         self._step = -1
@@ -69,8 +75,10 @@ class Keeper:
         known = {one.url for one in self._saved}
         found = checkpoints.committed(self._base_url)
         self._saved += [one for one in found if one.url not in known]
+        self._adopted = {one.url for one in found}
+        self._told.clear()  # it may have been another spool
         for newest in found[-1:]:
-            _tell_saved(newest)
+            self._told = dict.fromkeys(self._adopted, _tell_saved(newest))
 
     def save(
         self, about: About, state: Mapping[str, Any], *, volatile: Iterable[Tensor] = ()
@@ -124,7 +132,7 @@ class Keeper:
         """Runs beside the training; seconds from `began` to the end."""
         try:
             saved = checkpoints.commit(self._base_url, about, snapshot)
-            _tell_saved(saved)
+            self._told[saved.url] = _tell_saved(saved)
             self._saved.append(saved)
         except Exception as error:  # whatever a storage may raise: the job goes on
             _tell_failed(about.step, error)
@@ -132,8 +140,19 @@ class Keeper:
             self._drop_superseded()
         return time.perf_counter() - began
 
+    def tidy(self) -> None:
+        """Drop what is superseded, at the end, when no save is in flight: once the service knows of
+        the newest, if that does not take long."""
+        await_known(self._told.values(), train.known)
+        self._drop_superseded()
+
     def _drop_superseded(self) -> None:
-        for old in checkpoints.superseded(self._saved, keep=self._keep, best=self._best):
+        known = train.known()
+        for old in checkpoints.superseded(
+            self._saved, keep=self._keep, best=self._best, told=self._told, known=known
+        ):
+            if old.url in self._adopted and self._told[old.url] > known.stored:
+                continue  # until what was told anew of them is stored, any may be the one it knows
             try:
                 checkpoints.drop(old)
             except OSError as error:
@@ -149,8 +168,9 @@ def _sweep(base_urls: Iterable[str]) -> None:
             log(f"an unfinished checkpoint below {base_url} could not be deleted: {error}")
 
 
-def _tell_saved(saved: Saved) -> None:
-    train.emit(
+def _tell_saved(saved: Saved) -> float:
+    """As `train.tell`."""
+    return train.tell(
         FrameKind.CHECKPOINT,
         {
             "step": saved.step,

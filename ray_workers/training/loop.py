@@ -67,7 +67,7 @@ class Loop:
         self.strategy = strategy_of(given)
         self.traffic: Traffic | None = None
         self.evaluation = Evaluation(
-            workload, self.device, self.strategy, given.autocast, self._micro_batch_size
+            *(workload, self.device, self.strategy, given.autocast, options), moved=page.move
         )
         self.recorder = Recorder(spec.profile, self.device) if spec.profile else None
         self.reporter = StepReporter(self.calendar.total_steps, page)
@@ -136,6 +136,7 @@ class Loop:
     def end(self) -> None:
         """Let go of all that works beside the training; what was copied is committed first."""
         self.keeper.wait()
+        self.keeper.tidy()
         if self.rank != NOWHERE and self.feed is not None:
             self.feed.close()
 
@@ -337,7 +338,7 @@ class Loop:
         began = time.perf_counter()
         self.metrics = self.evaluation.measure()
         rule = self.options.early_stopping
-        if rule is not None:
+        if rule is not None and step != self.measured_at:  # else it is measured again
             self.patience = self.patience.after(rule, self.metrics)
         measured = dict(self.metrics)
         self.measured_at = step

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from dray.spool import EVERYTHING, begin_count, known
 from ray_workers import pages
 from ray_workers.contracts import AWAITING, Cause, RankTask
 from ray_workers.pages import Doing, Page, Place, Use
@@ -57,7 +58,10 @@ class Spool:
         if place.rank != self._rank:
             self._rank = place.rank
             key = spool_key(place.rank, place.generation, "metrics")
-            os.environ["DRAY_SPOOL_DIR"] = str(self._path.with_name(key))
+            directory = self._path.with_name(key)
+            if known(self._path) != EVERYTHING:  # somebody counts
+                begin_count(directory)
+            os.environ["DRAY_SPOOL_DIR"] = str(directory)
 
 
 class Membership:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ray_workers.contracts import CheckpointRef
+from dray.checkpoints import CheckpointRef
 from ray_workers.training import checkpoints
 from ray_workers.training.checkpoints import Loaded, PassedOver
 

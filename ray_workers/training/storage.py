@@ -1,4 +1,5 @@
-"""Whole files by URL: a reader sees all of a file or none of it."""
+"""Buffers as whole files by URL, past the page cache where that is faster; a reader sees all of a
+file or none of it. What else is done with files is in `dray.files`."""
 
 from __future__ import annotations
 
@@ -6,13 +7,11 @@ import errno
 import fcntl
 import hashlib
 import os
-import shutil
 from pathlib import Path
-from typing import cast
 
 import fsspec
 
-from dray.train import local_path
+from dray.files import local_path
 
 CHUNK_BYTES = 64 << 20
 """Hashed and written at a time, without the interpreter's lock, which is asked for in between."""
@@ -24,7 +23,7 @@ DIRECT = getattr(os, "O_DIRECT", 0)
 
 def write_buffer(url: str, data: memoryview, num_bytes: int) -> str:
     """Write the first `num_bytes` of `data`; their sha256. On a file system: temporary name,
-    fsync, rename, and `sync_names` is the caller's; an object store shows an object when its
+    fsync, rename, and `files.sync_names` is the caller's; an object store shows an object when its
     upload is complete.
 
     Whole pages of memory, of which the last may reach beyond `num_bytes`, are written without
@@ -48,15 +47,6 @@ def write_buffer(url: str, data: memoryview, num_bytes: int) -> str:
     finally:
         partial.unlink(missing_ok=True)
     return sha256
-
-
-def sync_names(url: str) -> None:
-    """Return when the names of a folder's files, and its own, are on the disk: a rename or a new
-    folder is there only when the folder above is."""
-    path = local_path(url)
-    if path is not None:
-        _sync_folder(path)
-        _sync_folder(path.parent)
 
 
 def _write_local(path: Path, data: memoryview, num_bytes: int) -> str:
@@ -98,15 +88,6 @@ def _write_all(fd: int, chunk: memoryview) -> None:
             fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~DIRECT)
 
 
-def read(url: str) -> bytes:
-    """Raises FileNotFoundError if there is no such file."""
-    path = local_path(url)
-    if path is not None:
-        return path.read_bytes()
-    with fsspec.open(url, "rb") as source:
-        return cast(bytes, source.read())
-
-
 def exists(url: str) -> bool:
     path = local_path(url)
     if path is not None:
@@ -131,35 +112,3 @@ def folders(url: str) -> list[str]:
             if entry["type"] == "directory"
         ]
     return [f"{base}/{name}" for name in sorted(found)]
-
-
-def remove_file(url: str) -> None:
-    """Remove a file for good; it may be gone already."""
-    path = local_path(url)
-    if path is not None:
-        path.unlink(missing_ok=True)
-        if path.parent.is_dir():
-            _sync_folder(path.parent)
-        return
-    filesystem, name = fsspec.core.url_to_fs(url)
-    if filesystem.exists(name):
-        filesystem.rm_file(name)
-
-
-def remove_folder(url: str) -> None:
-    """Remove a folder and all below it; it may be gone already."""
-    path = local_path(url)
-    if path is not None:
-        shutil.rmtree(path, ignore_errors=True)
-        return
-    filesystem, name = fsspec.core.url_to_fs(url)
-    if filesystem.exists(name):
-        filesystem.rm(name, recursive=True)
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

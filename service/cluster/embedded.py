@@ -168,7 +168,7 @@ class EmbeddedRay:
             # A raylet starts one worker process per CPU at a time, and forgets what it was asked
             # for beyond that (`service.cluster.prestart`).
             "RAY_worker_maximum_startup_concurrency": "8",
-            "RAY_preload_python_modules": "ray_workers.warm",
+            "RAY_preload_python_modules": "ray_workers.lean",
             "RAY_DISABLE_IMPORT_WARNING": "1",
         }
 

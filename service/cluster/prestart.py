@@ -4,6 +4,10 @@ A new actor waits for a Python process that has to import ray first, unless the 
 idle. The raylet starts such processes when it is asked to (its RPC PrestartWorkers, the one that
 Ray's own startup uses). They hold no resources. This is only a matter of speed: where the RPC
 is not there or refuses, actors start as Ray starts them.
+
+The raylet starts as many as it is told, however many are idle, and keeps them for an hour. So only
+what is missing is asked for, by a node agent's count: whoever asked before may have been another
+process.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,45 +29,52 @@ KEEP_ALIVE_S = 3600
 CALM_S = 3.0
 """Time after a launch before more processes are started: importing ray takes a core's half
 second, which belongs to the job that is starting."""
+APPEARS_S = 3.0
+"""How long what was asked for may take to be there and be counted."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a node told of itself."""
+
+    address: str
+    """Of its raylet, host:port."""
+    idle_workers: int
+    asked_at: float
+    """By `time.monotonic`; the count is no older."""
 
 
 class Prestarter:
-    """Asks each node for idle workers when it joins, and again for those that were used."""
+    """Asks each node for the idle workers that it lacks."""
 
     def __init__(self) -> None:
-        self._missing: dict[str, int] = {}
         self._asked_at: dict[str, float] = {}
         self._used_at = 0.0
         self._refused = False
 
-    def used(self, workers: Mapping[str, int]) -> None:
-        """A launch took so many workers of each node."""
+    def used(self) -> None:
+        """A launch takes workers."""
         self._used_at = time.monotonic()
-        for node_id, count in workers.items():
-            missing = self._missing.get(node_id, 0) + count
-            self._missing[node_id] = min(missing, IDLE_WORKERS)
 
-    def keep_warm(self, nodes: Sequence[Mapping[str, Any]]) -> None:
-        """Top up the nodes that need it; returns at once.
+    def awaits_news(self, asked_at: float) -> bool:
+        """Whether a count is of before the last launch, and there is calm now to act on another."""
+        return asked_at < self._used_at + CALM_S < time.monotonic()
 
-        The raylet starts as many as it is told, however many are idle: only what is missing is
-        asked for.
-        """
-        now = time.monotonic()
-        if self._refused or now - self._used_at < CALM_S:
+    def keep_warm(self, node_id: str, count: Count) -> None:
+        """Top up a node if it needs it; returns at once."""
+        if self._refused or self._is_stale(node_id, count.asked_at):
             return
-        for node in nodes:
-            node_id = node["NodeID"]
-            asked_at = self._asked_at.get(node_id)
-            if asked_at is None or now - asked_at > KEEP_ALIVE_S:
-                self._missing[node_id] = IDLE_WORKERS
-            missing = self._missing.pop(node_id, 0)
-            if missing:
-                self._asked_at[node_id] = now
-                address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
-                threading.Thread(
-                    target=self._prestart, args=(address, missing), daemon=True
-                ).start()
+        missing = IDLE_WORKERS - count.idle_workers
+        if missing > 0:
+            self._asked_at[node_id] = time.monotonic()
+            threading.Thread(
+                target=self._prestart, args=(count.address, missing), daemon=True
+            ).start()
+
+    def _is_stale(self, node_id: str, asked_at: float) -> bool:
+        """Whether things may have changed since."""
+        appeared_at = self._asked_at.get(node_id, 0.0) + APPEARS_S
+        return asked_at < max(self._used_at + CALM_S, appeared_at)
 
     def _prestart(self, address: str, count: int) -> None:
         try:

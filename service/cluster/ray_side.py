@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -71,6 +70,8 @@ class JoinedNode:
     asked_at: float
     problem: str | None = "its node agent is starting"
     quarantined: tuple[Quarantined, ...] | None = None
+    idle_workers: int | None = None
+    """When it was asked last."""
 
     @property
     def is_dead(self) -> bool:
@@ -84,6 +85,7 @@ class JoinedNode:
         try:
             report = self.asked.result()
             self.problem, self.quarantined = refusal(report, config), report.quarantined
+            self.idle_workers = report.idle_workers
         except Exception as error:
             self.problem = f"its node agent failed: {_brief(error)}"
 
@@ -113,7 +115,6 @@ class RayCluster:
         self._supervisors: dict[tuple[str, int], Any] = {}
         self._launching: dict[tuple[str, int], asyncio.Future[Any]] = {}
         self._nodes: dict[str, JoinedNode] = {}
-        self._heads: list[str] = []
         self._prestarter = prestart.Prestarter()
         self._unowned = UnownedSlots()
 
@@ -140,8 +141,8 @@ class RayCluster:
         drained = await asyncio.to_thread(_drained_nodes)
         alive = [node for node in nodes if node["Alive"]]
         self._nodes = {n["NodeID"]: self._joined(n["NodeID"]) for n in alive}
-        self._heads = [n["NodeID"] for n in alive if HEAD_RESOURCE in n["Resources"]]
-        self._prestarter.keep_warm(alive)
+        for node in alive:
+            self._keep_warm(node)
         return ClusterSnapshot(
             session=self._session,
             address=self._config.address,
@@ -185,9 +186,18 @@ class RayCluster:
             ).remote(self._config.deployment_id)
             known = JoinedNode(agent, self._ask(agent), time.monotonic())
         known.settle(self._config)
-        if known.asked.done() and time.monotonic() - known.asked_at > REDESCRIBE_S:
+        is_old = time.monotonic() - known.asked_at > REDESCRIBE_S
+        if known.asked.done() and (is_old or self._prestarter.awaits_news(known.asked_at)):
             known.asked, known.asked_at = self._ask(known.agent), time.monotonic()
+            known.idle_workers = None
         return known
+
+    def _keep_warm(self, node: Mapping[str, Any]) -> None:
+        joined = self._nodes[node["NodeID"]]
+        if joined.idle_workers is not None:
+            address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+            count = prestart.Count(address, joined.idle_workers, joined.asked_at)
+            self._prestarter.keep_warm(node["NodeID"], count)
 
     def _ask(self, agent: Any) -> asyncio.Future[NodeReport]:
         path = nonce_path(self._config.storage_url)
@@ -214,9 +224,7 @@ class RayCluster:
         self._launching[key] = launching
         launching.add_done_callback(lambda _: self._launching.pop(key, None))
         self._supervisors[key] = await asyncio.shield(launching)
-        taken = Counter({part.node_id: part.num_workers for part in spec.slices})
-        taken.update(self._heads)  # the supervisor's
-        self._prestarter.used(taken)
+        self._prestarter.used()
 
     async def give_up(self, ref: AttemptRef) -> None:
         deployment_id = self._config.deployment_id

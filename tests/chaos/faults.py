@@ -15,9 +15,10 @@ from pathlib import Path
 from dray import Client, errors
 from ray_workers.training import checkpoints
 from ray_workers.training.storage import folders
+from tests.chaos import memory
 from tests.chaos.ground import PASSING, Ground, patiently
 from tests.chaos.kinds import Kind
-from tests.integration.harness import eventually, training_pids
+from tests.integration.harness import children_of, eventually, training_pids
 
 FULL_AT_BYTES = 96 << 10
 """What a file of a rank may grow to on a full disk: less than a checkpoint of the digits, more
@@ -73,6 +74,23 @@ def pid_of(scene: Scene, seat: int) -> int:
 
 def send(scene: Scene, seat: int, number: int) -> None:
     os.kill(pid_of(scene, seat), number)
+
+
+def out_of_memory(scene: Scene) -> None:
+    try:
+        memory.exhaust(pid_of(scene, scene.any()))
+    except OSError as error:
+        raise Missed(f"this machine lets us make no memory cgroup: {error}") from None
+    except AssertionError as error:
+        raise Missed(str(error)) from None
+
+
+def send_to_loader(scene: Scene, number: int) -> None:
+    """A process that reads for a rank."""
+    loaders = list(children_of(pid_of(scene, scene.any())))
+    if not loaders:
+        raise Missed("the rank has no loader process")
+    os.kill(scene.rng.choice(loaders), number)
 
 
 def kill_actor(scene: Scene, role: str) -> None:
@@ -218,6 +236,9 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "rank 0 killed": lambda s: send(s, s.first(), signal.SIGKILL),
     "rank killed": lambda s: send(s, s.other(), signal.SIGKILL),
     "rank segfaults": lambda s: send(s, s.any(), signal.SIGSEGV),
+    "rank out of memory": out_of_memory,
+    "loader killed": lambda s: send_to_loader(s, signal.SIGKILL),
+    "loader stopped": lambda s: send_to_loader(s, signal.SIGSTOP),
     "rank stopped": lambda s: send(s, s.any(), signal.SIGSTOP),
     "rank actor killed": lambda s: kill_actor(s, f"worker:{s.any()}:"),
     "supervisor killed": lambda s: kill_actor(s, "supervisor"),
@@ -245,7 +266,10 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
 ONE_AFTER_THE_OTHER = frozenset({"replacement killed", "survivor killed meanwhile"})
 """They strike the rank themselves whose loss they come after, so that they know which."""
 UNDISTURBED = frozenset(
-    {"gateway killed", "service killed", "service stopped", "database restarted", "disk full"}
+    {
+        *("gateway killed", "service killed", "service stopped", "database restarted"),
+        *("disk full", "loader killed"),
+    }
 )
 """Training goes on meanwhile."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dray.views import JobState
 from tests.integration.harness import digits, script
@@ -54,6 +56,25 @@ def _digits(name: str, num_workers: int, epochs: int, every_steps: int, **more: 
     return Kind(name, spec, epochs * STEPS_PER_EPOCH, **more)
 
 
+NUM_LARGE = 18_000
+LARGE_SHAPE = (64, 64)
+LARGE_STEPS = 900
+"""As float32 some 290 MB: more than `ray_workers.training.samples` keeps in memory."""
+
+
+def _read_by_loaders(folder: Path) -> Kind:
+    """Two ranks, each with a process that reads its samples from a file."""
+    rng = np.random.default_rng(1)
+    pixels = rng.integers(0, 256, (NUM_LARGE, *LARGE_SHAPE), dtype=np.uint8)
+    np.savez(folder / "large.npz", x=pixels, y=rng.integers(0, 10, NUM_LARGE))
+    source = (folder / "large.npz").as_uri()
+    kind = _digits("read by loaders", 2, epochs=2, every_steps=25)
+    kind.spec["data"] = {"source": source, "loader_workers": 1, "validation_fraction": 0.02}
+    kind.spec["model"] = {"name": "mlp", "width": 128}
+    kind.spec["train"]["max_steps"] = LARGE_STEPS
+    return replace(kind, num_steps=LARGE_STEPS)
+
+
 def kinds(folder: Path) -> dict[str, Kind]:
     """All of them by name; their scripts are written into `folder`."""
     for name, text in (("ticks", TICKS), ("raises", RAISES)):
@@ -68,6 +89,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         _digits("four ranks", 4, 16, 25),
         _digits("elastic", 4, 16, 25, keeps_weights=False),
         _digits("often saved", 2, 20, 3),
+        _read_by_loaders(folder),
         _digits("short", 2, 3, 25),
         _digits("cancelled", 2, 400, 50, ends_as=JobState.CANCELLED, cancel=True),
         *scripts,

@@ -12,15 +12,19 @@ CLUSTER = "cluster"
 Blow = tuple[str, ...]
 """Names of the faults that strike together."""
 
-ANY = frozenset({"one rank", "two ranks", "four ranks", "elastic", "often saved", "script"})
-RECIPES = ANY - {"script"}
+READ_BY_LOADERS = frozenset({"read by loaders"})
+RECIPES = READ_BY_LOADERS | {"one rank", "two ranks", "four ranks", "elastic", "often saved"}
+ANY = RECIPES | {"script"}
 GROUPS = RECIPES - {"one rank"}
 
 ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("rank 0 killed",): RECIPES,
     ("rank killed",): ANY,
     ("rank segfaults",): ANY,
+    ("rank out of memory",): ANY,
     ("rank stopped",): RECIPES,
+    ("loader stopped",): READ_BY_LOADERS,
+    ("loader killed",): READ_BY_LOADERS,
     ("rank actor killed",): ANY,
     ("supervisor killed",): ANY,
     ("store killed",): RECIPES,
@@ -71,7 +75,10 @@ BLOWS: Mapping[str, Mapping[Blow, frozenset[str]]] = {
     EMBEDDED: {**ON_BOTH, **ON_EMBEDDED},
     CLUSTER: {**ON_BOTH, **ON_CLUSTER},
 }
-VICTIMS = ("two ranks", "four ranks", "often saved", "elastic", "two ranks", "one rank", "script")
+VICTIMS = (
+    *("two ranks", "four ranks", "often saved", "elastic"),
+    *("read by loaders", "one rank", "script"),
+)
 BYSTANDERS = ("short", "script", "fails", "cancelled")
 BLOWS_OF_A_TURN = 4
 

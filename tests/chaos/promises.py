@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 
 from dray import Client
+from dray.checkpoints import CheckpointRef
 from dray.views import Attempt, Event, Job, JobState
-from ray_workers.contracts import CheckpointRef
 from ray_workers.forking import ForkFailed, list_tasks
 from ray_workers.training import checkpoints
 from ray_workers.training.checkpoints import PassedOver

@@ -22,7 +22,7 @@ from tests.integration.harness import eventually
 MENDED_WITHIN_S = 150.0
 ENDS_WITHIN_S = 240.0
 STRIKE_TRIES = 3
-SILENT = "rank stopped"
+SILENT = frozenset({"rank stopped", "loader stopped"})
 IN_PLACE = "in place"
 FROM_CHECKPOINT = "from the checkpoint"
 UNTOUCHED = "training went on"
@@ -267,7 +267,7 @@ def seconds_of(first: Event, last: Event, struck_at: float, blow: Blow) -> float
     Its figure begins where it sees the loss, which of a rank that is only stopped comes late.
     """
     told = first.data["recovery_s"]
-    if first is last and told is not None and SILENT not in blow:
+    if first is last and told is not None and not SILENT & set(blow):
         return float(told)
     return last.time.timestamp() - struck_at
 

@@ -156,6 +156,7 @@ def test_the_commands_of_compose_train_a_job_and_stop_in_order(containers: Conta
         job = client.submit(ROOT / "examples" / "digits.yaml")
         assert job.owner == "admin"
         job = client.wait(job.id, timeout_s=90)
+        assert job.links.ray_dashboard is not None
         assert job.state is JobState.SUCCEEDED, job.reason
         assert {artifact.path for artifact in client.artifacts(job.id)} >= {"model.safetensors"}
         assert containers.stop("service") == 0

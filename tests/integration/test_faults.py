@@ -20,6 +20,7 @@ from tests.integration.harness import (
     assert_promises,
     digits,
     eventually,
+    script,
     step_of,
     training_pids,
     wait_for_step,
@@ -179,6 +180,51 @@ def test_a_lost_cluster_sends_its_jobs_back_to_the_queue_uncharged(
     assert second.resume_step >= KILL_AT_STEP // 10 * 10
     assert embedded.ray_daemon()["instance"] != old["instance"]
     assert result_of(client, job, tmp_path)["weights"] == undisturbed["weights"]
+    assert_promises(embedded, client, job.id)
+
+
+SAVES = """\
+import pathlib, signal, sys, tempfile, time
+from dray import train
+
+state, leaves, done = pathlib.Path(tempfile.mkdtemp()), [], 0
+signal.signal(signal.SIGTERM, lambda *_: leaves.append(True))
+if found := train.load_checkpoint():
+    done = int((found.path / "done").read_text())
+for step in range(done + 1, 201):
+    time.sleep(0.05)
+    train.report(step, {"train/loss": 1.0 / step}, total_steps=200)
+    if leaves or step % 5 == 0:
+        (state / "done").write_text(str(step))
+        train.save_checkpoint(state, step)
+    if leaves:
+        sys.exit(143)
+"""
+
+
+def test_a_script_resumes_from_what_it_saved_when_it_is_killed_and_when_it_is_preempted(
+    embedded: Service, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "saves.py").write_text(SAVES)
+    job = client.submit(script(tmp_path / "saves.py"))
+    wait_for_step(client, job.id, 12)
+    os.kill(training_pids(job.id)[0], signal.SIGKILL)
+    eventually(lambda: client.get(job.id).attempt == 2, why="it was never started again")
+    wait_for_step(client, job.id, 60)
+    client.preempt(job.id)
+    job = client.wait(job.id, timeout_s=120)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    killed, preempted, last = client.attempts(job.id)
+    assert killed.reason is not None
+    assert killed.reason.code == "worker_lost"
+    assert preempted.resume_step >= 10
+    assert preempted.reason is not None
+    assert preempted.reason.code == "preempted"
+    assert last.resume_step >= 60, "it saved before it left"
+    assert last.receipt is not None
+    assert last.receipt.step == last.resume_step
+    assert [saved.step for saved in client.checkpoints(job.id)] == [200, 195]
+    assert all_metrics(client, job.id)["train/loss"].steps == list(range(1, 201))
     assert_promises(embedded, client, job.id)
 
 

@@ -99,15 +99,17 @@ class TimedReplica(Replica):
         before_exchange: Callable[[], None],
     ) -> None:
         (mine,) = shares
-        num_samples = len(mine.batch.indices)
+        # In forward passes of a sample, of which its backward pass takes about two: those of the
+        # last micro-batch come after.
+        num_passes = 3 * len(mine.batch.indices) - 2 * len(mine.micro_batches[-1][0])
         began = time.perf_counter()
 
         def timed() -> None:
             # From here on the gradients of others are waited for. A GPU has to be done first.
             if self._objective.slot.is_cuda:
                 torch.cuda.synchronize()
-            if num_samples:  # the last batch of an epoch may have none for this rank
-                self.seconds_per_sample.append((time.perf_counter() - began) / num_samples)
+            if not mine.batch.is_empty:
+                self.seconds_per_sample.append(3 * (time.perf_counter() - began) / num_passes)
             before_exchange()
 
         super().backward(shares, scale, prepare, timed)

@@ -6,6 +6,7 @@ rank's own; it begins at zero whenever a group is formed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, assert_never
 
 import torch
@@ -20,6 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from dray import spec
+from ray_workers.training.feeding import Share
 from ray_workers.training.strategies.replica import Autocast, Replica
 from ray_workers.training.workload import LossSum
 
@@ -53,6 +55,28 @@ class CompressedReplica(Replica):
         self._options = options
         self._hook_momentum = momentum
         self._seed = seed
+        self._velocities: list[Tensor] = []
+        """Of the gradients, while this rank is alone: there is no hook then to take them over."""
+
+    def form(self, world_size: int) -> None:
+        super().form(world_size)
+        self._velocities = []
+
+    def _exchange(
+        self, mine: Share, weight: float, scale: Tensor | None, before: Callable[[], None]
+    ) -> None:
+        super()._exchange(mine, weight, scale, before)
+        if self._ddp is None and takes_momentum(self._options) and self._hook_momentum:
+            self._add_momentum()
+
+    @torch.no_grad()
+    def _add_momentum(self) -> None:
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        if not self._velocities:
+            self._velocities = [torch.zeros_like(grad) for grad in grads]
+        torch._foreach_mul_(self._velocities, self._hook_momentum)
+        torch._foreach_add_(self._velocities, grads)
+        torch._foreach_copy_(grads, self._velocities)
 
     def _wrapped(self) -> DistributedDataParallel:
         # DDP looks the slot up by both of these names.

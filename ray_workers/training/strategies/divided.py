@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from dray.spec import Parallel
 from ray_workers.training import handover
 from ray_workers.training.blocks import listed_parts, prepare_blocks
-from ray_workers.training.dtensors import local, part_of
+from ray_workers.training.dtensors import local, part_of, whole_of
 from ray_workers.training.errors import PartsLostError
 from ray_workers.training.feeding import Feed
 from ray_workers.training.initialising import materialise
@@ -267,7 +267,7 @@ def _whole(state: Any, *, keep: bool) -> Any:
 
     def whole(tensor: Tensor) -> Tensor | None:
         if isinstance(tensor, DTensor):
-            tensor = tensor.full_tensor()
+            tensor = whole_of(tensor)
             return tensor.cpu() if keep else None
         return tensor if keep else None
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from ray_workers.training.dtensors import local
 from ray_workers.training.feeding import Piece, Share
 from ray_workers.training.strategies.mesh import Mesh
-from ray_workers.training.strategies.replica import Autocast, Replica
+from ray_workers.training.strategies.replica import Autocast, Replica, roots_of
 from ray_workers.training.workload import LossSum
 
 
@@ -55,14 +55,15 @@ class PartReplica(Replica):
         (mine,) = shares
         prepare(mine.batch.number)
         root = torch.full((), self._weight_of(mine), device=self._objective.slot.device)
+        roots = roots_of(mine, root)
         *parts, last = map(self._narrow, mine.micro_batches)
         self._exchange_gradients(False)
-        for inputs, targets in parts:
-            torch.autograd.backward(self._objective(inputs, targets), root)
+        for piece in parts:
+            torch.autograd.backward(self._objective(*piece), next(roots))
         self._exchange_gradients(True)
         loss = self._objective(*last)
         before_exchange()
-        torch.autograd.backward(loss, root)
+        torch.autograd.backward(loss, next(roots))
         self._settle_gradients()
 
     def _weight_of(self, mine: Share) -> float:

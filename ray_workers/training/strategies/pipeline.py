@@ -86,8 +86,12 @@ class Pipeline:
         self.piece_size = -(-largest // self.num_pieces)
         self._losses = _Losses()
         self._schedule = self._scheduled(options.schedule, self.num_pieces, self._losses)
-        self._forward: dict[torch.Size, Any] = {}
-        """Schedules of the forward pass alone, by the shape of the inputs."""
+        self._num_predicted = _multiple(given.spec.train.micro_batch_size or largest, self._size)
+        """Samples of which the outputs are computed at a time: always as many, because a schedule
+        for another shape begins with a pass that finds out what the stages exchange, and its
+        collectives would have no counterpart on ranks that have that shape already."""
+        self._forward: Any = None
+        """The schedule of the forward pass alone."""
 
     def _scheduled(self, name: str, pieces: int, losses: _Losses | None) -> Any:
         stages = [
@@ -114,13 +118,13 @@ class Pipeline:
         return torch.stack([loss.detach() for loss in losses]).sum()
 
     def predict(self, inputs: Tensor) -> Tensor | None:
-        """The outputs, on the rank of the last stage."""
-        if inputs.shape not in self._forward:
+        """The outputs, on the rank of the last stage. inputs: of at most a micro-batch, or a rank's
+        share."""
+        if self._forward is None:
             name = "gpipe" if len(self._modules) == 1 else "interleaved"
-            self._forward[inputs.shape] = self._scheduled(name, self._size, None)
-        size = -(-len(inputs) // self._size) * self._size
-        given = (_filled_up(inputs, size, None),) if self.is_first else ()
-        outputs = self._forward[inputs.shape].step(*given)
+            self._forward = self._scheduled(name, self._size, None)
+        given = (_filled_up(inputs, self._num_predicted, None),) if self.is_first else ()
+        outputs = self._forward.step(*given)
         return outputs[: len(inputs)] if self.is_last else None
 
 
@@ -168,7 +172,12 @@ def num_pieces(micro_batch_size: int | None, share: int, num_ranks: int) -> int:
     """Into how many micro-batches a share of the batch is cut: a multiple of the ranks, as the
     interleaved schedules want it."""
     wanted = PER_STAGE * num_ranks if micro_batch_size is None else -(-share // micro_batch_size)
-    return -(-wanted // num_ranks) * num_ranks
+    return _multiple(wanted, num_ranks)
+
+
+def _multiple(number: int, of: int) -> int:
+    """The least multiple that is no smaller."""
+    return -(-number // of) * of
 
 
 def _filled_up(samples: Tensor, size: int, with_: int | None) -> Tensor:

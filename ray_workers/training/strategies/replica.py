@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -36,6 +36,12 @@ class Objective(nn.Module):
         with self._autocast():
             loss = self._loss_sum(self.model(inputs), targets)
         return loss * self.slot
+
+
+def roots_of(share: Share, root: Tensor) -> Iterator[Tensor]:
+    """The gradient at the root of each piece of a share; none of what stands in."""
+    nothing = torch.zeros_like(root)
+    return (root if share.counts(piece) else nothing for piece in range(len(share.micro_batches)))
 
 
 class Replica:
@@ -118,13 +124,14 @@ class Replica:
         if scale is not None:
             root *= scale
         module = self._objective if self._ddp is None else self._ddp
+        roots = roots_of(mine, root)
         *parts, last = mine.micro_batches
         for inputs, targets in parts:
             with nullcontext() if self._ddp is None else self._ddp.no_sync():
-                torch.autograd.backward(module(inputs, targets), root)
+                torch.autograd.backward(module(inputs, targets), next(roots))
         loss = module(*last)
         before()
-        torch.autograd.backward(loss, root)
+        torch.autograd.backward(loss, next(roots))
 
     def take_loss(self) -> Tensor:
         """The sum over all ranks of `weight` times the losses: a scalar, once after `backward`.

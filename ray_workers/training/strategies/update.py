@@ -178,7 +178,8 @@ def load_named_state(
     for group in optimizer.param_groups:
         own = [next(places) for _ in group["params"]]
         options = group_of[keys[own[0]]] if own else group
-        groups.append({**options, "params": own})
+        how = {name: group[name] for name in ("fused", "foreach") if name in group}
+        groups.append({**options, **how, "params": own})
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 

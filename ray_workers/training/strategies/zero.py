@@ -109,6 +109,11 @@ class SpreadUpdate(Update):
     def load_parts(self, optimizer: Mapping[str, Any]) -> None:
         load_named_state(self._spread.optim, self._names, optimizer)
 
+    def _load_optimizer(self, state: Mapping[str, Any], part: Callable[[Any, Tensor], Any]) -> None:
+        # Its own way would move `step` to the CPU, where a fused optimizer on a GPU can't use it
+        # (pytorch/pytorch#124133).
+        load_named_state(self._spread.optim, self._names, state, part)
+
 
 def _spread_over(
     whole: torch.optim.Optimizer, group: dist.ProcessGroup | None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cache
 
-from sqlalchemy import delete, select
+from sqlalchemy import Executable, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -24,35 +25,35 @@ def nodes(session: Session) -> list[NodeRow]:
 
 
 def put(session: Session, row: ClusterRow) -> None:
-    _upsert(session, ClusterRow, [row], "id")
+    _overwrite(session, [row])
 
 
 def replace_nodes(session: Session, rows: Sequence[NodeRow]) -> None:
     names = [row.node_id for row in rows]
     session.execute(delete(NodeRow).where(NodeRow.node_id.not_in(names)))
-    _upsert(session, NodeRow, rows, "node_id")
+    _overwrite(session, rows)
 
 
-def _upsert(
-    session: Session,
-    table: type[ClusterRow] | type[NodeRow],
-    rows: Sequence[ClusterRow] | Sequence[NodeRow],
-    key: str,
-) -> None:
+def _overwrite(session: Session, rows: Sequence[ClusterRow] | Sequence[NodeRow]) -> None:
     """Insert or overwrite, so that two services that look at once do not collide."""
+    if not rows:
+        return
+    table = type(rows[0])
     names = [column.name for column in table.__table__.columns]
-    insert_ = (
-        postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    )
-    for row in rows:
-        statement = insert_(table).values({name: getattr(row, name) for name in names})
-        session.execute(
-            statement.on_conflict_do_update(
-                index_elements=[key],
-                set_={name: statement.excluded[name] for name in names if name != key},
-            )
-        )
+    values = [{name: getattr(row, name) for name in names} for row in rows]
+    session.connection().execute(_upsert(table, session.get_bind().dialect.name), values)
     session.expire_all()
+
+
+@cache
+def _upsert(table: type[ClusterRow] | type[NodeRow], dialect: str) -> Executable:
+    insert_ = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    statement = insert_(table)
+    keys = [column.name for column in table.__table__.columns if column.primary_key]
+    others = [column.name for column in table.__table__.columns if not column.primary_key]
+    return statement.on_conflict_do_update(
+        index_elements=keys, set_={name: statement.excluded[name] for name in others}
+    )
 
 
 def ensure_deployment(session: Session, now: datetime) -> str:

@@ -105,6 +105,11 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     layers = model.num_layers / parallel.pipeline if isinstance(model, Gpt) else 1.0
     size, messages = 0.0, 0.0
     holders, data = parallel.shard * parallel.context, spec.num_replicas
+    if parallel.zero == 1 and holders > 1:
+        ranks = holders * data  # then each sends what it has stepped
+        size += 2 * (ranks - 1) / ranks * weights + weights
+        messages += 2 + layers
+        holders = data = 1
     if holders > 1:
         gathers = 2 if parallel.zero == 3 else 1
         passes = pieces.count if parallel.pipeline == 1 else 1

@@ -108,14 +108,19 @@ def _of_rank(spec: JobSpec, tapes: list[Tape], at: int) -> Memory:
     holders = parallel.shard * parallel.context
     exchanging = holders * spec.num_replicas
     weights = FP32 * sum(elements_of(tape) for tape in tapes)
+    only_optimizer = parallel.zero == 1 and holders > 1
+    optimizer = weights / holders * _states(spec)
+    if only_optimizer:
+        holders = 1
     own = weights / holders
-    optimizer = own * _states(spec)
     base = own + optimizer + own * (spec.train.ema is not None)
     gradients = own
     if not spec.is_divided:
         where = Gradients.COPIED if spec.resources.num_workers > 1 else Gradients.KEPT
     else:
         where = Gradients.SCATTERED if exchanging > 1 else Gradients.KEPT
+        if only_optimizer:
+            where = Gradients.COPIED
     adds = pieces.count > 1
     if where is Gradients.COPIED:
         base += own  # the buckets

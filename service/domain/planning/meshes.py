@@ -35,7 +35,7 @@ def with_axes(spec: JobSpec, axes: dict[str, Any]) -> JobSpec | None:
     if axes.get("pipeline", 1) == 1:
         meaningless |= {"schedule", "stages_per_rank"}
     if axes.get("shard", 1) * axes.get("context", 1) == 1:
-        meaningless |= {"param_dtype", "reduce_dtype"}
+        meaningless |= {"zero", "param_dtype", "reduce_dtype"}
     kept = {name: value for name, value in said.items() if name not in meaningless}
     return changed(spec, {"parallel": {**kept, **axes}})
 

@@ -14,8 +14,10 @@ import pytest
 import s3fs
 import torch
 
+from dray import files
+from dray.checkpoints import CheckpointRef
 from dray.spec import Data
-from ray_workers.contracts import CheckpointRef, DataPolicy
+from ray_workers.contracts import DataPolicy
 from ray_workers.training import checkpoints, storage
 from ray_workers.training.checkpoints import About, PassedOver
 from ray_workers.training.datasets import open_images, open_table, open_text, sources
@@ -191,11 +193,11 @@ def test_the_ranks_storage_on_s3(results: str) -> None:
     url = f"{results}/artifacts/a.bin"
     sha256 = storage.write_buffer(url, memoryview(b"content and more"), 7)
     assert sha256 == hashlib.sha256(b"content").hexdigest()
-    assert storage.read(url) == b"content"
-    storage.remove_file(url)
-    storage.remove_file(url)
+    assert files.read(url) == b"content"
+    files.remove_file(url)
+    files.remove_file(url)
     with pytest.raises(FileNotFoundError):
-        storage.read(url)
+        files.read(url)
 
 
 def test_checkpoints_on_s3(results: str) -> None:
@@ -208,7 +210,7 @@ def test_checkpoints_on_s3(results: str) -> None:
     storage.write_buffer(f"{saved.url}/{checkpoints.TENSORS}", memoryview(b"x" * 100), 100)
     (verdict,) = checkpoints.verdicts([ref])
     assert isinstance(verdict, PassedOver)
-    storage.remove_folder(saved.url)
+    files.remove_folder(saved.url)
     with pytest.raises(BrokenCheckpointError, match="cannot be read"):
         checkpoints.load(ref)
 
@@ -218,12 +220,12 @@ def test_what_another_process_left_is_deleted_too(results: str, s3: ObjectStore)
     store = Storage(results)
     store.write_bytes("jobs/a/log", b"x")
     store.delete_tree("jobs/b")
-    storage.remove_folder(f"{results}/jobs/b")
+    files.remove_folder(f"{results}/jobs/b")
     s3.put("dray/jobs/a/attempts/1/checkpoints/state.pt", b"x" * 10)
     s3.put("dray/jobs/b/attempts/1/checkpoints/state.pt", b"x" * 10)
     assert store.size_bytes("jobs/a/attempts/1/checkpoints/state.pt") == 10
     store.delete_tree("jobs/a")
-    storage.remove_folder(f"{results}/jobs/b")
+    files.remove_folder(f"{results}/jobs/b")
     assert s3.files.find("bucket/dray", refresh=True) == []
 
 

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from dray.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.contracts import CheckpointRef, FrameKind, Phase, attempt_prefix
+from ray_workers.contracts import FrameKind, Phase, attempt_prefix
 from service.cluster.fake import LostLaunch
 from service.cluster.fake_attempt import Exited, FakeRank
 from tests.unit.loops.world import (

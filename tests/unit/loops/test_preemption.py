@@ -10,9 +10,10 @@ from datetime import timedelta
 import pytest
 
 from dray import views
+from dray.checkpoints import CheckpointRef
 from dray.requests import DrillRequest
 from dray.views import DrillState, JobState
-from ray_workers.contracts import CheckpointRef, FrameKind, attempt_prefix
+from ray_workers.contracts import FrameKind, attempt_prefix
 from service import scheduler
 from service.cluster.fake_attempt import FakeRank
 from service.runtime import Runtime

@@ -35,6 +35,7 @@ TRIED = [
     "data 2",
     "shard 2",
     "shard 2, ZeRO 2",
+    "shard 2, ZeRO 1",
     "shard 2, bf16 gathered",
     "wide gpt, bf16 state",
     "tensor 2",

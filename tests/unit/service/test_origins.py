@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from dray.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.contracts import CheckpointRef, Frame, FrameKind
+from ray_workers.contracts import Frame, FrameKind
 from service.domain.errors import CheckpointInUse, InitFromNotFound
 from tests.unit.service.helpers import SHA, Service, frame, spec
 

@@ -286,6 +286,22 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "must be none with the schedule zero_bubble",
         ),
         (
+            {
+                **divided_gpt({"pipeline": 2, "schedule": "zero_bubble"}),
+                "train": {"compile": True},
+            },
+            "/train/compile",
+            "must be false with the schedule zero_bubble",
+        ),
+        *(
+            (
+                divided({}, train={"precision": "fp16"}, sync={"compression": {"name": name}}),
+                "/train/precision",
+                f"must be fp32 or bf16 with {name}",
+            )
+            for name in ("topk", "powersgd")
+        ),
+        (
             divided({}, train={"optimizer": {"name": "adamw", "offload": True}}),
             "/train/optimizer/offload",
             "needs gpus_per_worker 1",

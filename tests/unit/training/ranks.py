@@ -21,15 +21,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
+from dray.checkpoints import CheckpointRef
 from dray.spec import JobSpec
 from dray.spool import segments
 from ray_workers import pages
-from ray_workers.contracts import AWAITING, CheckpointRef, RankTask
+from ray_workers.contracts import AWAITING, RankTask
 from ray_workers.pages import Look, Place
 from ray_workers.spool import parse_key, spool_key
 from ray_workers.training import entry
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__, "tests.unit.training.frozen"])
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import itertools
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from ray_workers.contracts import RankTask
-from ray_workers.training.data import share_by
+from ray_workers.training.data import Batch, share_by
+from ray_workers.training.feeding import Share
+from ray_workers.training.strategies import balance
 from ray_workers.training.strategies.balance import in_proportion
 from ray_workers.training.strategies.replica import Objective
 from tests.unit.training.jobs import series
@@ -41,6 +47,41 @@ def test_every_item_is_in_one_share(speeds: list[float], num_items: int) -> None
     assert all(start <= stop for start, stop in shares)
     if num_items >= len(parts):
         assert all(start < stop for start, stop in shares)
+
+
+class _Costly(torch.autograd.Function):
+    """Takes as long as a model does: twice as long backward as forward."""
+
+    clock = 0.0
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor) -> Tensor:
+        _Costly.clock += len(outputs)
+        return outputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        _Costly.clock += 2 * len(grads[0])
+        return grads[0]
+
+
+class _CostlyModel(torch.nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return cast(Tensor, _Costly.apply(super().forward(inputs)))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("pieces", [[7], [4, 3], [3, 3, 1], [1] * 7])
+def test_a_sample_takes_as_long_however_its_share_is_cut(
+    monkeypatch: pytest.MonkeyPatch, pieces: list[int]
+) -> None:
+    monkeypatch.setattr(balance, "time", SimpleNamespace(perf_counter=lambda: _Costly.clock))
+    replica = balance.TimedReplica(
+        _CostlyModel(2, 2), lambda outputs, targets: (outputs - targets).sum(), nullcontext
+    )
+    batch = Batch(0, torch.arange(sum(pieces)), sum(pieces), is_empty=False)
+    samples = [(torch.ones(size, 2), torch.zeros(size, 2)) for size in pieces]
+    replica.backward([Share(batch, samples)], None, lambda _: None, lambda: None)
+    assert replica.seconds_per_sample == [3.0]
 
 
 def test_a_slow_rank_gets_less_to_do(tmp_path: Path) -> None:

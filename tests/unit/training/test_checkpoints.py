@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ray_workers.contracts import CheckpointRef
+from dray.checkpoints import CheckpointRef
+from dray.spool import Known
 from ray_workers.training import checkpoints, resuming, storage
 from ray_workers.training.checkpoints import About, Loaded, PassedOver, Saved, superseded
 from ray_workers.training.errors import BrokenCheckpointError
@@ -211,6 +212,13 @@ def test_the_newest_are_kept() -> None:
     saved = [named(step) for step in (1, 2, 3, 4)]
     assert dropped(saved, keep=2) == [1, 2]
     assert dropped(saved, keep=9) == []
+
+
+def test_the_newest_that_are_known_are_kept_as_well() -> None:
+    saved = [named(step) for step in (1, 2, 3, 4, 5, 6)]
+    told = {f"u{step}": 10.0 * step for step in (3, 4, 5, 6)}
+    found = superseded(saved, keep=1, best=None, told=told, known=Known(stored=29, sent=40))
+    assert [one.step for one in found] == [1, 3, 5]
 
 
 def test_the_best_is_kept_besides_the_newest() -> None:

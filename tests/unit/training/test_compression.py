@@ -119,6 +119,17 @@ def test_topk_sends_the_largest_and_keeps_the_rest_with_its_momentum(tmp_path: P
         step_by(model, found)
 
 
+def test_a_rank_alone_keeps_its_momentum(tmp_path: Path) -> None:
+    """As when an elastic group has shrunk: there is nobody to leave anything out for."""
+    sgd = {"name": "sgd", "lr": 0.05, "momentum": MOMENTUM}
+    plain = document(1, optimizer=sgd)
+    compressed = plain | {"sync": {"compression": {"name": "topk"}}}
+    for home, job in ((tmp_path / "plain", plain), (tmp_path / "compressed", compressed)):
+        assert run_ranks(home, job, world_size=1) == [0]
+    found, expected = (series(tmp_path / home, "train/loss") for home in ("compressed", "plain"))
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
 def test_topk_begins_with_a_quarter_and_less_in_each_step() -> None:
     """By the same factor, as the authors' schedule."""
     state = TopK(0.001, 0.0, warmup_steps=4)

@@ -141,6 +141,19 @@ def _in_fp64(task: RankTask) -> None:
     torch.set_default_dtype(torch.float64)
 
 
+@pytest.mark.parametrize("zero", [1, 3])
+def test_a_share_of_fewer_samples_than_micro_batches_counts_for_what_it_is(
+    undisturbed: Undisturbed, zero: int
+) -> None:
+    """Two and three samples of five, one at a time: the ranks compute equally often."""
+    options = {"global_batch_size": 5, "micro_batch_size": 1, "max_steps": 4}
+    together = undisturbed(brief, 2, {"shard": 2, "zero": zero}, **options)
+    alone = undisturbed(brief, 1, {}, **options)
+    assert furthest(together, alone) < EQUAL
+    for key in ("train/loss", "train/grad_norm"):
+        assert series(together, key) == pytest.approx(series(alone, key), rel=1e-4)
+
+
 @pytest.mark.parametrize("parallel", [{"shard": 3}, {"shard": 3, "zero": 2}], ids=["3", "2"])
 def test_shares_and_layers_that_do_not_divide_evenly(
     undisturbed: Undisturbed, parallel: dict[str, Any]

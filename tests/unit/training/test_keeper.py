@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from ray_workers.contracts import CheckpointRef
+from dray.checkpoints import CheckpointRef
+from dray.spool import begin_count, note_known, segments
 from ray_workers.training import checkpoints, storage
 from ray_workers.training.checkpoints import About
 from ray_workers.training.keeper import NICENESS, Keeper
@@ -210,6 +211,25 @@ def test_what_is_superseded_is_deleted_also_of_an_earlier_attempt_and_told(
     assert body["metrics"] == {"val/loss": 1.0}
 
 
+def test_what_the_service_knows_of_stays_until_it_knows_of_what_is_newer(tmp_path: Path) -> None:
+    """A node that is lost takes along what it had not told yet, and nobody would find that."""
+    own = Path(os.environ["DRAY_SPOOL_DIR"])
+    begin_count(own)
+    earlier = checkpoints.save((tmp_path / "attempt-0").as_uri(), about(5), {"w": torch.ones(1)})
+    keeper = Keeper((tmp_path / "attempt-1").as_uri(), keep=1, best=None)
+    keeper.adopt([CheckpointRef(earlier.url, earlier.step, earlier.manifest_sha256)])
+    for step in (10, 15, 20):
+        keeper.save(about(step), {"w": torch.ones(1)})
+    keeper.wait()
+    dropped = [step for kind, step in told(tmp_path) if kind == "checkpoint_dropped"]
+    assert dropped == [10, 15], "those of which nobody was told"
+    size = sum(path.stat().st_size for _, path in segments(own))
+    note_known(own, size, size)
+    keeper.tidy()
+    dropped = [step for kind, step in told(tmp_path) if kind == "checkpoint_dropped"]
+    assert dropped == [10, 15, 5]
+
+
 @pytest.mark.parametrize("scheme", ["file", "memory"])
 def test_what_a_dead_attempt_was_writing_is_deleted_and_what_it_committed_is_kept(
     tmp_path: Path, scheme: str
@@ -226,6 +246,26 @@ def test_what_a_dead_attempt_was_writing_is_deleted_and_what_it_committed_is_kep
     assert storage.folders(base) == [saved.url]
     assert checkpoints.load(ref).saved.step == 5
     assert storage.folders(f"{base}-none") == []
+
+
+def test_who_stands_in_for_a_dead_rank_0_keeps_what_the_service_may_know(tmp_path: Path) -> None:
+    """Whichever of them it was told of by the dead."""
+    base = (tmp_path / "checkpoints").as_uri()
+    for step in (5, 10):
+        checkpoints.save(base, about(step), {"w": torch.ones(1)})
+    own = Path(os.environ["DRAY_SPOOL_DIR"])
+    begin_count(own)
+    keeper = Keeper(base, keep=1, best=None)
+    keeper.adopt_own()
+    for step in (15, 20):
+        keeper.save(about(step), {"w": torch.ones(1)})
+    keeper.wait()
+    dropped = [step for kind, step in told(tmp_path) if kind == "checkpoint_dropped"]
+    assert dropped == [15]
+    size = sum(path.stat().st_size for _, path in segments(own))
+    note_known(own, size, size)
+    keeper.tidy()
+    assert [one.step for one in checkpoints.committed(base)] == [20]
 
 
 def test_who_stands_in_for_a_dead_rank_0_goes_on_with_its_checkpoints(tmp_path: Path) -> None:

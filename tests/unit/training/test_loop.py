@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ray_workers import recipes
+from ray_workers import pages, recipes
 from ray_workers.contracts import RankTask
+from ray_workers.pages import Page
 from ray_workers.training import checkpoints, pacing, storage
+from ray_workers.training.loop import Loop
 from tests.unit.training.jobs import (
     change_the_data,
     digits,
@@ -141,6 +143,33 @@ def save_at_once(task: RankTask) -> None:
     pacing.FIRST_SAVE_S = 0.0
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "micro_batch_size", "batch"),
+    [(1, 8, 8), (2, None, 100)],
+    ids=["micro-batches", "as large as a share"],
+)
+def test_an_evaluation_goes_by_what_a_rank_computes_at_once_and_says_that_it_gets_on(
+    tmp_path: Path, num_ranks: int, micro_batch_size: int | None, batch: int
+) -> None:
+    spec = document(num_ranks, max_steps=2, micro_batch_size=micro_batch_size)
+    codes = run_ranks(tmp_path, spec, world_size=num_ranks, before=note_what_moves)
+    assert codes == [0] * num_ranks
+    moved = (tmp_path / "attempt-1" / "pages" / "0.moved").read_text().split()
+    assert set(moved) == {"EVALUATE"}
+    assert len(moved) == math.ceil(len(digits().validation) / num_ranks / batch)
+
+
+def note_what_moves(task: RankTask) -> None:
+    move = Page.move
+
+    def noted(page: Page) -> None:
+        with Path(task.page_prefix).with_name(f"{task.rank}.moved").open("a") as file:
+            print(pages.look(page._map[:]).doing.name, file=file)
+        move(page)
+
+    Page.move = noted  # type: ignore[method-assign]
+
+
 def test_the_best_checkpoint_is_measured_and_outlives_newer_ones(tmp_path: Path) -> None:
     # The rate explodes after the warm-up, so the best is an early one.
     spec = document(1, optimizer={"name": "sgd", "lr": 50.0}, schedule={"warmup_steps": 200})
@@ -217,6 +246,25 @@ def test_training_stops_when_nothing_gets_better_and_keeps_what_it_has(tmp_path:
     assert frames(tmp_path, kind="metrics")[-1]["total_steps"] == 24
     told = json.loads((tmp_path / "attempt-1" / "artifacts" / "metrics.json").read_text())
     assert told["step"] == 24
+
+
+def test_an_evaluation_that_is_done_again_is_no_reason_to_stop(tmp_path: Path) -> None:
+    """As in a group that was mended when it had measured and not saved yet."""
+    stopping = {"metric": "val/accuracy", "patience": 2}
+    options = {"epochs": 50, "early_stopping": stopping, "optimizer": {"lr": 1e-9}}
+    codes = run_ranks(tmp_path, document(1, **options), world_size=1, before=measure_twice)
+    assert codes == [0]
+    assert frames(tmp_path, kind="metrics")[-1]["total_steps"] == 24
+
+
+def measure_twice(task: RankTask) -> None:
+    evaluate = Loop._evaluate
+
+    def twice(loop: Loop, step: int) -> None:
+        evaluate(loop, step)
+        evaluate(loop, step)
+
+    Loop._evaluate = twice  # type: ignore[method-assign]
 
 
 def test_ranks_that_read_different_data_say_so(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from ray_workers.contracts import CheckpointRef, RankTask
+from dray.checkpoints import CheckpointRef
+from ray_workers.contracts import RankTask
 from ray_workers.training import checkpoints
 from ray_workers.training.loop import Loop
 from tests.unit.training.jobs import (

@@ -6,8 +6,9 @@ import json
 import pickle
 
 from dray import views
+from dray.checkpoints import CheckpointRef
 from ray_workers import contracts, pages
-from ray_workers.contracts import AttemptSpec, CheckpointRef, DataPolicy, RankTask, Slice
+from ray_workers.contracts import AttemptSpec, DataPolicy, RankTask, Slice
 from service.domain.ledger import SlotClass
 
 

@@ -134,3 +134,11 @@ def test_a_group_that_breaks_before_every_step_is_not_mended_for_ever() -> None:
 )
 def test_how_it_ended_is_said_in_a_few_words(code: int | None, words: str) -> None:
     assert mending.how(RankExit(3, code)) == words
+
+
+def test_where_memory_was_short_a_kill_says_so() -> None:
+    said = mending.how(RankExit(3, -9, memory_kills=1))
+    assert said.startswith(
+        "rank 3 was killed by SIGKILL (meanwhile the kernel of its node ended 1 "
+    )
+    assert mending.how(RankExit(3, -11, memory_kills=1)) == "rank 3 was killed by SIGSEGV"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,19 @@ def test_the_first_step_of_a_generation_keeps_its_time(tmp_path: Path) -> None:
     assert pages.see(tmp_path)[0].look.first_at == first
     page.begin(1, 2)
     assert pages.see(tmp_path)[0].look.first_at == 0.0
+
+
+def test_what_gets_on_is_young_again_and_its_time_is_booked_whole(tmp_path: Path) -> None:
+    page = Page(pages.page_path(pages.prefix_of(tmp_path, 0, 0)))
+    page.enter(Doing.EVALUATE, Use.USEFUL)
+    began = time.monotonic()
+    entered = pages.see(tmp_path)[0].look.since
+    page.move()
+    moved = pages.see(tmp_path)[0].look.since
+    page.enter(Doing.SAVE, Use.CHECKPOINTING)
+    saved = pages.see(tmp_path)[0].look
+    assert entered < began < moved < saved.since
+    assert saved.uses[Use.USEFUL] == pytest.approx(saved.since - entered)
 
 
 def test_a_place_is_announced_and_found(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import random
 from pathlib import Path
@@ -47,6 +48,26 @@ def read_all(directory: Path, offset: int = 0, max_bytes: int = 1 << 20) -> byte
 
 def append(writer: SpoolWriter, n: int, filling: int = 0) -> bool:
     return writer.append(FrameKind.METRICS, {"n": n, "filling": "x" * filling})
+
+
+def test_the_writer_sees_how_far_the_service_knows_it(directory: Path) -> None:
+    writer = SpoolWriter(directory, limit_bytes=1 << 30)
+
+    def ask(stored: int) -> tuple[float, float]:
+        spool.read_all(directory.parent, [KEY], {KEY: stored}, 1 << 20)
+        return dray.spool.known(directory)
+
+    append(writer, 1)
+    first = writer.position
+    assert ask(first) == (math.inf, math.inf), "nobody counts"
+    dray.spool.begin_count(directory)
+    assert dray.spool.known(directory) == (0, 0)
+    assert ask(0) == (0, first)
+    append(writer, 2)
+    assert ask(first) == (first, writer.position)
+    assert ask(0)[0] == first, "an older question takes nothing back"
+    dray.spool.begin_count(directory)
+    assert dray.spool.known(directory)[0] == first
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -40,6 +40,11 @@ def test_a_rank_that_died_without_a_word_is_named_before_those_that_lost_it() ->
     assert outcome.message == "the process of rank 1 was killed by signal 9"
 
 
+def test_a_kill_where_memory_was_short_says_what_to_do() -> None:
+    outcome = judge([RankExit(0, -9, memory_kills=2)], {})
+    assert "2 processes for want of memory: lower train.micro_batch_size" in outcome.message
+
+
 def test_of_several_reasons_one_with_words_is_told() -> None:
     outcome = judge(exits(3, 1), said(1, Cause.USER_ERROR, "the sky is red"))
     assert (outcome.rank, outcome.message) == (1, "the sky is red")

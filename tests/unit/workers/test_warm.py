@@ -1,4 +1,4 @@
-"""What each Ray worker process of a job imports before it is needed."""
+"""What each Ray worker process of a job imports before it is needed, and what it does not."""
 
 from __future__ import annotations
 
@@ -6,11 +6,28 @@ import subprocess
 import sys
 
 HEAVY = ("torch", "dray.spec", "pandas", "sqlalchemy", "fastapi")
+FOR_SERIALIZERS = ("numpy", "pyarrow", "pydantic", "starlette")
+
+
+def modules_after(program: str) -> set[str]:
+    """Names of the modules that a process has when it ran this."""
+    told = f"{program}; import sys; print(*[n for n, m in sys.modules.items() if m is not None])"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
 
 
 def test_a_worker_process_imports_nothing_that_takes_long() -> None:
-    program = "import sys, ray_workers.supervisor; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    assert modules_after("import ray_workers.supervisor").isdisjoint(HEAVY)
+
+
+def test_ray_registers_no_serializers_that_a_worker_process_never_needs() -> None:
+    registering = (
+        "from unittest.mock import Mock; from ray.util import serialization_addons; "
+        "serialization_addons.apply(Mock())"
     )
-    assert set(done.stdout.split()).isdisjoint(HEAVY)
+    assert modules_after(registering) >= set(FOR_SERIALIZERS), "Ray does not ask for them any more"
+    assert modules_after(f"import ray_workers.lean; {registering}").isdisjoint(FOR_SERIALIZERS)
+
+
+def test_on_a_cluster_of_others_they_are_imported_before_they_are_needed() -> None:
+    assert modules_after("import ray_workers.warm") >= set(FOR_SERIALIZERS)
