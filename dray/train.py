@@ -249,10 +249,7 @@ def _checkpoints_of_the_job() -> ScriptCheckpoints:
         told = json.loads(os.environ.get("DRAY_RESUME_FROM", "[]"))
         earlier = [CheckpointRef(**one) for one in reversed(told)]
         _job_checkpoints = ScriptCheckpoints(earlier, tell, known)
-        directory = os.environ.get("DRAY_SPOOL_DIR")
-        if directory is not None:
-            with _lock:
-                _writer(directory)  # which is closed at the end, after what follows
+        # The writer may be closed before that; what it is given then, it still writes.
         atexit.register(_job_checkpoints.tidy)
     return _job_checkpoints
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 
-def serve() -> int:
-    """Serve a TCPStore on a free port, print the port, and stay until killed."""
+def new_store() -> TCPStore:
+    """Serve a store from this process, on a free port."""
     from torch._C._distributed_c10d import TCPStore
 
     # Not on libuv: it changes what it watches by way of io_uring, and can lose a socket that takes
     # the number of one that was just closed. Seen as a request that was never read, after ranks
     # had been killed.
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, use_libuv=False)
+    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, use_libuv=False)
+
+
+def serve() -> int:
+    """Serve a store, print its port, and stay until killed."""
+    store = new_store()
     sys.stdout.write(f"{store.port}\n")
     sys.stdout.flush()
     while True:

@@ -10,6 +10,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,8 +30,10 @@ from ray_workers.contracts import AWAITING, RankTask
 from ray_workers.pages import Look, Place
 from ray_workers.spool import parse_key, spool_key
 from ray_workers.training import entry
+from ray_workers.training.store import new_store
 
 DEADLINE_S = 120.0
+_PY_SPY = Path(sys.executable).with_name("py-spy")  # comes with ray[default]
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__, "tests.unit.training.frozen"])
 
@@ -90,7 +93,7 @@ def run_ranks(
     """Train to the end; each rank's exit code, negative for a signal. `before` runs in each
     process ahead of the training, to arrange for a fault. With `mends` a rank that is killed is
     replaced, as a supervisor would do, and the exit code is its last process's."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = new_store()
     make = functools.partial(
         make_task,
         home,
@@ -113,7 +116,7 @@ def run_ranks(
 
 def run_in_group(part: Callable[..., None], world_size: int, *given: Any) -> None:
     """Run `part(rank, *given)` in processes that form a gloo group; AssertionError if one fails."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = new_store()
     place = (world_size, store.port)
     ranks = [
         _context.Process(target=_member, args=(part, rank, *place, given), daemon=True)
@@ -169,7 +172,8 @@ class Gang:
         running = dict(enumerate(self.processes))
         while running:
             ended = connection.wait([p.sentinel for p in running.values()], 1.0)
-            assert time.monotonic() < deadline, "a rank did not end in time"
+            if time.monotonic() > deadline:
+                raise AssertionError(f"a rank did not end in time\n{self._whereabouts()}")
             lost = []
             for rank, process in list(running.items()):
                 if process.sentinel in ended:
@@ -180,6 +184,17 @@ class Gang:
             if lost:
                 self._mend(lost)
                 running |= {rank: self.processes[rank] for rank in lost}
+
+    def _whereabouts(self) -> str:
+        """What each process is at, the stacks of its threads with those of C++ among them."""
+        found = []
+        for rank, process in enumerate(self.processes):
+            found.append(f"rank {rank}, process {process.pid}, exit code {process.exitcode}")
+            if process.is_alive():
+                dump = [str(_PY_SPY), "dump", "--native", "--pid", str(process.pid)]
+                seen = subprocess.run(dump, capture_output=True, text=True)
+                found.append(seen.stdout or seen.stderr)
+        return "\n".join(found)
 
     def _mend(self, lost: Sequence[int]) -> None:
         for rank in lost:

@@ -79,10 +79,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     ) -> Path:
         key = repr((make.__name__, world_size, parallel, before, options))
         if key not in homes:
-            home = homes[key] = tmp_path_factory.mktemp("undisturbed")
+            home = tmp_path_factory.mktemp("undisturbed")
             spec = make(home, world_size, parallel, **options)
             codes = run_ranks(home, spec, world_size=world_size, before=before)
             assert codes == [0] * world_size
+            homes[key] = home
         return homes[key]
 
     return run

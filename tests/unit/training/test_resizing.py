@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import TCPStore
 
 from ray_workers import pages
 from ray_workers.contracts import AWAITING, RankTask
 from ray_workers.training.data import Batches
 from ray_workers.training.loop import Loop
+from ray_workers.training.store import new_store
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import DEADLINE_S, Gang, make_task, run_ranks
 from tests.unit.training.test_recovery import RunningMeans, once
@@ -52,7 +52,7 @@ class Resized:
         before: Callable[[RankTask], None] | None = None,
     ) -> None:
         self.pages = home / "attempt-1" / "pages"
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = new_store()
         make = functools.partial(
             make_task, home, spec, world_size=world_size, port=self._store.port
         )
