@@ -131,6 +131,16 @@ def test_what_the_writer_adds_after_a_discard_is_read_on_from_the_same_offset(
     assert numbers(read_all(directory, offset)) == list(range(20, 40))
 
 
+def test_a_writer_that_was_closed_writes_on(directory: Path) -> None:
+    """Who says something at the end of a process may come after who closes the spool."""
+    writer = SpoolWriter(directory, limit_bytes=1 << 30)
+    writer.close()
+    for n in range(3):
+        append(writer, n)
+        writer.close()
+    assert numbers(read_all(directory)) == [0, 1, 2]
+
+
 def test_a_spool_that_nobody_reads_stays_within_its_limit_and_counts_what_it_drops(
     directory: Path,
 ) -> None:
