@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.requests import DrillRequest
-from dray.spec import JobSpec
 from dray.views import DrillState, JobState
 from ray_workers.mending import why_never
 from service import hangs, preempting, presenting
@@ -20,6 +19,7 @@ from service.db.repositories import faults as repository
 from service.db.session import Database, notify
 from service.db.types import storable
 from service.domain import drills
+from service.domain.documents import DocumentRefused, read
 from service.domain.errors import DrillImpossible, DrillNotFound, JobNotRunning
 from service.domain.ids import new_drill_id
 from service.idempotency import IdempotencyKey, KeysInFlight, reserve
@@ -163,7 +163,10 @@ def _drill(session: Session, job_id: str, drill_id: str) -> DrillRow:
 
 
 def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
-    document = JobSpec.model_validate(job.spec)
+    try:
+        document = read(job.spec)
+    except DocumentRefused as refused:  # it was started by another release
+        raise DrillImpossible(f"no drill can be planned for the job {job.id}: {refused}") from None
     has_gpus = bool(job.bundle.get("GPU"))
     return drills.Running(
         world_size=job.world_size,

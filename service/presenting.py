@@ -14,7 +14,7 @@ from service import goodput
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, DrillRow, EventRow, JobRow
 from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import jobs as repository
-from service.domain.documents import upcast
+from service.domain.documents import shown
 
 
 def jobs(session: Session, rows: Sequence[JobRow]) -> list[views.Job]:
@@ -45,7 +45,7 @@ def _job(row: JobRow | Row[Any], labels: dict[str, str], dashboard: str | None) 
         reason=views.Reason(code=row.reason_code, message=row.reason_message),
         queue=row.queue,
         priority=row.priority,
-        spec=upcast(row.spec),
+        spec=shown(row.spec),
         attempt=row.attempt,
         world_size=row.world_size,
         progress=views.Progress(**row.progress) if row.progress else None,

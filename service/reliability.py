@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
+from dray.spec import JobSpec
 from ray_workers.contracts import WORKER_MTBF_S, Cause
 from service.db.repositories import attempts as repository
 from service.domain.reliability import Seen, worker_mtbf_s
@@ -18,9 +19,9 @@ LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRA
 LOOK_BACK = timedelta(days=30)
 
 
-def asks(spec: Mapping[str, Any]) -> bool:
+def asks(spec: JobSpec) -> bool:
     """Whether the job saves by how often workers are lost."""
-    return (spec.get("checkpoint") or {}).get("every_steps") == "auto"
+    return spec.checkpoint.every_steps == "auto"
 
 
 def worker_mtbf(session: Session, job_id: str, now: datetime) -> float:

@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from dray.spec import JobSpec
 from ray_workers.contracts import WORKER_MTBF_S, AttemptSpec, Slice
 from ray_workers.mending import why_never
 from service import data_sources, quarantine, queue, reliability, resizing, transitions
@@ -164,7 +163,7 @@ class Scheduler:
             deployment_id=self._deployment_id,
             job_id=job.job_id,
             attempt=claimed.attempt,
-            spec=claimed.spec,
+            spec=claimed.spec.model_dump(mode="json"),
             slices=tuple(Slice(part.node_id, part.num_workers) for part in start.slices),
             bundle=dict(job.request.bundle),
             storage_url=self._settings.storage_url,
@@ -198,10 +197,9 @@ class Scheduler:
 
 
 def _is_mendable(claimed: transitions.Claimed, bundle: Mapping[str, float]) -> bool:
-    document = JobSpec.model_validate(claimed.spec)
     # As many as it asks for: an elastic group that begins with one may have more later.
-    num_workers = document.resources.num_workers
-    return not why_never(document, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))
+    num_workers = claimed.spec.resources.num_workers
+    return not why_never(claimed.spec, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))
 
 
 def _storage_problem(session: Session) -> str | None:

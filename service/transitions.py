@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from dray.checkpoints import CheckpointRef
+from dray.spec import JobSpec
 from dray.views import JobState
 from ray_workers.contracts import Phase
 from service import origins
@@ -24,7 +25,7 @@ from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain import policy
-from service.domain.documents import upcast
+from service.domain.documents import DocumentRefused, read
 from service.domain.slots import workers
 from service.domain.states import Trigger, transition
 from service.signals import QUEUE, events_of
@@ -115,7 +116,7 @@ class Claimed:
 
     job_id: str
     attempt: int
-    spec: dict[str, Any]
+    spec: JobSpec
     resume_from: tuple[CheckpointRef, ...]
     """Committed checkpoints that still count, newest first."""
     max_runtime_s: float | None
@@ -148,6 +149,12 @@ def claim(
     if left_s is not None and left_s <= 0:
         message = f"has run for {job.runtime_used_s:.0f} s, max_runtime_s is {job.max_runtime_s}"
         move(session, job, Trigger.FAIL, code="runtime_exceeded", message=message, now=now)
+        return None
+    try:
+        spec = read(job.spec)
+    except DocumentRefused as refused:
+        message = f"can't start: {refused}"
+        move(session, job, Trigger.FAIL, code="document_refused", message=message, now=now)
         return None
     world_size = sum(part.num_workers for part in slices)
     nodes = f"{len(slices)} node{'' if len(slices) == 1 else 's'}"
@@ -190,7 +197,7 @@ def claim(
     origin = origins.current(session, job)
     furthest = attempts_repository.furthest_step(session, job_id)
     return Claimed(
-        *(job_id, job.attempt, upcast(job.spec), refs, left_s, origin, furthest),
+        *(job_id, job.attempt, spec, refs, left_s, origin, furthest),
         min_workers=job.min_workers,
     )
 

@@ -5,12 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dray.spec import SPEC_VERSION
+from dray.faults import Fault, check
+from dray.spec import SPEC_VERSION, JobSpec
 
 Document = dict[str, Any]
 
 UPCASTS: Mapping[int, Callable[[Document], Document]] = {}
 """`UPCASTS[n]` turns a document of version n into one of version n + 1."""
+
+
+class DocumentRefused(Exception):
+    """This program can't run a job that was stored by another release: its rules are others."""
+
+
+def read(spec: Mapping[str, Any]) -> JobSpec:
+    """A stored document, by the rules of this program. DocumentRefused says what it refuses."""
+    try:
+        return check(upcast(spec))
+    except Fault as fault:
+        place = f"{fault.pointer} " if fault.pointer else ""
+        raise DocumentRefused(f"this release of dray refuses it: {place}{fault.detail}") from None
+    except ValueError as error:
+        raise DocumentRefused(str(error)) from None
+
+
+def shown(spec: Mapping[str, Any]) -> Document:
+    """A stored document for people to read; as it is, if there is no way up."""
+    try:
+        return upcast(spec)
+    except ValueError:
+        return dict(spec)
 
 
 def upcast(

@@ -52,6 +52,10 @@ GIVE_UP_CODES = frozenset(
 """Why a job fails: its own fault, or one of the cluster or of a data source after that budget was
 spent."""
 
+UNFIT_CODES = frozenset({"document_refused", "runtime_exceeded"})
+"""Why a job that is due is not started: another release stored what this one refuses, or it has run
+for as long as it may."""
+
 RETRY_CODES = frozenset(
     {
         "user_error",
@@ -79,7 +83,9 @@ def _table() -> Mapping[tuple[JobState, Trigger], Transition]:
         (s.QUEUED, t.CLAIM): Transition(s.STARTING, frozenset({"claimed"})),
         (s.QUEUED, t.CANCEL): Transition(s.CANCELLED, frozenset({"cancelled_by_user"})),
         (s.QUEUED, t.IMPOSSIBLE): Transition(s.FAILED, frozenset({"unsatisfiable"})),
-        (s.QUEUED, t.FAIL): Transition(s.FAILED, frozenset({"runtime_exceeded"})),
+        (s.QUEUED, t.FAIL): Transition(
+            s.FAILED, frozenset({"document_refused", "runtime_exceeded"})
+        ),
         (s.STARTING, t.STEP): Transition(s.RUNNING, frozenset({"running"})),
         (s.RECOVERING, t.STEP): Transition(s.RUNNING, frozenset({"recovered"})),
         (s.RUNNING, t.REFORM): Transition(s.RECOVERING, frozenset({"group_lost"})),

@@ -6,10 +6,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from dray.requests import DrillRequest
 from dray.views import DrillKind, DrillState, JobState
 from ray_workers.contracts import Cause
+from service.db.repositories import jobs as repository
 from service.domain.errors import (
     DrillImpossible,
     DrillNotFound,
@@ -67,6 +69,19 @@ async def test_a_preempted_job_keeps_its_place(service: Service) -> None:
     service.end(first, 1, Cause.PREEMPTED)
     waiting, _ = service.database.read_sync(lambda s: snapshot(s, service.now))
     assert [job.job_id for job in waiting] == [urgent, first, later]
+
+
+async def test_a_job_whose_document_this_release_refuses_is_not_drilled(service: Service) -> None:
+    job_id = await service.running()
+
+    def change(session: Session) -> None:
+        job = repository.lock(session, job_id)
+        assert job is not None
+        job.spec = job.spec | {"schedule": "lottery"}
+
+    service.database.write_sync(change)
+    with pytest.raises(DrillImpossible, match="there is no field 'schedule'"):
+        await service.faults.drill(job_id, asking(at_step=50))
 
 
 async def test_a_cancel_wins_over_a_preemption(service: Service) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from sqlalchemy import update
 from sqlalchemy.orm import Session
@@ -17,6 +19,17 @@ from tests.unit.service.helpers import Service
 pytestmark = pytest.mark.anyio
 
 IMPOSSIBLE = policy.Reason("unsatisfiable", "no node is large enough")
+
+
+def store(service: Service, job_id: str, changed: dict[str, Any]) -> None:
+    """As if another release had stored the document."""
+
+    def change(session: Session) -> None:
+        row = repository.lock(session, job_id)
+        assert row is not None
+        row.spec = row.spec | changed
+
+    service.database.write_sync(change)
 
 
 async def test_a_move_from_a_state_that_is_no_more_changes_nothing(service: Service) -> None:
@@ -57,6 +70,26 @@ async def test_a_job_without_running_time_left_is_not_claimed_but_fails(service:
     assert service.claim(job_id) is None
     job = await service.jobs.get(job_id)
     assert (job.state, job.reason.code) == (JobState.FAILED, "runtime_exceeded")
+
+
+async def test_a_job_that_this_release_refuses_is_not_claimed_but_fails(service: Service) -> None:
+    """It was stored by another release, whose rules were others."""
+    job_id = await service.submit()
+    store(service, job_id, {"schedule": "lottery"})
+    assert service.claim(job_id) is None
+    job = await service.jobs.get(job_id)
+    assert (job.state, job.reason.code, job.attempt) == (JobState.FAILED, "document_refused", 0)
+    assert "refuses it: /schedule there is no field 'schedule'" in job.reason.message
+
+
+async def test_a_job_of_a_newer_release_is_not_claimed_but_fails(service: Service) -> None:
+    job_id = await service.submit()
+    store(service, job_id, {"version": 99})
+    assert service.claim(job_id) is None
+    job = await service.jobs.get(job_id)
+    assert (job.state, job.reason.code) == (JobState.FAILED, "document_refused")
+    assert "run the newer dray that wrote it" in job.reason.message
+    assert job.spec["version"] == 99
 
 
 async def test_a_claim_of_a_job_that_moved_on_is_lost(service: Service) -> None:
