@@ -273,8 +273,7 @@ class JobSpec(Document):
         for name in ("param_dtype", "reduce_dtype"):
             if getattr(parallel, name) == "fp32":
                 continue
-            may_shard = {"shard", "context"} & set(parallel.auto)
-            if (parallel.shard * parallel.context == 1 and not may_shard) or parallel.zero == 1:
+            if not parallel.is_sharded or parallel.zero == 1:
                 raise wrong(
                     f"/parallel/{name}",
                     "is for what FSDP sends: with parallel.shard or context above 1, and zero 2 or "

@@ -90,6 +90,11 @@ class Parallel(Document):
     def inner_axes(self) -> list[str]:
         return [axis for axis in INNER if getattr(self, axis) > 1]
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks hold parts of the parameters or of what belongs to them, or may come to."""
+        return self.shard * self.context > 1 or bool({"shard", "context"} & set(self.auto))
+
     def check(self, num_workers: int) -> None:
         """Raises what `wrong` makes of axes that do not fit the world, or options the axes."""
         used = [axis for axis in AXES if getattr(self, axis) > 1]
@@ -118,6 +123,8 @@ class Parallel(Document):
         if self.zero == 1 and self.inner_axes:
             message = f"must be 2 or 3 with {self.inner_axes[0]}: torch's ZeRO 1 is for replicas"
             raise wrong("/parallel/zero", message)
+        if self.zero != 3 and not self.is_sharded:
+            raise wrong("/parallel/zero", "is for parallel.shard above 1: it says what is sharded")
         is_pipeline = self.pipeline > 1 or "pipeline" in self.auto
         if self.schedule != "1f1b" and not is_pipeline:
             raise wrong("/parallel/schedule", "is for parallel.pipeline above 1")

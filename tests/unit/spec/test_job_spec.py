@@ -229,6 +229,8 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "makes 4 stages, more than the 3 blocks",
         ),
         (divided_gpt({"tensor": 2, "zero": 1}), "/parallel/zero", "must be 2 or 3 with tensor"),
+        (divided_gpt({"tensor": 2, "zero": 2}), "/parallel/zero", "is for parallel.shard above 1"),
+        (divided({"zero": 1}), "/parallel/zero", "is for parallel.shard above 1"),
         (divided({"schedule": "gpipe"}), "/parallel/schedule", "parallel.pipeline above 1"),
         (divided({"stages_per_rank": 2}), "/parallel/stages_per_rank", "pipeline above 1"),
         (
