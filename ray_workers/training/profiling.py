@@ -57,9 +57,7 @@ class Recorder:
         self._step = None
         self._data_wait_s += data_wait_s
         if step >= self._last:
-            self._profile.stop()
-            self._save(step)
-            self._profile, self._is_done = None, True
+            self._leave(step)
 
     def break_off(self) -> None:
         """The group broke: what was recorded of it is let go of."""
@@ -68,12 +66,20 @@ class Recorder:
         self._profile = self._step = None
 
     def finish(self, steps_done: int) -> None:
-        """The training is over; say so if the steps never came."""
-        if not self._is_done:
+        """The training is over: leave what was recorded, or say that the steps never came."""
+        if self._profile is not None:
+            self._leave(steps_done)
+        elif not self._is_done:
             log(
                 f"nothing was recorded: profile asks for steps {self._first} to {self._last}, and "
                 f"this attempt ended with step {steps_done}"
             )
+
+    def _leave(self, step: int) -> None:
+        """Leave the artifacts of the steps up to this one."""
+        self._profile.stop()
+        self._save(step)
+        self._profile, self._is_done = None, True
 
     def _save(self, step: int) -> None:
         with TemporaryDirectory(prefix="dray-profile-") as name:

@@ -94,6 +94,15 @@ def test_steps_that_are_done_again_are_recorded_again_and_learn_the_same(tmp_pat
     assert all(tensor.equal(expected[name]) for name, tensor in weights(mended).items())
 
 
+def test_a_job_that_ends_before_the_last_of_the_steps_leaves_those_that_came(
+    tmp_path: Path,
+) -> None:
+    spec = document(2, epochs=2) | {"profile": {"at_step": 15, "num_steps": 9}}
+    assert run_ranks(tmp_path, spec, world_size=2) == [0, 0]
+    summary = json.loads((artifacts(tmp_path) / "summary.json").read_text())
+    assert summary["steps"] == [15, 16]
+
+
 def test_steps_that_never_come_are_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
     Recorder(Profile(at_step=500), torch.device("cpu")).finish(8)
     said = "profile asks for steps 500 to 502, and this attempt ended with step 8"
