@@ -20,6 +20,8 @@ Group = dist.ProcessGroup | None
 """None for the world."""
 NOTHING = -1
 """The progress of a rank that has no state yet."""
+TORN = -3
+"""The progress of a rank whose state is neither that before a step nor that after it."""
 
 
 def everyones(number: int, device: torch.device, world_size: int) -> list[int]:

@@ -141,9 +141,9 @@ class Divided(Strategy):
         everyones = handover.everyones(progress, self.device, self.world_size)
         twins = [self._twins_of(rank) for rank in range(self.world_size)]
         newest = [max(everyones[twin] for twin in each) for each in twins]
-        if max(newest) == handover.NOTHING:
+        if all(number == handover.NOTHING for number in everyones):
             return handover.NOTHING, None
-        if len({Progress(number).step for number in newest}) > 1:
+        if min(newest) < 0 or len({Progress(number).step for number in newest}) > 1:
             raise PartsLostError
         handed = None
         mine = twins[self.rank]

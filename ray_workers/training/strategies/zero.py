@@ -21,6 +21,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from ray_workers.training import handover
 from ray_workers.training.feeding import Feed
 from ray_workers.training.strategies.divided import Divided
 from ray_workers.training.strategies.replica import Replica
@@ -29,6 +30,9 @@ from ray_workers.training.strategies.update import Update, load_named_state, nam
 
 class ZeroOne(Divided):
     """As `Divided`; ranks of a `shard` group have parts of the optimizer's state alone."""
+
+    _is_torn = False
+    """Whether the group broke in the midst of an update, and no twin has given its state since."""
 
     def _build(self) -> None:
         self.model = self._stage(0, 1)
@@ -46,6 +50,20 @@ class ZeroOne(Divided):
 
     def _shard(self, model: nn.Module, mesh: Any) -> None:
         """The parameters stay whole."""
+
+    def let_go(self) -> None:
+        assert isinstance(self.update, SpreadUpdate)
+        self._is_torn |= self.update.is_torn
+        super().let_go()
+
+    def align(
+        self, progress: int, state: Callable[[], Mapping[str, Any]]
+    ) -> tuple[int, dict[str, Any] | None]:
+        return super().align(handover.TORN if self._is_torn else progress, state)
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        super().take_over(state)
+        self._is_torn = False
 
     def begin(self, feed: Feed, step: int) -> None:
         super().begin(feed, step)
@@ -94,6 +112,14 @@ class SpreadUpdate(Update):
         self._spread = _spread_over(self._optimizer, group)
         self._optimizer = self._spread
         self._is_gathered = False
+        self.is_torn = False
+        """Whether an update began, and the others' parts of the new weights are not all here."""
+
+    def step(self, lr: float) -> Tensor:
+        self.is_torn = True
+        norm = super().step(lr)
+        self.is_torn = False
+        return norm
 
     def gather(self) -> None:
         """Have rank 0 know all of the state. A collective of each group."""

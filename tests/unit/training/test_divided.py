@@ -18,6 +18,7 @@ from ray_workers.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.training import checkpoints
 from ray_workers.training.strategies.mesh import Mesh
 from ray_workers.training.strategies.update import Update
+from ray_workers.training.strategies.zero import ZeroRedundancyOptimizer
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 from tests.unit.training.test_localsteps import ask_rank_0_to_leave
@@ -342,12 +343,46 @@ def test_parts_that_nobody_has_any_more_end_the_attempt(tmp_path: Path) -> None:
 
 
 def _die_with_the_twin(task: RankTask, folder: Path) -> None:
-    def wait_and_die() -> None:
-        """Or the one would have given its part on before it dies."""
-        (folder / f"ready-{task.rank}").touch()
-        while len(list(folder.glob("ready-*"))) < 2:
-            time.sleep(0.001)
-        die()
-
     if task.rank in (1, 3) and task.incarnation == 0:
-        at_call(Update, "loss_scale", 7, act=wait_and_die)
+        at_call(Update, "loss_scale", 7, act=functools.partial(_die_together, task.rank, folder))
+
+
+def _die_together(rank: int, folder: Path) -> None:
+    """Or the one would have given its part on before the other dies."""
+    (folder / f"ready-{rank}").touch()
+    while len(list(folder.glob("ready-*"))) < 2:
+        time.sleep(0.001)
+    die()
+
+
+def test_half_a_step_of_zero_1_is_no_state_to_go_on_from(tmp_path: Path) -> None:
+    """In each group somebody dies who has not sent its part of the new weights. Those who are left
+    have their own parts of them, and the others' of before."""
+    spec = brief(tmp_path, 4, {"shard": 2, "zero": 1})
+    die_both = functools.partial(_die_before_sending, folder=tmp_path)
+    codes = run_ranks(tmp_path, spec, world_size=4, before=die_both, mends=True)
+    assert codes == [1] * 4
+    (error,) = frames(tmp_path, rank=1, kind="error")
+    assert error["cause"] == Cause.WORKER_LOST
+    assert "the newest checkpoint has it" in error["message"]
+
+
+def _die_before_sending(task: RankTask, folder: Path) -> None:
+    if task.rank in (0, 3) and task.incarnation == 0:
+        act = functools.partial(_die_together, task.rank, folder)
+        at_call(ZeroRedundancyOptimizer, "_sync_params", 7, act=act)
+
+
+def test_who_is_left_with_half_a_step_takes_the_whole_one_of_its_twin(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    parallel = {"shard": 2, "zero": 1}
+    spec = brief(tmp_path, 4, parallel)
+    codes = run_ranks(tmp_path, spec, world_size=4, before=_die_alone_before_sending, mends=True)
+    assert codes == [0] * 4
+    assert_same(weights(tmp_path), weights(undisturbed(brief, 4, parallel)))
+
+
+def _die_alone_before_sending(task: RankTask) -> None:
+    if task.rank == 0 and task.incarnation == 0:
+        at_call(ZeroRedundancyOptimizer, "_sync_params", 7)
