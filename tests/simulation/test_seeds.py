@@ -18,7 +18,8 @@ from tests.simulation.conftest import num_seeds
 
 pytestmark = pytest.mark.usefixtures("_short")
 
-BATCH = 25
+BATCH = 10
+"""Storms in one test: where everything takes its time, they stay far from a test's limit."""
 ANY_SEED = 7
 
 
