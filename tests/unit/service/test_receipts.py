@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dray import views
+from dray.spec import JobSpec
 from ray_workers.contracts import WORKER_MTBF_S, Cause, FrameKind, Phase
 from service import reliability
 from service.domain.reliability import Seen, worker_mtbf_s
@@ -175,7 +176,9 @@ async def test_losses_of_workers_count_by_the_time_that_they_ran(service: Servic
 
 
 def test_only_a_job_that_asks_for_it_is_told() -> None:
-    assert reliability.asks({"checkpoint": {"every_steps": "auto"}})
-    assert not reliability.asks({"checkpoint": {"every_steps": 5}})
-    assert not reliability.asks({"checkpoint": None})
-    assert not reliability.asks({})
+    def asks(**said: Any) -> bool:
+        return reliability.asks(JobSpec(recipe="image_classification", **said))
+
+    assert asks(checkpoint={"every_steps": "auto"})
+    assert not asks(checkpoint={"every_steps": 5})
+    assert not asks()
