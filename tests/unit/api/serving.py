@@ -22,7 +22,7 @@ from service.settings import Settings
 from service.signals import events_of
 from tests.unit.service.helpers import Service
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> None:
