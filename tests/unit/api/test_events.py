@@ -219,4 +219,4 @@ def test_a_stop_ends_a_stream(tmp_path_factory: pytest.TempPathFactory) -> None:
             began = time.monotonic()
             server.ask_to_stop()
             assert list(coming) == []
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 20, "it would stay open for ever"
