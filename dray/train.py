@@ -212,11 +212,7 @@ def emit(kind: str, body: Mapping[str, Any]) -> bool:
 
     For dray's own loop: a script uses `report` and `save_artifact`.
     """
-    directory = os.environ.get("DRAY_SPOOL_DIR")
-    if directory is None:
-        return False
-    with _lock:
-        return _writer(directory).append(kind, body)
+    return 0 < tell(kind, body) < math.inf
 
 
 def tell(kind: str, body: Mapping[str, Any]) -> float:

@@ -83,9 +83,7 @@ def _table() -> Mapping[tuple[JobState, Trigger], Transition]:
         (s.QUEUED, t.CLAIM): Transition(s.STARTING, frozenset({"claimed"})),
         (s.QUEUED, t.CANCEL): Transition(s.CANCELLED, frozenset({"cancelled_by_user"})),
         (s.QUEUED, t.IMPOSSIBLE): Transition(s.FAILED, frozenset({"unsatisfiable"})),
-        (s.QUEUED, t.FAIL): Transition(
-            s.FAILED, frozenset({"document_refused", "runtime_exceeded"})
-        ),
+        (s.QUEUED, t.FAIL): Transition(s.FAILED, UNFIT_CODES),
         (s.STARTING, t.STEP): Transition(s.RUNNING, frozenset({"running"})),
         (s.RECOVERING, t.STEP): Transition(s.RUNNING, frozenset({"recovered"})),
         (s.RUNNING, t.REFORM): Transition(s.RECOVERING, frozenset({"group_lost"})),

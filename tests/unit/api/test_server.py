@@ -71,11 +71,20 @@ def test_it_says_where_it_is_and_stops_in_order_though_somebody_waits(
     process, url = running
     job_id = submit(url)
     answers: list[int] = []
-    streaming = threading.Event()
+    asked, streaming = threading.Event(), threading.Event()
+
+    def tell(event: str, _: object) -> None:
+        if event == "http11.send_request_body.complete":
+            asked.set()
 
     def poll() -> None:
-        path = f"/v1/jobs/{job_id}?wait_s=60&state=QUEUED"
-        answers.append(httpx.get(url + path, timeout=70).status_code)
+        with httpx.Client(timeout=70) as client:
+            response = client.get(
+                f"{url}/v1/jobs/{job_id}",
+                params={"wait_s": 60, "state": "QUEUED"},
+                extensions={"trace": tell},
+            )
+        answers.append(response.status_code)
 
     def stream() -> None:
         with httpx.stream(
@@ -89,8 +98,10 @@ def test_it_says_where_it_is_and_stops_in_order_though_somebody_waits(
         answers.append(response.status_code)
 
     threads = [threading.Thread(target=poll), threading.Thread(target=stream)]
-    for thread in threads:
-        thread.start()
+    threads[0].start()
+    assert asked.wait(30)
+    threads[1].start()
+    # The server took the poll's connection first: where it streams, it has both.
     assert streaming.wait(30)
     process.send_signal(number)
     assert process.wait(30) == 0, "half of what the poll would wait"
