@@ -133,7 +133,7 @@ class Runtime:
         """The loops of one term, which know nothing of those of any other."""
         self.watch = watch = ClusterWatch(books, cluster, self.signals, self.settings)
         scheduler = Scheduler(
-            *(books, cluster, watch, self.signals, self.settings, deployment_id, self._halted)
+            books, cluster, watch, self.signals, self.settings, deployment_id, self._halted
         )
         reconciler = Reconciler(
             books, cluster, self.storage, scheduler, self.signals, self.settings

@@ -197,8 +197,7 @@ def claim(
     origin = origins.current(session, job)
     furthest = attempts_repository.furthest_step(session, job_id)
     return Claimed(
-        *(job_id, job.attempt, spec, refs, left_s, origin, furthest),
-        min_workers=job.min_workers,
+        job_id, job.attempt, spec, refs, left_s, origin, furthest, min_workers=job.min_workers
     )
 
 

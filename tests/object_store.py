@@ -47,7 +47,7 @@ class ObjectStore:
         url = f"{self.endpoint_url}/moto-api/{what}"
         kind = {"Content-Type": "text/plain"}
         request = urllib.request.Request(url, body.encode(), kind, method="POST")
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
 
 @contextmanager

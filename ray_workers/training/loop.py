@@ -67,7 +67,7 @@ class Loop:
         self.strategy = strategy_of(given)
         self.traffic: Traffic | None = None
         self.evaluation = Evaluation(
-            *(workload, self.device, self.strategy, given.autocast, options), moved=page.move
+            workload, self.device, self.strategy, given.autocast, options, moved=page.move
         )
         self.recorder = Recorder(spec.profile, self.device) if spec.profile else None
         self.reporter = StepReporter(self.calendar.total_steps, page)

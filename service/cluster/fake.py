@@ -29,7 +29,7 @@ from service.cluster.fake_node import FakeNode, Pulse
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 
 T = TypeVar("T")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """Longest wait of a test for something that must come."""
 
 

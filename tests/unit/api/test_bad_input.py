@@ -237,7 +237,7 @@ def test_a_bad_or_missing_token_is_401(site: LiveServer, authorization: str | No
     if authorization is not None:
         headers.append((b"Authorization", authorization.encode("latin-1")))
     for method, path in (("POST", "/v1/jobs"), ("GET", "/v1/jobs"), ("GET", "/metrics")):
-        response = httpx.request(method, f"{site.url}{path}", headers=headers, content=b"{")
+        response = site.ask(method, path, headers=headers, content=b"{")
         check(site, response, 401, "unauthorized")
         assert response.headers["www-authenticate"].startswith("Bearer")
 
@@ -328,7 +328,7 @@ def test_metrics_that_json_can_not_hold_are_stored_and_served_as_strings(
 def job_with_files(site: LiveServer) -> tuple[str, str]:
     """A job with an artifact, and the id of one that is a link out of the storage."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    with httpx.Client(base_url=site.url, headers=headers, trust_env=False) as client:
+    with site.client(headers=headers) as client:
         job_id = post(client, GOOD, **{"Idempotency-Key": "files"}).json()["id"]
         secret = site.settings.home / "secret"
         secret.write_text("the secret")

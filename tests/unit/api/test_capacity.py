@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import httpx
-
 from tests.unit.api.serving import serving
 
 
 def test_a_full_storage_refuses_submits_until_something_was_deleted(tmp_path: Path) -> None:
     with (
         serving(tmp_path, storage_quota_bytes=100) as server,
-        httpx.Client(base_url=server.url, trust_env=False) as http,
+        server.client() as http,
     ):
         job_id = server.submit()
         server.train(job_id, server.artifact(job_id, "model.bin", b"x" * 100))
@@ -38,7 +36,7 @@ def test_a_full_storage_refuses_submits_until_something_was_deleted(tmp_path: Pa
 def test_what_a_job_starts_from_is_named_when_it_is_missing_or_needed(tmp_path: Path) -> None:
     with (
         serving(tmp_path) as server,
-        httpx.Client(base_url=server.url, trust_env=False) as http,
+        server.client() as http,
     ):
         source = server.submit()
         server.train(source, server.hands.checkpoint(source, 1, 10))

@@ -20,9 +20,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     tokens.write_text(f"ann:{hashlib.sha256(b'annas secret').hexdigest()}\n")
     with (
         serving(home / "home", tokens_file=tokens, data_roots=("/srv/data",)) as server,
-        httpx.Client(
-            base_url=server.url, headers={"Authorization": "Bearer annas secret"}, trust_env=False
-        ) as client,
+        server.client(headers={"Authorization": "Bearer annas secret"}) as client,
     ):
         yield client
 

@@ -53,16 +53,16 @@ def test_a_long_poll_of_events_answers_when_one_comes(
     http: httpx.Client, server: LiveServer
 ) -> None:
     job_id = server.submit()
-    url = f"/v1/jobs/{job_id}/events?after_seq=1&wait_s=30"
+    url = f"/v1/jobs/{job_id}/events?after_seq=1&wait_s=60"
     with ThreadPoolExecutor(1) as pool:
         began = time.monotonic()
-        waiting = pool.submit(http.get, url, timeout=40)
+        waiting = pool.submit(http.get, url, timeout=70)
         wait_until(lambda: server.num_waiting(job_id), "the long poll")
         server.hands.claim(job_id)
         page = waiting.result().json()
     assert page["items"][0]["to_state"] == "STARTING"
     assert page["next_seq"] == page["items"][-1]["seq"]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30, "half of what it would wait"
 
 
 def test_a_stream_follows_a_job_to_its_end(http: httpx.Client, server: LiveServer) -> None:

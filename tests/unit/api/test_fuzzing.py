@@ -7,7 +7,6 @@ Every check of schemathesis is on: no undeclared status or content type, bodies 
 
 from __future__ import annotations
 
-import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
@@ -16,7 +15,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from api.app import create_app
 from service.settings import Settings
-from tests.unit.api.serving import LiveServer
+from tests.unit.api.serving import DEADLINE_S, LiveServer
 from tests.unit.service.helpers import hang, log, metrics, regrouped, regrouping, spent
 
 BOUNDED = settings(
@@ -42,9 +41,9 @@ def ids(server: LiveServer) -> dict[str, str | int]:
     server.hands.report(job_id, 1, [server.hands.checkpoint(job_id, 1, 5)])
     faults = [regrouping(1), regrouped(1), hang(1), spent(useful=1.0)]
     server.hands.report(job_id, 1, faults)
-    drill = httpx.post(f"{server.url}/v1/jobs/{job_id}/drill", json={"kind": "kill"}).json()
+    drill = server.ask("POST", f"/v1/jobs/{job_id}/drill", json={"kind": "kill"}).json()
     server.succeed(job_id)
-    items = httpx.get(f"{server.url}/v1/jobs/{job_id}/artifacts").json()["items"]
+    items = server.ask("GET", f"/v1/jobs/{job_id}/artifacts").json()["items"]
     return {
         "job_id": job_id,
         "artifact_id": items[0]["id"],
@@ -61,7 +60,7 @@ def call(case: Case, server: LiveServer) -> None:
     wait_s = case.query.get("wait_s")
     if isinstance(wait_s, int | float) and wait_s > MAX_WAIT_S:
         case.query["wait_s"] = MAX_WAIT_S  # a wait is meant to last; fuzzing is not
-    response = case.call(base_url=server.url)
+    response = case.call(base_url=server.url, timeout=DEADLINE_S)
     if response.content == NOT_HTTP:
         return  # a header that no HTTP message may hold: the application was not asked
     # A cursor is opaque, and some rules between the fields of a document have no JSON schema.

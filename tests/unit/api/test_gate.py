@@ -103,7 +103,7 @@ def test_a_listed_name_is_answered_besides_those_of_this_machine(listed: LiveSer
         ("127.0.0.1", 200),
         ("evil.gpu.example.org", 403),
     ):
-        response = httpx.get(f"{listed.url}/v1/jobs", headers={"Host": host})
+        response = listed.ask("GET", "/v1/jobs", headers={"Host": host})
         assert response.status_code == status, host
 
 
@@ -113,12 +113,10 @@ def test_a_listed_page_may_use_the_api_and_read_what_it_needs(listed: LiveServer
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type,idempotency-key",
     }
-    preflight = httpx.options(f"{listed.url}/v1/jobs", headers=asked)
+    preflight = listed.ask("OPTIONS", "/v1/jobs", headers=asked)
     assert preflight.status_code == 200
     assert preflight.headers["access-control-allow-origin"] == PAGE
-    called = httpx.get(
-        f"{listed.url}/v1/jobs", headers={"Origin": PAGE, "Sec-Fetch-Site": "cross-site"}
-    )
+    called = listed.ask("GET", "/v1/jobs", headers={"Origin": PAGE, "Sec-Fetch-Site": "cross-site"})
     assert called.status_code == 200
     assert called.headers["access-control-allow-origin"] == PAGE
     assert "ETag" in called.headers["access-control-expose-headers"]
@@ -128,8 +126,8 @@ def test_a_listed_page_may_use_the_api_and_read_what_it_needs(listed: LiveServer
 def test_a_page_that_is_not_listed_is_told_nothing(listed: LiveServer) -> None:
     asked = {"Origin": EVIL, "Access-Control-Request-Method": "POST"}
     for response in (
-        httpx.options(f"{listed.url}/v1/jobs", headers=asked),
-        httpx.get(f"{listed.url}/v1/jobs", headers={"Origin": EVIL}),
+        listed.ask("OPTIONS", "/v1/jobs", headers=asked),
+        listed.ask("GET", "/v1/jobs", headers={"Origin": EVIL}),
     ):
         assert response.status_code == 403
         assert "access-control-allow-origin" not in response.headers

@@ -115,7 +115,7 @@ def test_a_key_whose_first_request_is_being_worked_on_is_a_409_at_once(
 
     with ThreadPoolExecutor(2) as pool:
         holding = pool.submit(server.hands.database.write_sync, hold)
-        assert busy.wait(10)
+        assert busy.wait(60)
         first = pool.submit(post, http, JOB, "in flight")
         keys = server.context.runtime.jobs._keys_in_flight
         wait_until(lambda: ("default", "in flight") in keys._held, "the first request")
@@ -216,11 +216,11 @@ def test_a_long_poll_answers_when_the_state_changes(http: httpx.Client, server: 
     job_id = server.submit()
     with ThreadPoolExecutor(1) as pool:
         began = time.monotonic()
-        waiting = pool.submit(http.get, f"/v1/jobs/{job_id}?wait_s=30&state=QUEUED", timeout=40)
+        waiting = pool.submit(http.get, f"/v1/jobs/{job_id}?wait_s=60&state=QUEUED", timeout=70)
         wait_until(lambda: server.num_waiting(job_id), "the long poll")
         server.train(job_id)
         assert waiting.result().json()["state"] in ("STARTING", "RUNNING")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30, "half of what it would wait"
 
 
 def test_a_long_poll_of_a_state_that_has_passed_answers_at_once(
@@ -228,8 +228,8 @@ def test_a_long_poll_of_a_state_that_has_passed_answers_at_once(
 ) -> None:
     job_id = server.submit()
     began = time.monotonic()
-    assert http.get(f"/v1/jobs/{job_id}?wait_s=30&state=RUNNING").json()["state"] == "QUEUED"
-    assert time.monotonic() - began < 10
+    assert http.get(f"/v1/jobs/{job_id}?wait_s=60&state=RUNNING").json()["state"] == "QUEUED"
+    assert time.monotonic() - began < 30, "half of what it would wait"
 
 
 def test_a_long_poll_answers_the_same_state_when_its_time_is_up(
@@ -238,7 +238,7 @@ def test_a_long_poll_answers_the_same_state_when_its_time_is_up(
     job_id = server.submit()
     began = time.monotonic()
     assert http.get(f"/v1/jobs/{job_id}?wait_s=0.3").json()["state"] == "QUEUED"
-    assert 0.3 <= time.monotonic() - began < 10
+    assert 0.3 <= time.monotonic() - began < 30
 
 
 def test_who_hangs_up_is_not_waited_for(server: LiveServer) -> None:

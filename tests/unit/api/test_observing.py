@@ -107,7 +107,7 @@ def test_a_token_is_never_logged_whether_it_is_known_or_not(
     with serving(folder / "home", tokens_file=folder / "tokens") as guarded:
         for token in (SECRET, "x"):
             headers = {"Authorization": f"Bearer {token}"}
-            assert httpx.get(f"{guarded.url}/v1/jobs", headers=headers).status_code == 401
+            assert guarded.ask("GET", "/v1/jobs", headers=headers).status_code == 401
         wait_until(lambda: len(log.lines()) == 2, "both lines")
     assert [line["caller"] for line in log.lines()] == ["-", "-"]
     assert SECRET not in log.stream.getvalue()

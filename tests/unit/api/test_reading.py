@@ -74,11 +74,11 @@ def test_a_long_poll_of_logs_answers_when_lines_come(
     server.train(job_id)
     with ThreadPoolExecutor(1) as pool:
         began = time.monotonic()
-        waiting = pool.submit(http.get, f"/v1/jobs/{job_id}/logs?wait_s=30", timeout=40)
+        waiting = pool.submit(http.get, f"/v1/jobs/{job_id}/logs?wait_s=60", timeout=70)
         wait_until(lambda: server.num_waiting(job_id), "the long poll")
         server.hands.report(job_id, 1, [log(0, "hello")])
         assert [line["text"] for line in waiting.result().json()["items"]] == ["hello"]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30, "half of what it would wait"
 
 
 def test_a_cursor_of_other_logs_is_refused(http: httpx.Client, server: LiveServer) -> None:

@@ -59,7 +59,7 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def submit(url: str) -> str:
     """A job whose long poll and stream will be open when the server stops."""
-    response = httpx.post(f"{url}/v1/jobs", json={"recipe": "image_classification"})
+    response = httpx.post(f"{url}/v1/jobs", json={"recipe": "image_classification"}, timeout=30)
     job_id: str = response.json()["id"]
     return job_id
 

@@ -20,7 +20,7 @@ import pytest
 
 from dray.cli.app import run
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Cli:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import httpx
 import pytest
 
 from dray.cli.exits import Exit
@@ -22,7 +21,7 @@ def when_asked(
 
     def work() -> None:
         wait_until(lambda: server.num_waiting(job_id), "the command to wait")
-        (drill,) = httpx.get(f"{server.url}/v1/jobs/{job_id}/drills").json()["items"]
+        (drill,) = server.ask("GET", f"/v1/jobs/{job_id}/drills").json()["items"]
         server.hands.report(job_id, 1, frames(drill["id"]))
 
     thread = threading.Thread(target=work)
@@ -41,7 +40,7 @@ def test_a_drill_waits_and_says_how_it_went(cli: Cli, server: LiveServer) -> Non
     said = cli("drill", job_id, "--kill", "--rank", "1", "--at-step", "50")
     thread.join()
     assert said == "recovered in 0.41 s, 0 steps lost\n"
-    (drill,) = httpx.get(f"{server.url}/v1/jobs/{job_id}/drills").json()["items"]
+    (drill,) = server.ask("GET", f"/v1/jobs/{job_id}/drills").json()["items"]
     assert (drill["kind"], drill["rank"], drill["at_step"]) == ("kill", 1, 50)
 
 
@@ -84,7 +83,7 @@ def test_jobs_are_asked_to_leave_and_what_fails_is_told(cli: Cli, server: LiveSe
         f"{last} RUNNING: was asked to leave its slots",
     ]
     assert "it holds no slots" in cli.err
-    events = httpx.get(f"{server.url}/v1/jobs/{last}/events").json()["items"]
+    events = server.ask("GET", f"/v1/jobs/{last}/events").json()["items"]
     assert events[-1]["data"] == {"grace_s": 5.0}
     assert cli.json("preempt", first)["id"] == first
 

@@ -87,13 +87,18 @@ def completed(words: str, url: str, shell: str = "zsh") -> str:
     return run.stdout
 
 
+def assert_offered(what: str, words: str, url: str) -> None:
+    """Asked as often as a server needs that has not answered within the second it is given."""
+    wait_until(lambda: what in completed(words, url), f"{what} to be offered")
+
+
 def test_the_shell_is_offered_jobs_and_states(server: LiveServer) -> None:
     job_id = server.submit(name="named [bold]")
-    assert job_id in completed("dray get ", server.url)
-    assert "named [bold] QUEUED" in completed(f"dray get {job_id[:-1]}", server.url)
+    assert_offered(job_id, "dray get ", server.url)
+    assert_offered("named [bold] QUEUED", f"dray get {job_id[:-1]}", server.url)
     assert completed("dray get job-nobody", server.url).count("job-") == 0
     assert "SUCCEEDED" in completed("dray ls --state SU", server.url)
-    assert job_id in completed(f"dray --url {server.url} logs ", "http://127.0.0.1:9")
+    assert_offered(job_id, f"dray --url {server.url} logs ", "http://127.0.0.1:9")
 
 
 def test_without_a_server_the_shell_is_offered_nothing_and_no_error(server: LiveServer) -> None:

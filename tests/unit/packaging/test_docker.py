@@ -274,7 +274,7 @@ def test_the_database_is_found_by_a_service_file(
     try:
         database.listen()
         assert database.listener is not None
-        assert database.listener.listening.wait(10)
+        assert database.listener.listening.wait(60)
         assert database.read_sync(cluster.get) is None
     finally:
         database.close()

@@ -100,7 +100,7 @@ def test_one_key_makes_one_job(client: Client) -> None:
 def test_a_submit_whose_answer_was_lost_makes_one_job(server: LiveServer) -> None:
     """The server gets the request; the connection breaks before the answer is read."""
     transport = Lossy()
-    with Client(server.url, transport=transport) as client:
+    with Client(server.url, transport=transport, retry=Retry(patience_s=60)) as client:
         job = client.submit({**JOB, "labels": {"test": "lost"}})
         assert [found.id for found in client.jobs(label={"test": "lost"})] == [job.id]
     assert len(transport.lost) == 1
@@ -245,7 +245,7 @@ def test_the_token_is_sent_and_its_absence_told(tmp_path_factory: pytest.TempPat
 
 def test_a_server_that_says_stop_at_once_is_not_hammered(server: LiveServer) -> None:
     """Long polls that return at once, as when the server is stopping, are spaced out."""
-    job = json.loads(httpx.get(f"{server.url}/v1/jobs/{server.submit()}").text)
+    job = json.loads(server.ask("GET", f"/v1/jobs/{server.submit()}").text)
     asked = []
 
     def answer(request: httpx.Request) -> httpx.Response:

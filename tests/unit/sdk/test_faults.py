@@ -6,10 +6,9 @@ import asyncio
 import json
 import threading
 
-import httpx
 import pytest
 
-from dray import AsyncClient, Client, errors
+from dray import AsyncClient, Client, Retry, errors
 from dray.views import Drill, DrillKind, DrillState
 from tests.unit.api.serving import LiveServer, wait_until
 from tests.unit.sdk.lossy import Lossy
@@ -19,7 +18,7 @@ from tests.unit.service.helpers import drilled, hang, spent
 def pass_when_waited_for(server: LiveServer, job_id: str) -> threading.Thread:
     def work() -> None:
         wait_until(lambda: server.num_waiting(job_id), "the client to wait")
-        (drill,) = httpx.get(f"{server.url}/v1/jobs/{job_id}/drills").json()["items"]
+        (drill,) = server.ask("GET", f"/v1/jobs/{job_id}/drills").json()["items"]
         struck = drilled(drill["id"], "struck", step=50)
         over = drilled(drill["id"], "passed", step=50, recovery_s=0.25, steps_lost=1)
         server.hands.report(job_id, 1, [struck, over])
@@ -60,7 +59,7 @@ def test_a_drill_is_awaited(server: LiveServer) -> None:
 
 def test_a_drill_whose_answer_was_lost_strikes_once(server: LiveServer) -> None:
     job_id, transport = server.trains(), Lossy()
-    with Client(server.url, transport=transport) as client:
+    with Client(server.url, transport=transport, retry=Retry(patience_s=60)) as client:
         made = client.drill(job_id, kind="preempt", wait=False)
         assert [one.id for one in client.drills(job_id)] == [made.id]
     assert json.loads(transport.lost[0].content)["id"] == made.id

@@ -24,6 +24,7 @@ from service.signals import Signals
 
 pytestmark = pytest.mark.anyio
 
+PATIENCE_S = 60.0
 NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
@@ -125,7 +126,7 @@ async def test_who_waits_is_woken_after_the_commit_and_not_without_one(
             await database.write(lambda s: work(s, fail=True))
         assert not await woken.wait(0.05)
         await database.write(lambda s: work(s, fail=False))
-        assert await woken.wait(10)
+        assert await woken.wait(PATIENCE_S)
         assert names(database) == ["told"]
         assert not await woken.wait(0)
 
@@ -135,10 +136,10 @@ async def test_processes_on_one_postgresql_wake_each_other(postgres_url: str) ->
     try:
         here.listen()
         assert here.listener is not None
-        assert await asyncio.to_thread(here.listener.listening.wait, 10)
+        assert await asyncio.to_thread(here.listener.listening.wait, PATIENCE_S)
         with here.signals.subscribe("job-x") as woken:
             await there.write(lambda s: notify(s, "job-y", "job-x"))
-            assert await woken.wait(10)
+            assert await woken.wait(PATIENCE_S)
     finally:
         here.close()
         there.close()
@@ -173,7 +174,7 @@ async def test_a_listener_that_lost_its_connection_listens_again(postgres_url: s
         database.listen()
         listener = database.listener
         assert listener is not None
-        assert await asyncio.to_thread(listener.listening.wait, 10)
+        assert await asyncio.to_thread(listener.listening.wait, PATIENCE_S)
         with database.signals.subscribe("topic") as woken:
             await woken.wait(0.2)
             with psycopg.connect(postgres_url, autocommit=True) as killer:
@@ -238,8 +239,8 @@ async def test_a_subscription_ends_with_its_block() -> None:
     signals = Signals()
     with signals.subscribe("a", "b") as woken:
         await asyncio.to_thread(signals.publish, "b")
-        assert await woken.wait(10)
+        assert await woken.wait(PATIENCE_S)
         await asyncio.to_thread(signals.publish_all)
-        assert await woken.wait(10)
+        assert await woken.wait(PATIENCE_S)
     signals.publish("a")
     assert signals._subscribers == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,14 @@ import pytest
 from ray_workers import paths
 from ray_workers.processes import place
 from service.cluster import embedded
+
+
+def _await_exec(pid: int) -> None:
+    """Return once a new process has its environment; before its program is laid out it has none."""
+    deadline = time.monotonic() + 60
+    while not Path(f"/proc/{pid}/environ").read_bytes():
+        assert time.monotonic() < deadline, f"process {pid} never began"
+        time.sleep(0.01)
 
 
 def test_only_what_is_certainly_dead_is_deleted(
@@ -25,6 +34,7 @@ def test_only_what_is_certainly_dead_is_deleted(
     (tmp_path / "deployment").mkdir()
     environment = {**os.environ, embedded.INSTANCE_VARIABLE: "alive"}
     with subprocess.Popen(["sleep", "600"], env=environment) as process:
+        _await_exec(process.pid)
         embedded.remove_dead_sessions()
         process.kill()
     left = {path.name for path in tmp_path.iterdir()}

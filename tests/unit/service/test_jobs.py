@@ -285,7 +285,7 @@ async def test_waiting_ends_when_the_state_changes(service: Service) -> None:
     await asyncio.to_thread(service.claim, job_id)
     job = await waiting
     assert job.state == JobState.STARTING
-    assert asyncio.get_running_loop().time() - started < 5
+    assert asyncio.get_running_loop().time() - started < 15, "half of what it would wait"
 
 
 async def test_waiting_ends_when_the_time_is_up(service: Service) -> None:
@@ -296,7 +296,7 @@ async def test_waiting_ends_when_the_time_is_up(service: Service) -> None:
 
 async def test_waiting_for_what_already_changed_answers_at_once(service: Service) -> None:
     job_id = await service.running()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):  # half of what it would wait
         job = await service.jobs.wait(job_id, wait_s=60, known_state=JobState.QUEUED)
         assert job.state == JobState.RUNNING
         service.end(job_id, 1)

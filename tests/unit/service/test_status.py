@@ -90,12 +90,12 @@ async def test_an_answer_that_was_overtaken_is_not_kept(
     def slowly(row: Any) -> Any:
         view = present(row)
         reading.set()
-        assert changed.wait(10)
+        assert changed.wait(60)
         return view
 
     monkeypatch.setattr(presenting, "status", slowly)
     answer = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(cache.read(job_id))))
-    assert await asyncio.to_thread(reading.wait, 10)
+    assert await asyncio.to_thread(reading.wait, 60)
     assert await asyncio.to_thread(service.claim, job_id) is not None
     changed.set()
     assert b"QUEUED" in await answer

@@ -19,7 +19,7 @@ from ray_workers.forking import ForkedProcess
 from tests.unit.workers.test_contracts import task
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Server:

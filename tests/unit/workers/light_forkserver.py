@@ -19,6 +19,8 @@ from ray_workers.processes import Session, find_members
 
 GHOST = (1 << 22) + 1
 """Above the largest pid that Linux gives."""
+STUCK_S, PATIENCE_S = 3.0, 30.0
+"""How soon what can't be ended is given up, and how late what can be."""
 
 
 def run(task: RankTask) -> int:
@@ -35,7 +37,11 @@ def stand_in(name: str, **contents: object) -> None:
 def find(sessions: Sequence[Session]) -> dict[str, list[int]]:
     found = find_members(sessions)
     haunted = Path(sys.argv[1]).with_name("haunted")
-    pid = haunted.read_text() if haunted.exists() else ""
+    try:
+        pid = haunted.read_text()
+    except FileNotFoundError:
+        pid = ""
+    forkserver.STUCK_S = STUCK_S if pid else PATIENCE_S
     for session in sessions:
         if str(session.pid) == pid:
             found[session.mark].append(GHOST)
@@ -43,7 +49,6 @@ def find(sessions: Sequence[Session]) -> dict[str, list[int]]:
 
 
 if __name__ == "__main__":
-    forkserver.STUCK_S = 3.0
     stand_in("preload", preload=lambda: None)
     stand_in("entry", main=run)
     forkserver.main(sys.argv[1], find)

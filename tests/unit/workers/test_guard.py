@@ -31,6 +31,7 @@ UNMENDED: dict[str, dict[str, Any]] = {
     "ranks that step by themselves": {"sync": {"every": 4}},
     "GPUs": {"resources": {"num_workers": 2, "gpus_per_worker": 1}},
 }
+PATIENCE_S = 60.0
 RECIPE = {"recipe": "image_classification", "resources": {"num_workers": 2}}
 SCRIPT = {"script": {"entrypoint": "train.py"}, "resources": {"num_workers": 2}}
 STACK = 'Thread 0x1 (most recent call first):\n  File "loop.py", line 1 in _step\n'
@@ -145,7 +146,7 @@ async def test_a_stopped_rank_of_what_is_not_mended_ends_the_attempt_and_is_told
     group, watching = watched(document, heard)
     waiting = [sight(rank, Doing.EXCHANGE, 6.0, collective=51) for rank in range(culprit)]
     group.seen = [*waiting, sight(culprit, age_s=6.0, state="T")]
-    outcome = await asyncio.wait_for(watching, 10)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
     said = f"rank {culprit} stood still for 6.0 s in compute, and was ended"
     assert outcome == Outcome(Cause.WORKER_LOST, said, culprit)
     assert group.signals == [(culprit, signal.SIGKILL)]
@@ -162,7 +163,7 @@ async def test_it_is_given_more_time_where_a_false_alarm_costs_more() -> None:
     await asyncio.sleep(0.1)
     assert not watching.done()
     group.seen = [sight(0, age_s=LEAST_S[Doing.COMPUTE] * PATIENCE + 0.1)]
-    outcome = await asyncio.wait_for(watching, 10)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert outcome == Outcome(
         Cause.WORKER_LOST, "rank 0 stood still for 40.1 s in compute, and was ended", 0
     )
@@ -172,7 +173,7 @@ async def test_where_nobody_is_to_blame_the_attempt_ends_too() -> None:
     heard = Heard()
     group, watching = watched(RECIPE | UNMENDED["a sharded model"], heard)
     group.seen = [sight(rank, Doing.UPDATE, 41.0) for rank in (0, 1)]
-    outcome = await asyncio.wait_for(watching, 10)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
     message = "all ranks stood still at the same place for 41.0 s"
     assert outcome == Outcome(Cause.WORKER_LOST, message)
     assert (group.signals, [bundle["culprits"] for bundle in heard.hangs]) == ([], [[]])
@@ -187,7 +188,7 @@ async def test_a_script_is_not_watched_for_it_says_nothing() -> None:
     for member in group.placed:
         member.end = RankExit(member.rank, 0)
         member.exit.set_result(member.end)
-    assert await asyncio.wait_for(watching, 10) is None
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None
 
 
 async def test_whoever_is_lost_otherwise_is_judged_as_ever() -> None:
@@ -195,13 +196,13 @@ async def test_whoever_is_lost_otherwise_is_judged_as_ever() -> None:
     group, watching = watched(RECIPE | UNMENDED["a single rank"], Heard())
     group.seen = [sight(0)]
     await group.signal("n", 0, signal.SIGKILL)
-    assert await asyncio.wait_for(watching, 10) is None
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None
 
 
 async def test_a_group_that_does_not_leave_in_time_is_ended_when_its_grace_is_over() -> None:
     grace_s, began = 0.2, time.monotonic()
     group, watching = watched_and_asked_to_leave(grace_s)
-    outcome = await asyncio.wait_for(watching, 10)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert time.monotonic() - began >= grace_s
     message = f"asked to leave its slots; it did not end by itself within {grace_s:g} s"
     assert outcome == Outcome(Cause.PREEMPTED, message)
@@ -216,7 +217,7 @@ async def test_a_group_that_leaves_in_time_is_not_waited_for() -> None:
     left = RankExit(0, guarding.LEFT_EXIT_CODE)
     group.placed[0].end = left
     group.placed[0].exit.set_result(left)
-    outcome = await asyncio.wait_for(watching, 10)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert outcome == Outcome(Cause.PREEMPTED, "saved a checkpoint and left its slots as asked")
 
 

@@ -21,6 +21,7 @@ from ray_workers.verdict import RankExit
 
 pytestmark = pytest.mark.anyio
 
+PATIENCE_S = 60.0
 SPEC = AttemptSpec(
     deployment_id="d",
     job_id="j",
@@ -97,7 +98,7 @@ async def test_a_replacement_that_is_not_there_yet_is_not_overdue(
     mender = Mender(SPEC, group, nodes, teller, Drills(teller), lambda: None)  # type: ignore[arg-type]
     lost: Any = group.lost
     mending = asyncio.ensure_future(mender.mend([lost], code="killed"))
-    await asyncio.wait_for(group.asked.wait(), 10)
+    await asyncio.wait_for(group.asked.wait(), PATIENCE_S)
     assert await mender.look([]) is None
     group.replaced.set()
     assert await mending
@@ -126,7 +127,7 @@ async def test_a_next_group_that_could_not_be_formed_is_followed_by_another(
     assert group.announced == [1, 2]
 
     nodes.seen = [_sight(rank, generation=2) for rank in (0, 1)]  # and it is over, in the end
-    outcome = await asyncio.wait_for(watching, 10)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert outcome is not None
     assert "could not be brought together again" in outcome.message
     assert group.announced == [1, 2, 3, 4, 5]
@@ -147,7 +148,7 @@ async def test_who_is_not_told_that_its_connection_broke_is_ended(
         await asyncio.sleep(0.01)
     nodes.seen = []
     group.placed[0].exit.set_result(group.placed[0].end)
-    assert await asyncio.wait_for(watching, 10) is None, "the only one that held the state"
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None, "the only one that held the state"
     assert mender.generation == 1
 
 

@@ -12,7 +12,7 @@ from ray_workers import processes, stacks
 from ray_workers.dumping import END
 from ray_workers.forking import ForkFailed, ask_dump, list_tasks, send_to_rank
 from ray_workers.pages import prefix_of, stack_path
-from tests.unit.workers.forked import Forked, Server, is_alive, light, server, until
+from tests.unit.workers.forked import PATIENCE_S, Forked, Server, is_alive, light, server, until
 
 __all__ = ["light", "server"]
 
@@ -80,7 +80,10 @@ async def test_stacks_are_of_the_newest_process_at_each_rank_asked_for(
     assert all(is_alive(forked.pid) for forked in running)
 
 
-async def test_every_thread_is_in_it(server: Server, tmp_path: Path) -> None:
+async def test_every_thread_is_in_it(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "QUIET_S", PATIENCE_S)
     forked = await stuck(server, tmp_path, 0)
     text = (await collected(server, tmp_path, [0]))[0]
     assert is_alive(forked.pid)
@@ -151,7 +154,7 @@ async def test_a_rank_that_does_not_write_in_time_is_left_out(
     )
     forked = await server.fork(code, job_id="j", attempt=1, rank=0)
     assert await forked.line() == "here"
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENCE_S):
         assert await stacks.collect(server.path, tmp_path, "j", 1, [0], wait_s=0.1) == {}
 
 
