@@ -23,7 +23,7 @@ from ray_workers.pages import Doing, Sight, Use
 from ray_workers.seeing import Nodes, hang_bundle
 from ray_workers.telling import Teller
 from ray_workers.verdict import RankExit
-from ray_workers.watchdog import PATIENCE, Hang, Watchdog
+from ray_workers.watchdog import PATIENCE, Hang, Suspicion, Watchdog
 
 LOOK_S = 0.5
 QUICK_LOOK_S = 0.03
@@ -60,6 +60,7 @@ class Guard:
         """What the attempt ends with once they are gone, where they are not replaced."""
         self._stray_since: float | None = None
         self._watchdog = Watchdog(1.0 if spec.is_mendable else PATIENCE)
+        self._suspicion = Suspicion()
         self._sights: list[Sight] = []
         self._grace_s = 0.0
         self._stop_asked = asyncio.Event()
@@ -224,8 +225,7 @@ class Guard:
             return None  # a script does not say what it does
         if self._hung or len(newest) < len(self._group.placed):
             return None  # who is to blame is not seen gone yet, or is silent with its node
-        hang = self._watchdog.look(newest, time.monotonic())
-        return None if hang is None else await self._end_hang(hang)
+        return await self._judge(self._watchdog.look(newest, time.monotonic()), newest)
 
     def _are_astray(self, newest: Sequence[Sight]) -> bool:
         """Whether ranks have stood by for a while though nobody is lost: their connections broke,
@@ -254,7 +254,12 @@ class Guard:
         if self._hung or since is None or time.monotonic() - since < SEVERING_S:
             return None
         hang = self._watchdog.left_behind(newest, self._mender.generation)
-        return None if hang is None else await self._end_hang(hang)
+        return await self._judge(hang, newest)
+
+    async def _judge(self, hang: Hang | None, newest: Sequence[Sight]) -> Outcome | None:
+        if hang is None or not self._suspicion.proves(hang, newest, time.monotonic()):
+            return None
+        return await self._end_hang(hang)
 
     async def _end_hang(self, hang: Hang) -> Outcome | None:
         """Tell what everyone was at, and kill who is to blame; an Outcome if nobody is."""

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from ray_workers.verdict import RankExit
 LOG_LINE_BYTES = 8192
 """Longer lines are split, so that one line never fills a page of the log."""
 GAUGE_PERIOD_S = 1.0
-PAGE_LIMIT_S = 10.0
+PAGE_LIMIT_S = 60.0
 PAGE_LOOK_S = 0.01
 
 
@@ -39,6 +40,7 @@ class RankActor:
     def __init__(self, name: str) -> None:
         self._name = name
         self._process: ForkedProcess | None = None
+        self._has_ended = False
 
     def __repr__(self) -> str:
         return self._name
@@ -51,6 +53,7 @@ class RankActor:
         begin_count(Path(task.spool_dir))
         request = {"op": "rank", "task": json.loads(task.to_json())}
         self._process = await ForkedProcess.start(socket_path, request)
+        self._has_ended = False
         self._page_prefix = task.page_prefix
         self._log = LogPump(Path(task.spool_dir), self._process.output, task.spool_limit_bytes)
         self._gauges = asyncio.ensure_future(export_progress(task))
@@ -61,6 +64,7 @@ class RankActor:
         assert self._process is not None, "start() comes first"
         log, gauges = self._log, self._gauges
         code = await self._process.wait()
+        self._has_ended = True
         log.finish()
         gauges.cancel()
         rank = int(self._name.split(":")[-2])
@@ -76,12 +80,14 @@ class RankActor:
 
     async def _write_page(self, write: Callable[[], None]) -> None:
         """A process that was just forked makes its page in its first moments."""
-        for _ in range(int(PAGE_LIMIT_S / PAGE_LOOK_S)):
+        deadline = time.monotonic() + PAGE_LIMIT_S
+        while True:
             try:
                 return write()
             except FileNotFoundError:
-                await asyncio.sleep(PAGE_LOOK_S)
-        raise FileNotFoundError(f"{self._name} has made no page within {PAGE_LIMIT_S:g} s")
+                if self._has_ended or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(PAGE_LOOK_S)
 
     async def terminate(self) -> None:
         """Send SIGTERM to the process's session."""

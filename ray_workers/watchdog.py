@@ -40,6 +40,10 @@ PATIENCE = 10.0
 same place: a false alarm would cost the way back to the checkpoint, again and again if that is
 simply how long it takes."""
 
+SURE_S = 1.0
+"""For how long whoever is to blame must have been seen to stand still: when the whole machine was
+stopped for a while, all ranks look as still, until they are let go on."""
+
 STOPPED = ("T", "t")
 STOPPED_S = 5.0
 """How long a process may be at one thing when it is seen to be stopped, whatever that thing is."""
@@ -134,6 +138,22 @@ class Watchdog:
         elif step > self._last[1]:
             self._slow_s.append((now - self._last[2]) / (step - self._last[1]))
             self._last = (generation, step, now)
+
+
+class Suspicion:
+    """Whoever is to blame is so only when it is seen to stand at the same place for a while."""
+
+    def __init__(self) -> None:
+        self._places: list[tuple[int, int, float]] = []
+        self._since = 0.0
+
+    def proves(self, hang: Hang, everyone: Sequence[Sight], now: float) -> bool:
+        """Tell of each hang that is found; whether it is one. now: monotonic seconds."""
+        blamed = hang.culprits or everyone
+        places = [(sight.rank, sight.incarnation, sight.look.since) for sight in blamed]
+        if places != self._places:
+            self._places, self._since = places, now
+        return now - self._since >= SURE_S
 
 
 def _furthest_behind(sights: Sequence[Sight]) -> list[Sight]:

@@ -110,14 +110,16 @@ class Membership:
         if not self._prefix or self._watcher is not None:
             return
 
+        def is_wanted() -> bool:
+            return self._page.wanted > self.place.generation >= 0
+
         def watch() -> None:
             late = 0
             while True:
                 time.sleep(SEVERING_LOOK_S)
-                wants = self._page.wanted > self.place.generation >= 0
-                late = late + 1 if wants else 0
+                late = late + 1 if is_wanted() else 0
                 if late > SEVERING_LOOKS:
-                    self._connections.sever()
+                    self._connections.sever(is_wanted)
 
         self._watcher = threading.Thread(target=watch, name="dray-severing", daemon=True)
         self._watcher.start()

@@ -13,12 +13,12 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 TCP_INFO_BYTES = 256
-BYTES_SENT_AT = 200
+BYTES_SENT_AT, BYTES_RETRANS_AT = 200, 208
 
 
 class Connections:
@@ -41,11 +41,17 @@ class Connections:
             self._inodes = frozenset(_sockets().values()) - before
             self._before = self._numbers = None
 
-    def sever(self) -> None:
+    def sever(self, is_due: Callable[[], bool] = lambda: True) -> None:
         """Shut them down, also while the group is still being formed. Harmless to repeat, and for
-        what gloo has closed by itself."""
-        before = self._before
-        for fd, inode in _sockets().items():
+        what gloo has closed by itself.
+
+        is_due: for who is not the thread that forms groups: asked when it is known which sockets
+        there are, as they may be of the next group already.
+        """
+        before, sockets = self._before, _sockets()
+        if not is_due():
+            return
+        for fd, inode in sockets.items():
             if inode in before if before is not None else inode not in self._inodes:
                 continue
             # Gloo may close the number meanwhile and somebody else open it: look again at our own.
@@ -55,7 +61,8 @@ class Connections:
 
     def sent_bytes(self) -> int | None:
         """What this process has sent to the others of its group, as the kernel counts it: with the
-        headers of messages, without those of packets. None where the kernel does not say."""
+        headers of messages, without those of packets, and once, though it may have been sent again.
+        None where the kernel does not say."""
         if not hasattr(socket, "TCP_INFO"):
             return None
         if self._numbers is None:
@@ -70,15 +77,18 @@ class Connections:
 
 def _sent_through(fd: int) -> int:
     """Bytes of a TCP connection; 0 of what is none, such as gloo's listener. Linux 4.19 and later
-    (`tcpi_bytes_sent` of linux/tcp.h)."""
+    (`tcpi_bytes_sent` and `tcpi_bytes_retrans` of linux/tcp.h)."""
     borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=fd)
     try:
         info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
     finally:
         borrowed.detach()
-    if len(info) < BYTES_SENT_AT + 8:
+    if len(info) < BYTES_RETRANS_AT + 8:
         return 0
-    return int.from_bytes(info[BYTES_SENT_AT : BYTES_SENT_AT + 8], sys.byteorder)
+    sent, again = (
+        int.from_bytes(info[at : at + 8], sys.byteorder) for at in (BYTES_SENT_AT, BYTES_RETRANS_AT)
+    )
+    return sent - again
 
 
 def _listens(sock: socket.socket) -> bool:

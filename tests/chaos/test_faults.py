@@ -13,7 +13,7 @@ from tests.chaos.plan import Strike, Turn
 from tests.chaos.turn import FROM_CHECKPOINT, IN_PLACE, Runner
 from tests.integration.harness import Service
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 SEED = 5
 TURNS = (

@@ -110,6 +110,7 @@ class Runner:
                 struck_at = strike(scene, blow)
             except Missed as missed:
                 print(f"  missed: {missed}", flush=True)
+                time.sleep(1.0)  # whatever was not there may be on its way
                 continue
             return follow(scene, blow, before, struck_at)
         return None

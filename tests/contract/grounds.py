@@ -22,7 +22,7 @@ from service.cluster.port import AttemptRef, Cluster
 
 T = TypeVar("T")
 SLOTS = 4
-PATIENCE_S = 40.0
+PATIENCE_S = 150.0
 PAUSE_S = 0.05
 STEPS = 5
 

@@ -19,7 +19,7 @@ def cancel_what_is_left(client: Client) -> None:
     for job in client.jobs():
         if not job.state.is_terminal:
             client.cancel(job.id)
-            client.wait(job.id, timeout_s=30)
+            client.wait(job.id, timeout_s=90)
 
 
 @pytest.fixture(scope="session")

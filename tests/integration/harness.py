@@ -32,14 +32,20 @@ T = TypeVar("T")
 def eventually(
     probe: Callable[[], T], *, within_s: float = PATIENCE_S, why: str = "it never came true"
 ) -> T:
-    """What `probe` answers once that is truthy; an AssertionError when the time is up."""
-    deadline = time.monotonic() + within_s
+    """What `probe` answers once that is truthy; an AssertionError when the time is up.
+
+    A look and the pause before the next one count as a second at most: for longer the machine stood
+    still, and nothing could come true.
+    """
+    left_s = within_s
     while True:
+        began = time.monotonic()
         answer = probe()
         if answer:
             return answer
-        assert time.monotonic() < deadline, f"{why} (last answer: {answer!r})"
+        assert left_s > 0, f"{why} (last answer: {answer!r})"
         time.sleep(0.05)
+        left_s -= min(time.monotonic() - began, 1.0)
 
 
 def free_port() -> int:
@@ -276,15 +282,27 @@ def wait_for_step(client: Client, job_id: str, step: int) -> None:
     eventually(reached, why=f"{job_id} never reached step {step}")
 
 
+def wait_for_checkpoint(client: Client, job_id: str, step: int) -> None:
+    """Until the service knows of one at this step or a later one."""
+    eventually(
+        lambda: any(saved.step >= step for saved in client.checkpoints(job_id)),
+        why=f"{job_id} never saved step {step}",
+    )
+
+
 def all_metrics(client: Client, job_id: str) -> dict[str, views.Series]:
     return client.metrics(job_id, max_points=100_000).series
 
 
-def assert_nothing_left(service: Service, job_id: str, *, within_s: float = 10.0) -> None:
+def assert_nothing_left(service: Service, job_id: str, *, within_s: float = 60.0) -> None:
     """No process, actor or spool of the job (I7)."""
-    eventually(lambda: not training_pids(job_id), within_s=within_s, why="processes are left")
-    eventually(lambda: not service.actors(job_id), within_s=within_s, why="actors are left")
-    eventually(lambda: not spools(job_id), within_s=within_s, why="spools are left")
+    eventually(lambda: not left_of(service, job_id), within_s=within_s, why="something is left")
+
+
+def left_of(service: Service, job_id: str) -> list[Any]:
+    """What there is of a job: pids of its processes, actors, folders of what it told."""
+    pids = list(training_pids(job_id).values())
+    return pids or service.actors(job_id) or spools(job_id)
 
 
 def assert_events_are_whole(client: Client, job_id: str) -> None:

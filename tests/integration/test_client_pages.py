@@ -15,7 +15,7 @@ from tests.integration.tour import blocks_of, run_tour
 
 SDK = (ROOT / "docs" / "sdk.md").read_text()
 CLI = (ROOT / "docs" / "cli.md").read_text()
-TOUR_TAKES_S = 180
+TOUR_TAKES_S = 270
 
 
 @pytest.mark.ray

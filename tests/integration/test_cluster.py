@@ -4,8 +4,8 @@ go, and so do nodes."""
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def client(joined: Service) -> Iterator[Client]:
 def gang(**changes: Any) -> dict[str, Any]:
     """Four ranks on two nodes, busy for some seconds."""
     wanted: dict[str, Any] = {
-        "train": {"epochs": 14},
+        "train": {"epochs": 30},
         "resources": {"num_workers": 4},
         "max_retries": 0,
     }
@@ -103,8 +103,8 @@ def assert_ended_well(client: Client, job: Job) -> None:
     steps = all_metrics(client, job.id)["train/loss"].steps
     assert job.progress is not None
     assert steps == list(range(1, job.progress.step + 1)), "each step once, and none is missing"
-    eventually(lambda: not training_pids(job.id), within_s=15)
-    eventually(lambda: not spools(job.id), within_s=15)
+    eventually(lambda: not training_pids(job.id), within_s=60)
+    eventually(lambda: not spools(job.id), within_s=60)
 
 
 def one_of_its_nodes(cluster: RayByHand, client: Client, job_id: str) -> str:
@@ -116,8 +116,8 @@ def one_of_its_nodes(cluster: RayByHand, client: Client, job_id: str) -> str:
 def test_a_gang_over_two_nodes_survives_a_killed_service(
     joined: Service, client: Client, tmp_path: Path
 ) -> None:
-    spec = digits(train={"epochs": 6}, resources={"num_workers": 4})
-    alone = client.wait(client.submit(spec).id, timeout_s=120)
+    spec = digits(train={"epochs": 12}, resources={"num_workers": 4})
+    alone = client.wait(client.submit(spec).id, timeout_s=200)
     assert alone.state is JobState.SUCCEEDED, alone.reason
     killed = client.submit(spec)
     wait_for_step(client, killed.id, 25)
@@ -126,7 +126,7 @@ def test_a_gang_over_two_nodes_survives_a_killed_service(
     joined.kill()
     assert training_pids(killed.id) == before, "the training died with the service"
     joined.start()
-    killed = client.wait(killed.id, timeout_s=120)
+    killed = client.wait(killed.id, timeout_s=200)
     assert killed.state is JobState.SUCCEEDED, killed.reason
     assert len(client.attempts(killed.id)) == 1
     assert result_of(client, killed, tmp_path / "killed") == result_of(
@@ -134,14 +134,14 @@ def test_a_gang_over_two_nodes_survives_a_killed_service(
     )
     assert log_of(client, killed.id) == log_of(client, alone.id)
     for job in (alone, killed):
-        eventually(lambda job=job: not training_pids(job.id), within_s=10)
-        eventually(lambda job=job: not spools(job.id), within_s=10)
+        eventually(lambda job=job: not training_pids(job.id), within_s=60)
+        eventually(lambda job=job: not spools(job.id), within_s=60)
 
 
 def test_the_cluster_outlives_a_service_that_stops(
     joined: Service, client: Client, ray_cluster: RayByHand
 ) -> None:
-    spec = digits(train={"epochs": 12})
+    spec = digits(train={"epochs": 30})
     job = client.submit(spec)
     wait_for_step(client, job.id, 20)
     attempts = client.attempts(job.id)
@@ -149,7 +149,7 @@ def test_the_cluster_outlives_a_service_that_stops(
     assert training_pids(job.id)
     assert all(node.poll() is None for node in ray_cluster.nodes.values())
     joined.start()
-    job = client.wait(job.id, timeout_s=120)
+    job = client.wait(job.id, timeout_s=200)
     assert job.state is JobState.SUCCEEDED, job.reason
     assert [a.attempt for a in client.attempts(job.id)] == [a.attempt for a in attempts]
 
@@ -157,13 +157,13 @@ def test_the_cluster_outlives_a_service_that_stops(
 def test_ranks_of_a_lost_node_get_slots_elsewhere_and_no_step_is_lost(
     ray_cluster: RayByHand, client: Client, tmp_path: Path
 ) -> None:
-    alone = client.wait(client.submit(gang()).id, timeout_s=120)
+    alone = client.wait(client.submit(gang()).id, timeout_s=200)
     assert alone.state is JobState.SUCCEEDED, alone.reason
     job = client.submit(gang())
     wait_for_step(client, job.id, LOST_AT_STEP)
     lost = one_of_its_nodes(ray_cluster, client, job.id)
     ray_cluster.kill_node(lost)
-    job = client.wait(job.id, timeout_s=120)
+    job = client.wait(job.id, timeout_s=200)
     ray_cluster.join(lost)  # whose agent clears what the dead one left
     assert_ended_well(client, job)
     (recovered,) = [e.data for e in client.events(job.id) if e.code == "recovered"]
@@ -175,7 +175,7 @@ def test_an_elastic_group_goes_on_with_fewer_and_grows_when_a_node_comes(
     ray_cluster: RayByHand, client: Client
 ) -> None:
     """Six ranks take all three nodes, so that there are no other slots for the lost two."""
-    spec = gang(resources={"num_workers": 6}, elastic={"min_workers": 2}, train={"epochs": 50})
+    spec = gang(resources={"num_workers": 6}, elastic={"min_workers": 2}, train={"epochs": 90})
     job = client.submit(spec)
     wait_for_step(client, job.id, LOST_AT_STEP)
     before = training_pids(job.id)
@@ -199,17 +199,15 @@ def test_a_node_that_falls_silent_is_given_up_and_its_ranks_are_replaced(
     job = client.submit(gang())
     wait_for_step(client, job.id, LOST_AT_STEP)
     silent = one_of_its_nodes(ray_cluster, client, job.id)
-    began = time.monotonic()
+    began = datetime.now(UTC)
     ray_cluster.signal_node(silent, signal.SIGSTOP)
-    eventually(lambda: any(e.code == "group_lost" for e in client.events(job.id)))
-    found_s = time.monotonic() - began
     job = client.wait(job.id, timeout_s=150)
     ray_cluster.kill_node(silent)
     ray_cluster.join(silent)
     assert_ended_well(client, job)
-    (recovered,) = [e.data for e in client.events(job.id) if e.code == "recovered"]
-    assert recovered["steps_lost"] == 0
-    assert found_s < SILENCE_BOUND_S
+    lost, recovered = (e for e in client.events(job.id) if e.code in ("group_lost", "recovered"))
+    assert recovered.data["steps_lost"] == 0
+    assert (lost.time - began).total_seconds() < SILENCE_BOUND_S
 
 
 def test_a_job_leaves_a_node_that_is_drained_and_resumes_where_it_was(
@@ -220,7 +218,7 @@ def test_a_job_leaves_a_node_that_is_drained_and_resumes_where_it_was(
     drained = one_of_its_nodes(ray_cluster, client, job.id)
     gone = ray_cluster.node_id(drained)
     ray_cluster.drain_node(drained, within_s=120)
-    job = client.wait(job.id, timeout_s=120)
+    job = client.wait(job.id, timeout_s=200)
     assert job.state is JobState.SUCCEEDED, job.reason
     assert_events_are_whole(client, job.id)
     (asked,) = [event for event in client.events(job.id) if event.type == "preempting"]

@@ -26,7 +26,7 @@ from tests.unit.datasets.web import Answer, Web, serving
 
 PAGE = (ROOT / "docs" / "data.md").read_text()
 EXAMPLES = sorted((ROOT / "examples" / "data").glob("*.yaml"))
-TOUR_TAKES_S = 240
+TOUR_TAKES_S = 500
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,7 @@ def supplied(
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(600)
 def test_every_command_of_the_page_does_what_it_says(
     supplied: Service, web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

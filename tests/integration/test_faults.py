@@ -23,12 +23,15 @@ from tests.integration.harness import (
     script,
     step_of,
     training_pids,
+    wait_for_checkpoint,
     wait_for_step,
 )
 
 pytestmark = pytest.mark.ray
 
 KILL_AT_STEP = 25
+SAVED_STEP = 20
+"""A checkpoint that is there by then, or soon."""
 TIMINGS = "perf/"
 
 
@@ -55,7 +58,7 @@ def log_of(client: Client, job_id: str) -> list[tuple[int, int, str]]:
 
 def long_digits() -> dict[str, Any]:
     """Long enough to be killed in its middle."""
-    return digits(train={"epochs": 12})
+    return digits(train={"epochs": 24})
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,7 @@ def undisturbed(embedded: Service, tmp_path_factory: pytest.TempPathFactory) -> 
         assert job.state is JobState.SUCCEEDED, job.reason
         result = result_of(client, job, tmp_path_factory.mktemp("undisturbed"))
         log = log_of(client, job.id)
-        assert len(log) == 12, "one line an epoch"
+        assert len(log) == 24, "one line an epoch"
         return result | {"log": log}
 
 
@@ -151,13 +154,14 @@ def test_a_killed_supervisor_costs_only_the_way_back_to_the_checkpoint(
 ) -> None:
     job = client.submit(long_digits() | {"max_retries": 0})
     wait_for_step(client, job.id, KILL_AT_STEP)
+    wait_for_checkpoint(client, job.id, SAVED_STEP)
     kill_supervisor(embedded, job.id)
     job = client.wait(job.id, timeout_s=120)
     assert job.state is JobState.SUCCEEDED, job.reason
     first, second = client.attempts(job.id)
     assert first.reason is not None
     assert first.reason.code == "supervisor_lost"
-    assert second.resume_step >= KILL_AT_STEP // 10 * 10
+    assert second.resume_step >= SAVED_STEP
     assert result_of(client, job, tmp_path) == {
         key: undisturbed[key] for key in ("metrics", "weights")
     }
@@ -170,6 +174,7 @@ def test_a_lost_cluster_sends_its_jobs_back_to_the_queue_uncharged(
 ) -> None:
     job = client.submit(long_digits() | {"max_retries": 0})
     wait_for_step(client, job.id, KILL_AT_STEP)
+    wait_for_checkpoint(client, job.id, SAVED_STEP)
     old = embedded.ray_daemon()
     os.kill(embedded.gcs_pid(), signal.SIGKILL)
     job = client.wait(job.id, timeout_s=180)
@@ -177,7 +182,7 @@ def test_a_lost_cluster_sends_its_jobs_back_to_the_queue_uncharged(
     first, second = client.attempts(job.id)
     assert first.reason is not None
     assert first.reason.code == "node_lost"
-    assert second.resume_step >= KILL_AT_STEP // 10 * 10
+    assert second.resume_step >= SAVED_STEP
     assert embedded.ray_daemon()["instance"] != old["instance"]
     assert result_of(client, job, tmp_path)["weights"] == undisturbed["weights"]
     assert_promises(embedded, client, job.id)
@@ -185,8 +190,9 @@ def test_a_lost_cluster_sends_its_jobs_back_to_the_queue_uncharged(
 
 SAVES = """\
 import pathlib, signal, sys, tempfile, time
-from dray import train
+from dray import checkpoints, train
 
+checkpoints.KNOWN_WITHIN_S = 60.0  # a service may be slow to say what it knows
 state, leaves, done = pathlib.Path(tempfile.mkdtemp()), [], 0
 signal.signal(signal.SIGTERM, lambda *_: leaves.append(True))
 if found := train.load_checkpoint():
@@ -268,5 +274,5 @@ def test_a_second_service_on_the_same_home_is_refused(
 ) -> None:
     already = len(embedded.log())
     second = Service(embedded.home, embedded.environment)
-    assert second.spawn(*arguments).wait(timeout=30) == 1
+    assert second.spawn(*arguments).wait(timeout=90) == 1
     assert "in use by the dray service with process id" in embedded.log()[already:]

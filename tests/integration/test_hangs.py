@@ -20,6 +20,7 @@ from tests.integration.harness import (
     eventually,
     step_of,
     training_pids,
+    wait_for_checkpoint,
     wait_for_step,
 )
 
@@ -60,7 +61,7 @@ def assert_tells_where_everyone_was(hang: Hang, *, culprit: int, num_ranks: int)
 def test_a_stopped_rank_is_replaced_and_what_everyone_was_at_is_kept(
     embedded: Service, client: Client
 ) -> None:
-    job = client.submit(digits(train={"epochs": 6}, max_retries=0))
+    job = client.submit(digits(train={"epochs": 20}, max_retries=0))
     wait_for_step(client, job.id, AT_STEP)
     strike(job.id, 1, signal.SIGSTOP)
     job = client.wait(job.id, timeout_s=240)
@@ -80,9 +81,10 @@ def test_ranks_that_hold_a_model_together_resume_when_one_is_stopped_and_when_on
     embedded: Service, client: Client
 ) -> None:
     """Nobody else has the parts of the one that is lost."""
-    spec: dict[str, Any] = digits(train={"epochs": 6}, parallel={"shard": 2}, max_retries=0)
+    spec: dict[str, Any] = digits(train={"epochs": 20}, parallel={"shard": 2}, max_retries=0)
     job = client.submit(spec)
     wait_for_step(client, job.id, AT_STEP)
+    wait_for_checkpoint(client, job.id, SAVED_STEP)
     strike(job.id, 1, signal.SIGSTOP)
     trains_again(client, job.id, attempt=2)
     strike(job.id, 0, signal.SIGKILL)
@@ -112,6 +114,7 @@ def test_a_drill_that_stalls_a_single_rank_says_what_the_way_back_costs(
     spec = digits(train={"epochs": 40}, resources={"num_workers": 1}, max_retries=0)
     job = client.submit(spec)
     wait_for_step(client, job.id, AT_STEP)
+    wait_for_checkpoint(client, job.id, SAVED_STEP)
     drill = client.drill(job.id, kind="stall", wait=True)
     assert drill.state is DrillState.PASSED, drill.message
     assert drill.recovery_s is not None

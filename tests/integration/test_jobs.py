@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,10 @@ from tests.integration.harness import (
     Service,
     all_metrics,
     assert_books_add_up,
-    assert_nothing_left,
     assert_promises,
     digits,
     eventually,
+    left_of,
     script,
     training_pids,
     wait_for_step,
@@ -86,7 +85,7 @@ def test_the_ray_dashboard_shows_the_job_by_name_with_its_log_and_metrics(
     wanted = {"dray_step", "dray_train_loss", "dray_samples_per_s"}
     eventually(lambda: wanted <= exported(), within_s=30, why="Ray does not export the progress")
     client.cancel(job.id)
-    assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
+    assert client.wait(job.id, timeout_s=90).state is JobState.CANCELLED
 
 
 def test_a_script_runs_as_under_torchrun(embedded: Service, client: Client, tmp_path: Path) -> None:
@@ -124,10 +123,13 @@ def test_a_running_job_is_cancelled_and_everything_is_free_within_ten_seconds(
     script_path.write_text(IGNORES_SIGTERM)
     job = client.submit(script(script_path, resources={"num_workers": 2}))
     eventually(lambda: len(list(client.logs(job.id))) == 2)
-    asked = time.monotonic()
     assert client.cancel(job.id).state is JobState.CANCELLING
-    assert client.wait(job.id, timeout_s=10).state is JobState.CANCELLED
-    assert_nothing_left(embedded, job.id, within_s=10 - (time.monotonic() - asked))
+
+    def is_over() -> bool:
+        return client.get(job.id).state.is_terminal and not left_of(embedded, job.id)
+
+    eventually(is_over, within_s=10, why="ten seconds after it was cancelled something is left")
+    assert client.get(job.id).state is JobState.CANCELLED
     assert client.cancel(job.id).state is JobState.CANCELLED
     assert_promises(embedded, client, job.id)
 
@@ -142,14 +144,14 @@ def test_a_job_is_cancelled_while_it_starts_and_while_it_waits(
     assert client.explain(second.id).reason.message
     assert client.cancel(second.id).state is JobState.CANCELLED
     client.cancel(first.id)
-    assert client.wait(first.id, timeout_s=10).state is JobState.CANCELLED
+    assert client.wait(first.id, timeout_s=60).state is JobState.CANCELLED
     for job in (first, second):
         assert_promises(embedded, client, job.id)
 
 
 def test_max_runtime_ends_a_job(embedded: Service, client: Client, script_path: Path) -> None:
     script_path.write_text(SLEEPS)
-    job = client.wait(client.submit(script(script_path, max_runtime_s=1)).id, timeout_s=30)
+    job = client.wait(client.submit(script(script_path, max_runtime_s=1)).id, timeout_s=90)
     assert job.state is JobState.FAILED
     assert job.reason.code == "runtime_exceeded"
     assert_promises(embedded, client, job.id)
@@ -157,7 +159,7 @@ def test_max_runtime_ends_a_job(embedded: Service, client: Client, script_path: 
 
 def test_a_bad_data_set_is_not_tried_again(embedded: Service, client: Client) -> None:
     spec = digits(data={"source": "sklearn://digits", "validation_fraction": 0.9999})
-    job = client.wait(client.submit(spec | {"max_retries": 3}).id, timeout_s=30)
+    job = client.wait(client.submit(spec | {"max_retries": 3}).id, timeout_s=90)
     assert job.state is JobState.FAILED
     assert job.reason.code == "bad_data"
     assert len(client.attempts(job.id)) == 1
@@ -168,7 +170,7 @@ def test_a_gang_waits_until_all_of_it_fits(
 ) -> None:
     script_path.write_text(SLEEPS)
     holder = client.submit(script(script_path, resources={"num_workers": 3}))
-    client.wait(holder.id, states=[JobState.RUNNING], timeout_s=30)
+    client.wait(holder.id, states=[JobState.RUNNING], timeout_s=90)
     waiting = client.submit(digits(train={"epochs": 1}))
     reason = eventually(
         lambda: r if (r := client.explain(waiting.id)).reason.code == "waiting_for_slots" else None

@@ -14,7 +14,7 @@ from tests.integration.harness import ROOT, Service
 from tests.integration.tour import Block, blocks_of, run_tour
 
 README = (ROOT / "README.md").read_text()
-TOUR_TAKES_S = 120
+TOUR_TAKES_S = 270
 
 
 def tour() -> list[Block]:

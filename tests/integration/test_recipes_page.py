@@ -13,7 +13,7 @@ from tests.integration.harness import ROOT, Service
 from tests.integration.tour import blocks_of, run_tour
 
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
-TOUR_TAKES_S = 150
+TOUR_TAKES_S = 270
 
 
 @pytest.mark.ray

@@ -16,6 +16,9 @@ from service import reconciler, watch
 NUM_SEEDS = 2000
 """Of the ordinary suite; a storm takes half a second. DRAY_SEEDS and `make soak` try more."""
 
+TIMEOUT_S = 1500
+"""Of a test: beside others its process is given what they leave."""
+
 
 def num_seeds() -> int:
     return int(os.environ.get("DRAY_SEEDS", NUM_SEEDS))

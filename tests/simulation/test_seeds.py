@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.simulation import books, storm
-from tests.simulation.conftest import num_seeds
+from tests.simulation.conftest import TIMEOUT_S, num_seeds
 
-pytestmark = pytest.mark.usefixtures("_short")
+pytestmark = [pytest.mark.usefixtures("_short"), pytest.mark.timeout(TIMEOUT_S)]
 
 BATCH = 10
 """Storms in one test: where everything takes its time, they stay far from a test's limit."""

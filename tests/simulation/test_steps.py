@@ -20,10 +20,11 @@ from service.domain.resizing import Books, Resized
 from service.domain.slots import Slice
 from tests.simulation import books, scenarios
 from tests.simulation.cluster import SimCluster
+from tests.simulation.conftest import TIMEOUT_S
 from tests.simulation.promises import Broken
 from tests.simulation.scenarios import Story, Strike
 
-pytestmark = pytest.mark.usefixtures("_short")
+pytestmark = [pytest.mark.usefixtures("_short"), pytest.mark.timeout(TIMEOUT_S)]
 
 SHARE = 8
 SPACING = 5

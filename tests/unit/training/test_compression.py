@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,9 @@ def test_less_goes_over_the_wire_and_as_much_is_learned(
 ) -> None:
     spec_ = job(**options)
     assert run_ranks(tmp_path, spec_, world_size=2) == [0, 0]
-    assert last(tmp_path, "perf/compression") > least
+    # A part of one step's bytes may be counted with the next one's.
+    late = list(series(tmp_path, "perf/compression").values())[-20:]
+    assert statistics.median(late) > least
     # After so few steps the rest that top-k has not sent yet still shows.
     behind = 0.1 if options["name"] == "topk" else 0.03
     assert last(tmp_path, "val/accuracy") > last(plain, "val/accuracy") - behind

@@ -68,7 +68,7 @@ def test_the_next_step_is_read_while_this_one_is_computed() -> None:
 
     ahead = feed(DistantSamples(Samples(ROWS, told), CPU))
     ahead.at(1)
-    assert second_read.wait(10), "step 2 was not read until it was asked for"
+    assert second_read.wait(60), "step 2 was not read until it was asked for"
     ahead.at(2)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,17 @@ STEP_S = 0.03
 
 
 class Slowly:
-    """Gives each step a time in which something can befall the group; first, something else."""
+    """Gives each step a time in which something can befall the group; first, something else.
 
-    def __init__(self, first: Callable[[RankTask], None] | None) -> None:
+    leash: from which step on the group waits for which generation, so that it does not come to its
+    end before what is to befall it does.
+    """
+
+    def __init__(
+        self, first: Callable[[RankTask], None] | None, leash: Sequence[tuple[int, int]]
+    ) -> None:
         self.first = first
+        self.leash = leash
 
     def __call__(self, task: RankTask) -> None:
         if self.first is not None:
@@ -36,6 +43,8 @@ class Slowly:
 
         def step(loop: Loop, number: int) -> None:
             time.sleep(STEP_S)
+            while any(number >= s and loop.page.wanted < g for s, g in self.leash):
+                time.sleep(STEP_S)
             original(loop, number)
 
         Loop._step = step  # type: ignore[method-assign]
@@ -49,6 +58,7 @@ class Resized:
         home: Path,
         spec: dict[str, Any],
         world_size: int,
+        leash: Sequence[tuple[int, int]],
         before: Callable[[RankTask], None] | None = None,
     ) -> None:
         self.pages = home / "attempt-1" / "pages"
@@ -56,7 +66,7 @@ class Resized:
         make = functools.partial(
             make_task, home, spec, world_size=world_size, port=self._store.port
         )
-        self.gang = Gang(make, world_size, Slowly(before))
+        self.gang = Gang(make, world_size, Slowly(before, leash))
         self.tasks = list(self.gang.tasks)
 
     def until(self, probe: Callable[[], bool]) -> None:
@@ -106,7 +116,7 @@ def test_survivors_go_on_with_fewer_whoever_is_lost(
     lost: list[int], alone: Path, tmp_path: Path
 ) -> None:
     """Also without rank 0: the lowest of the others takes its work over."""
-    group = Resized(tmp_path, document(3), 3)
+    group = Resized(tmp_path, document(3), 3, [(12, 1)])
     try:
         group.gang.start()
         group.until_step(6)
@@ -120,7 +130,7 @@ def test_survivors_go_on_with_fewer_whoever_is_lost(
 
 
 def test_a_group_shrinks_and_grows_again_without_a_restart(alone: Path, tmp_path: Path) -> None:
-    group = Resized(tmp_path, document(3), 3)
+    group = Resized(tmp_path, document(3), 3, [(8, 1), (14, 2), (20, 3)])
     try:
         group.gang.start()
         group.until_step(4)
@@ -138,7 +148,7 @@ def test_a_group_shrinks_and_grows_again_without_a_restart(alone: Path, tmp_path
 
 
 def test_one_rank_alone_grows_too(alone: Path, tmp_path: Path) -> None:
-    group = Resized(tmp_path, document(1), 1)
+    group = Resized(tmp_path, document(1), 1, [(8, 1)])
     try:
         group.gang.start()
         group.until_step(3)
@@ -188,7 +198,7 @@ def test_an_exact_group_learns_the_same_to_the_bit_through_every_resize(
     four: Path, tmp_path: Path
 ) -> None:
     """It grows between two steps, when nothing is broken, and shrinks in the midst of one."""
-    group = Resized(tmp_path, exact(), 3, means)
+    group = Resized(tmp_path, exact(), 3, [(6, 1), (12, 2), (18, 3)], means)
     try:
         group.gang.start()
         group.until_step(2)

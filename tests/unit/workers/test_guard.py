@@ -13,7 +13,7 @@ import pytest
 
 from dray.spec import JobSpec
 from ray_workers import guard as guarding
-from ray_workers import seeing
+from ray_workers import seeing, watchdog
 from ray_workers.contracts import AttemptSpec, Cause, FrameKind, Outcome, Slice
 from ray_workers.drills import Drills
 from ray_workers.guard import Guard
@@ -74,6 +74,7 @@ class Standing:
         self.seen: list[Sight] = []
         self.signals: list[tuple[int, int]] = []
         self.slots: list[Any] = []
+        self.num_looks = 0
         self._exits: list[asyncio.Future[RankExit]] = [
             asyncio.get_running_loop().create_future() for _ in range(num_ranks)
         ]
@@ -93,6 +94,7 @@ class Standing:
         await asyncio.Event().wait()
 
     async def sights(self) -> list[Sight]:
+        self.num_looks += 1
         return self.seen
 
     async def stacks(self, seats: Sequence[int]) -> dict[int, str]:
@@ -134,6 +136,7 @@ def watched(document: dict[str, Any], heard: Any) -> tuple[Standing, asyncio.Fut
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarding, "LOOK_S", 0.01)
+    monkeypatch.setattr(watchdog, "SURE_S", 0.02)
 
 
 @pytest.mark.parametrize("kind", UNMENDED)
@@ -167,6 +170,19 @@ async def test_it_is_given_more_time_where_a_false_alarm_costs_more() -> None:
     assert outcome == Outcome(
         Cause.WORKER_LOST, "rank 0 stood still for 40.1 s in compute, and was ended", 0
     )
+
+
+async def test_one_look_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "SURE_S", 600.0)
+    heard = Heard()
+    group, watching = watched(RECIPE, heard)
+    waits = sight(0, Doing.EXCHANGE, 30.0, collective=51)
+    group.seen = [waits, sight(1, age_s=30.0)]
+    async with asyncio.timeout(PATIENCE_S):
+        while group.num_looks < 3:
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    assert (group.signals, heard.hangs) == ([], [])
 
 
 async def test_where_nobody_is_to_blame_the_attempt_ends_too() -> None:

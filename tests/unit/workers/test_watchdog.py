@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from ray_workers.pages import USES, Doing, Look, Sight, Use
-from ray_workers.watchdog import FIRST_STEP_LEAST_S, LEAST_S, PATIENCE, STOPPED_S, Watchdog
+from ray_workers.watchdog import (
+    FIRST_STEP_LEAST_S,
+    LEAST_S,
+    PATIENCE,
+    STOPPED_S,
+    SURE_S,
+    Hang,
+    Suspicion,
+    Watchdog,
+)
 
 
 def sight(
@@ -18,12 +27,13 @@ def sight(
     state: str = "S",
     generation: int = 0,
     resumed_step: int = 0,
+    since: float = 0.0,
 ) -> Sight:
     look = Look(
         step=step,
         doing=doing,
         collective=collective,
-        since=0.0,
+        since=since,
         generation=generation,
         resumed_step=resumed_step,
         first_at=1.0,
@@ -138,3 +148,21 @@ def test_the_limit_follows_the_jobs_own_steps() -> None:
     hang = watchdog.look([sight(0, Doing.COMPUTE, LONG, step=129), waits], now=50.0)
     assert hang is not None
     assert (hang.waited_s, hang.limit_s) == (LONG, LEAST_S[Doing.COMPUTE])
+
+
+def test_who_stands_still_is_to_blame_once_it_was_watched_for_a_while() -> None:
+    waits, stuck = sight(0, Doing.EXCHANGE, LONG), sight(1, Doing.COMPUTE, LONG)
+    hang, suspicion = Hang((stuck,), LONG, 4.0), Suspicion()
+    assert not suspicion.proves(hang, [waits, stuck], now=100.0)
+    assert not suspicion.proves(hang, [waits, stuck], now=100.0 + SURE_S / 2)
+    assert suspicion.proves(hang, [waits, stuck], now=100.0 + SURE_S)
+
+
+@pytest.mark.parametrize("of_all", [True, False])
+def test_who_goes_on_meanwhile_is_not_to_blame(of_all: bool) -> None:
+    """As after the whole machine was stopped."""
+    suspicion = Suspicion()
+    for number in range(9):
+        going_on = [sight(rank, Doing.COMPUTE, LONG, since=float(number)) for rank in (0, 1)]
+        hang = Hang(() if of_all else (going_on[1],), LONG, 4.0)
+        assert not suspicion.proves(hang, going_on, now=100.0 + number * SURE_S)
