@@ -61,7 +61,7 @@ class Nodes:
         calls = (
             getattr(agent, method).remote(*self._key, *arguments) for agent in self._agents.values()
         )
-        bounded = (asyncio.wait_for(_result(call), limit_s) for call in calls)
+        bounded = (result_within(limit_s, call) for call in calls)
         answers = await asyncio.gather(*bounded, return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
@@ -89,6 +89,7 @@ def hang_bundle(hang: Hang, sights: Sequence[Sight], stacks: Mapping[int, str]) 
     }
 
 
-async def _result(ref: Any) -> Any:
-    """Await an object ref as a coroutine, which is what asyncio's functions take."""
-    return await ref
+async def result_within(limit_s: float, ref: Any) -> Any:
+    """What a remote call answers; TimeoutError when it takes longer."""
+    async with asyncio.timeout(limit_s):
+        return await ref

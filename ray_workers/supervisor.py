@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from ray_workers import node_agent, paths, spool
+from ray_workers import node_agent, paths, releasing, spool
 from ray_workers.contracts import (
     AttemptSpec,
     Cause,
@@ -36,7 +36,7 @@ from ray_workers.group import SlotsUnavailable, WorkerGroup
 from ray_workers.guard import Guard
 from ray_workers.ledger import Ledger
 from ray_workers.mender import Mender
-from ray_workers.seeing import Nodes
+from ray_workers.seeing import Nodes, result_within
 from ray_workers.spool import SpoolRead
 from ray_workers.telling import Teller
 from ray_workers.verdict import judge
@@ -50,6 +50,8 @@ LEDGER_S = 10.0
 READ_SLACK_S = 5.0
 READ_WAIT_S = 1.0
 """Longest that one read of a node agent waits; a poll is made of several."""
+LAST_READ_LIMIT_S = 120.0
+"""How long the outcome is held back for a node that lives and does not say what its ranks told."""
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
@@ -92,39 +94,51 @@ class Supervisor:
         phase = self._phase
         while True:
             ended = self._phase is Phase.ENDED
-            data = await self._read(cursor, max_bytes, deadline - time.monotonic())
-            if data.data or ended or self._phase is not phase or time.monotonic() >= deadline:
-                return self._reply(cursor, data, ended)
+            read, silent = await self._read(cursor, max_bytes, deadline - time.monotonic())
+            over = ended and not read.data and await self._are_given_up(silent)
+            news = read.data or over or self._phase is not phase
+            if news or time.monotonic() >= deadline:
+                return self._reply(cursor, read, over)
             await asyncio.sleep(IDLE_PAUSE_S)
 
-    async def _read(self, cursor: Mapping[str, int], max_bytes: int, wait_s: float) -> SpoolRead:
-        """New frames from every node; returns early when the phase changes."""
+    async def _read(
+        self, cursor: Mapping[str, int], max_bytes: int, wait_s: float
+    ) -> tuple[SpoolRead, set[str]]:
+        """New frames from every node, and the nodes that did not answer; returns early when the
+        phase changes."""
         ended = self._phase is Phase.ENDED
         wait_s = 0.0 if ended else min(max(wait_s, 0.0), READ_WAIT_S)
         share = max_bytes // len(self._agents)
+        of_attempt = (self._spec.job_id, self._spec.attempt, dict(cursor), share, wait_s)
+        node_ids = list(self._agents)
         reads = asyncio.gather(
             *(
-                agent.read.remote(
-                    self._spec.job_id, self._spec.attempt, dict(cursor), share, wait_s
-                )
-                for agent in self._agents.values()
+                result_within(wait_s + READ_SLACK_S, self._agents[node_id].read.remote(*of_attempt))
+                for node_id in node_ids
             ),
             return_exceptions=True,
         )
         self._changed.clear()
         changed = asyncio.ensure_future(self._changed.wait())
         either: set[asyncio.Future[Any]] = {reads, changed}
-        await asyncio.wait(
-            either, timeout=wait_s + READ_SLACK_S, return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
         if not reads.done():
-            return SpoolRead({}, False)  # a read changes nothing: the next poll asks again
-        answers = [answer for answer in reads.result() if isinstance(answer, SpoolRead)]
-        found = {key: chunk for answer in answers for key, chunk in answer.data.items()}
-        return SpoolRead(found, any(answer.more for answer in answers))
+            return SpoolRead({}, False), set(node_ids)  # a read changes nothing: it is asked again
+        answers = dict(zip(node_ids, reads.result(), strict=True))
+        told = [answer for answer in answers.values() if isinstance(answer, SpoolRead)]
+        found = {key: chunk for answer in told for key, chunk in answer.data.items()}
+        silent = {n for n, answer in answers.items() if not isinstance(answer, SpoolRead)}
+        return SpoolRead(found, any(answer.more for answer in told)), silent
 
-    def _reply(self, cursor: Mapping[str, int], read: SpoolRead, ended: bool) -> PollReply:
+    async def _are_given_up(self, silent: set[str]) -> bool:
+        """Whether what nodes that do not answer have of an attempt that ended is not waited for:
+        they are dead, or it has been too long. An agent that died comes back and has it all."""
+        if not silent or time.time() - self._phase_times[Phase.ENDED.value] > LAST_READ_LIMIT_S:
+            return True
+        return not silent & await asyncio.to_thread(releasing.alive_nodes)
+
+    def _reply(self, cursor: Mapping[str, int], read: SpoolRead, over: bool) -> PollReply:
         frames: list[Frame] = []
         advanced = dict(cursor)
         for key, chunk in read.data.items():
@@ -138,7 +152,7 @@ class Supervisor:
             phase_times=dict(self._phase_times),
             frames=tuple(frames),
             more=read.more,
-            outcome=self._outcome if ended and not read.data else None,
+            outcome=self._outcome if over else None,
         )
 
     async def stop(self) -> None:

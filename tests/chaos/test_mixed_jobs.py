@@ -13,9 +13,9 @@ from dray import Client, errors
 from dray.views import JobState
 from tests.integration.harness import (
     Service,
+    agent_of,
     assert_promises,
     children_of,
-    command_line,
     digits,
     eventually,
     script,
@@ -50,17 +50,9 @@ def open_files(service: Service) -> Counter[str]:
     """Open descriptors of the service, its gateway, and the node's agent and forkserver."""
     assert service.process is not None
     pids = {"service": service.process.pid, "gateway": service.gateway_pid()}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and "ray::NodeAgent" in command_line(int(entry.name)):
-            agent = int(entry.name)
-            if service.ray_daemon()["instance"] in environment_of(agent):
-                pids["agent"] = agent
-                (pids["forkserver"],) = children_of(agent)
+    pids["agent"] = agent_of(service.ray_daemon()["instance"])
+    (pids["forkserver"],) = children_of(pids["agent"])
     return Counter({name: len([*Path(f"/proc/{pid}/fd").iterdir()]) for name, pid in pids.items()})
-
-
-def environment_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
 
 
 def placement_groups(service: Service) -> list[str]:

@@ -7,6 +7,9 @@ do. Both report the same.
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
 import textwrap
 import time
 import uuid
@@ -19,6 +22,7 @@ from ray_workers.contracts import AttemptSpec, Frame, FrameKind, PollReply, Slic
 from service.cluster.fake import FakeCluster
 from service.cluster.fake_attempt import Exited, FakeRank
 from service.cluster.port import AttemptRef, Cluster
+from tests.integration.harness import agent_of
 
 T = TypeVar("T")
 SLOTS = 4
@@ -111,6 +115,11 @@ class Ground:
     async def node_id(self) -> str:
         (node,) = (await self.cluster.snapshot()).nodes
         return node.node_id
+
+    async def kill_agent(self) -> None:
+        """SIGKILL of the node's agent, as a crash would; Ray starts it again."""
+        daemon = json.loads((self._home / "ray" / "daemon.json").read_text())
+        os.kill(agent_of(daemon["instance"]), signal.SIGKILL)
 
     async def ref(self, spec: AttemptSpec) -> AttemptRef:
         session = (await self.cluster.snapshot()).session

@@ -66,12 +66,11 @@ async def test_an_attempt_leads_through_its_phases_and_delivers_every_frame_once
 async def test_the_same_cursor_is_answered_by_the_same_frames(ground: Ground) -> None:
     ref = await ground.launch("steps")
 
-    async def whole() -> PollReply | None:
-        reply = await ground.poll(ref)
-        return reply if reply.phase is Phase.ENDED else None
+    async def has_ended() -> bool:
+        return (await ground.poll(ref)).phase is Phase.ENDED
 
-    reply = await eventually(whole, "the attempt never ended")
-    assert reply is not None
+    await eventually(has_ended, "the attempt never ended")
+    reply = await ground.poll(ref)  # the one before may have been read when it had not ended yet
     assert steps_of([*reply.frames], 0) == ALL_STEPS
     assert reply.outcome is None  # it comes when all else was delivered
     assert await ground.poll(ref) == reply
@@ -79,6 +78,21 @@ async def test_the_same_cursor_is_answered_by_the_same_frames(ground: Ground) ->
     assert ended.frames == ()
     assert ended.outcome is not None
     assert await ground.poll(ref, reply.cursor) == ended
+
+
+@pytest.mark.parametrize("_cluster", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+async def test_what_a_node_has_when_its_agent_dies_at_the_end_is_delivered(ground: Ground) -> None:
+    ref = await ground.launch("steps", 2)
+
+    async def has_ended() -> bool:
+        return (await ground.poll(ref)).phase is Phase.ENDED
+
+    await eventually(has_ended, "the attempt never ended")
+    await ground.kill_agent()
+    frames = frames_of(await ground.follow(ref))
+    for rank in range(2):
+        assert steps_of(frames, rank) == ALL_STEPS
+        assert len(lines_of(frames, rank)) == STEPS
 
 
 async def test_a_small_byte_cap_delivers_whole_frames_and_loses_none(ground: Ground) -> None:

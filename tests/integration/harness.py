@@ -204,6 +204,17 @@ def children_of(parent: int) -> Iterator[int]:
             yield int(entry.name)
 
 
+def agent_of(instance: str) -> int:
+    """Pid of the node agent of an embedded Ray, by the mark in its environment."""
+    return one(
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit()
+        and "ray::NodeAgent" in command_line(int(entry.name))
+        and instance.encode() in (entry / "environ").read_bytes()
+    )
+
+
 def one(found: Iterator[int]) -> int:
     (only,) = found
     return only

@@ -27,7 +27,7 @@ from tests.integration.harness import (
 )
 from tests.integration.test_faults import log_of, result_of
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 LOST_AT_STEP = 20
 HEALTH_CHECKS = {
@@ -79,7 +79,7 @@ def client(joined: Service) -> Iterator[Client]:
 def gang(**changes: Any) -> dict[str, Any]:
     """Four ranks on two nodes, busy for some seconds."""
     wanted: dict[str, Any] = {
-        "train": {"epochs": 30},
+        "train": {"epochs": 16},
         "resources": {"num_workers": 4},
         "max_retries": 0,
     }
@@ -116,7 +116,7 @@ def one_of_its_nodes(cluster: RayByHand, client: Client, job_id: str) -> str:
 def test_a_gang_over_two_nodes_survives_a_killed_service(
     joined: Service, client: Client, tmp_path: Path
 ) -> None:
-    spec = digits(train={"epochs": 12}, resources={"num_workers": 4})
+    spec = digits(train={"epochs": 10}, resources={"num_workers": 4})
     alone = client.wait(client.submit(spec).id, timeout_s=200)
     assert alone.state is JobState.SUCCEEDED, alone.reason
     killed = client.submit(spec)
@@ -141,7 +141,7 @@ def test_a_gang_over_two_nodes_survives_a_killed_service(
 def test_the_cluster_outlives_a_service_that_stops(
     joined: Service, client: Client, ray_cluster: RayByHand
 ) -> None:
-    spec = digits(train={"epochs": 30})
+    spec = digits(train={"epochs": 24})
     job = client.submit(spec)
     wait_for_step(client, job.id, 20)
     attempts = client.attempts(job.id)
@@ -175,7 +175,7 @@ def test_an_elastic_group_goes_on_with_fewer_and_grows_when_a_node_comes(
     ray_cluster: RayByHand, client: Client
 ) -> None:
     """Six ranks take all three nodes, so that there are no other slots for the lost two."""
-    spec = gang(resources={"num_workers": 6}, elastic={"min_workers": 2}, train={"epochs": 90})
+    spec = gang(resources={"num_workers": 6}, elastic={"min_workers": 2}, train={"epochs": 60})
     job = client.submit(spec)
     wait_for_step(client, job.id, LOST_AT_STEP)
     before = training_pids(job.id)
@@ -213,7 +213,7 @@ def test_a_node_that_falls_silent_is_given_up_and_its_ranks_are_replaced(
 def test_a_job_leaves_a_node_that_is_drained_and_resumes_where_it_was(
     ray_cluster: RayByHand, client: Client
 ) -> None:
-    job = client.submit(gang())
+    job = client.submit(gang(train={"epochs": 24}))
     wait_for_step(client, job.id, LOST_AT_STEP)
     drained = one_of_its_nodes(ray_cluster, client, job.id)
     gone = ray_cluster.node_id(drained)
