@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import ipaddress
 import json
 import os
@@ -107,6 +108,7 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
 
 
 def _enter(task: RankTask, spec: JobSpec) -> None:
+    faulthandler.enable()  # a segfault leaves its stacks in the rank's log
     variables = environment(task, spec)
     os.environ.update(variables)
     os.environ["DRAY_SPOOL_PID"] = str(os.getpid())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,19 @@ def test_what_a_script_raises_is_told_and_ends_it_with_1(tmp_path: Path) -> None
     assert error["type"] == "ValueError"
     assert error["message"] == "loss is NaN"
     assert "in fail" in error["traceback"]
+
+
+def test_a_segfault_leaves_its_stack_in_the_log(tmp_path: Path) -> None:
+    spec = script(tmp_path, "import ctypes\n\ndef look():\n    ctypes.string_at(0)\n\nlook()\n")
+    log = functools.partial(write_errors_to, tmp_path / "log")
+    assert run_ranks(tmp_path, spec, world_size=1, before=log) == [-signal.SIGSEGV]
+    told = (tmp_path / "log").read_text()
+    assert "Segmentation fault" in told
+    assert f'"{tmp_path}/train_it.py", line 4 in look' in told
+
+
+def write_errors_to(path: Path, task: RankTask) -> None:
+    os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), 2)
 
 
 @pytest.mark.parametrize(
