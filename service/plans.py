@@ -184,7 +184,7 @@ def _refusal(best: Candidate, plan: Plan, known: Known, shapes: Shapes) -> OutOf
         f"this job can't fit: each worker needs {human(needed)}, and has {human(there)} "
         f"({known.source}): {human(missing)} ({missing} bytes) are missing",
         pointer="/parallel",
-        hint=f"it fits with {plan.change.description}"
+        hint=f"it fits with {plan.change}"
         if plan.change
         else "no single change makes it fit: make the model smaller, or take larger workers",
     )
@@ -202,7 +202,7 @@ def _answer(request: PlanRequest, spec: JobSpec, known: Known, machine: Machine)
         meshes=[_mesh(each, plan) for each in plan.candidates],
         memory_bytes_per_rank=plan.available_bytes,
         memory_source=known.source,
-        change=plan.change.description if plan.change else None,
+        change=plan.change,
         calibration=views.Calibration(
             flops_per_s=machine.flops_per_s,
             bandwidth_bytes_per_s=machine.bandwidth_bytes_per_s,

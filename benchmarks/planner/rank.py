@@ -20,6 +20,7 @@ from ray_workers.pages import Page, Place
 from ray_workers.recipes import RECIPES
 from ray_workers.training import entry
 from ray_workers.training.loop import Loop
+from ray_workers.training.strategies.localsteps import LocalSteps
 
 NUM_STEPS = 3
 CPU = torch.device("cpu")
@@ -60,6 +61,8 @@ def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
     model = getattr(loop.strategy, "model", None)
     if model is not None:  # else it is made when the rank takes its place
         tracker.track_external(model)
+    if isinstance(loop.strategy, LocalSteps):
+        tracker.track_external(*loop.strategy.agreed)
     with tracker:
         loop.take(Place(0, rank, world_size))
         loop.enter()

@@ -39,6 +39,10 @@ def jobs(folder: Path) -> dict[str, Job]:
     def wide(num_ranks: int = 1, parallel: dict[str, Any] | None = None, **train: Any) -> Job:
         return gpt(num_ranks, parallel, WIDE, **{"global_batch_size": 4, **train})
 
+    def told(part: str, how: dict[str, Any], **train: Any) -> Job:
+        num_ranks, document = wide(2, **train)
+        return num_ranks, {**document, part: how}
+
     def image(
         model: dict[str, Any],
         num_ranks: int = 1,
@@ -71,6 +75,11 @@ def jobs(folder: Path) -> dict[str, Job]:
         "resnet": image(resnet),
         "resnet, bf16": image(resnet, precision="bf16"),
         "data 2": wide(2),
+        # Not PowerSGD: its hook ends in a thread of gloo's, which the tracker does not see.
+        "data 2, top-k": told("sync", {"compression": {"name": "topk"}}, optimizer=momentum),
+        "data 2, local SGD": told("sync", {"every": 2}),
+        "data 2, DiLoCo": told("sync", {"every": 2, "outer": {}}),
+        "data 2, exact": told("elastic", {"min_workers": 1, "exact": True}),
         "shard 2": wide(2, {"shard": 2}),
         "shard 2, ZeRO 2": wide(2, {"shard": 2, "zero": 2}),
         "shard 2, ZeRO 1": wide(2, {"shard": 2, "zero": 1}),

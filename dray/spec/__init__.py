@@ -26,7 +26,7 @@ from dray.spec.fields import (
     wrong,
 )
 from dray.spec.model import Cnn, Gpt, Mlp, Model, ResNet, Unet
-from dray.spec.parallel import MAX_WORKERS, Parallel, written_out
+from dray.spec.parallel import INNER, MAX_WORKERS, Parallel, written_out
 from dray.spec.profile import Profile
 from dray.spec.recipes import RECIPES, RecipeName
 from dray.spec.sync import Compression, Outer, Sync
@@ -209,14 +209,21 @@ class JobSpec(Document):
         self._check_blocks()
         self._check_optimizer_state()
         self._check_sent_types()
-        sharing = self.num_replicas * self.parallel.shard
-        if self.train.global_batch_size < sharing:
-            message = (
-                f"is {self.train.global_batch_size}, fewer than one sample for each of "
-                f"{sharing} workers"
-            )
-            raise wrong("/train/global_batch_size", message)
+        self._check_batch()
         return self
+
+    def _check_batch(self) -> None:
+        """Each worker that has a share of the batch must have a sample of it."""
+        if set(self.parallel.auto) & set(INNER):
+            return  # the planner may choose axes along which a share is not divided
+        sharing = self.num_replicas * self.parallel.shard
+        size = self.train.global_batch_size
+        if size < sharing:
+            raise wrong(
+                "/train/global_batch_size",
+                f"is {size}, fewer than one sample for each of {sharing} workers: make it "
+                f"{sharing} or more, or take {size} workers or fewer",
+            )
 
     def _check_balance(self) -> None:
         if self.parallel.balance == "even":

@@ -107,7 +107,9 @@ class Parallel(Document):
             else:
                 product = " x ".join(f"{axis} {getattr(self, axis)}" for axis in used)
                 what = f"makes the product {self.num_parts} ({product}), which does not divide"
-            message = f"{what} the {num_workers} of resources.num_workers"
+            message = f"{what} the {num_workers} of resources.num_workers; " + _nearest_divisors(
+                num_workers, self.num_parts
+            )
             raise wrong(f"/parallel/{used[-1]}", message)
         left = num_workers // self.num_parts
         if self.auto:
@@ -144,22 +146,24 @@ class Parallel(Document):
         for axis in self.inner_axes:
             if model.name not in MODELS_OF[axis]:
                 message = (
-                    f"is for {' and '.join(MODELS_OF[axis])}: torch has no way for {model.name}"
+                    f"is for {' and '.join(MODELS_OF[axis])}: {model.name} can't be divided so; "
+                    "use parallel.shard, which every model takes"
                 )
                 raise wrong(f"/parallel/{axis}", message)
-        stages = self.pipeline * self.stages_per_rank
-        if isinstance(model, ResNet) and self.pipeline > 1 and stages > model.num_blocks:
-            message = (
-                f"makes {stages} stages, more than the {model.num_blocks} blocks of this depth"
-            )
-            raise wrong("/parallel/pipeline", message)
+        if isinstance(model, ResNet):
+            self._check_stages(model.num_blocks, "blocks of this depth")
         if isinstance(model, Gpt):
-            self._check_gpt(model, stages)
+            self._check_stages(model.num_layers, "of model.num_layers")
+            self._check_parts_of_layers(model)
 
-    def _check_gpt(self, model: Gpt, stages: int) -> None:
-        if stages > model.num_layers:
-            message = f"makes {stages} stages, more than the {model.num_layers} of model.num_layers"
-            raise wrong("/parallel/pipeline", message)
+    def _check_stages(self, most: int, what: str) -> None:
+        stages = self.pipeline * self.stages_per_rank
+        if self.pipeline > 1 and stages > most:
+            product = "pipeline x stages_per_rank" if self.stages_per_rank > 1 else "it"
+            message = f"makes {stages} stages, more than the {most} {what}: {product} can be {most}"
+            raise wrong("/parallel/pipeline", f"{message} at most")
+
+    def _check_parts_of_layers(self, model: Gpt) -> None:
         among = self.tensor * self.context
         axis = "tensor" if self.tensor > 1 else "context"
         if model.num_heads % among:
@@ -174,6 +178,14 @@ class Parallel(Document):
                 "many places"
             )
             raise wrong(f"/parallel/{axis}", message)
+
+
+def _nearest_divisors(total: int, size: int) -> str:
+    """Such as `2 and 4 do`."""
+    divisors = [n for n in range(1, total + 1) if total % n == 0]
+    below = [n for n in divisors if n < size][-1:]
+    above = [n for n in divisors if n > size][:1]
+    return " and ".join(map(str, below + above)) + (" do" if below and above else " does")
 
 
 def written_out(given: Any) -> Any:

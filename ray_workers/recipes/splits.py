@@ -24,12 +24,15 @@ def by_class(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple
     return _checked(np.flatnonzero(~is_validation), np.flatnonzero(is_validation), fraction)
 
 
-def at_random(num_samples: int, fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """(training, validation), each in rising order. Raises DataError if one would be empty."""
+def at_random(num_samples: int, fraction: float, seed: int, *, least: int = 1) -> tuple[Rows, Rows]:
+    """(training, validation), each in rising order.
+
+    least: samples that validate. Raises DataError if there would be fewer, or none for training.
+    """
     generator = np.random.default_rng(derive_seed("split", seed))
     order = generator.permutation(num_samples)
     count = round(fraction * num_samples)
-    return _checked(np.sort(order[count:]), np.sort(order[:count]), fraction)
+    return _checked(np.sort(order[count:]), np.sort(order[:count]), fraction, least)
 
 
 def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
@@ -42,10 +45,13 @@ def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
     return _checked(rows[: num_samples - count], rows[num_samples - count :], fraction)
 
 
-def _checked(training: Rows, validation: Rows, fraction: float) -> tuple[Rows, Rows]:
-    if len(training) == 0 or len(validation) == 0:
+def _checked(
+    training: Rows, validation: Rows, fraction: float, least: int = 1
+) -> tuple[Rows, Rows]:
+    if len(training) == 0 or len(validation) < least:
+        needs = "each needs at least one" if least == 1 else f"they need at least 1 and {least}"
         raise DataError(
             f"data.validation_fraction {fraction} leaves {len(training)} samples for "
-            f"training and {len(validation)} for validation; each needs at least one"
+            f"training and {len(validation)} for validation; {needs}"
         )
     return training, validation

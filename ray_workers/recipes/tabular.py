@@ -51,7 +51,10 @@ def build_regression(document: spec.JobSpec, policy: DataPolicy) -> Workload:
     """The loss is the squared error in units of the target's variance. Raises DataError."""
     table = open_table(document.data, policy, classifies=False)
     training, validation = splits.at_random(
-        len(table.target), document.data.validation_fraction, document.train.seed
+        len(table.target),
+        document.data.validation_fraction,
+        document.train.seed,
+        least=2,  # R² is not defined of one
     )
     model = _model(document, table, num_outputs=1)
     _learn_scale(model, table, training)

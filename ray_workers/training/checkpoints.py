@@ -17,12 +17,14 @@ import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from dray import files, train
 from dray.checkpoints import CheckpointRef, staying
+from dray.files import local_path
 from dray.spool import EVERYTHING, Known
 from ray_workers.contracts import FrameKind
 from ray_workers.training import statefile, storage
@@ -135,22 +137,27 @@ def _commit(url: str, about: About, snapshot: Snapshot) -> Saved:
 
 
 def load(ref: CheckpointRef) -> Loaded:
-    """Read and verify a checkpoint. Raises BrokenCheckpointError, which says what is wrong."""
+    """Verify a checkpoint and read it. Raises BrokenCheckpointError, which says what is wrong.
+
+    The tensors of a file system's files are mapped, not read: the ranks of a node share their
+    memory, and a rank that needs a part of a state touches that alone.
+    """
     saved, manifest = read_manifest(ref)
     parts = {entry["path"]: _verified(saved.url, entry) for entry in manifest["files"]}
     try:
         state = _state_of(parts)
-    except (*MALFORMED, RuntimeError, pickle.UnpicklingError) as error:
+    except (*MALFORMED, OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise BrokenCheckpointError(f"{ref.url} holds no state: {error!r}") from error
     return Loaded(saved, state, manifest["position"], manifest.get("loss"))
 
 
-def _state_of(parts: Mapping[str, bytes]) -> State:
+def _state_of(parts: Mapping[str, Path | bytes]) -> State:
     if OLD_STATE in parts:
-        state = torch.load(io.BytesIO(parts[OLD_STATE]), map_location="cpu", weights_only=True)
+        old = io.BytesIO(_bytes_of(parts[OLD_STATE]))
+        state = torch.load(old, map_location="cpu", weights_only=True)
     else:
         tensors = statefile.read_tensors(parts[TENSORS])
-        state = statefile.restore(json.loads(parts[TREE]), tensors)
+        state = statefile.restore(json.loads(_bytes_of(parts[TREE])), tensors)
     if not isinstance(state, dict):
         raise ValueError(f"it is a {type(state).__name__}")
     return state
@@ -263,19 +270,37 @@ def log(sentence: str) -> None:
     print(f"dray: {sentence}", flush=True)  # noqa: T201
 
 
-def _verified(url: str, entry: Mapping[str, Any]) -> bytes:
-    data = _read(f"{url}/{entry['path']}")
-    if len(data) != entry["size_bytes"]:
-        raise BrokenCheckpointError(
-            f"{url}/{entry['path']} has {len(data)} bytes, not {entry['size_bytes']}"
-        )
-    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise BrokenCheckpointError(f"{url}/{entry['path']} does not match its hash")
-    return data
+def _verified(url: str, entry: Mapping[str, Any]) -> Path | bytes:
+    """Where a file of a checkpoint lies, or what is in it where that is no file system."""
+    name = f"{url}/{entry['path']}"
+    path = local_path(name)
+    found: Path | bytes
+    try:
+        if path is None:
+            found = files.read(name)
+            num_bytes, sha256 = len(found), hashlib.sha256(found).hexdigest()
+        else:
+            found = path
+            num_bytes, sha256 = files.measure(path)
+    except OSError as error:
+        raise _unreadable(name, error) from error
+    if num_bytes != entry["size_bytes"]:
+        raise BrokenCheckpointError(f"{name} has {num_bytes} bytes, not {entry['size_bytes']}")
+    if sha256 != entry["sha256"]:
+        raise BrokenCheckpointError(f"{name} does not match its hash")
+    return found
+
+
+def _bytes_of(part: Path | bytes) -> bytes:
+    return part.read_bytes() if isinstance(part, Path) else part
 
 
 def _read(url: str) -> bytes:
     try:
         return files.read(url)
     except OSError as error:
-        raise BrokenCheckpointError(f"{url} cannot be read: {error}") from error
+        raise _unreadable(url, error) from error
+
+
+def _unreadable(url: str, error: OSError) -> BrokenCheckpointError:
+    return BrokenCheckpointError(f"{url} cannot be read: {error}")

@@ -268,14 +268,17 @@ class Loop:
         options, page, strategy = self.options, self.page, self.strategy
         assert self.feed is not None
         use = Use.RECOMPUTED if step <= self.task.furthest_step else Use.USEFUL
+        recorder = self.recorder if self.rank == 0 else None
         page.enter(Doing.DATA, Use.DATA_WAIT)
-        if self.recorder is not None and self.rank == 0:
-            self.recorder.begin_step(step)
         if self.traffic is not None:
             self.traffic.begin_step()
+        if recorder is not None:
+            recorder.begin_step(step)
         began = time.perf_counter()
         feeding = self.feed.at(step)
         data_wait_s = time.perf_counter() - began
+        if recorder is not None:
+            recorder.data_came()
 
         lr = lr_at(
             step, total_steps=self.calendar.total_steps, lr=self.lr, schedule=options.schedule
@@ -311,8 +314,8 @@ class Loop:
         )
         if self.rank == 0:
             self.saves.step_took(step, time.perf_counter() - began)
-            if self.recorder is not None:
-                self.recorder.end_step(step, data_wait_s)
+        if recorder is not None:
+            recorder.end_step(step)
 
     def _between_steps(self, step: int) -> None:
         """What is due: first the metrics, so that no checkpoint is ahead of what was told."""

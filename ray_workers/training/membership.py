@@ -173,8 +173,11 @@ class Membership:
         self._page.enter(Doing.JOINING, Use.RECOVERING)
 
     def sent_bytes(self) -> int | None:
-        """What this rank has sent to the others in this generation; None where nobody counts it."""
-        return None if self.is_alone else self._connections.sent_bytes()
+        """What this rank has sent to the others in this generation; None where nobody counts it: of
+        NCCL the kernel sees little or nothing."""
+        if self.is_alone or self._device.type != "cpu":
+            return None
+        return self._connections.sent_bytes()
 
     def leave(self) -> None:
         """The training is over, for everyone at once."""

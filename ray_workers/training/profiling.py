@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from dray import spec, train
 from ray_workers.training.checkpoints import log
 
-STEP = "dray.step"
+STEP, DATA = "dray.step", "dray.data"
 NUM_TOP = 15
 
 Span = tuple[float, float]
@@ -32,38 +33,46 @@ class Recorder:
         if device.type == "cuda":
             self._activities.append(ProfilerActivity.CUDA)
         self._profile: Any = None
-        self._step: Any = None
+        self._parts: list[Any] = []
+        """What goes on of a step that is recorded: the step, and within it the wait for data."""
         self._began_with = 0
-        self._data_wait_s = 0.0
         self._is_done = False
 
     def begin_step(self, step: int) -> None:
+        """Its data are asked for next."""
         if self._is_done or not self._first <= step <= self._last:
             return
         if self._profile is None:
             self._profile = profile(activities=self._activities)
             self._profile.start()
-            self._began_with, self._data_wait_s = step, 0.0
-        self._step = record_function(STEP)
-        self._step.__enter__()
+            self._began_with = step
+        for name in (STEP, DATA):
+            self._parts.append(record_function(name))
+            self._parts[-1].__enter__()
 
-    def end_step(self, step: int, data_wait_s: float) -> None:
+    def data_came(self) -> None:
+        if self._parts:
+            self._end_part()
+
+    def end_step(self, step: int) -> None:
         """The last of the steps leaves the artifacts."""
-        if self._step is None:
+        if not self._parts:
             return
         if ProfilerActivity.CUDA in self._activities:
             torch.cuda.synchronize()  # what was launched belongs to the step
-        self._step.__exit__(None, None, None)
-        self._step = None
-        self._data_wait_s += data_wait_s
+        self._end_part()
         if step >= self._last:
             self._leave(step)
+
+    def _end_part(self) -> None:
+        self._parts.pop().__exit__(None, None, None)
 
     def break_off(self) -> None:
         """The group broke: what was recorded of it is let go of."""
         if self._profile is not None:
             self._profile.stop()
-        self._profile = self._step = None
+        self._profile = None
+        self._parts.clear()
 
     def finish(self, steps_done: int) -> None:
         """The training is over: leave what was recorded, or say that the steps never came."""
@@ -89,7 +98,7 @@ class Recorder:
             events = json.loads(trace.read_text())["traceEvents"]
             summary = {
                 "steps": [self._began_with, step],
-                **summarise(events, self._data_wait_s),
+                **summarise(events),
                 "top": top_operators(self._profile.key_averages()),
             }
             (folder / "trace.json.gz").write_bytes(gzip.compress(trace.read_bytes(), 6))
@@ -100,13 +109,15 @@ class Recorder:
         log(f"recorded steps {self._began_with} to {step}: profile/summary.txt tells of them")
 
 
-def summarise(events: Iterable[Mapping[str, Any]], data_wait_s: float) -> dict[str, float]:
-    """Seconds of the recorded steps by what they went into, from a trace's events.
+def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds of the recorded steps by what they went into, from a trace's events; what lies
+    between two steps, an evaluation say, is not looked at.
 
     `overlap_s` counts in both compute and communication; `other_s` is what is left of `wall_s`:
-    Python, launches, and waiting for ranks that are behind.
+    Python, launches, and waiting for ranks that are behind. What computes while data are waited
+    for, such as a batch being put together, counts as that wait alone.
     """
-    spans: dict[str, list[Span]] = {"step": [], "compute": [], "communication": []}
+    spans: dict[str, list[Span]] = {"step": [], "data": [], "compute": [], "communication": []}
     has_gpu = False
     for event in events:
         if event.get("ph") != "X":
@@ -121,26 +132,26 @@ def summarise(events: Iterable[Mapping[str, Any]], data_wait_s: float) -> dict[s
             continue
         begin = float(event["ts"])
         spans[kind.removeprefix("gpu ")].append((begin, begin + float(event["dur"])))
-    whole = (min(s[0] for s in spans["step"]), max(s[1] for s in spans["step"]))
-    compute = union([_within(span, whole) for span in spans["compute"]])
-    exchange = union([_within(span, whole) for span in spans["communication"]])
-    wall_s = (whole[1] - whole[0]) / 1e6
-    busy_s = length(union([*compute, *exchange])) / 1e6
-    both_s = (length(compute) + length(exchange)) / 1e6 - busy_s
-    return {
-        "wall_s": wall_s,
+    steps = union(spans["step"])
+    waiting = common(union(spans["data"]), steps)
+    compute, exchange = (
+        common(without(union(spans[kind]), waiting), steps) for kind in ("compute", "communication")
+    )
+    seconds = {
+        "wall_s": length(steps) / 1e6,
         "compute_s": length(compute) / 1e6,
         "communication_s": length(exchange) / 1e6,
-        "overlap_s": both_s,
-        "data_wait_s": data_wait_s,
-        "other_s": max(0.0, wall_s - busy_s - data_wait_s),
+        "overlap_s": length(common(compute, exchange)) / 1e6,
+        "data_wait_s": length(waiting) / 1e6,
     }
+    known = union([*compute, *exchange, *waiting])
+    return {**seconds, "other_s": seconds["wall_s"] - length(known) / 1e6}
 
 
 def _kind(category: str, name: str) -> str | None:
     """What a trace's event counts as."""
-    if name == STEP:
-        return "step" if category == "user_annotation" else None
+    if name in (STEP, DATA):
+        return name.removeprefix("dray.") if category == "user_annotation" else None
     if category in ("kernel", "gpu_memcpy", "gpu_memset"):
         return "communication" if "nccl" in name.lower() else "gpu compute"
     if category == "user_annotation" and name.startswith("gloo:"):
@@ -164,9 +175,24 @@ def length(spans: Iterable[Span]) -> float:
     return sum(end - begin for begin, end in spans)
 
 
-def _within(span: Span, whole: Span) -> Span:
-    begin = min(max(span[0], whole[0]), whole[1])
-    return begin, max(begin, min(span[1], whole[1]))
+def common(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
+    """The times that are in both; of spans that do not touch, in order."""
+    found = []
+    at = 0
+    for begin, end in ours:
+        while at < len(theirs) and theirs[at][1] <= begin:
+            at += 1
+        for other_begin, other_end in theirs[at:]:
+            if other_begin >= end:
+                break
+            found.append((max(begin, other_begin), min(end, other_end)))
+    return found
+
+
+def without(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
+    """The times that are in ours alone; of spans that do not touch, in order."""
+    edges = [-math.inf, *(edge for span in theirs for edge in span), math.inf]
+    return common(ours, list(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def top_operators(averages: Iterable[Any]) -> list[dict[str, Any]]:
@@ -179,7 +205,7 @@ def top_operators(averages: Iterable[Any]) -> list[dict[str, Any]]:
             "self_gpu_s": each.self_device_time_total / 1e6,
         }
         for each in averages
-        if each.key != STEP
+        if each.key not in (STEP, DATA)
     ]
     found.sort(key=lambda each: (each["self_gpu_s"], each["self_s"]), reverse=True)
     return found[:NUM_TOP]

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import safetensors
@@ -113,10 +114,13 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
     return Layout(header, places, room + at)
 
 
-def read_tensors(data: bytes) -> dict[str, Tensor]:
-    """The tensors of a file, by name. ValueError if it is none of safetensors."""
+def read_tensors(file: Path | bytes) -> dict[str, Tensor]:
+    """The tensors of a file, by name; what lies at a path is mapped into memory, and a change of it
+    is this process's own. ValueError if it is none of safetensors."""
     try:
-        return safetensors.torch.load(data)
+        if isinstance(file, Path):
+            return safetensors.torch.load_file(file)
+        return safetensors.torch.load(file)
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from error
 

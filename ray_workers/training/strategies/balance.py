@@ -7,6 +7,7 @@ what is learned stays the same, but for the order in which numbers are added.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -49,9 +50,12 @@ class Balanced(Replicated):
         done = step - self._begun_after
         if self.world_size == 1 or (done != FIRST_AFTER and done % EVERY):
             return
-        num_steps = len(self._timed.seconds_per_sample)
-        seconds = _everyones(statistics.median(self._timed.seconds_per_sample), self.device)
-        self._timed.seconds_per_sample.clear()
+        own = self._timed.seconds_per_sample
+        num_steps = len(own)
+        seconds = _everyones(statistics.median(own) if own else math.inf, self.device)
+        own.clear()
+        if math.inf in seconds:
+            return  # nobody knows how fast a rank is that had nothing to do
         if self.rank == 0:
             self._tell(step, seconds, num_steps)
         parts = in_proportion(seconds)

@@ -58,12 +58,12 @@ class Agreement:
         self._calendar = calendar
         self._weights = [p.detach() for p in model.parameters() if p.requires_grad]
         self._means = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-        self._agreed = [weight.clone() for weight in self._weights]
+        self.agreed = [weight.clone() for weight in self._weights]
         self._outer: torch.optim.SGD | None = None
         if options.outer is not None:
             lr, momentum = options.outer.lr, options.outer.momentum
             self._outer = torch.optim.SGD(
-                self._agreed, lr=lr, momentum=momentum, nesterov=momentum > 0.0
+                self.agreed, lr=lr, momentum=momentum, nesterov=momentum > 0.0
             )
         self._others: list[dict[str, Any]] = []
         self.leaves = False
@@ -71,7 +71,7 @@ class Agreement:
 
     def begin(self) -> None:
         """Go on from the weights that the model has now, on every rank."""
-        torch._foreach_copy_(self._agreed, self._weights)
+        torch._foreach_copy_(self.agreed, self._weights)
 
     def is_due_after(self, step: int) -> bool:
         """Whether the ranks agree after this step."""
@@ -91,13 +91,13 @@ class Agreement:
         for buffer, mean in zip(self._means, means[len(self._weights) :], strict=True):
             buffer.copy_(mean)
         if self._outer is None:
-            torch._foreach_copy_(self._agreed, means[: len(self._weights)])
+            torch._foreach_copy_(self.agreed, means[: len(self._weights)])
         else:
-            for agreed, mean in zip(self._agreed, means, strict=False):
+            for agreed, mean in zip(self.agreed, means, strict=False):
                 agreed.grad = agreed - mean
             self._outer.step()
             self._outer.zero_grad()
-        torch._foreach_copy_(self._weights, self._agreed)
+        torch._foreach_copy_(self._weights, self.agreed)
 
     def gather(self, device: torch.device) -> None:
         """Have rank 0 know the inner states of all, for a checkpoint. A collective."""
@@ -138,6 +138,11 @@ class LocalSteps(Replicated):
             page = self.given.page
             page.exchange()
             self._agreement.reach(self.world_size, leaves=page.is_asked_to_leave)
+
+    @property
+    def agreed(self) -> Sequence[Tensor]:
+        """The weights that the ranks last agreed on."""
+        return self._agreement.agreed
 
     @property
     def leaves(self) -> bool:

@@ -142,8 +142,11 @@ def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any
 
 
 def _part_of_state(value: Any, parameter: Tensor) -> Any:
-    has_its_shape = isinstance(value, Tensor) and value.shape == parameter.shape
-    return part_of(value, parameter) if has_its_shape and value.ndim else value
+    if not isinstance(value, Tensor):
+        return value
+    part = part_of(value, parameter) if value.ndim else value
+    # An optimizer keeps what it is given: not a file that is mapped, and may go.
+    return part.clone() if part is value else part
 
 
 def _as_part(value: Any, parameter: Tensor) -> Any:

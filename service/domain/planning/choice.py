@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dray.spec import JobSpec
 from service.domain.planning.cost import Machine, StepTime, step_time
@@ -58,21 +59,13 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Change:
-    """What would make the job fit."""
-
-    description: str
-    parts: Mapping[str, Any]
-    """Fields of the document, with their values, by their names joined with dots."""
-
-
-@dataclass(frozen=True)
 class Plan:
     candidates: tuple[Candidate, ...]
     """Those that fit first, the fastest of them first; then by how much they lack."""
     available_bytes: int | None
     machine: Machine
-    change: Change | None
+    change: str | None
+    """The smallest that makes it fit, as fields of the document with their values."""
 
     @property
     def chosen(self) -> Candidate | None:
@@ -149,58 +142,104 @@ def _may_divide(spec: JobSpec) -> bool:
     return spec.elastic is None
 
 
+class _Change(NamedTuple):
+    words: str
+    spec: JobSpec
+    """The document with it."""
+
+
 def smallest_change(
     spec: JobSpec, shapes: Shapes, available_bytes: int, *, all_of_them: bool
-) -> Change | None:
-    """The first that makes it fit, from what costs the least; None if none does alone."""
+) -> str | None:
+    """The first that makes it fit, from what costs the least; None if none does alone.
+
+    all_of_them: the document's own division has been tried with all others.
+    """
+    divides_anew = all_of_them and _may_divide(spec)
 
     def fits(tried: JobSpec) -> bool:
-        ways = meshes(tried) if all_of_them and _may_divide(tried) else [tried]
+        ways = meshes(tried) if divides_anew else [tried]
         return any(memory_of(way, shapes).total <= available_bytes for way in reversed(ways))
 
-    for kind in _changes(spec):
-        tried = [(change, changed_spec) for change in kind if (changed_spec := _with(spec, change))]
-        if tried and fits(tried[-1][1]):
-            return next(change for change, changed_spec in tried if fits(changed_spec))
+    for kind in _changes(spec, shapes, divides=not all_of_them and _may_divide(spec)):
+        if kind and fits(kind[-1].spec):
+            return next(each.words for each in kind if fits(each.spec))
     return None
 
 
-def _with(spec: JobSpec, change: Change) -> JobSpec | None:
-    """None if that is no document."""
-    document: dict[str, Any] = spec.model_dump(mode="json")
-    for path, value in change.parts.items():
-        part, _, field = path.partition(".")
-        document[part] = {**document[part], field: value}
-    return changed(
-        spec, {path.partition(".")[0]: document[path.partition(".")[0]] for path in change.parts}
-    )
+def _changes(spec: JobSpec, shapes: Shapes, *, divides: bool) -> Iterator[list[_Change]]:
+    """Kinds of changes; within a kind the later ones help more, and cost more.
 
+    First what leaves the model and its numbers as they are. divides: the same workers may divide
+    it in another way.
+    """
+    train, parallel = spec.train, spec.parallel
 
-def _changes(spec: JobSpec) -> Iterator[list[Change]]:
-    """Kinds of changes; within a kind the later ones help more, and cost more."""
-    train = spec.train
-    share = -(-train.global_batch_size // (spec.num_replicas * spec.parallel.shard))
+    def kind(*changes: Mapping[str, Any]) -> list[_Change]:
+        made = ((parts, _with(spec, parts)) for parts in changes)
+        return [_Change(_words(parts), new) for parts, new in made if new is not None]
+
+    share = -(-train.global_batch_size // (spec.num_replicas * parallel.shard))
     size = min(train.micro_batch_size or share, share)
     halves = [size >> n for n in range(1, size.bit_length())]
-    yield [Change(f"train.micro_batch_size {n}", {"train.micro_batch_size": n}) for n in halves]
+    yield kind(*({"train.micro_batch_size": n} for n in halves))
+    if parallel.is_sharded:
+        yield kind(*({"parallel.zero": zero} for zero in (2, 3) if zero > parallel.zero))
+    shards = []
+    if divides:
+        left = spec.num_replicas
+        shards = [parallel.shard * n for n in range(2, left + 1) if left % n == 0]
+    yield kind(*({"parallel.shard": n} for n in shards))
     if train.precision == "fp32":
-        yield [Change("train.precision bf16", {"train.precision": "bf16"})]
+        yield kind({"train.precision": "bf16"})
     if train.recompute == "none":
-        ways = ("selective", "full")
-        yield [Change(f"train.recompute {how}", {"train.recompute": how}) for how in ways]
-    if train.recompute != "full":
-        least = {"train.micro_batch_size": 1, "train.recompute": "full"}
-        yield [Change("train.micro_batch_size 1 with train.recompute full", least)]
-    yield [_more_workers(spec, factor) for factor in (2, 4, 8, 16, 32, 64)]
+        yield kind(*({"train.recompute": how} for how in ("selective", "full")))
+    if divides:
+        yield _other_divisions(spec, shapes)
+    yield kind({"train.optimizer.offload": True})
+    yield kind({"train.optimizer.state_dtype": "bf16"})
+    least = {"train.micro_batch_size": 1, "train.recompute": "full"}
+    yield kind(least)
+    yield kind(*({**least, "parallel.shard": n} for n in shards))
+    factors = (2, 4, 8, 16, 32, 64)
+    yield kind(*(_more_workers(spec, factor) for factor in factors))
+    yield kind(*({**_more_workers(spec, factor), **least} for factor in factors))
 
 
-def _more_workers(spec: JobSpec, factor: int) -> Change:
-    more, shard = spec.resources.num_workers * factor, spec.parallel.shard * factor
-    parts = {"resources.num_workers": more}
-    words = f"resources.num_workers {more}"
-    if spec.parallel.auto or spec.parallel.inner_axes:
-        return Change(words, parts)
-    return Change(f"{words} with parallel.shard {shard}", {**parts, "parallel.shard": shard})
+def _other_divisions(spec: JobSpec, shapes: Shapes) -> list[_Change]:
+    own = spec.parallel.model_dump(mode="json")
+
+    def changed_axes(way: JobSpec) -> dict[str, Any]:
+        theirs = way.parallel.model_dump(mode="json")
+        return {f"parallel.{name}": value for name, value in theirs.items() if value != own[name]}
+
+    ways = sorted(meshes(spec), key=lambda way: memory_of(way, shapes).total, reverse=True)
+    return [_Change(_words(parts), way) for way in ways if (parts := changed_axes(way))]
+
+
+def _more_workers(spec: JobSpec, factor: int) -> dict[str, Any]:
+    parts: dict[str, Any] = {"resources.num_workers": spec.resources.num_workers * factor}
+    if not spec.parallel.auto:
+        parts["parallel.shard"] = spec.parallel.shard * factor
+    return parts
+
+
+def _words(parts: Mapping[str, Any]) -> str:
+    said = ((path, v if isinstance(v, str) else json.dumps(v)) for path, v in parts.items())
+    return " with ".join(f"{path} {value}" for path, value in said)
+
+
+def _with(spec: JobSpec, parts: Mapping[str, Any]) -> JobSpec | None:
+    """None if that is no document."""
+    document: dict[str, Any] = spec.model_dump(mode="json")
+    for path, value in parts.items():
+        *outer, field = path.split(".")
+        place = document
+        for name in outer:
+            place = place[name]
+        place[field] = value
+    roots = {path.partition(".")[0] for path in parts}
+    return changed(spec, {root: document[root] for root in roots})
 
 
 def human(size: float) -> str:

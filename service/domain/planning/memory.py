@@ -115,8 +115,11 @@ def _of_rank(spec: JobSpec, tapes: list[Tape], at: int) -> Memory:
     own = weights / holders
     base = own + optimizer + own * (spec.train.ema is not None)
     gradients = own
+    agreeing = _of_agreeing(spec, weights)
+    base += agreeing.kept
     if not spec.is_divided:
-        where = Gradients.COPIED if spec.resources.num_workers > 1 else Gradients.KEPT
+        has_buckets = spec.resources.num_workers > 1 and not agreeing.is_by_hand
+        where = Gradients.COPIED if has_buckets else Gradients.KEPT
     else:
         where = Gradients.SCATTERED if exchanging > 1 else Gradients.KEPT
         if only_optimizer:
@@ -141,9 +144,42 @@ def _of_rank(spec: JobSpec, tapes: list[Tape], at: int) -> Memory:
     else:
         peak = base + _of_pipeline(spec, tapes, at, how, pieces.count)
     scratch = own * SCRATCH.get(spec.train.optimizer.name, 0.0) + _fetched_bytes(spec, own)
+    scratch = max(scratch, agreeing.passing) + agreeing.kept
     updating = own + optimizer + own * (spec.train.ema is not None) + gradients + scratch
     rest = max(peak, updating) - own - optimizer - gradients
     return Memory(int(own), int(gradients), int(optimizer), int(rest))
+
+
+@dataclass(frozen=True)
+class Agreeing:
+    """What replicas hold in order to have the same weights, besides gradients and their buckets."""
+
+    kept: float = 0.0
+    passing: float = 0.0
+    """When no activation lies there any more; beyond the gradients."""
+    is_by_hand: bool = False
+    """Without DDP, which would copy the gradients into its buckets."""
+
+
+def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
+    """weights: bytes of the model's."""
+    sync, momentum = spec.sync, spec.train.optimizer.momentum
+    if spec.resources.num_workers == 1 or spec.is_divided:
+        return Agreeing()
+    if spec.is_exact:  # the own share's gradients; those of a slice from all, and its sum
+        passing = weights * (1 + 1 / spec.resources.num_workers)
+        return Agreeing(weights, passing, is_by_hand=True)
+    if sync is not None and spec.takes_local_steps:
+        # What was agreed on; the means, where the gradients were, and the outer gradients.
+        outer = sync.outer is not None
+        has_momentum = sync.outer is not None and sync.outer.momentum > 0.0
+        return Agreeing(weights * (1 + has_momentum), weights * outer, is_by_hand=True)
+    name = sync.compression.name if sync is not None and sync.compression is not None else ""
+    if name == "powersgd":  # what was not sent; the gradient as it was, and what is not sent now
+        return Agreeing(weights, 2 * weights)
+    if name == "topk":  # what was not sent, and velocities in the place of the optimizer's
+        return Agreeing(weights * (1 + (momentum > 0.0)))
+    return Agreeing()
 
 
 def _of_pipeline(spec: JobSpec, tapes: list[Tape], at: int, how: Playing, count: int) -> float:
@@ -204,4 +240,7 @@ def _fetched_bytes(spec: JobSpec, own: float) -> float:
 
 def _moments(spec: JobSpec) -> float:
     chosen = spec.train.optimizer
+    compression = spec.sync.compression if spec.sync is not None else None
+    if chosen.name == "sgd" and compression is not None and compression.name == "topk":
+        return 0.0  # it takes the momentum over
     return 1.0 if chosen.name == "sgd" and chosen.momentum else STATES[chosen.name]

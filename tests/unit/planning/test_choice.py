@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import pytest
+import yaml
 
 from dray.spec import JobSpec
 from service.domain.planning.choice import plan_of
@@ -78,6 +81,12 @@ def test_what_is_said_besides_of_the_division_is_kept_where_it_means_something()
     assert balanced[0].parallel.balance == "auto"
 
 
+def test_a_batch_of_fewer_samples_than_workers_leaves_the_axes_that_do_not_share_it() -> None:
+    names = {name_of(m.parallel, 8) for m in meshes(job(8, "auto", global_batch_size=4))}
+    assert {"tensor 4 x pipeline 2", "data 4 x context 2"} <= names
+    assert not {"data 8", "shard 8", "data 2 x shard 4"} & names
+
+
 def test_more_workers_than_are_compared_are_still_divided() -> None:
     many = job(2048, {"shard": "auto"}, global_batch_size=4096)
     plan = plan_of(many, shapes_of(many), CPU, None, all_of_them=True)
@@ -131,8 +140,7 @@ def test_what_is_named_as_a_help_does_help() -> None:
     needed = memory_of(job(1), shapes).total
     plan = plan_of(job(1), shapes, CPU, int(0.9 * needed), all_of_them=False)
     assert plan.chosen is None
-    assert plan.change is not None
-    assert plan.change.description == "train.micro_batch_size 8"
+    assert plan.change == "train.micro_batch_size 8"
     assert memory_of(job(1, micro_batch_size=8), shapes).total <= 0.9 * needed
 
 
@@ -142,7 +150,49 @@ def test_weights_that_do_not_fit_are_spread_over_more_workers() -> None:
     weights = memory.parameters + memory.gradients + memory.optimizer
     plan = plan_of(job(1), shapes, CPU, int(0.7 * weights), all_of_them=False)
     assert plan.change is not None
-    assert "resources.num_workers" in plan.change.description
+    assert "resources.num_workers" in plan.change
+
+
+LARGE = {"num_layers": 32, "num_heads": 32, "width": 4096, "context_length": 2048}
+SPARING = {"precision": "bf16", "recompute": "full", "micro_batch_size": 1}
+H100_BYTES = 78 << 30
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "parallel", "change"),
+    [
+        (8, {}, "parallel.shard 2"),
+        (4, {"shard": 4, "zero": 1}, "parallel.zero 3"),
+        (8, {"pipeline": 2}, "parallel.shard 2"),
+        (2, {"shard": 2}, None),
+        (1, {}, "resources.num_workers 2 with parallel.shard 2"),
+    ],
+)
+def test_before_more_workers_those_that_there_are_divide_it_further(
+    num_workers: int, parallel: dict[str, Any], change: str | None
+) -> None:
+    document = job(num_workers, parallel, **SPARING).model_dump(mode="json", exclude_defaults=True)
+    model = {"name": "gpt", **LARGE}
+    spec = JobSpec.model_validate({**document, "recipe": "language_model", "model": model})
+    assert plan_of(spec, shapes_of(spec), CPU, H100_BYTES, all_of_them=False).change == change
+
+
+@pytest.mark.parametrize("given", [{}, {"shard": 2}, {"tensor": 2}, {"shard": 4, "zero": 1}])
+@pytest.mark.parametrize("part", [0.5, 0.7, 0.9])
+def test_whatever_is_named_as_a_help_does_help(given: dict[str, Any], part: float) -> None:
+    spec = job(4, given)
+    shapes = shapes_of(spec)
+    available = int(part * memory_of(spec, shapes).total)
+    change = plan_of(spec, shapes, CPU, available, all_of_them=False).change
+    assert change is not None
+    document = spec.model_dump(mode="json")
+    for each in change.split(" with "):
+        path, value = each.split(" ")
+        *outer, field = path.split(".")
+        place = functools.reduce(operator.getitem, outer, document)
+        place[field] = yaml.safe_load(value)
+    changed = JobSpec.model_validate(document)
+    assert memory_of(changed, shapes).total <= available
 
 
 @pytest.mark.parametrize(

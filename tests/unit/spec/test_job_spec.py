@@ -213,20 +213,25 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "/sync/compression/name",
             "must not be topk with lars",
         ),
-        (divided({"shard": 3}), "/parallel/shard", "does not divide the 4"),
+        (
+            divided({"shard": 3}),
+            "/parallel/shard",
+            "does not divide the 4 of resources.num_workers; 2 and 4 do",
+        ),
         (
             divided_gpt({"tensor": 2, "pipeline": 3}),
             "/parallel/pipeline",
-            "makes the product 6 (tensor 2 x pipeline 3), which does not divide the 4",
+            "makes the product 6 (tensor 2 x pipeline 3), which does not divide the 4 of "
+            "resources.num_workers; 4 does",
         ),
         (divided({"shard": 2, "data": 4}), "/parallel/data", "so it must be 2"),
-        (divided({"tensor": 2}), "/parallel/tensor", "is for gpt: torch has no way for"),
+        (divided({"tensor": 2}), "/parallel/tensor", "use parallel.shard, which every model takes"),
         (divided({"pipeline": 2}), "/parallel/pipeline", "is for gpt and resnet"),
         (divided({"context": 2}), "/parallel/context", "is for gpt"),
         (
             divided({"pipeline": 4}, model={"name": "resnet", "depth": 8}),
             "/parallel/pipeline",
-            "makes 4 stages, more than the 3 blocks",
+            "makes 4 stages, more than the 3 blocks of this depth: it can be 3 at most",
         ),
         (divided_gpt({"tensor": 2, "zero": 1}), "/parallel/zero", "must be 2 or 3 with tensor"),
         (divided_gpt({"tensor": 2, "zero": 2}), "/parallel/zero", "is for parallel.shard above 1"),
@@ -241,7 +246,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             divided_gpt({"pipeline": 4, "stages_per_rank": 2, "schedule": "interleaved"}),
             "/parallel/pipeline",
-            "makes 8 stages, more than the 4 of model.num_layers",
+            "more than the 4 of model.num_layers: pipeline x stages_per_rank can be 4 at most",
         ),
         (
             divided_gpt({"tensor": 4}, num_heads=2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from contextlib import nullcontext
@@ -101,14 +102,38 @@ def test_a_slow_rank_gets_less_to_do(tmp_path: Path) -> None:
     assert losses == pytest.approx(series(even, "train/loss"), rel=1e-4)
 
 
-def test_ranks_that_are_alike_keep_equal_shares(tmp_path: Path) -> None:
-    """To the bit: nothing is cut anew for a difference that is not worth it."""
-    job = images(2, {}, max_steps=4)
+@pytest.mark.parametrize(("difference", "is_cut_anew"), [(0.02, False), (0.5, True)])
+def test_shares_stay_equal_to_the_bit_where_nothing_is_won_by_others(
+    difference: float, is_cut_anew: bool, tmp_path: Path
+) -> None:
+    job = images(2, {}, max_steps=9)
     plain, balanced = tmp_path / "plain", tmp_path / "balanced"
     assert run_ranks(plain, job, world_size=2) == [0, 0]
     job |= {"parallel": {"balance": "auto"}}
-    assert run_ranks(balanced, job, world_size=2) == [0, 0]
-    assert furthest(balanced, plain) == 0.0
+    clock = functools.partial(_count_time, difference)
+    assert run_ranks(balanced, job, world_size=2, before=clock) == [0, 0]
+    assert (furthest(balanced, plain) > 0.0) == is_cut_anew
+
+
+def _count_time(difference: float, task: RankTask) -> None:
+    """Each pass over a share takes rank 0 a second, and rank 1 longer by this part of it."""
+    seconds = itertools.count(step=1 + difference * task.rank)
+    balance.time = SimpleNamespace(perf_counter=lambda: next(seconds))  # type: ignore[assignment]
+
+
+def test_shares_stay_as_they_are_while_a_rank_has_had_nothing_to_do(tmp_path: Path) -> None:
+    """There are fewer samples than ranks."""
+    table = tmp_path / "table.csv"
+    table.write_text("x,y\n1,2\n2,4\n3,6\n4,8\n")
+    job = {
+        "recipe": "tabular_regression",
+        "data": {"source": table.as_uri(), "target": "y", "validation_fraction": 0.5},
+        "train": {"global_batch_size": 3, "epochs": 9},
+        "resources": {"num_workers": 3},
+        "parallel": {"balance": "auto"},
+    }
+    assert run_ranks(tmp_path, job, world_size=3) == [0, 0, 0]
+    assert set(series(tmp_path, "train/loss")) == set(range(1, 10))
 
 
 def test_a_rank_that_has_nothing_of_a_short_batch_goes_on(tmp_path: Path) -> None:

@@ -56,6 +56,26 @@ def test_any_url_that_fsspec_knows_will_do() -> None:
         checkpoints.load(ref)
 
 
+def test_what_is_not_needed_of_a_state_takes_no_memory(tmp_path: Path) -> None:
+    num = 1 << 25
+    state = {"model": {"w": torch.ones(num), "b": torch.ones(3)}}
+    saved = checkpoints.save(tmp_path.as_uri(), About(3, {}, POSITION), state)
+    before = own_memory_bytes()
+    loaded = checkpoints.load(CheckpointRef(saved.url, 3, saved.manifest_sha256))
+    assert own_memory_bytes() - before < num
+    weights = loaded.state["model"]["w"]
+    weights[: num // 4] += 1.0  # which the file does not learn
+    assert num < own_memory_bytes() - before < 3 * num
+    checkpoints.drop(saved)
+    assert weights.sum() == num * 1.25
+
+
+def own_memory_bytes() -> int:
+    """Of this process, what is no file's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
 def test_what_an_older_dray_saved_is_loaded(tmp_path: Path) -> None:
     state = {"model": {"w": torch.ones(2)}, "optimizer": {"state": {0: {"step": torch.ones(())}}}}
     torch.save(state, tmp_path / "state.pt")
