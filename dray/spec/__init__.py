@@ -246,6 +246,11 @@ class JobSpec(Document):
                 "must be false with the schedule zero_bubble, which goes backward through a block "
                 "twice",
             )
+        if self.train.compile and self.parallel.tensor > 1:
+            raise wrong(
+                "/train/compile",
+                "must be false with parallel.tensor: torch loses track of which rank has what",
+            )
         if self.train.recompute == "none":
             return
         if not isinstance(self.model, Gpt | ResNet | Unet):
@@ -309,7 +314,12 @@ class JobSpec(Document):
         if self.elastic is not None:
             raise wrong("/elastic", f"{alone}: no rank has the whole model")
         if sync is not None and sync.compression is not None:
-            raise wrong("/sync/compression", f"{alone}: torch has no hook for FSDP")
+            why = " in this version of dray"
+            if self.parallel.zero != 1:
+                why = ": torch has no hook for parts of a model"
+            if self.parallel.zero != 1 and self.parallel.is_sharded:
+                why = ": torch has no hook for FSDP; parallel.reduce_dtype bf16 sends half"
+            raise wrong("/sync/compression", f"{alone}{why}")
         if self.takes_local_steps:
             raise wrong("/sync/every", f"{alone}: no rank has the whole model")
         if train.precision == "fp16":

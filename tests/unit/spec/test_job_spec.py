@@ -338,13 +338,23 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             divided({"shard": 2}, sync={"compression": {"name": "fp16"}}),
             "/sync/compression",
-            "torch has no hook for FSDP",
+            "torch has no hook for FSDP; parallel.reduce_dtype bf16 sends half",
+        ),
+        (
+            divided({"shard": 2, "zero": 1}, sync={"compression": {"name": "fp16"}}),
+            "/sync/compression",
+            "needs parallel.shard 1 in this version of dray",
         ),
         (divided({"shard": 2}, sync={"every": 4}), "/sync/every", "no rank has the whole model"),
         (
             divided({"shard": 2}, train={"precision": "fp16"}),
             "/train/precision",
             "must be bf16 or fp32",
+        ),
+        (
+            divided_gpt({"tensor": 2}) | {"train": {"compile": True}},
+            "/train/compile",
+            "must be false with parallel.tensor",
         ),
         (divided({"shard": 2}, train={"ema": {}}), "/train/ema", "needs parallel.shard 1"),
         (

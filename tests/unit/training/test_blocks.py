@@ -10,12 +10,13 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from dray import spec
+from ray_workers.contracts import RankTask
 from ray_workers.recipes.models.gpt import Gpt
 from ray_workers.training.blocks import prepare_blocks
 from ray_workers.training.initialising import materialise
 from tests.unit.training.jobs import assert_same, weights
 from tests.unit.training.ranks import run_ranks
-from tests.unit.training.test_divided import EQUAL, furthest, images, text
+from tests.unit.training.test_divided import EQUAL, brief, furthest, images, text
 
 CPU = torch.device("cpu")
 
@@ -73,3 +74,30 @@ def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
     assert run_ranks(plain, images(2, {}), world_size=2) == [0, 0]
     assert run_ranks(compiled, images(2, {}, compile=True), world_size=2) == [0, 0]
     assert furthest(compiled, plain) < EQUAL
+
+
+@pytest.mark.parametrize(
+    ("parallel", "recompute"),
+    [({"shard": 2}, "full"), ({"pipeline": 2}, "selective"), ({"context": 2}, "none")],
+    ids=["shard", "pipeline", "context"],
+)
+def test_compiled_blocks_learn_the_same_however_they_are_divided(
+    parallel: dict[str, Any], recompute: str, tmp_path: Path
+) -> None:
+    """But for the last stage of a compiler, which is slow and knows nothing of ranks."""
+    alone, divided = tmp_path / "alone", tmp_path / "divided"
+    for home in (alone, divided):
+        home.mkdir()
+    assert run_ranks(alone, brief(alone, 1, {}), world_size=1) == [0]
+    job = brief(divided, 2, parallel, compile=True, recompute=recompute)
+    assert run_ranks(divided, job, world_size=2, before=_capture_alone) == [0, 0]
+    assert furthest(divided, alone) < EQUAL
+
+
+def _capture_alone(task: RankTask) -> None:
+    whole = torch.nn.Module.compile
+
+    def capture(self: torch.nn.Module) -> None:
+        whole(self, backend="aot_eager")  # type: ignore[no-untyped-call]
+
+    torch.nn.Module.compile = capture  # type: ignore[method-assign, assignment]
