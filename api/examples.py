@@ -383,6 +383,12 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": f"the job {OTHER_ID} has no checkpoint of step 7",
         "pointer": "/init_from/step",
     },
+    "init_from_differs": {
+        "detail": f"can't go on from all that {OTHER_ID} left: /train/seed is 1, and was 0: "
+        "the samples would come in another order",
+        "pointer": "/train/seed",
+        "hint": "change it, or let init_from.take be weights",
+    },
     "internal_error": {
         "detail": "dray failed to answer this request; the server's log says why",
         "hint": "its lines there have the same request_id",

@@ -53,6 +53,7 @@ STATUS: Mapping[str, int] = {
     "drill_impossible": 422,
     "idempotency_key_reused": 422,
     "init_from_not_found": 422,
+    "init_from_differs": 422,
     "internal_error": 500,
     "unavailable": 503,
     "database_unavailable": 503,

@@ -21,6 +21,7 @@
           |   |   + OutOfMemory      out_of_memory
           |   + NotPlannable         not_plannable
           |   + InitFromNotFound     init_from_not_found
+          |   + InitFromDiffers      init_from_differs
           |   + DrillImpossible      drill_impossible
           |   + IdempotencyMismatch  idempotency_key_reused
           |   + MethodNotAllowed     method_not_allowed
@@ -213,6 +214,12 @@ class InitFromNotFound(BadRequest):
     """`init_from` names a job or a step that has no checkpoint to start from."""
 
     code = "init_from_not_found"
+
+
+class InitFromDiffers(BadRequest):
+    """`init_from.take: everything` of a job that trained otherwise; `pointer` says in what."""
+
+    code = "init_from_differs"
 
 
 class DrillImpossible(BadRequest):

@@ -105,7 +105,8 @@ class AttemptSpec:
     resume_from: tuple[CheckpointRef, ...] = ()
     """Committed checkpoints to resume from, newest first: the first that loads is taken."""
     init_from: CheckpointRef | None = None
-    """Another job's checkpoint whose weights to begin with, if there is none to resume from."""
+    """Another job's checkpoint to begin with, if there is none to resume from; what is taken of it
+    is in `spec`."""
     data_policy: DataPolicy = DataPolicy()
     start_timeout_s: float = 60.0
     """How long Ray may take to give the slots."""

@@ -36,10 +36,10 @@ def refuse_missing_precision(session: Session, spec: JobSpec) -> None:
     found = kinds(session, spec)
     if found and found <= WITHOUT_BF16:
         named = " and ".join(sorted(str(kind) for kind in found))
-        other = "fp32" if spec.is_divided else "fp16"
+        gathered = spec.parallel.param_dtype == "bf16"
+        fields = "train.precision" + (" and parallel.param_dtype" if gathered else "")
         raise Unsatisfiable(
             f"train.precision is bf16, which a {named} can't compute in",
             pointer="/train/precision",
-            hint=f"set train.precision to {other}, or ask for a newer GPU with "
-            "resources.accelerator",
+            hint=f"set {fields} to fp16, or ask for a newer GPU with resources.accelerator",
         )

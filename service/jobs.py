@@ -70,9 +70,9 @@ class Jobs:
 
         DataSourceForbidden if it names data that nobody may read; Unsatisfiable if the cluster as
         it is known now could never run it, OutOfMemory if it needs more than its workers have;
-        InitFromNotFound if the checkpoint it starts from is
-        not there; QuotaExceeded while the storage is full; IdempotencyMismatch if the key was used
-        for another request.
+        InitFromNotFound if the checkpoint it starts from is not there, InitFromDiffers if that is
+        to be taken whole and is of another training; QuotaExceeded while the storage is full;
+        IdempotencyMismatch if the key was used for another request.
         """
         await data_sources.refuse_forbidden(spec, data_sources.policy_of(self._settings))
         settled = await self._plans.settle(spec)
@@ -94,7 +94,7 @@ class Jobs:
             _refuse_impossible(session, request)
             refuse_missing_precision(session, spec)
             refuse_if_full(session)
-            origin = origins.resolve(session, spec.init_from) if spec.init_from else None
+            origin = origins.resolve(session, spec)
             row = _new_row(job_id, spec, request, origin, owner, project, self._settings, now)
             repository.insert(session, row, spec.labels)
             repository.add_event(session, _submitted(row, settled.told, now))

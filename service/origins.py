@@ -14,11 +14,12 @@ from typing import Any, Literal
 from sqlalchemy.orm import Session
 
 from dray.checkpoints import CheckpointRef
-from dray.spec import InitFrom
+from dray.spec import JobSpec
 from service import checkpoints
 from service.db.models import CheckpointRow, JobRow
 from service.db.repositories import jobs as repository
-from service.domain.errors import CheckpointInUse, InitFromNotFound
+from service.domain import continuing
+from service.domain.errors import CheckpointInUse, InitFromDiffers, InitFromNotFound
 
 Wanted = Literal["latest", "best"] | int
 
@@ -42,11 +43,15 @@ class Origin:
         return asdict(self)
 
 
-def resolve(session: Session, asked: InitFrom) -> Origin:
-    """The checkpoint that is meant. InitFromNotFound, with the field at fault, if there is none.
+def resolve(session: Session, spec: JobSpec) -> Origin | None:
+    """The checkpoint that is meant, if one is. InitFromNotFound, with the field at fault, if there
+    is none; InitFromDiffers if it is to be taken whole and does not fit.
 
     The other job stays locked until the transaction ends, so that it is not deleted meanwhile.
     """
+    asked = spec.init_from
+    if asked is None:
+        return None
     job = repository.lock(session, asked.job)
     if job is None or job.deleted_at is not None:
         raise InitFromNotFound(
@@ -57,6 +62,8 @@ def resolve(session: Session, asked: InitFrom) -> Origin:
     row = _chosen(session, job, asked.step)
     if row is None:
         raise _no_such_step(session, job, asked.step)
+    if asked.take == "everything":
+        _refuse_other_training(job, row.step, spec)
     return Origin.of(asked.step, row)
 
 
@@ -88,6 +95,26 @@ def refuse_if_needed(session: Session, job_id: str) -> None:
         hint=f"wait until {'it has' if one else 'they have'} ended, or cancel "
         f"{'it' if one else 'them'}",
     )
+
+
+def _refuse_other_training(source: JobRow, step: int, spec: JobSpec) -> None:
+    """InitFromDiffers unless `spec` can go on after that step of that job."""
+    instead = "let init_from.take be weights"
+    try:
+        before = JobSpec.model_validate(source.spec)
+    except ValueError:
+        raise InitFromDiffers(
+            f"this version of dray does not read the document of {source.id} any more",
+            pointer="/init_from/take",
+            hint=instead,
+        ) from None
+    found = continuing.difference(before, step, spec)
+    if found is not None:
+        raise InitFromDiffers(
+            f"can't go on from all that {source.id} left: {found.pointer} {found.why}",
+            pointer=found.pointer,
+            hint=f"change it, or {instead}",
+        )
 
 
 def _chosen(session: Session, job: JobRow, wanted: Wanted) -> CheckpointRow | None:

@@ -95,18 +95,20 @@ def close(session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> 
 
 
 def _show(session: Session, job: JobRow, receipt: dict[str, Any], now: datetime) -> None:
-    message = _sentence(receipt)
+    origin = job.init_from or {}
+    message = _sentence(receipt, is_anothers=receipt["url"] == origin.get("url"))
     remark(session, job, type_="resumed", code="resumed", message=message, now=now, data=receipt)
 
 
-def _sentence(receipt: Mapping[str, Any]) -> str:
+def _sentence(receipt: Mapping[str, Any], *, is_anothers: bool) -> str:
     parts = []
     if not receipt["url"]:
         parts.append("began afresh")
     elif receipt["step"] == 0:
         parts.append("began with another job's weights")
     else:
-        parts.append(f"resumed from the checkpoint of step {receipt['step']}")
+        whose = "another job's" if is_anothers else "the"
+        parts.append(f"resumed from {whose} checkpoint of step {receipt['step']}")
     if receipt["passed_over"]:
         steps = ", ".join(str(each["step"]) for each in receipt["passed_over"])
         parts.append(f"passed over what is damaged (step {steps})")

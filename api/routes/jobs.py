@@ -84,6 +84,7 @@ class ListQuery(Query):
         "unsatisfiable",
         "out_of_memory",
         "init_from_not_found",
+        "init_from_differs",
         "quota_exceeded",
         *IDEMPOTENCY_PROBLEMS,
         "invalid_parameter",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.equality.work import INTERLEAVED, ZERO_BUBBLE, write_text
+from benchmarks.equality.work import write_text
 
 Job = tuple[int, dict[str, Any]]
 """(ranks, job document)"""
@@ -13,7 +13,8 @@ Job = tuple[int, dict[str, Any]]
 WIDE = {"width": 256, "context_length": 32, "num_layers": 3}
 """Mostly weights, where the default is mostly activations."""
 
-
+INTERLEAVED = {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}
+ZERO_BUBBLE = {"pipeline": 2, "schedule": "zero_bubble", "stages_per_rank": 2}
 BF16_SENT = {"param_dtype": "bf16", "reduce_dtype": "bf16"}
 
 
@@ -83,6 +84,12 @@ def jobs(folder: Path) -> dict[str, Job]:
         "shard 2": wide(2, {"shard": 2}),
         "shard 2, ZeRO 2": wide(2, {"shard": 2, "zero": 2}),
         "shard 2, ZeRO 1": wide(2, {"shard": 2, "zero": 1}),
+        "shard 2, ZeRO 1, lamb": wide(2, {"shard": 2, "zero": 1}, optimizer={"name": "lamb"}),
+        "shard 2, ZeRO 1, one matrix": image(
+            {"name": "mlp", "width": 2048, "num_layers": 2},
+            *(2, {"shard": 2, "zero": 1}),
+            optimizer={"name": "lamb"},
+        ),
         "shard 2, full": wide(2, {"shard": 2}, recompute="full"),
         "shard 2, bf16": wide(2, {"shard": 2}, precision="bf16"),
         "shard 2, bf16 gathered": wide(2, {"shard": 2, **BF16_SENT}, precision="bf16"),

@@ -117,12 +117,16 @@ class Checkpoint(Document):
 
 
 class InitFrom(Document):
-    """Start with the weights of another job's checkpoint; optimizer and step start afresh."""
+    """Start from another job's checkpoint."""
 
     job: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^job-[0-9a-z]+$")]
     step: Literal["latest", "best"] | Annotated[Int, Field(ge=0, le=MAX_STEPS)] = "latest"
     """Which of its checkpoints, looked up when this job is submitted. `best` is by the other
     job's `checkpoint.best`."""
+    take: Literal["weights", "everything"] = "weights"
+    """weights: optimizer and step start afresh. everything: the job goes on after that step as if
+    the checkpoint were its own, with the optimizer's state and the place in the data, on other
+    workers or divided otherwise."""
 
 
 class JobSpec(Document):
@@ -275,6 +279,9 @@ class JobSpec(Document):
             raise wrong(at, "is for state as large as the weights: adafactor's is small")
         if optimizer.name == "sgd" and not optimizer.momentum:
             raise wrong(at, "is for what an optimizer remembers: sgd without momentum has nothing")
+        compression = self.sync.compression if self.sync is not None else None
+        if optimizer.name == "sgd" and compression is not None and compression.name == "topk":
+            raise wrong(at, "is for what an optimizer remembers: topk keeps the momentum itself")
         if self.parallel.shard > 1 and self.parallel.zero == 1:
             raise wrong(at, "needs parallel.zero 2 or 3: torch's ZeRO 1 keeps its state itself")
         if optimizer.offload and not resources.gpus_per_worker:
@@ -291,8 +298,17 @@ class JobSpec(Document):
                     "is for what FSDP sends: with parallel.shard or context above 1, and zero 2 or "
                     "3; among replicas sync.compression bf16 does it",
                 )
-        if parallel.param_dtype == "bf16" and self.train.precision != "bf16":
-            raise wrong("/parallel/param_dtype", "needs train.precision bf16, which computes so")
+        param, precision = parallel.param_dtype, self.train.precision
+        if param not in ("fp32", precision):
+            raise wrong(
+                "/parallel/param_dtype", f"needs train.precision {param}, which computes so"
+            )
+        if parallel.reduce_dtype == "fp16" and precision != "fp16":
+            raise wrong(
+                "/parallel/reduce_dtype",
+                "fp16 needs train.precision fp16, whose loss scale keeps small gradients: or take "
+                "bf16",
+            )
 
     def _check_mesh(self) -> None:
         self.parallel.check(self.resources.num_workers)
@@ -312,30 +328,31 @@ class JobSpec(Document):
         if self.script is not None:
             raise wrong(f"/parallel/{axis}", "is for recipes; a script divides its model itself")
         if self.elastic is not None:
-            raise wrong("/elastic", f"{alone}: no rank has the whole model")
-        if sync is not None and sync.compression is not None:
-            why = " in this version of dray"
-            if self.parallel.zero != 1:
-                why = ": torch has no hook for parts of a model"
-            if self.parallel.zero != 1 and self.parallel.is_sharded:
-                why = ": torch has no hook for FSDP; parallel.reduce_dtype bf16 sends half"
-            raise wrong("/sync/compression", f"{alone}{why}")
+            raise wrong("/elastic", f"{alone}: no rank has the whole state")
         if self.takes_local_steps:
-            raise wrong("/sync/every", f"{alone}: no rank has the whole model")
-        if train.precision == "fp16":
-            raise wrong("/train/precision", f"must be bf16 or fp32 with parallel.{axis}")
-        if train.ema is not None:
-            raise wrong("/train/ema", f"{alone} in this version of dray")
-        if train.optimizer.name not in ("adamw", "sgd"):
-            raise wrong(
-                "/train/optimizer/name",
-                f"must be adamw or sgd with parallel.{axis}: {train.optimizer.name} looks at whole "
-                "layers",
-            )
+            raise wrong("/sync/every", f"{alone}: no rank has the whole state")
         if self.checkpoint.every_steps == "auto":
             raise wrong(
                 "/checkpoint/every_steps",
                 f"must be a number with parallel.{axis}: all ranks save together",
+            )
+        if self.parallel.zero == 1:
+            return  # weights and gradients are whole everywhere
+        instead = ", or take parallel.zero 1" if not self.parallel.inner_axes else ""
+        if sync is not None and sync.compression is not None:
+            why = ": torch has no hook for parts of a model"
+            if self.parallel.is_sharded:
+                why = (
+                    f"{instead}: torch has no hook for FSDP; parallel.reduce_dtype bf16 sends half"
+                )
+            raise wrong("/sync/compression", f"{alone}{why}")
+        if train.ema is not None:
+            raise wrong("/train/ema", f"{alone} in this version of dray{instead}")
+        if train.optimizer.name not in ("adamw", "sgd"):
+            raise wrong(
+                "/train/optimizer/name",
+                f"must be adamw or sgd with parallel.{axis}{instead}: {train.optimizer.name} looks "
+                "at whole layers",
             )
 
     def _check_sync(self) -> None:

@@ -60,11 +60,12 @@ class Parallel(Document):
     """Ranks that each compute some places of every sample, and in the attention some heads
     (DeepSpeed-Ulysses, arXiv:2309.14509); parameters are sharded over them too. Of gpt."""
 
-    param_dtype: Literal["fp32", "bf16"] = "fp32"
-    """With `shard` or `context` and `precision: bf16`: of the parameters that are gathered for a
-    block, which halves what is sent for them and held. Each rank's own part stays fp32."""
-    reduce_dtype: Literal["fp32", "bf16"] = "fp32"
-    """With `shard` or `context`: in which gradients are sent and added up."""
+    param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """With `shard` or `context`, and the same `precision`: of the parameters that are gathered for
+    a block, which halves what is sent for them and held. Each rank's own part stays fp32."""
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """With `shard` or `context`: in which gradients are sent and added up. fp16 needs the loss
+    scale of `precision: fp16`."""
 
     balance: Literal["even", "auto"] = "even"
     """auto: each rank's share of the batch follows its measured speed, for machines that are not

@@ -96,16 +96,16 @@ class Lamb(_Layerwise):
         self, group: dict[str, Any], parameters: list[Tensor], grads: list[Tensor]
     ) -> None:
         first_beta, second_beta = group["betas"]
-        group["step"] = step = group.get("step", 0) + 1
+        steps = self._count(group, parameters)
         means = self._states(parameters, "mean")
         squares = self._states(parameters, "square")
         torch._foreach_lerp_(means, grads, 1 - first_beta)
         torch._foreach_mul_(squares, second_beta)
         torch._foreach_addcmul_(squares, grads, grads, 1 - second_beta)
-        below = torch._foreach_div(squares, 1 - second_beta**step)
+        below = torch._foreach_div(squares, [1 - second_beta**step for step in steps])
         torch._foreach_sqrt_(below)
         torch._foreach_add_(below, group["eps"])
-        updates = torch._foreach_div(means, 1 - first_beta**step)
+        updates = torch._foreach_div(means, [1 - first_beta**step for step in steps])
         torch._foreach_div_(updates, below)
         torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
         weights, lengths = torch._foreach_norm(parameters), torch._foreach_norm(updates)
@@ -114,6 +114,14 @@ class Lamb(_Layerwise):
         ):
             rate = _ratio(weight, length) if _is_layer(parameter) else 1.0
             parameter.sub_(update * rate, alpha=group["lr"])
+
+    def _count(self, group: dict[str, Any], parameters: list[Tensor]) -> list[int]:
+        """The number of this step, for each parameter: ranks may have the state of some each."""
+        once_counted = group.get("step", 0)  # by the group, in states that dray once wrote
+        for parameter in parameters:
+            state = self.state[parameter]
+            state["step"] = state.get("step", once_counted) + 1
+        return [self.state[parameter]["step"] for parameter in parameters]
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from ray_workers.training.saves import Saves
 from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
 from ray_workers.training.stopping import Patience
 from ray_workers.training.strategies import Given, strategy_of
+from ray_workers.training.strategies.update import is_numbered
 from ray_workers.training.traffic import Traffic
 from ray_workers.training.workload import Workload
 
@@ -188,7 +189,7 @@ class Loop:
             lambda sound: process_group.all_same(sound, self.device, self.world_size) and sound,
         )
         if loaded is None:
-            loaded = self._start_afresh()
+            loaded = self._begin()
         else:
             self._restore(loaded)
         if self.rank != 0:
@@ -402,33 +403,55 @@ class Loop:
         return position_after(step, len(self.workload.train), self.options.global_batch_size)
 
     def _restore(self, loaded: Loaded) -> None:
-        """Go on from a checkpoint of this job. DataError if the data are others now."""
+        """Go on from a checkpoint. DataError if it was trained on other data."""
         known = loaded.position.get("data")
         if known != self.workload.fingerprint:
             raise DataError(
                 f"the data set is not the one that the checkpoint of step {loaded.saved.step} was "
                 f"trained on: its content hashes to {self.workload.fingerprint}, not {known}. "
-                "Put the data back, or start a new job with init_from"
+                "Put the data back, or start a new job with init_from, which takes the weights"
             )
         self.strategy.load(loaded.state)
         self.patience = Patience(**loaded.state["patience"])
         self.progress = Progress.at(loaded.saved.step)
         self.metrics = dict(loaded.saved.metrics)
 
-    def _start_afresh(self) -> Loaded | None:
-        """Begin at step 0, with another job's weights where the document says so: its."""
-        ref = self.task.init_from
-        loaded = None
-        if ref is not None:
-            try:
-                loaded = checkpoints.load(ref)
-                self.strategy.load_model(loaded.state["model"])
-            except BrokenCheckpointError as error:
-                raise DataError(f"init_from: {error}") from error
-            except RuntimeError as error:  # what load_state_dict says of other names or shapes
-                raise DataError(f"init_from: the checkpoint is of another model: {error}") from None
+    def _begin(self) -> Loaded | None:
+        """Begin at step 0, or with what the document takes of another job's checkpoint: that."""
         self.progress = Progress.at(0)
+        ref, asked = self.task.init_from, self.spec.init_from
+        if ref is None:
+            return None
+        try:
+            loaded = checkpoints.load(ref)
+        except BrokenCheckpointError as error:
+            raise DataError(f"init_from: {error}") from error
+        if asked is not None and asked.take == "everything":
+            self._go_on_from(loaded)
+            return loaded
+        try:
+            self.strategy.load_model(loaded.state["model"])
+        except RuntimeError as error:  # what load_state_dict says of other names or shapes
+            raise DataError(f"init_from: the checkpoint is of another model: {error}") from None
         return loaded
+
+    def _go_on_from(self, loaded: Loaded) -> None:
+        """Restore another job's checkpoint, but for how long its early stopping has waited: this
+        job's may go by another metric. DataError if there is nothing left to do, or it is too old
+        to be divided."""
+        step, last = loaded.saved.step, self.calendar.total_steps
+        if step >= last:
+            raise DataError(
+                f"init_from: the checkpoint is of step {step}, and the job ends after step {last}: "
+                "give it more train.epochs, or a larger train.max_steps"
+            )
+        if self.spec.is_divided and is_numbered(loaded.state["optimizer"]):
+            raise DataError(
+                "init_from: an old version of dray wrote the checkpoint, whose optimizer state is "
+                "for ranks that have the whole model. Take its weights alone, or divide nothing"
+            )
+        self._restore(loaded)
+        self.patience = Patience()
 
 
 def _check_same_data(fingerprint: str, device: torch.device, world_size: int) -> None:

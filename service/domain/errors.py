@@ -21,6 +21,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
       DataSourceForbidden   data_source_forbidden
       IdempotencyMismatch   idempotency_key_reused
       InitFromNotFound      init_from_not_found
+      InitFromDiffers       init_from_differs
       QuotaExceeded         quota_exceeded
       BadCursor             bad_cursor
       Unavailable
@@ -139,6 +140,12 @@ class InitFromNotFound(DomainError):
     """The checkpoint that the job is to start from does not exist."""
 
     code = "init_from_not_found"
+
+
+class InitFromDiffers(DomainError):
+    """The job can't go on from all that the checkpoint holds: it is another kind of training."""
+
+    code = "init_from_differs"
 
 
 class QuotaExceeded(DomainError):

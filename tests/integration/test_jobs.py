@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dray import Client
+from dray import Client, errors
 from dray.views import JobState
 from tests.integration.harness import (
     ROOT,
@@ -56,6 +56,29 @@ def test_a_job_trains_and_everything_of_it_can_be_read_afterwards(
     assert json.loads(files["labels.json"].read_text())
     assert_promises(embedded, client, job.id)
     assert_books_add_up(client, job.id)
+
+
+def test_a_job_goes_on_where_another_stopped_divided_otherwise(
+    embedded: Service, client: Client
+) -> None:
+    first = digits(train={"epochs": 1})
+    source = client.wait(client.submit(first).id, timeout_s=60)
+    assert source.state is JobState.SUCCEEDED, source.reason
+    assert source.progress is not None
+    stopped_at = source.progress.step
+    spec = {
+        **digits(train={"epochs": 2}, parallel={"shard": 2}),
+        "init_from": {"job": source.id, "take": "everything"},
+    }
+    job = client.wait(client.submit(spec).id, timeout_s=60)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    steps = all_metrics(client, job.id)["train/loss"].steps
+    assert steps == list(range(stopped_at + 1, 2 * stopped_at + 1))
+    (resumed,) = [event for event in client.events(job.id) if event.type == "resumed"]
+    assert f"resumed from another job's checkpoint of step {stopped_at}" in resumed.message
+    with pytest.raises(errors.InitFromDiffers, match="/train/seed is 7"):
+        client.submit({**spec, "train": {**spec["train"], "seed": 7}})
+    assert_promises(embedded, client, job.id)
 
 
 def test_the_ray_dashboard_shows_the_job_by_name_with_its_log_and_metrics(

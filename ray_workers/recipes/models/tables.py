@@ -56,7 +56,8 @@ class TableMlp(nn.Module):
         vectors = [embed(codes[:, at]) for at, embed in enumerate(self.embeddings)]
         hidden = self.body(torch.cat([numbers, *vectors], dim=1))
         outputs: Tensor = self.head(hidden)
-        return outputs * self.target_deviation + self.target_mean
+        # In half precision a target of 70,000 would be infinite, and one of 2,049 be rounded.
+        return outputs.to(self.target_mean.dtype) * self.target_deviation + self.target_mean
 
 
 def _embedding_dim(vocabulary_size: int) -> int:

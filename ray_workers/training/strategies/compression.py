@@ -21,7 +21,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from dray import spec
+from ray_workers.training.data import derive_seed
 from ray_workers.training.feeding import Share
+from ray_workers.training.strategies.base import Given
 from ray_workers.training.strategies.replica import Autocast, Replica
 from ray_workers.training.workload import LossSum
 
@@ -105,6 +107,21 @@ class CompressedReplica(Replica):
             dist.all_reduce(carried)
             carried /= self._world_size
         return carried
+
+
+def replica_of(given: Given, model: nn.Module) -> Replica:
+    """Of a model that every rank has: with smaller messages where the document asks for it."""
+    parts = (model, given.workload.loss_sum, given.autocast)
+    options = compression_of(given.spec)
+    if options is None:
+        return Replica(*parts)
+    train = given.spec.train
+    seed = derive_seed("sync", train.seed)
+    return CompressedReplica(*parts, options, momentum=train.optimizer.momentum, seed=seed)
+
+
+def compression_of(document: spec.JobSpec) -> spec.Compression | None:
+    return document.sync.compression if document.sync is not None else None
 
 
 def compress(

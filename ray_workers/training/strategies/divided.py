@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -26,12 +27,12 @@ from ray_workers.training.errors import PartsLostError
 from ray_workers.training.feeding import Feed
 from ray_workers.training.initialising import materialise
 from ray_workers.training.progress import Progress
-from ray_workers.training.strategies.base import DataPart, Given, Strategy
+from ray_workers.training.strategies.base import AUTOCAST, DataPart, Given, Strategy
 from ray_workers.training.strategies.context import Context
 from ray_workers.training.strategies.mesh import Mesh
 from ray_workers.training.strategies.parts import PartReplica
 from ray_workers.training.strategies.pipeline import Pipeline, PipelineReplica, Stages
-from ray_workers.training.strategies.update import Update
+from ray_workers.training.strategies.update import PartsUpdate
 
 
 class Divisible(Protocol):
@@ -94,7 +95,7 @@ class Divided(Strategy):
             own = dict(zip(numbers, stages, strict=True))
             self._pipeline = Pipeline(own, num_stages, self.mesh, self.given)
             self.replica = PipelineReplica(self._pipeline, loss_sum, self.model, *rest)
-        self.update = Update(self.model, self.replica, self.options, self.device)
+        self.update = PartsUpdate(self.model, self.replica, self.options, self.device)
         # As they are between steps; in the middle of one FSDP has others in their places.
         self._parameters = dict(self.model.named_parameters())
 
@@ -117,8 +118,11 @@ class Divided(Strategy):
         again = self._parallel.zero == 3 and self.mesh.num_holders > 1
         policy = _policy(self._parallel)
         blocks = (part for part in listed_parts(model) if any(True for _ in part.parameters()))
-        for unit in [*blocks, model]:  # each is gathered at once
+        for unit in blocks:  # each is gathered at once
             fully_shard(unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
+        # What goes into the model may be numbers of a table, which half a word can't hold.
+        policy = replace(policy, cast_forward_inputs=False)
+        fully_shard(model, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
 
     def data_part(self) -> DataPart:
         sizes, at = self.mesh.sizes, self.mesh.at
@@ -187,7 +191,7 @@ class Divided(Strategy):
     def predict(self, inputs: Tensor) -> Tensor | None:
         if self._pipeline is not None:
             return self._pipeline.predict(inputs)
-        outputs: Tensor = self.model(inputs)
+        outputs: Tensor = self.update.weights(inputs)
         return outputs
 
     def gather(self) -> None:
@@ -213,7 +217,7 @@ class Divided(Strategy):
         return {
             "parts": {name: _local(part.detach()) for name, part in self._parameters.items()},
             "buffers": dict(self.model.named_buffers()),
-            "optimizer": _local(self.update.state_dict()["optimizer"]),
+            "update": _local(self.update.state_dict()),
         }
 
     def take_over(self, state: Mapping[str, Any]) -> None:
@@ -222,7 +226,7 @@ class Divided(Strategy):
                 _local(part).copy_(state["parts"][name])
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(state["buffers"][name])
-        self.update.load_parts(state["optimizer"])
+        self.update.load_parts(state["update"])
         self._parts = None
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -252,10 +256,9 @@ class Divided(Strategy):
 
 def _policy(parallel: Parallel) -> MixedPrecisionPolicy:
     """Without a word about types where the model's own are kept."""
-    half = torch.bfloat16
-    param = half if parallel.param_dtype == "bf16" else None
+    param = AUTOCAST.get(parallel.param_dtype)
     # Left out it is that of the parameters.
-    reduce = half if parallel.reduce_dtype == "bf16" else param and torch.float32
+    reduce = AUTOCAST.get(parallel.reduce_dtype, param and torch.float32)
     return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
 
 
@@ -291,8 +294,10 @@ def _each_tensor(state: Any, changed: Callable[[Tensor], Tensor | None]) -> Any:
 
 
 def _merged(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """The state of all stages from that of each; their parameters have names of their own."""
-    merged: dict[str, Any] = {"model": {}}
+    """The state of all stages from that of each; their parameters have names of their own, and the
+    rest is the same in all."""
+    merged: dict[str, Any] = {**states[0], "model": {}}
+    merged.pop("optimizer", None)
     for state in states:
         merged["model"].update(state["model"])
         if "optimizer" in state:

@@ -55,6 +55,8 @@ class PartReplica(Replica):
         (mine,) = shares
         prepare(mine.batch.number)
         root = torch.full((), self._weight_of(mine), device=self._objective.slot.device)
+        if scale is not None:
+            root *= scale
         roots = roots_of(mine, root)
         *parts, last = map(self._narrow, mine.micro_batches)
         self._exchange_gradients(False)
@@ -115,6 +117,7 @@ class PartReplica(Replica):
         return squares @ squares.new_tensor(shares)
 
     def grad_norm(self) -> Tensor:
+        """Of all ranks' parts as they were when the loss was taken: with the loss scale."""
         return self._norm
 
 

@@ -103,7 +103,9 @@ class Pipeline:
             stages[0] if one_only else stages, pieces, loss_fn=losses, scale_grads=False
         )
 
-    def train(self, inputs: Tensor, targets: Tensor, loss_sum: LossSum, weight: float) -> Tensor:
+    def train(
+        self, inputs: Tensor, targets: Tensor, loss_sum: LossSum, weight: float | Tensor
+    ) -> Tensor:
         """Leave the gradients of `weight` times the sum of the losses; that sum, or 0 on a rank
         that has not the last stage. inputs, targets: at most `num_pieces * piece_size` samples."""
         size = self.num_pieces * self.piece_size
@@ -132,7 +134,7 @@ class _Losses:
     """What the schedule calls with the outputs and targets of a micro-batch."""
 
     of: LossSum
-    weight = 1.0
+    weight: float | Tensor = 1.0
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.of(outputs, targets) * self.weight
@@ -160,7 +162,8 @@ class PipelineReplica(PartReplica):
         prepare(mine.batch.number)
         before_exchange()
         (piece,) = map(self._narrow, mine.micro_batches)
-        self._carried = self._pipeline.train(*piece, self._loss_sum, self._weight_of(mine))
+        weight = self._weight_of(mine) if scale is None else scale * self._weight_of(mine)
+        self._carried = self._pipeline.train(*piece, self._loss_sum, weight)
         self._settle_gradients()
 
     def take_loss(self) -> Tensor:

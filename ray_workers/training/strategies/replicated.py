@@ -9,11 +9,15 @@ from torch import Tensor, nn
 
 from ray_workers.training import handover
 from ray_workers.training.blocks import prepare_blocks
-from ray_workers.training.data import derive_seed, share
+from ray_workers.training.data import share
 from ray_workers.training.feeding import Feed
 from ray_workers.training.initialising import materialise
 from ray_workers.training.strategies.base import DataPart, Given, Strategy
-from ray_workers.training.strategies.compression import CompressedReplica, takes_momentum
+from ray_workers.training.strategies.compression import (
+    compression_of,
+    replica_of,
+    takes_momentum,
+)
 from ray_workers.training.strategies.exact import ExactReplica
 from ray_workers.training.strategies.replica import Replica
 from ray_workers.training.strategies.update import Update
@@ -31,24 +35,19 @@ class Replicated(Strategy):
         self.model = given.workload.model
         materialise(self.model, given.device, spec.train.seed)
         prepare_blocks(self.model, spec.train)
-        self.compression = spec.sync.compression if spec.sync else None
         self.num_shares = spec.resources.num_workers if spec.is_exact else None
         """Of each global batch, at any world size; None for one of each rank."""
         self.replica = self._replica()
         self.update = Update(
             *(self.model, self.replica, spec.train, given.device),
-            has_momentum=not takes_momentum(self.compression),
+            has_momentum=not takes_momentum(compression_of(spec)),
         )
 
     def _replica(self) -> Replica:
+        if self.num_shares is None:
+            return replica_of(self.given, self.model)
         parts = (self.model, self.given.workload.loss_sum, self.given.autocast)
-        if self.num_shares is not None:
-            return ExactReplica(*parts, self.num_shares)
-        if self.compression is None:
-            return Replica(*parts)
-        momentum = self.options.optimizer.momentum
-        seed = derive_seed("sync", self.options.seed)
-        return CompressedReplica(*parts, self.compression, momentum=momentum, seed=seed)
+        return ExactReplica(*parts, self.num_shares)
 
     def data_part(self) -> DataPart:
         num_shares = self.num_shares or self.world_size

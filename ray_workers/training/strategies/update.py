@@ -16,6 +16,9 @@ from ray_workers.training.optimizers import build_optimizer, set_lr
 from ray_workers.training.strategies.replica import Replica
 from ray_workers.training.strategies.stowing import Stowed
 
+LEAST_SCALE = 2.0**-20
+"""36 steps in a row after the scale begins: no gradient overflows at that which is finite."""
+
 
 class Update:
     """The optimizer, with the loss scale of fp16 and the average of the weights where asked for."""
@@ -61,24 +64,53 @@ class Update:
         """One optimizer step; the gradient's norm before it was clipped. In fp16 a gradient that
         overflowed changes no weight, and lowers the scale."""
         set_lr(self._optimizer, lr)
-        if self._scaler is not None:
-            self._scaler.unscale_(self._optimizer)
-        norm = self._replica.grad_norm()
+        norm = self._unscaled_norm()
         if self._max_norm is not None:
             clip_gradients(self._model, self._max_norm, norm)
         if self._scaler is None:
             self._optimizer.step()
         else:
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
+            self._step_in_scale(self._scaler, norm)
         if self._average is not None:
             self._average.update_parameters(self._model)
         self._replica.forget_gradients()
         return norm
 
+    def _unscaled_norm(self) -> Tensor:
+        """The gradient's norm, once it is without the loss scale."""
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
+        return self._replica.grad_norm()
+
+    def _step_in_scale(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
+        """Step if the gradient, with this norm, has not overflowed, and set the next scale.
+
+        Not by the scaler's own `step`: fused SGD, told by it to skip its first step, has what lay
+        in memory for its momentum from then on (torch 2.13). The price is a wait for the device.
+        """
+        overflowed = not norm.isfinite()
+        if not overflowed:
+            self._optimizer.step()
+        found = {"found_inf_per_device": {norm.device: torch.full_like(norm, overflowed)}}
+        scaler._per_optimizer_states[id(self._optimizer)].update(found)
+        scaler.update()
+        if overflowed and scaler.get_scale() < LEAST_SCALE:
+            raise FloatingPointError(
+                "the gradients are not finite at any scale of the loss: the weights, or numbers on "
+                "the way, are beyond what fp16 holds (65,504). Lower train.optimizer.lr, or set "
+                "train.precision to bf16 or fp32"
+            )
+
     def state_dict(self) -> dict[str, Any]:
         with nullcontext() if self._stowed is None else self._stowed.at_hand():
-            state: dict[str, Any] = {"optimizer": named_state(self._optimizer, self._names)}
+            return {"optimizer": self._optimizer_state(), **self._rest()}
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        return named_state(self._optimizer, self._names)
+
+    def _rest(self) -> dict[str, Any]:
+        """Of the state what is not the optimizer's."""
+        state: dict[str, Any] = {}
         if self._scaler is not None:
             state["scaler"] = self._scaler.state_dict()
         if self._average is not None:
@@ -87,15 +119,19 @@ class Update:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._load_optimizer(state["optimizer"], _part_of_state)
+        self._load_rest(state)
+
+    def _load_rest(self, state: Mapping[str, Any]) -> None:
         if self._scaler is not None:
             self._scaler.load_state_dict(state["scaler"])
         if self._average is not None:
             self._average.load_state_dict(state["average"])
 
-    def load_parts(self, optimizer: Mapping[str, Any]) -> None:
-        """Take the optimizer's state of a rank that holds the same parts, which gave its plain
-        tensors of them."""
-        self._load_optimizer(optimizer, _as_part)
+    def load_parts(self, state: Mapping[str, Any]) -> None:
+        """Take the state of a rank that holds the same parts, which gave its plain tensors of
+        them."""
+        self._load_optimizer(state["optimizer"], _as_part)
+        self._load_rest(state)
 
     def _load_optimizer(self, state: Mapping[str, Any], part: Callable[[Any, Tensor], Any]) -> None:
         load_named_state(self._optimizer, self._names, state, part)
@@ -106,6 +142,21 @@ class Update:
         """Begin the average at the weights as they are now."""
         if self._average is not None:
             self._average.module.load_state_dict(self._model.state_dict())
+
+
+class PartsUpdate(Update):
+    """As `Update`, of parts of which other ranks have the rest. A part does not show whether
+    another overflowed; the norm, which all ranks share, does."""
+
+    def _unscaled_norm(self) -> Tensor:
+        norm = self._replica.grad_norm()
+        if self._scaler is None:
+            return norm
+        factor = self._scaler.scale(self._one).reciprocal()
+        parts = [local(p.grad) for p in self._model.parameters() if p.grad is not None]
+        if parts:
+            torch._foreach_mul_(parts, factor)
+        return norm * factor
 
 
 def clip_gradients(model: nn.Module, max_norm: float, norm: Tensor) -> None:
@@ -139,6 +190,11 @@ def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any
             for group in state["param_groups"]
         ],
     }
+
+
+def is_numbered(state: Mapping[str, Any]) -> bool:
+    """Whether a state numbers its parameters, as dray once wrote it and torch does."""
+    return any(isinstance(one, int) for group in state["param_groups"] for one in group["params"])
 
 
 def _part_of_state(value: Any, parameter: Tensor) -> Any:

@@ -23,8 +23,12 @@ with warnings.catch_warnings():
 
 from ray_workers.training import handover
 from ray_workers.training.feeding import Feed
+from ray_workers.training.strategies.compression import (
+    compression_of,
+    replica_of,
+    takes_momentum,
+)
 from ray_workers.training.strategies.divided import Divided
-from ray_workers.training.strategies.replica import Replica
 from ray_workers.training.strategies.update import Update, load_named_state, named_state
 
 
@@ -36,15 +40,13 @@ class ZeroOne(Divided):
 
     def _build(self) -> None:
         self.model = self._stage(0, 1)
+        self.replica = replica_of(self.given, self.model)
         page = self.given.page
-        self.replica = self._whole_gradient = WholeGradient(
-            self.model,
-            self.given.workload.loss_sum,
-            self.given.autocast,
-            lambda: page.is_asked_to_leave,
-        )
-        self.update = SpreadUpdate(
-            self.model, self.replica, self.options, self.device, group=self.mesh.holders
+        self.update = self._spread_update = SpreadUpdate(
+            *(self.model, self.replica, self.options, self.device),
+            has_momentum=not takes_momentum(compression_of(self.given.spec)),
+            group=self.mesh.holders,
+            is_asked_to_leave=lambda: page.is_asked_to_leave,
         )
         self._parameters = dict(self.model.named_parameters())
 
@@ -52,8 +54,8 @@ class ZeroOne(Divided):
         """The parameters stay whole."""
 
     def let_go(self) -> None:
-        assert isinstance(self.update, SpreadUpdate)
-        self._is_torn |= self.update.is_torn
+        if self._is_built:
+            self._is_torn |= self._spread_update.is_torn
         super().let_go()
 
     def align(
@@ -72,68 +74,71 @@ class ZeroOne(Divided):
 
     @property
     def leaves(self) -> bool:
-        return self._whole_gradient.leaves
+        return self._spread_update.leaves
 
     def gather(self) -> None:
-        assert isinstance(self.update, SpreadUpdate)
-        self.update.gather()
+        if self.mesh.at["data"] == 0:  # its groups have all there is
+            self._spread_update.gather()
         super().gather()
 
     def _gathered(self, own: dict[str, Any]) -> dict[str, Any] | None:
         return own if self.rank == 0 else None
 
+    def load_model(self, whole: Mapping[str, Tensor]) -> None:
+        super().load_model(whole)
+        self.update.start_average()
+
     def trained(self) -> nn.Module | None:
-        return copy.deepcopy(self.model) if self.rank == 0 else None
-
-
-class WholeGradient(Replica):
-    """As `Replica`; somebody's wish to leave is known to all after each step."""
-
-    def __init__(
-        self, model: nn.Module, loss_sum: Any, autocast: Any, is_asked: Callable[[], bool]
-    ) -> None:
-        super().__init__(model, loss_sum, autocast)
-        self._is_asked_to_leave = is_asked
-        self.leaves = False
-
-    def take_loss(self) -> Tensor:
-        loss = super().take_loss()
-        asked = torch.tensor(float(self._is_asked_to_leave()), device=loss.device)
-        dist.all_reduce(asked)
-        self.leaves = bool(asked > 0.0)
-        return loss
+        return copy.deepcopy(self.update.weights) if self.rank == 0 else None
 
 
 class SpreadUpdate(Update):
-    """As `Update`, of an optimizer of which this rank has a part."""
+    """As `Update`, of an optimizer of which this rank has a part. Whether any rank was asked to
+    leave is known to all after each step."""
 
-    def __init__(self, *parts: Any, group: dist.ProcessGroup | None) -> None:
-        super().__init__(*parts)
+    def __init__(
+        self,
+        *parts: Any,
+        has_momentum: bool,
+        group: dist.ProcessGroup | None,
+        is_asked_to_leave: Callable[[], bool],
+    ) -> None:
+        super().__init__(*parts, has_momentum=has_momentum)
         self._spread = _spread_over(self._optimizer, group)
         self._optimizer = self._spread
+        self._is_asked_to_leave = is_asked_to_leave
         self._is_gathered = False
+        self.leaves = False
         self.is_torn = False
         """Whether an update began, and the others' parts of the new weights are not all here."""
 
     def step(self, lr: float) -> Tensor:
+        asked = torch.tensor(float(self._is_asked_to_leave()), device=self._one.device)
+        dist.all_reduce(asked)
+        self.leaves = bool(asked > 0.0)
         self.is_torn = True
         norm = super().step(lr)
         self.is_torn = False
         return norm
 
     def gather(self) -> None:
-        """Have rank 0 know all of the state. A collective of each group."""
+        """Have rank 0 know all of the state. A collective of its group."""
         self._spread.consolidate_state_dict(to=0)
+        if (
+            self._one.is_cuda
+        ):  # it copies to main memory, and does not wait (pytorch/pytorch#198020)
+            torch.cuda.synchronize(self._one.device)
         self._is_gathered = self._spread.rank == 0 and dist.get_rank() == 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def _optimizer_state(self) -> dict[str, Any]:
         """All of it right after `gather` on rank 0, else this rank's part."""
         whole, self._is_gathered = self._is_gathered, False
-        optimizer = self._spread if whole else self._spread.optim
-        return {"optimizer": named_state(optimizer, self._names)}
-
-    def load_parts(self, optimizer: Mapping[str, Any]) -> None:
-        load_named_state(self._spread.optim, self._names, optimizer)
+        if not whole:
+            return named_state(self._spread.optim, self._names)
+        state = named_state(self._spread, self._names)
+        # Or the whole state would lie there until the next one is gathered.
+        self._spread._all_state_dicts = []  # type: ignore[attr-defined]
+        return state
 
     def _load_optimizer(self, state: Mapping[str, Any], part: Callable[[Any, Tensor], Any]) -> None:
         # Its own way would move `step` to the CPU, where a fused optimizer on a GPU can't use it

@@ -176,8 +176,15 @@ def _changes(spec: JobSpec, shapes: Shapes, *, divides: bool) -> Iterator[list[_
     train, parallel = spec.train, spec.parallel
 
     def kind(*changes: Mapping[str, Any]) -> list[_Change]:
-        made = ((parts, _with(spec, parts)) for parts in changes)
-        return [_Change(_words(parts), new) for parts, new in made if new is not None]
+        found = []
+        for parts in changes:
+            new = _with(spec, parts)
+            if new is None and "parallel.shard" in parts:
+                parts = {**parts, "parallel.zero": 1}  # such as for lamb
+                new = _with(spec, parts)
+            if new is not None:
+                found.append(_Change(_words(parts), new))
+        return found
 
     share = -(-train.global_batch_size // (spec.num_replicas * parallel.shard))
     size = min(train.micro_batch_size or share, share)

@@ -113,8 +113,8 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     if holders > 1:
         gathers = 2 if parallel.zero == 3 else 1
         passes = pieces.count if parallel.pipeline == 1 else 1
-        gathered = weights / (2 if parallel.param_dtype == "bf16" else 1)
-        reduced = weights / (2 if parallel.reduce_dtype == "bf16" else 1)
+        gathered = weights / (2 if parallel.param_dtype != "fp32" else 1)
+        reduced = weights / (2 if parallel.reduce_dtype != "fp32" else 1)
         size += (gathers * passes * gathered + reduced) * (holders - 1) / holders
         messages += (gathers * passes + 1) * (layers + 1)
     if data > 1:

@@ -15,7 +15,7 @@ STATES = {"adamw": 2.0, "lamb": 2.0, "lars": 1.0, "sgd": 0.0, "adafactor": 0.0}
 """Tensors as large as the parameters that the optimizer keeps; with momentum, sgd has one."""
 BUCKET_BYTES = 64 << 20  # as ray_workers.training.strategies.stowing.BUCKET_BYTES
 SCRATCH = {"lamb": 2.0, "lars": 1.0}
-"""And that it makes for the time of its step."""
+"""And that it makes for the time of its step, besides one for the parameter that it is at."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,10 @@ def _of_rank(spec: JobSpec, tapes: list[Tape], at: int) -> Memory:
     exchanging = holders * spec.num_replicas
     weights = FP32 * sum(elements_of(tape) for tape in tapes)
     only_optimizer = parallel.zero == 1 and holders > 1
-    optimizer = weights / holders * _states(spec)
+    stepped, largest = weights / holders, FP32 * _largest(tapes)
+    if only_optimizer:  # which shares out whole parameters
+        stepped = max(stepped, largest)
+    optimizer = stepped * _states(spec)
     if only_optimizer:
         holders = 1
     own = weights / holders
@@ -135,15 +138,17 @@ def _of_rank(spec: JobSpec, tapes: list[Tape], at: int) -> Memory:
         holders,
         gathers_again=parallel.zero == 3 and holders > 1,
         adds_to_gradients=adds,
-        weight_bytes=2 if parallel.param_dtype == "bf16" else FP32,
-        reduce_bytes=2 if parallel.reduce_dtype == "bf16" else FP32,
+        weight_bytes=2 if parallel.param_dtype != "fp32" else FP32,
+        reduce_bytes=2 if parallel.reduce_dtype != "fp32" else FP32,
         keeps_casts=parallel.pipeline > 1,
     )
     if parallel.pipeline == 1:
         peak = base + peak_bytes(tapes[0], how)
     else:
         peak = base + _of_pipeline(spec, tapes, at, how, pieces.count)
-    scratch = own * SCRATCH.get(spec.train.optimizer.name, 0.0) + _fetched_bytes(spec, own)
+    scratch = _fetched_bytes(spec, own)
+    if spec.train.optimizer.name in SCRATCH:
+        scratch += stepped * SCRATCH[spec.train.optimizer.name] + largest
     scratch = max(scratch, agreeing.passing) + agreeing.kept
     updating = own + optimizer + own * (spec.train.ema is not None) + gradients + scratch
     rest = max(peak, updating) - own - optimizer - gradients
@@ -164,7 +169,7 @@ class Agreeing:
 def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
     """weights: bytes of the model's."""
     sync, momentum = spec.sync, spec.train.optimizer.momentum
-    if spec.resources.num_workers == 1 or spec.is_divided:
+    if spec.resources.num_workers == 1 or (spec.is_divided and spec.parallel.zero != 1):
         return Agreeing()
     if spec.is_exact:  # the own share's gradients; those of a slice from all, and its sum
         passing = weights * (1 + 1 / spec.resources.num_workers)
@@ -216,6 +221,12 @@ def in_flight(spec: JobSpec, at: int, count: int) -> int:
     if parallel.schedule == "zero_bubble":  # the gradients of weights wait, the more the later
         warm_up += at
     return min(count * each, warm_up)
+
+
+def _largest(tapes: list[Tape]) -> float:
+    """Elements of the largest parameters that one operation has."""
+    ops = (op for tape in tapes for segment in tape.segments for op in segment.ops)
+    return max(op.parameters for op in ops)
 
 
 def elements_of(tape: Tape) -> float:

@@ -37,7 +37,11 @@ def with_axes(spec: JobSpec, axes: dict[str, Any]) -> JobSpec | None:
     if axes.get("shard", 1) * axes.get("context", 1) == 1:
         meaningless |= {"zero", "param_dtype", "reduce_dtype"}
     kept = {name: value for name, value in said.items() if name not in meaningless}
-    return changed(spec, {"parallel": {**kept, **axes}})
+    found = changed(spec, {"parallel": {**kept, **axes}})
+    if found is None and axes.get("shard", 1) > 1 and "zero" not in kept:
+        # Such as an optimizer that looks at whole layers.
+        found = changed(spec, {"parallel": {**kept, **axes, "zero": 1}})
+    return found
 
 
 def changed(spec: JobSpec, parts: dict[str, Any]) -> JobSpec | None:
@@ -53,11 +57,12 @@ def changed(spec: JobSpec, parts: dict[str, Any]) -> JobSpec | None:
 
 
 def name_of(parallel: Parallel, num_workers: int) -> str:
-    """Such as `data 2 x shard 4`."""
+    """Such as `data 2 x shard 4`, with what is sharded where that is not everything."""
     sizes = {"data": num_workers // parallel.num_parts}
     sizes |= {axis: getattr(parallel, axis) for axis in AXES}
     used = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]
-    return " x ".join(used) or "one worker"
+    name = " x ".join(used) or "one worker"
+    return name if parallel.zero == 3 else f"{name}, zero {parallel.zero}"
 
 
 def _products(total: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:

@@ -45,6 +45,10 @@ def test_what_a_job_starts_from_is_named_when_it_is_missing_or_needed(tmp_path: 
         missing = http.post("/v1/jobs", json=body)
         assert (missing.status_code, missing.json()["code"]) == (422, "init_from_not_found")
         assert missing.json()["pointer"] == "/init_from/step"
+        whole = {"job": source, "take": "everything"}
+        other = http.post("/v1/jobs", json={**body, "init_from": whole, "train": {"seed": 1}})
+        assert (other.status_code, other.json()["code"]) == (422, "init_from_differs")
+        assert other.json()["pointer"] == "/train/seed"
         body["init_from"] = {"job": source, "step": 10}
         user = http.post("/v1/jobs", json=body).json()["id"]
         needed = http.delete(f"/v1/jobs/{source}")

@@ -71,7 +71,7 @@ def test_what_is_said_besides_of_the_division_is_kept_where_it_means_something()
     types = {"param_dtype": "bf16", "reduce_dtype": "bf16"}
     parallel = {"shard": "auto", "pipeline": "auto", "schedule": "gpipe", "zero": 2, **types}
     found = {name_of(m.parallel, 4): m.parallel for m in meshes(job(4, parallel, precision="bf16"))}
-    assert set(found) >= {"data 4", "shard 4", "pipeline 4", "shard 2 x pipeline 2"}
+    assert set(found) >= {"data 4", "shard 4, zero 2", "pipeline 4", "shard 2 x pipeline 2, zero 2"}
     for each in found.values():
         assert each.zero == (2 if each.shard > 1 else 3)
         assert each.schedule == ("gpipe" if each.pipeline > 1 else "1f1b")
@@ -79,6 +79,23 @@ def test_what_is_said_besides_of_the_division_is_kept_where_it_means_something()
     balanced = meshes(job(4, {"shard": "auto", "balance": "auto"}))
     assert [name_of(each.parallel, 4) for each in balanced] == ["data 4"]
     assert balanced[0].parallel.balance == "auto"
+
+
+def test_what_looks_at_whole_layers_shards_the_optimizers_state_alone() -> None:
+    spec = job(4, "auto", optimizer={"name": "lamb"})
+    assert [name_of(m.parallel, 4) for m in meshes(spec)] == [
+        "data 4",
+        "data 2 x shard 2, zero 1",
+        "shard 4, zero 1",
+    ]
+    replicas = memory_of(meshes(spec)[0], shapes_of(spec)).total
+    plan = plan_of(spec, shapes_of(spec), CPU, replicas - 1, all_of_them=True)
+    assert plan.chosen is not None
+    assert plan.chosen.name == "shard 4, zero 1"
+    given = job(4, {}, optimizer={"name": "lamb"}, micro_batch_size=1, recompute="full")
+    least = memory_of(given, shapes_of(given)).total
+    change = plan_of(given, shapes_of(given), CPU, least - 1, all_of_them=False).change
+    assert change == "parallel.shard 2 with parallel.zero 1"
 
 
 def test_a_batch_of_fewer_samples_than_workers_leaves_the_axes_that_do_not_share_it() -> None:

@@ -40,6 +40,8 @@ TRIED = [
     "shard 2",
     "shard 2, ZeRO 2",
     "shard 2, ZeRO 1",
+    "shard 2, ZeRO 1, lamb",
+    "shard 2, ZeRO 1, one matrix",
     "shard 2, bf16 gathered",
     "wide gpt, bf16 state",
     "tensor 2",

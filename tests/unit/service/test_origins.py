@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from dray.checkpoints import CheckpointRef
 from dray.views import JobState
 from ray_workers.contracts import Frame, FrameKind
-from service.domain.errors import CheckpointInUse, InitFromNotFound
+from service.db.repositories import jobs as repository
+from service.domain.errors import CheckpointInUse, InitFromDiffers, InitFromNotFound
 from tests.unit.service.helpers import SHA, Service, frame, spec
 
 pytestmark = pytest.mark.anyio
@@ -111,6 +113,39 @@ async def test_the_newest_stands_in_for_one_that_its_own_job_dropped(service: Se
         claimed = service.claim(job_id)
         assert claimed is not None
         assert claimed.init_from == ref(service, first, step)
+
+
+async def test_all_that_it_holds_goes_only_to_training_of_its_kind(service: Service) -> None:
+    first = await source(service, 10)
+    whole = {"job": first, "take": "everything"}
+    with pytest.raises(InitFromDiffers, match=f"all that {first} left: /train/seed is 1") as caught:
+        await service.submit(init_from=whole, train={"seed": 1})
+    assert caught.value.pointer == "/train/seed"
+    assert [job.id for job in (await service.jobs.list()).items] == [first]
+    await service.submit(init_from={"job": first}, train={"seed": 1})
+    divided = {"resources": {"num_workers": 2}, "parallel": {"shard": 2}}
+    claimed = service.claim(
+        await service.submit(init_from=whole, checkpoint={"every_steps": 5}, **divided), workers=2
+    )
+    assert claimed is not None
+    assert claimed.init_from == ref(service, first, 10)
+
+
+async def test_of_a_document_that_is_no_longer_read_only_the_weights_are_taken(
+    service: Service,
+) -> None:
+    first = await source(service, 10)
+
+    def age(session: Session) -> None:
+        row = repository.get(session, first)
+        assert row is not None
+        row.spec = {**row.spec, "of_another_age": True}
+
+    service.database.write_sync(age)
+    with pytest.raises(InitFromDiffers, match=f"not read the document of {first}") as caught:
+        await service.submit(init_from={"job": first, "take": "everything"})
+    assert caught.value.pointer == "/init_from/take"
+    await service.submit(init_from={"job": first})
 
 
 async def test_many_users_are_counted_in_the_sentence(service: Service) -> None:

@@ -107,6 +107,17 @@ async def test_that_nothing_was_sound_is_told(service: Service) -> None:
     assert event.message == "began afresh; passed over what is damaged (step 60, 50)"
 
 
+async def test_what_is_another_jobs_is_told_as_that(service: Service) -> None:
+    source = await service.running()
+    service.report(source, 1, [service.checkpoint(source, 1, 40)])
+    job_id = await service.running(init_from={"job": source, "take": "everything"})
+    url = service.url(source, 1, "checkpoints/step-40")
+    body = {**TOLD, "url": url, "passed_over": []}
+    service.report(job_id, 1, [frame(FrameKind.RESUMED, body), metrics(41, {"train/loss": 0.2})])
+    (event,) = await told(service, job_id)
+    assert event.message.startswith("resumed from another job's checkpoint of step 40; training")
+
+
 async def test_text_in_it_is_stored_visibly(service: Service) -> None:
     body = TOLD | {"rng": "a\0b \ud800"}
     receipt = await shown(service, await second_attempt(service, body))

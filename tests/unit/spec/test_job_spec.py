@@ -330,26 +330,41 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "zero 2 or 3",
         ),
         (
-            divided({"shard": 2, "param_dtype": "bf16"}),
+            divided({"shard": 2, "param_dtype": "bf16"}, train={"precision": "fp16"}),
             "/parallel/param_dtype",
             "needs train.precision bf16",
+        ),
+        (
+            divided({"shard": 2, "reduce_dtype": "fp16"}, train={"precision": "bf16"}),
+            "/parallel/reduce_dtype",
+            "fp16 needs train.precision fp16",
         ),
         (divided({"shard": 2}, elastic={"min_workers": 2}), "/elastic", "needs parallel.shard 1"),
         (
             divided({"shard": 2}, sync={"compression": {"name": "fp16"}}),
             "/sync/compression",
-            "torch has no hook for FSDP; parallel.reduce_dtype bf16 sends half",
+            "needs parallel.shard 1, or take parallel.zero 1: torch has no hook for FSDP; "
+            "parallel.reduce_dtype bf16 sends half",
         ),
         (
-            divided({"shard": 2, "zero": 1}, sync={"compression": {"name": "fp16"}}),
+            divided_gpt({"tensor": 2}) | {"sync": {"compression": {"name": "fp16"}}},
             "/sync/compression",
-            "needs parallel.shard 1 in this version of dray",
+            "needs parallel.tensor 1: torch has no hook for parts of a model",
         ),
-        (divided({"shard": 2}, sync={"every": 4}), "/sync/every", "no rank has the whole model"),
+        (divided({"shard": 2}, sync={"every": 4}), "/sync/every", "no rank has the whole state"),
         (
-            divided({"shard": 2}, train={"precision": "fp16"}),
-            "/train/precision",
-            "must be bf16 or fp32",
+            divided({"shard": 2, "zero": 1}, sync={"every": 4}),
+            "/sync/every",
+            "no rank has the whole state",
+        ),
+        (
+            divided(
+                {},
+                train={"optimizer": {"name": "sgd", "momentum": 0.9, "state_dtype": "bf16"}},
+                sync={"compression": {"name": "topk"}},
+            ),
+            "/train/optimizer/state_dtype",
+            "topk keeps the momentum itself",
         ),
         (
             divided_gpt({"tensor": 2}) | {"train": {"compile": True}},

@@ -20,7 +20,7 @@ from ray_workers.training.strategies.mesh import Mesh
 from ray_workers.training.strategies.update import Update
 from ray_workers.training.strategies.zero import ZeroRedundancyOptimizer
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
-from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
+from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
 from tests.unit.training.test_localsteps import ask_rank_0_to_leave
 from tests.unit.training.test_recovery import at_call, die, once
 
@@ -197,8 +197,102 @@ def test_bf16_is_as_good_as_that_of_replicas(undisturbed: Undisturbed) -> None:
     assert furthest(together, replicas) < EQUAL
 
 
-def test_it_resumes_equal_to_the_bit(tmp_path: Path) -> None:
-    spec = images(2, {"shard": 2}, optimizer={"name": "adamw"}, max_steps=None)
+HALF_SENT = {"param_dtype": "fp16", "reduce_dtype": "fp16"}
+
+
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**28], ids=["as it is", "too large"])
+def test_fp16_is_as_good_as_that_of_replicas(undisturbed: Undisturbed, scale: float) -> None:
+    """Also where the gradients overflow, and the first steps change nothing on any rank."""
+    before = functools.partial(_begin_with_scale, scale=scale)
+    together = undisturbed(digits, 2, {"shard": 2}, before=before, precision="fp16")
+    replicas = undisturbed(digits, 2, {}, before=before, precision="fp16")
+    assert furthest(together, replicas) < EQUAL
+    norms = series(together, "train/grad_norm").values()
+    assert math.isfinite(next(iter(norms))) == (scale == 2.0**16)
+    assert math.isfinite(list(norms)[-1])
+
+
+def _begin_with_scale(task: RankTask, scale: float) -> None:
+    made = torch.amp.GradScaler
+    torch.amp.GradScaler = functools.partial(made, init_scale=scale)  # type: ignore[assignment,misc]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "parallel"),
+    [
+        (2, {"tensor": 2}),
+        (2, {"pipeline": 2}),
+        (2, {"pipeline": 2, "schedule": "zero_bubble", "stages_per_rank": 2}),
+        (2, {"context": 2, **HALF_SENT}),
+        (4, {"shard": 2, "pipeline": 2, **HALF_SENT}),
+    ],
+    ids=["tensor", "pipeline", "zero bubble", "context", "shard x pipeline"],
+)
+def test_a_gpt_learns_in_fp16(
+    undisturbed: Undisturbed, num_ranks: int, parallel: dict[str, Any]
+) -> None:
+    together = undisturbed(brief, num_ranks, parallel, precision="fp16")
+    whole = undisturbed(brief, 1, {})
+    for key in ("train/loss", "train/grad_norm", "val/loss"):
+        assert series(together, key) == pytest.approx(series(whole, key), rel=0.02), key
+
+
+SPARED: dict[str, Any] = {
+    "optimizer": {"name": "lamb", "lr": 0.01},
+    "precision": "fp16",
+    "ema": {"decay": 0.9},
+}
+"""What only a rank with the whole model can do, and has a state of its own."""
+
+
+@pytest.mark.parametrize(
+    ("train", "compression"),
+    [
+        (SPARED, None),
+        ({"optimizer": {"name": "lars", "lr": 5.0, "momentum": 0.9}}, None),
+        ({"optimizer": {"name": "adafactor", "lr": 0.01}}, None),
+        ({"precision": "fp16"}, {"name": "fp16"}),
+        ({}, {"name": "bf16"}),
+        ({}, {"name": "powersgd", "start_step": 4}),
+        ({}, {"name": "topk", "ratio": 0.05}),
+    ],
+    ids=["lamb and average", "lars", "adafactor", "fp16", "bf16", "powersgd", "topk"],
+)
+def test_zero_1_takes_what_replicas_take(
+    undisturbed: Undisturbed, train: dict[str, Any], compression: dict[str, Any] | None
+) -> None:
+    options = {**train, "compression": compression}
+    together = undisturbed(compressed, 2, {"shard": 2, "zero": 1}, **options)
+    replicas = undisturbed(compressed, 2, {}, **options)
+    assert_same(weights(together), weights(replicas))
+    for key in ("train/loss", "train/grad_norm", "val/loss", "val/accuracy"):
+        assert series(together, key) == series(replicas, key), key
+
+
+def compressed(
+    folder: Path,
+    num_workers: int,
+    parallel: dict[str, Any],
+    compression: dict[str, Any] | None,
+    **train: Any,
+) -> dict[str, Any]:
+    spec = images(num_workers, parallel, **train)
+    return spec if compression is None else spec | {"sync": {"compression": compression}}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "train"),
+    [
+        ({"shard": 2}, {"optimizer": {"name": "adamw"}}),
+        ({"shard": 2}, {"precision": "fp16"}),
+        ({"shard": 2, "zero": 1}, SPARED),
+    ],
+    ids=["ZeRO 3", "ZeRO 3 in fp16", "ZeRO 1"],
+)
+def test_it_resumes_equal_to_the_bit(
+    tmp_path: Path, parallel: dict[str, Any], train: dict[str, Any]
+) -> None:
+    spec = images(2, parallel, max_steps=None, **train)
     spec["checkpoint"] = {"every_steps": 5, "keep": 2}
     left_alone, killed = tmp_path / "left-alone", tmp_path / "killed"
     assert run_ranks(left_alone, spec, world_size=2) == [0, 0]
@@ -248,17 +342,22 @@ def assert_moves(
     second: tuple[int, dict[str, Any]],
     alone: Path,
 ) -> None:
-    """A job that goes on after step 6 in another mesh ends as one process alone does."""
+    """A job in another mesh that goes on after step 6 of the first ends as one process alone."""
 
-    def train(mesh: tuple[int, dict[str, Any]], **options: Any) -> None:
+    def train(name: str, mesh: tuple[int, dict[str, Any]], **options: Any) -> None:
         spec = make(home, *mesh, **SAVED) | {"checkpoint": {"every_steps": 6}}
-        assert run_ranks(home, spec, world_size=mesh[0], **options) == [0] * mesh[0]
+        spec["init_from"] = {"job": "job-first", "take": "everything"}
+        codes = run_ranks(home / name, spec, world_size=mesh[0], **options)
+        assert codes == [0] * mesh[0]
 
-    train(first)
-    (halfway,) = [ref for ref in checkpoint_refs(home) if ref.step == 6]
-    train(second, attempt=2, resume_from=[halfway])
+    train("first", first)
+    (halfway,) = [ref for ref in checkpoint_refs(home / "first") if ref.step == 6]
+    train("second", second, init_from=halfway)
+    (receipt,) = frames(home / "second", kind="resumed")
+    assert (receipt["step"], receipt["optimizer_restored"]) == (6, True)
+    assert list(series(home / "second", "train/loss")) == [7, 8, 9, 10, 11, 12]
     expected = weights(alone)
-    for name, tensor in weights(home, attempt=2).items():
+    for name, tensor in weights(home / "second").items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6)
 
 
@@ -271,6 +370,46 @@ def test_who_is_asked_to_leave_does_with_the_checkpoint_of_all(tmp_path: Path) -
 
 def _ask_at_step_4(task: RankTask) -> None:
     ask_rank_0_to_leave(task, at_step=4, others_end_at=5)
+
+
+def test_stages_resume_in_fp16(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """The loss scale, which is no stage's own, is in their checkpoint."""
+    parallel, options = {"pipeline": 2}, {"max_steps": 20, "precision": "fp16"}
+    spec = text(tmp_path, 2, parallel, **options) | {"checkpoint": {"every_steps": 5}}
+    codes = run_ranks(tmp_path, spec, world_size=2, before=die_at_step_18)
+    assert codes == [-signal.SIGKILL] * 2
+    refs = checkpoint_refs(tmp_path)
+    assert run_ranks(tmp_path, spec, world_size=2, attempt=2, resume_from=refs) == [0, 0]
+    left_alone = undisturbed(text, 2, parallel, **options)
+    assert_same(weights(tmp_path, attempt=2), weights(left_alone))
+
+
+def test_large_numbers_of_a_table_are_not_rounded(undisturbed: Undisturbed) -> None:
+    """Neither they nor the codes of its categories, nor targets, are ever in half precision."""
+    replicas = undisturbed(prices, 2, {}, precision="fp16")
+    together = undisturbed(prices, 2, {"shard": 2, "param_dtype": "fp16"}, precision="fp16")
+    for key in ("train/loss", "val/loss"):
+        told = series(replicas, key)
+        assert series(together, key) == pytest.approx(told, rel=0.03)
+    first, *_, last = series(replicas, "val/loss").values()
+    assert last < first / 4
+
+
+def prices(
+    folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any
+) -> dict[str, Any]:
+    """Beyond 65,504, with more categories than fp16 has whole numbers."""
+    rows = [f"{100_000 + 7 * n},k{n % 3000},{200_000 + 7 * n}" for n in range(6000)]
+    (folder / "rows.csv").write_text("\n".join(["size,kind,price", *rows]))
+    optimizer = {"name": "adamw", "lr": 0.01}
+    return {
+        "recipe": "tabular_regression",
+        "data": {"source": (folder / "rows.csv").as_uri(), "target": "price"},
+        "model": {"name": "mlp", "width": 32},
+        "train": {"global_batch_size": 200, "epochs": 4, "optimizer": optimizer, **train},
+        "resources": {"num_workers": num_workers},
+        "parallel": parallel,
+    }
 
 
 @pytest.mark.parametrize(
@@ -311,19 +450,36 @@ def test_a_rank_that_is_killed_gets_its_parts_from_its_twin(
         assert once(tmp_path, key) == series(left_alone, key)
 
 
+@pytest.mark.parametrize(
+    ("parallel", "train"),
+    [({"shard": 2, "zero": 1}, SPARED), ({"shard": 2}, {"precision": "fp16"})],
+    ids=["ZeRO 1", "ZeRO 3"],
+)
+def test_a_twin_gives_the_loss_scale_and_the_average_too(
+    tmp_path: Path, undisturbed: Undisturbed, parallel: dict[str, Any], train: dict[str, Any]
+) -> None:
+    die = functools.partial(_die_in_step_7, culprit=1)
+    spec = brief(tmp_path, 4, parallel, **train)
+    assert run_ranks(tmp_path, spec, world_size=4, before=die, mends=True) == [0] * 4
+    assert replaced(tmp_path) == [1]
+    assert_same(weights(tmp_path), weights(undisturbed(brief, 4, parallel, **train)))
+
+
 def _die_in_step_7(task: RankTask, culprit: int) -> None:
     if task.rank == culprit and task.incarnation == 0:
         at_call(Update, "loss_scale", 7)
 
 
+@pytest.mark.parametrize("zero", [1, 3])
 def test_a_rank_that_dies_while_the_mesh_is_made_is_replaced(
-    tmp_path: Path, undisturbed: Undisturbed
+    tmp_path: Path, undisturbed: Undisturbed, zero: int
 ) -> None:
-    spec = brief(tmp_path, 4, {"shard": 2})
+    parallel = {"shard": 2} if zero == 3 else {"shard": 2, "zero": zero}
+    spec = brief(tmp_path, 4, parallel)
     codes = run_ranks(tmp_path, spec, world_size=4, before=_die_making_the_mesh, mends=True)
     assert codes == [0] * 4
     assert list((tmp_path / "attempt-1" / "spool").glob("r2.1.*")), "nobody was replaced"
-    assert_same(weights(tmp_path), weights(undisturbed(brief, 4, {"shard": 2})))
+    assert_same(weights(tmp_path), weights(undisturbed(brief, 4, parallel)))
 
 
 def _die_making_the_mesh(task: RankTask) -> None:

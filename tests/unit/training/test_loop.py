@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ray_workers import pages, recipes
-from ray_workers.contracts import RankTask
+from ray_workers.contracts import Cause, RankTask
 from ray_workers.pages import Page
 from ray_workers.training import checkpoints, pacing, storage
 from ray_workers.training.loop import Loop
@@ -218,6 +218,15 @@ def test_an_overflow_in_fp16_changes_no_weight_and_lowers_the_scale(tmp_path: Pa
     assert not math.isfinite(series(tmp_path, "train/grad_norm")[1])
     for name, tensor in digits().model.state_dict().items():
         assert torch.equal(state["model"][name], tensor)
+
+
+def test_gradients_that_are_finite_at_no_scale_end_the_job(tmp_path: Path) -> None:
+    sgd = {"name": "sgd", "lr": 1000.0}
+    spec = document(1, precision="fp16", optimizer=sgd, schedule={"name": "constant"}, epochs=10)
+    assert run_ranks(tmp_path, spec, world_size=1) == [1]
+    (error,) = frames(tmp_path, kind="error")
+    assert error["cause"] == Cause.USER_ERROR
+    assert "not finite at any scale of the loss" in error["message"]
 
 
 def scale_the_loss_too_high(task: RankTask) -> None:

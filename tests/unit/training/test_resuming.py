@@ -17,6 +17,7 @@ from dray.checkpoints import CheckpointRef
 from ray_workers.contracts import RankTask
 from ray_workers.training import checkpoints
 from ray_workers.training.loop import Loop
+from ray_workers.training.strategies import update
 from tests.unit.training.jobs import (
     assert_same,
     change_the_data,
@@ -176,6 +177,75 @@ def test_a_run_begins_with_another_jobs_weights_and_nothing_else_of_it(tmp_path:
     assert list(series(second, "train/lr")) == [1]
     for name, tensor in weights(first).items():
         torch.testing.assert_close(weights(second)[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_a_run_goes_on_from_all_that_another_job_left(tmp_path: Path) -> None:
+    first, second, alone = (tmp_path / name for name in ("first", "second", "alone"))
+    options: dict[str, Any] = {**EVERYTHING_ON, "schedule": {"name": "constant"}}
+    options["optimizer"] = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
+    longer = {**options, "epochs": 4}
+    assert run_ranks(alone, document(2, **longer), world_size=2) == [0, 0]
+    assert run_ranks(first, document(2, **options), world_size=2) == [0, 0]
+    ref = checkpoint_refs(first)[0]
+    whole = {"init_from": {"job": "job-first", "take": "everything"}}
+    spec = document(2, **longer) | whole
+    assert run_ranks(second, spec, world_size=2, init_from=ref) == [0, 0]
+    (receipt,) = frames(second, kind="resumed")
+    assert (receipt["step"], receipt["url"]) == (24, ref.url)
+    assert receipt["optimizer_restored"]
+    assert receipt["position"] == {"epoch": 3, "step_in_epoch": 0, "samples": 0}
+    for key in ("train/loss", "val/loss"):
+        later = {step: value for step, value in series(alone, key).items() if step > 24}
+        assert series(second, key) == later
+    assert_same(weights(second), weights(alone))
+
+    done = tmp_path / "done"
+    assert run_ranks(done, document(1, **options) | whole, world_size=1, init_from=ref) == [1]
+    (error,) = frames(done, kind="error")
+    assert error["cause"] == "bad_data"
+    assert "is of step 24, and the job ends after step 24" in error["message"]
+
+    elsewhere = tmp_path / "elsewhere"
+    codes = run_ranks(
+        elsewhere,
+        document(1, **longer) | whole,
+        world_size=1,
+        init_from=ref,
+        before=change_the_data,
+    )
+    assert codes == [1]
+    (error,) = frames(elsewhere, kind="error")
+    assert "start a new job with init_from, which takes the weights" in error["message"]
+
+
+def test_how_long_another_job_waited_for_an_improvement_is_not_gone_on_with(
+    tmp_path: Path,
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    never = {"metric": "val/accuracy", "patience": 1, "min_delta": 10.0}
+    assert run_ranks(first, document(1, early_stopping=never), world_size=1) == [0]
+    ref = checkpoint_refs(first)[0]
+    assert ref.step == 16, "the first evaluation was the best, and the second was not better"
+    spec = document(1, early_stopping={"metric": "val/loss", "patience": 1}, epochs=4)
+    spec["init_from"] = {"job": "job-first", "take": "everything"}
+    assert run_ranks(second, spec, world_size=1, init_from=ref) == [0]
+    assert list(series(second, "val/loss")) == [24, 32]
+
+
+def test_a_state_that_numbers_its_parameters_is_not_divided(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run_ranks(first, document(1, epochs=1), world_size=1, before=_number_parameters) == [0]
+    spec = document(2) | {"parallel": {"shard": 2, "zero": 1}}
+    spec["init_from"] = {"job": "job-first", "take": "everything"}
+    ref = checkpoint_refs(first)[0]
+    assert run_ranks(second, spec, world_size=2, init_from=ref) == [1, 1]
+    (error,) = frames(second, kind="error")
+    assert "Take its weights alone, or divide nothing" in error["message"]
+
+
+def _number_parameters(task: RankTask) -> None:
+    """Write optimizer states as dray once did."""
+    update.named_state = lambda optimizer, names: optimizer.state_dict()
 
 
 @pytest.mark.parametrize("fault", ["other model", "torn"])

@@ -1,0 +1,95 @@
+"""Whether a job can go on from all that another job's checkpoint holds: rules on two documents.
+
+Which order the samples come in, and what the optimizer remembers of each weight, must mean the same
+in both. How the model is divided, on how many workers, and how long it trains may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dray.spec import JobSpec
+from dray.spec.fields import Document
+from dray.spec.train import Optimizer
+
+_FREE: Final = frozenset({"lr", "state_dtype", "offload"})
+"""Of an optimizer: what each step asks the document for, and how its state is kept."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where the documents part."""
+
+    pointer: str
+    """Of the field in the new one (RFC 6901)."""
+    why: str
+
+
+def difference(source: JobSpec, step: int, spec: JobSpec) -> Difference | None:
+    """What keeps `spec` from going on after that step, if anything does: the first such."""
+    for pointer, value_of, why in _RULES:
+        theirs, ours = value_of(source), value_of(spec)
+        if theirs != ours:
+            return Difference(pointer, f"is {_shown(ours)}, and was {_shown(theirs)}: {why}")
+    most = spec.train.max_steps
+    if most is not None and most <= step:
+        return Difference("/train/max_steps", f"is {most}, and {step} steps are done already")
+    return None
+
+
+def _shown(value: Any) -> str:
+    """As it stands in a document."""
+    if isinstance(value, Document):
+        fields = value.model_dump(mode="json", exclude_none=True).items()
+        return f"{{{', '.join(f'{name}: {each}' for name, each in fields)}}}"
+    return "unset" if value is None else str(value)
+
+
+def _scales_its_loss(spec: JobSpec) -> str:
+    return "fp16" if spec.train.precision == "fp16" else "fp32 or bf16"
+
+
+def _momentum_holder(spec: JobSpec) -> str | None:
+    """Who remembers a momentum, if there is one: topk takes it over from the optimizer."""
+    if not spec.train.optimizer.momentum:
+        return None
+    compression = spec.sync.compression if spec.sync is not None else None
+    return "topk" if compression is not None and compression.name == "topk" else "not topk"
+
+
+def _decay(spec: JobSpec) -> float | None:
+    return None if spec.train.ema is None else spec.train.ema.decay
+
+
+def _own_steps(spec: JobSpec) -> str:
+    return "above 1" if spec.takes_local_steps else "1"
+
+
+def _outer(spec: JobSpec) -> Any:
+    return None if spec.sync is None else spec.sync.outer
+
+
+def _optimizers(name: str) -> Callable[[JobSpec], Any]:
+    return lambda spec: getattr(spec.train.optimizer, name)
+
+
+_ORDER: Final = "the samples would come in another order"
+_RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
+    ("/recipe", lambda spec: spec.recipe, "its model learned something else"),
+    ("/model", lambda spec: spec.model, "its weights are of that model"),
+    ("/data/validation_fraction", lambda spec: spec.data.validation_fraction, _ORDER),
+    ("/train/global_batch_size", lambda spec: spec.train.global_batch_size, _ORDER),
+    ("/train/seed", lambda spec: spec.train.seed, _ORDER),
+    *(
+        (f"/train/optimizer/{name}", _optimizers(name), "its state was made so")
+        for name in Optimizer.model_fields
+        if name not in _FREE
+    ),
+    ("/train/precision", _scales_its_loss, "one of them has a loss scale, and the other none"),
+    ("/train/ema/decay", _decay, "the average was made so"),
+    ("/sync/compression/name", _momentum_holder, "topk keeps the momentum to itself"),
+    ("/sync/every", _own_steps, "with it each rank has an optimizer state of its own"),
+    ("/sync/outer", _outer, "its state was made so"),
+)
