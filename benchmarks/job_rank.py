@@ -27,11 +27,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where spools and results are left")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     options = parser.parse_args()
-    spec = JobSpec.model_validate_json(options.document.read_text())
+    train(options.document, options.folder, options.dtype)
+
+
+def train(document: Path, folder: Path, dtype: str) -> None:
+    """As the rank that the environment names, to the end of this process."""
+    spec = JobSpec.model_validate_json(document.read_text())
     assert spec.recipe is not None
-    torch.set_default_dtype(getattr(torch, options.dtype))
+    torch.set_default_dtype(getattr(torch, dtype))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    task = rank_task(spec, rank, world_size, options.folder)
+    task = rank_task(spec, rank, world_size, folder)
     os.environ.update(entry.environment(task, spec))
     torch.set_num_threads(spec.resources.cpus_per_worker)
     run(task, spec, RECIPES[spec.recipe].build(spec, DataPolicy()), Page(None))

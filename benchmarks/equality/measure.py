@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import multiprocessing
+import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
-from benchmarks.equality.work import MESHES, NUM_STEPS, document, write_text
+from benchmarks import job_rank
+from benchmarks.equality.work import (
+    LARGE,
+    MESHES,
+    NUM_STEPS,
+    SMALL,
+    document,
+    model_for,
+    write_text,
+)
+from benchmarks.machine import BenchmarkError
 from benchmarks.report import Result, Table
-from benchmarks.torchrun import train
+from ray_workers.training.store import new_store
 
-TIMEOUT_S = 300.0
-ALONE = "one process"
+TIMEOUT_S = 600.0
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["benchmarks.job_rank"])
+ALONE = {"small": SMALL, "large": LARGE}
+"""What one process is trained on."""
 GOALS = {"float32": 1e-5, "float64": 1e-10}
 METHOD = [
     f"The GPT of `benchmarks/equality/work.py` is trained for {NUM_STEPS} steps of AdamW, clipped, "
-    "by dray's own loop under torchrun: in one process, and divided in each of the ways below, on "
-    "CPU over gloo, in fp32 and in fp64.",
+    "by dray's own loop without its service: in one process, and divided in each of the ways "
+    f"below, on CPU over gloo, in fp32 and in fp64. It has {SMALL['num_layers']} layers and "
+    f"{SMALL['num_heads']} heads (small), or {LARGE['num_layers']} and {LARGE['num_heads']} where "
+    "there are more stages or more ranks along tensor and context (large). The last axis of a name "
+    "has the size that stands there, or 2; so have all others, and `data` what is left.",
     "Told is the largest, over all tensors of the result, of the norm of the difference relative "
     "to the norm of the tensor. Goals: "
     + ", ".join(f"{goal:g} in {dtype}" for dtype, goal in GOALS.items())
@@ -33,14 +55,17 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
         folder = Path(home)
         source = write_text(folder)
         for dtype in GOALS:
-            _train(ALONE, dtype, source, folder)
-        for mesh, (num_ranks, _) in MESHES.items():
+            for name, model in ALONE.items():
+                alone = document(source, 1, {}) | {"model": {"name": "gpt", **model}}
+                _train(name, dtype, folder, 1, alone)
+        for mesh, (num_ranks, parallel) in MESHES.items():
             found = []
+            (name,) = (name for name, model in ALONE.items() if model == model_for(parallel))
             for dtype, goal in GOALS.items():
-                _train(mesh, dtype, source, folder)
-                gap = furthest(folder / dtype / mesh, folder / dtype / ALONE)
+                _train(mesh, dtype, folder, num_ranks, document(source, num_ranks, parallel))
+                gap = furthest(folder / dtype / mesh, folder / dtype / name)
                 found += [f"{gap:.1e}", "yes" if gap <= goal else "no"]
-            rows.append([mesh, str(num_ranks), *found])
+            rows.append([mesh, str(num_ranks), name, *found])
             tell(" | ".join(rows[-1]))
     return Result(
         name="equality",
@@ -51,19 +76,40 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
         tables=[
             Table(
                 "Largest difference of a tensor, relative to its norm",
-                ["division", "ranks", "fp32", "goal met", "fp64", "goal met"],
+                ["division", "ranks", "model", "fp32", "goal met", "fp64", "goal met"],
                 rows,
             )
         ],
     )
 
 
-def _train(mesh: str, dtype: str, source: Path, folder: Path) -> None:
-    home = folder / dtype / mesh
+def _train(name: str, dtype: str, folder: Path, num_ranks: int, job: dict[str, Any]) -> None:
+    """BenchmarkError if it fails. Its ranks are forked: they would import for longer than train."""
+    home = folder / dtype / name
     home.mkdir(parents=True)
-    num_ranks, parallel = MESHES.get(mesh, (1, {}))
-    job = document(source, num_ranks, parallel)
-    train(job, home, num_ranks=num_ranks, timeout_s=TIMEOUT_S, dtype=dtype)
+    document = home / "job.json"
+    document.write_text(json.dumps(job))
+    store = new_store()
+    common = (num_ranks, store.port, document, home, dtype)
+    ranks = [_context.Process(target=_rank, args=(rank, *common)) for rank in range(num_ranks)]
+    for process in ranks:
+        process.start()
+    deadline = time.monotonic() + TIMEOUT_S
+    for process in ranks:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+    for process in ranks:
+        process.join()
+    if any(process.exitcode for process in ranks):
+        codes = [process.exitcode for process in ranks]
+        raise BenchmarkError(f"{name} in {dtype}: its ranks ended with {codes}")
+
+
+def _rank(rank: int, num_ranks: int, port: int, *what: Any) -> None:
+    places = {"RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_PORT": port}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1"} | {name: str(at) for name, at in places.items()}
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        job_rank.train(*what)
 
 
 def furthest(home: Path, other: Path) -> float:

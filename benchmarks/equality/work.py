@@ -8,41 +8,57 @@ from typing import Any
 Mesh = tuple[int, dict[str, Any]]
 """(ranks, the axes of `parallel` above 1); `data` is what is left."""
 
-INTERLEAVED = {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}
-ZERO_BUBBLE = {"pipeline": 2, "schedule": "zero_bubble", "stages_per_rank": 2}
+
+def _alone(size: int) -> dict[str, Mesh]:
+    """One axis, or one way to use it."""
+    stages = {"pipeline": size, "stages_per_rank": 2}
+    ways: dict[str, dict[str, Any]] = {
+        "data": {},
+        "shard": {"shard": size},
+        "shard, ZeRO 1": {"shard": size, "zero": 1},
+        "shard, ZeRO 2": {"shard": size, "zero": 2},
+        "tensor": {"tensor": size},
+        "context": {"context": size},
+        "pipeline": {"pipeline": size},
+        "pipeline, GPipe": {"pipeline": size, "schedule": "gpipe"},
+        "pipeline, interleaved": {**stages, "schedule": "interleaved"},
+        "pipeline, zero bubble": {**stages, "schedule": "zero_bubble"},
+    }
+    return {_name(way, size): (size, parallel) for way, parallel in ways.items()}
+
+
+def _pairs(size: int) -> dict[str, Mesh]:
+    """Two axes: the first is 2, the second takes what is left."""
+    left = size // 2
+    stages = {"pipeline": left, "stages_per_rank": 2}
+    ways: dict[str, dict[str, Any]] = {
+        "data x shard": {"shard": left},
+        "data x shard, ZeRO 1": {"shard": left, "zero": 1},
+        "data x tensor": {"tensor": left},
+        "data x context": {"context": left},
+        "data x pipeline": {"pipeline": left},
+        "data x pipeline, interleaved": {**stages, "schedule": "interleaved"},
+        "data x pipeline, zero bubble": {**stages, "schedule": "zero_bubble"},
+        "shard x tensor": {"shard": 2, "tensor": left},
+        "shard x context": {"shard": 2, "context": left},
+        "shard x pipeline": {"shard": 2, "pipeline": left},
+        "tensor x context": {"tensor": 2, "context": left},
+        "tensor x pipeline": {"tensor": 2, "pipeline": left},
+        "context x pipeline": {"context": 2, "pipeline": left},
+    }
+    return {_name(way, left): (size, parallel) for way, parallel in ways.items()}
+
+
+def _name(way: str, size: int) -> str:
+    return way if size == 2 else f"{way} {size}"
+
 
 MESHES: dict[str, Mesh] = {
-    "data": (2, {}),
-    "shard": (2, {"shard": 2}),
-    "shard, ZeRO 1": (2, {"shard": 2, "zero": 1}),
-    "shard, ZeRO 2": (2, {"shard": 2, "zero": 2}),
-    "tensor": (2, {"tensor": 2}),
-    "context": (2, {"context": 2}),
-    "pipeline": (2, {"pipeline": 2}),
-    "pipeline, GPipe": (2, {"pipeline": 2, "schedule": "gpipe"}),
-    "pipeline, interleaved": (2, INTERLEAVED),
-    "pipeline, zero bubble": (2, ZERO_BUBBLE),
-    "data 4": (4, {}),
-    "shard 4": (4, {"shard": 4}),
-    "tensor 4": (4, {"tensor": 4}),
-    "context 4": (4, {"context": 4}),
-    "pipeline 4": (4, {"pipeline": 4}),
-    "data x shard": (4, {"shard": 2}),
-    "data x shard, ZeRO 1": (4, {"shard": 2, "zero": 1}),
-    "data x tensor": (4, {"tensor": 2}),
-    "data x context": (4, {"context": 2}),
-    "data x pipeline": (4, {"pipeline": 2}),
-    "data x pipeline, interleaved": (4, INTERLEAVED),
-    "data x pipeline, zero bubble": (4, ZERO_BUBBLE),
-    "shard x tensor": (4, {"shard": 2, "tensor": 2}),
-    "shard x context": (4, {"shard": 2, "context": 2}),
-    "shard x pipeline": (4, {"shard": 2, "pipeline": 2}),
-    "tensor x context": (4, {"tensor": 2, "context": 2}),
-    "tensor x pipeline": (4, {"tensor": 2, "pipeline": 2}),
-    "context x pipeline": (4, {"context": 2, "pipeline": 2}),
-    "data 8": (8, {}),
-    "shard 8": (8, {"shard": 8}),
-    "data x shard 4": (8, {"shard": 4}),
+    **_alone(2),
+    **_alone(4),
+    **_pairs(4),
+    **_alone(8),
+    **_pairs(8),
     "data x shard x tensor": (8, {"shard": 2, "tensor": 2}),
     "data x tensor x pipeline": (8, {"tensor": 2, "pipeline": 2}),
     "data x shard x pipeline": (8, {"shard": 2, "pipeline": 2}),
@@ -50,6 +66,9 @@ MESHES: dict[str, Mesh] = {
     "shard x tensor x context": (8, {"shard": 2, "tensor": 2, "context": 2}),
     "tensor x pipeline x context": (8, {"tensor": 2, "pipeline": 2, "context": 2}),
 }
+SMALL = {"num_layers": 4, "num_heads": 4, "width": 24, "context_length": 32}
+LARGE = {"num_layers": 16, "num_heads": 8, "width": 32, "context_length": 32}
+"""For what has more stages than SMALL has layers, or needs more heads."""
 
 NUM_STEPS = 20
 
@@ -60,12 +79,18 @@ def write_text(folder: Path, num_sentences: int = 700) -> Path:
     return source
 
 
+def model_for(parallel: dict[str, Any]) -> dict[str, int]:
+    num_stages = parallel.get("pipeline", 1) * parallel.get("stages_per_rank", 1)
+    num_heads = parallel.get("tensor", 1) * parallel.get("context", 1)
+    fits = num_stages <= SMALL["num_layers"] and num_heads <= SMALL["num_heads"]
+    return SMALL if fits else LARGE
+
+
 def document(source: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> Any:
     """A job of 20 steps over a little more than an epoch, so that a short batch is among them."""
-    model = {"num_layers": 4, "num_heads": 4, "width": 24, "context_length": 32}
     return {
         "recipe": "language_model",
-        "model": {"name": "gpt", **model},
+        "model": {"name": "gpt", **model_for(parallel)},
         "data": {"source": source.as_uri()},
         "train": {
             "global_batch_size": 24,
