@@ -15,15 +15,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from benchmarks import job_rank
-from benchmarks.equality.work import (
-    LARGE,
-    MESHES,
-    NUM_STEPS,
-    SMALL,
-    document,
-    model_for,
-    write_text,
-)
+from benchmarks.equality.work import MESHES, NUM_HEADS, NUM_LAYERS, NUM_STEPS, document, write_text
 from benchmarks.machine import BenchmarkError
 from benchmarks.report import Result, Table
 from ray_workers.training.store import new_store
@@ -31,16 +23,14 @@ from ray_workers.training.store import new_store
 TIMEOUT_S = 600.0
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["benchmarks.job_rank"])
-ALONE = {"small": SMALL, "large": LARGE}
-"""What one process is trained on."""
 GOALS = {"float32": 1e-5, "float64": 1e-10}
 METHOD = [
     f"The GPT of `benchmarks/equality/work.py` is trained for {NUM_STEPS} steps of AdamW, clipped, "
     "by dray's own loop without its service: in one process, and divided in each of the ways "
-    f"below, on CPU over gloo, in fp32 and in fp64. It has {SMALL['num_layers']} layers and "
-    f"{SMALL['num_heads']} heads (small), or {LARGE['num_layers']} and {LARGE['num_heads']} where "
-    "there are more stages or more ranks along tensor and context (large). The last axis of a name "
-    "has the size that stands there, or 2; so have all others, and `data` what is left.",
+    f"below, on CPU over gloo, in fp32 and in fp64. It has {NUM_LAYERS} layers and {NUM_HEADS} "
+    "heads, or more where there are more stages, or more ranks along tensor and context. The last "
+    "axis of a name has the size that stands there, or 2; so have all others, and `data` what is "
+    "left.",
     "Told is the largest, over all tensors of the result, of the norm of the difference relative "
     "to the norm of the tensor. Goals: "
     + ", ".join(f"{goal:g} in {dtype}" for dtype, goal in GOALS.items())
@@ -54,18 +44,18 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
         folder = Path(home)
         source = write_text(folder)
-        for dtype in GOALS:
-            for name, model in ALONE.items():
-                alone = document(source, 1, {}) | {"model": {"name": "gpt", **model}}
-                _train(name, dtype, folder, 1, alone)
         for mesh, (num_ranks, parallel) in MESHES.items():
+            job = document(source, num_ranks, parallel)
+            model = "{num_layers} layers, {num_heads} heads".format_map(job["model"])
             found = []
-            (name,) = (name for name, model in ALONE.items() if model == model_for(parallel))
             for dtype, goal in GOALS.items():
-                _train(mesh, dtype, folder, num_ranks, document(source, num_ranks, parallel))
-                gap = furthest(folder / dtype / mesh, folder / dtype / name)
+                if not (folder / dtype / model).exists():
+                    alone = {"parallel": {}, "resources": {"num_workers": 1}}
+                    _train(model, dtype, folder, 1, job | alone)
+                _train(mesh, dtype, folder, num_ranks, job)
+                gap = furthest(folder / dtype / mesh, folder / dtype / model)
                 found += [f"{gap:.1e}", "yes" if gap <= goal else "no"]
-            rows.append([mesh, str(num_ranks), name, *found])
+            rows.append([mesh, str(num_ranks), model, *found])
             tell(" | ".join(rows[-1]))
     return Result(
         name="equality",

@@ -66,9 +66,8 @@ MESHES: dict[str, Mesh] = {
     "shard x tensor x context": (8, {"shard": 2, "tensor": 2, "context": 2}),
     "tensor x pipeline x context": (8, {"tensor": 2, "pipeline": 2, "context": 2}),
 }
-SMALL = {"num_layers": 4, "num_heads": 4, "width": 24, "context_length": 32}
-LARGE = {"num_layers": 16, "num_heads": 8, "width": 32, "context_length": 32}
-"""For what has more stages than SMALL has layers, or needs more heads."""
+NUM_LAYERS, NUM_HEADS = 4, 4
+"""Of the model; more where there are more stages, or more ranks along tensor and context."""
 
 NUM_STEPS = 20
 
@@ -79,18 +78,23 @@ def write_text(folder: Path, num_sentences: int = 700) -> Path:
     return source
 
 
-def model_for(parallel: dict[str, Any]) -> dict[str, int]:
+def model_for(parallel: dict[str, Any]) -> dict[str, Any]:
     num_stages = parallel.get("pipeline", 1) * parallel.get("stages_per_rank", 1)
-    num_heads = parallel.get("tensor", 1) * parallel.get("context", 1)
-    fits = num_stages <= SMALL["num_layers"] and num_heads <= SMALL["num_heads"]
-    return SMALL if fits else LARGE
+    num_heads = max(NUM_HEADS, parallel.get("tensor", 1) * parallel.get("context", 1))
+    return {
+        "name": "gpt",
+        "num_layers": max(NUM_LAYERS, num_stages),
+        "num_heads": num_heads,
+        "width": 24 if num_heads == NUM_HEADS else 4 * num_heads,
+        "context_length": 32,
+    }
 
 
 def document(source: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> Any:
     """A job of 20 steps over a little more than an epoch, so that a short batch is among them."""
     return {
         "recipe": "language_model",
-        "model": {"name": "gpt", **model_for(parallel)},
+        "model": model_for(parallel),
         "data": {"source": source.as_uri()},
         "train": {
             "global_batch_size": 24,
