@@ -127,7 +127,7 @@ class _OneNumber(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         outputs: Tensor = self.model(rows)
-        return outputs.squeeze(1).clone()  # FSDP warns of what is a view
+        return outputs.squeeze(1)
 
 
 def _config(table: Table) -> dict[str, Any]:

@@ -9,6 +9,7 @@ holds whole tensors by name, as that of one process does, so any division loads 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, cast
@@ -33,6 +34,10 @@ from ray_workers.training.strategies.mesh import Mesh
 from ray_workers.training.strategies.parts import PartReplica
 from ray_workers.training.strategies.pipeline import Pipeline, PipelineReplica, Stages
 from ray_workers.training.strategies.update import PartsUpdate
+
+# It warns, in each evaluation and of each job, of what an operation in place on a view would do:
+# nothing here changes a model's outputs.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
 class Divisible(Protocol):
