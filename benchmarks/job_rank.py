@@ -1,6 +1,6 @@
 """One rank of a job of a recipe, started by torchrun: dray's training without its service.
 
-python -m benchmarks.job_rank document.json folder [--dtype float64]
+python -m benchmarks.job_rank document.json folder
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("document", type=Path)
     parser.add_argument("folder", type=Path, help="where spools and results are left")
-    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     options = parser.parse_args()
-    train(options.document, options.folder, options.dtype)
+    train(options.document, options.folder)
 
 
-def train(document: Path, folder: Path, dtype: str) -> None:
+def train(document: Path, folder: Path, dtype: str = "float32") -> None:
     """As the rank that the environment names, to the end of this process."""
     spec = JobSpec.model_validate_json(document.read_text())
     assert spec.recipe is not None

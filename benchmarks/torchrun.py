@@ -35,7 +35,6 @@ def train(
     *,
     num_ranks: int,
     timeout_s: float,
-    dtype: str = "float32",
 ) -> None:
     """Train a job of a recipe to its end, by dray's loop without its service.
 
@@ -43,5 +42,4 @@ def train(
     """
     job = home / "job.json"
     job.write_text(json.dumps(document))
-    arguments = [str(job), str(home), "--dtype", dtype]
-    torchrun("benchmarks.job_rank", arguments, num_ranks=num_ranks, timeout_s=timeout_s)
+    torchrun("benchmarks.job_rank", [str(job), str(home)], num_ranks=num_ranks, timeout_s=timeout_s)

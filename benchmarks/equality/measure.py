@@ -77,10 +77,10 @@ def _train(name: str, dtype: str, folder: Path, num_ranks: int, job: dict[str, A
     """BenchmarkError if it fails. Its ranks are forked: they would import for longer than train."""
     home = folder / dtype / name
     home.mkdir(parents=True)
-    document = home / "job.json"
-    document.write_text(json.dumps(job))
+    path = home / "job.json"
+    path.write_text(json.dumps(job))
     store = new_store()
-    common = (num_ranks, store.port, document, home, dtype)
+    common = (num_ranks, store.port, path, home, dtype)
     ranks = [_context.Process(target=_rank, args=(rank, *common)) for rank in range(num_ranks)]
     for process in ranks:
         process.start()
