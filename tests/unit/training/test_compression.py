@@ -98,6 +98,34 @@ def test_powersgd_is_torchs_own(tmp_path: Path) -> None:
     assert all(rank <= 2 for rank in ranks[2:])
 
 
+def test_powersgd_is_a_power_iteration_with_what_was_left_out(tmp_path: Path) -> None:
+    """PowerSGD, algorithms 1 and 2 of https://arxiv.org/abs/1905.13727, in plain tensor code.
+
+    Where it begins is drawn, so the first compressed step is only told to be a projection of the
+    mean; each later one begins with the row space of the one before it (warm start).
+    """
+    model = layers()
+    matrices = [at for at, p in enumerate(model.parameters()) if p.dim() == 2]
+    rests = [{at: torch.zeros(()) for at in matrices} for _ in range(WORLD_SIZE)]
+    before: list[Tensor] = []
+    for step, found in enumerate(exchanged(tmp_path, "powersgd")):
+        ranks = [gradients(model, batch(rank, step)) for rank in range(WORLD_SIZE)]
+        for at, gradient in enumerate(found):
+            mean = sum((grads[at] for grads in ranks), torch.zeros(())) / WORLD_SIZE
+            if at in matrices and step >= 2:
+                wanted = [grads[at] + rest[at] for grads, rest in zip(ranks, rests, strict=True)]
+                summed = sum(wanted, torch.zeros(())) / WORLD_SIZE
+                rows = torch.linalg.svd(before[at]).Vh[:2] if step > 2 else None
+                columns = gradient if rows is None else summed @ rows.T
+                basis = torch.linalg.svd(columns).U[:, :2]
+                mean = basis @ (basis.T @ summed)
+                for rest, one in zip(rests, wanted, strict=True):
+                    rest[at] = one - gradient
+            torch.testing.assert_close(gradient, mean, rtol=1e-3, atol=1e-4)
+        before = found
+        step_by(model, found)
+
+
 def test_topk_sends_the_largest_and_keeps_the_rest_with_its_momentum(tmp_path: Path) -> None:
     """Deep Gradient Compression, in plain tensor code, both ranks after one another."""
     model = layers()
