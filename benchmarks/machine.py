@@ -33,8 +33,16 @@ def describe() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
     }
-    facts |= {name: metadata.version(name) for name in PACKAGES}
+    facts |= {name: _version(name) for name in PACKAGES}
     return facts | {"commit": _commit()}
+
+
+def _version(package: str) -> str:
+    """`absent` where a measurement does without it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "absent"
 
 
 def wait_until_quiet(*, at_least_s: float = 0.0, at_most_s: float = 30.0) -> float:
@@ -55,7 +63,7 @@ def clean_environment() -> dict[str, str]:
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DRAY_", "RAY_"))}
     return inherited | {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "RAY_DISABLE_IMPORT_WARNING": "1",

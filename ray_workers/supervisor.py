@@ -242,7 +242,8 @@ class Supervisor:
         ended = self._group.ended()  # the others are ended by us
         self._enter(Phase.STOPPING)
         await self._group.stop_processes()
-        return outcome or judge(ended, await self._nodes.errors())
+        under_nccl = bool(self._spec.bundle.get("GPU")) and len(self._group.placed) > 1
+        return outcome or judge(ended, await self._nodes.errors(), under_nccl=under_nccl)
 
     async def _build(self) -> None:
         await self._group.acquire()

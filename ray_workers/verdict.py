@@ -30,10 +30,14 @@ class RankExit:
         )
 
 
-def judge(ended: Sequence[RankExit], errors: Mapping[int, Frame]) -> Outcome:
+def judge(
+    ended: Sequence[RankExit], errors: Mapping[int, Frame], *, under_nccl: bool = False
+) -> Outcome:
     """Which rank is to blame for the end of a group, and why it ended.
 
     ended: the ranks that ended by themselves, without those that were then stopped.
+    under_nccl: they exchanged by NCCL, whose watchdog aborts a process that lost its peers before
+    it can say a word.
 
     When a rank dies, its peers fail too, in the collective that it left. They report themselves
     as `worker_lost`, so whoever failed for a reason of its own is the culprit.
@@ -51,7 +55,7 @@ def judge(ended: Sequence[RankExit], errors: Mapping[int, Frame]) -> Outcome:
     if culprit.rank in errors:
         cause, message = causes[culprit.rank], str(errors[culprit.rank].body["message"])
     else:
-        cause, message = _unexplained(culprit)
+        cause, message = _unexplained(culprit, under_nccl)
     return Outcome(cause, message, culprit.rank, culprit.exit_code)
 
 
@@ -59,10 +63,12 @@ SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 """Signals that come from outside: an out-of-memory killer, a node shutting down, an operator."""
 
 
-def _unexplained(ended: RankExit) -> tuple[Cause, str]:
+def _unexplained(ended: RankExit, under_nccl: bool) -> tuple[Cause, str]:
     code = ended.exit_code
     assert code is not None
     if code >= 0:
         return Cause.USER_ERROR, f"rank {ended.rank} exited with code {code}"
     message = f"the process of rank {ended.rank} was killed by signal {-code}{ended.why_killed}"
+    if under_nccl and -code == signal.SIGABRT:
+        return Cause.WORKER_LOST, f"{message}: as NCCL's watchdog does that lost other ranks"
     return (Cause.WORKER_LOST if -code in SENT_SIGNALS else Cause.USER_ERROR), message

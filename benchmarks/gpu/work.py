@@ -64,5 +64,6 @@ WORKS = {
     ),
 }
 """`small` is to try the programs where there is no GPU; its times mean nothing."""
-PEAK_FLOPS = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12, "L4": 121e12, "L40S": 362e12}
-"""Dense bf16 operations per second, by NVIDIA's data sheets, of the SXM card if there are two."""
+PEAK_FLOPS = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}
+"""Dense bf16 operations per second, by NVIDIA's data sheets, of the SXM card if there are two. The
+first whose name is in that of the GPU counts."""

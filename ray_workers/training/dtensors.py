@@ -37,6 +37,17 @@ class Cut(NamedTuple):
         return min(number * size, length), min((number + 1) * size, length)
 
 
+class Apart(NamedTuple):
+    """A part that lies elsewhere than its parameter does, where no DTensor could have it."""
+
+    part: Tensor
+    parameter: DTensor
+
+    def brought(self) -> Tensor:
+        """To where the parameter lies."""
+        return like(self.part.to(self.parameter.to_local()), self.parameter)
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's part, in the same memory; a plain tensor is its own."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

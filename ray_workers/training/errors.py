@@ -36,6 +36,7 @@ class PartsLostError(Exception):
 _PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused)|connection .*closed by peer|socket closed"
     r"|broken pipe|remote process exited|timed out waiting|nccl communicator was aborted"
+    r"|watchdog caught collective operation timeout"
     r"|application timeout caused pair closure",
     re.IGNORECASE,
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ray_workers.training.data import Batch, Batches
 from ray_workers.training.loaders import Loader
-from ray_workers.training.samples import DistantSamples, ResidentSamples
+from ray_workers.training.samples import DistantSamples, ResidentSamples, sent
 
 PIECES_AHEAD = 2
 """Micro-batches that each loader process has to do or has done, if a step has not more."""
@@ -151,7 +151,7 @@ class Feed:
             self._own.loader = loader = Loader(self._samples.samples.take)
             self._loaders.append(loader)
         inputs, targets = loader.read(at)
-        return inputs.to(self._samples.device), targets.to(self._samples.device)
+        return sent(inputs, self._samples.device), sent(targets, self._samples.device)
 
     def _read(self, step: int) -> Feeding:
         batches, take = self._batches.at(step), self._samples.take

@@ -7,7 +7,7 @@ have done the same step are equal to the bit; the others take its state over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -59,13 +59,15 @@ def broadcast(
     if rank == source:
         outline = [_outlined(state(), tensors)]
     dist.broadcast_object_list(outline, src=source, device=device, group=group)
+    places = list(_places(outline[0]))
     if rank != source:
-        _fill(outline[0], tensors, device)
+        tensors = [torch.empty(each.shape, dtype=each.dtype, device=device) for each in places]
     for piece in _pieces(tensors):
         _broadcast_together(piece, source, rank, device, group)
     if rank == source:
         return None
-    rebuilt: dict[str, Any] = _rebuilt(outline[0], iter(tensors))
+    lying = (tensor.to(each.lies_on) for tensor, each in zip(tensors, places, strict=True))
+    rebuilt: dict[str, Any] = _rebuilt(outline[0], lying)
     return rebuilt
 
 
@@ -75,7 +77,8 @@ def gather(
     """On the first rank of a group the states of the others, in their order; elsewhere nothing. A
     collective of the group.
 
-    `state` is called on each rank but the first, and is as for `broadcast`.
+    They come into the host's memory: together they may be more than a GPU holds. `state` is called
+    on each rank but the first, and is as for `broadcast`.
     """
     first, *others = dist.get_process_group_ranks(group) if dist.is_initialized() else [0]
     if others and dist.get_rank() != first:
@@ -90,10 +93,10 @@ def gather(
 def _received(source: int, device: torch.device) -> dict[str, Any]:
     outline: list[Any] = [None]
     dist.recv_object_list(outline, src=source, device=device)
-    tensors: list[Tensor] = []
-    _fill(outline[0], tensors, device)
+    tensors = [torch.empty(each.shape, dtype=each.dtype) for each in _places(outline[0])]
     for piece in _pieces(tensors):
-        flat = _packed(piece, device)
+        size = sum(tensor.numel() for tensor in piece)
+        flat = torch.empty(size, dtype=piece[0].dtype, device=device)
         dist.recv(flat, src=source)
         _unpack(flat, piece)
     rebuilt: dict[str, Any] = _rebuilt(outline[0], iter(tensors))
@@ -120,21 +123,18 @@ def _outlined(value: Any, tensors: list[Tensor]) -> Any:
     return value
 
 
-def _fill(value: Any, tensors: list[Tensor], device: torch.device) -> None:
-    """Append an empty tensor for each place of an outline, in order."""
+def _places(value: Any) -> Iterator[_Place]:
+    """Of an outline, in order."""
     if isinstance(value, _Place):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=device))
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            _fill(one, tensors, device)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            _fill(one, tensors, device)
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _places(one)
 
 
-def _rebuilt(value: Any, tensors: Any) -> Any:
+def _rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(value, _Place):
-        return next(tensors).to(value.lies_on)
+        return next(tensors)
     if isinstance(value, Mapping):
         return {key: _rebuilt(one, tensors) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -71,7 +71,7 @@ class Loop:
             workload, self.device, self.strategy, given.autocast, options, moved=page.move
         )
         self.recorder = Recorder(spec.profile, self.device) if spec.profile else None
-        self.reporter = StepReporter(self.calendar.total_steps, page)
+        self.reporter = StepReporter(self.calendar.total_steps, page, self.device)
         self.keeper = Keeper(
             task.checkpoint_url, keep=spec.checkpoint.keep, best=spec.checkpoint.best
         )

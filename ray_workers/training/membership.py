@@ -148,8 +148,8 @@ class Membership:
         """Whether an error is only that the group is broken, so that there may be a next one."""
         if isinstance(error, Regroup):
             return True
-        if isinstance(error, PartsLostError):
-            return False
+        if isinstance(error, PartsLostError) or self._device.type != "cpu":
+            return False  # a group on GPUs is not mended
         return bool(self._prefix) and not self.is_alone and cause_of(error) is Cause.WORKER_LOST
 
     def follow(self, error: BaseException) -> None:

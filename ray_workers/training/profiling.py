@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from dray import spec, train
@@ -42,6 +43,7 @@ class Recorder:
         """Its data are asked for next."""
         if self._is_done or not self._first <= step <= self._last:
             return
+        self._wait_for_device()  # what is still to be done belongs to the step before
         if self._profile is None:
             self._profile = profile(activities=self._activities)
             self._profile.start()
@@ -58,11 +60,14 @@ class Recorder:
         """The last of the steps leaves the artifacts."""
         if not self._parts:
             return
-        if ProfilerActivity.CUDA in self._activities:
-            torch.cuda.synchronize()  # what was launched belongs to the step
+        self._wait_for_device()  # what was launched belongs to the step
         self._end_part()
         if step >= self._last:
             self._leave(step)
+
+    def _wait_for_device(self) -> None:
+        if ProfilerActivity.CUDA in self._activities:
+            torch.cuda.synchronize()
 
     def _end_part(self) -> None:
         self._parts.pop().__exit__(None, None, None)
@@ -196,7 +201,11 @@ def without(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
 
 
 def top_operators(averages: Iterable[Any]) -> list[dict[str, Any]]:
-    """The operators that took most time by themselves, on a GPU where there is one."""
+    """The operators that took most time by themselves, on a GPU where there is one.
+
+    Kernels, and ranges that somebody named, are averages of their own in torch's list: both are
+    left out, the kernels' time being in that of the operators that launched them.
+    """
     found = [
         {
             "name": each.key,
@@ -205,7 +214,7 @@ def top_operators(averages: Iterable[Any]) -> list[dict[str, Any]]:
             "self_gpu_s": each.self_device_time_total / 1e6,
         }
         for each in averages
-        if each.key not in (STEP, DATA)
+        if each.device_type is DeviceType.CPU and not each.is_user_annotation
     ]
     found.sort(key=lambda each: (each["self_gpu_s"], each["self_s"]), reverse=True)
     return found[:NUM_TOP]

@@ -41,33 +41,42 @@ class StepReporter:
     them all on its page, for the one that may have to tell them in rank 0's place.
 
     On a GPU, asking for a number waits for all that was launched before it. There the numbers are
-    copied to pinned memory in the stream, and read when the next step was launched.
+    copied to pinned memory in the stream, and read when the next step was launched; and a step's
+    time is from the end of the one before in that stream to its own.
     """
 
-    def __init__(self, total_steps: int, page: Page) -> None:
+    def __init__(self, total_steps: int, page: Page, device: torch.device) -> None:
         self.rank = 0
         self._total_steps = total_steps
         self._page = page
         self._waiting: list[Untold] = []
         self._more: dict[int, Mapping[str, float]] = {}
         """By step, what is told besides, of those that wait."""
-        self._on_device: tuple[StepFigures, float, Tensor, torch.cuda.Event] | None = None
+        self._is_on_gpu = device.type == "cuda"
+        self._on_device: tuple[StepFigures, torch.cuda.Event, Tensor, torch.cuda.Event] | None
+        self._on_device = None
         self._began = self._flushed = time.perf_counter()
+        self._began_on_gpu: torch.cuda.Event | None = None
         self._is_first = True
         self.last_loss = float("nan")
 
     def restart_clock(self) -> None:
         """What happened since the last step (evaluation, a checkpoint) is not the next one's."""
         self._began = time.perf_counter()
+        if self._is_on_gpu:
+            self._began_on_gpu = _mark()
 
     def step_done(self, figures: StepFigures) -> None:
         """Take the figures of the step that ends now. The first is written at once, because
         people wait for it."""
         now = time.perf_counter()
         step_time_s, self._began = now - self._began, now
-        if figures.loss.is_cuda:
+        if self._is_on_gpu:
             self._read_device()
-            self._on_device = (figures, step_time_s, *_start_copy(figures))
+            assert self._began_on_gpu is not None, "the clock was not started"
+            host, copied = _start_copy(figures)
+            self._on_device = (figures, self._began_on_gpu, host, copied)
+            self._began_on_gpu = copied
         else:
             self._take(figures, step_time_s, figures.loss.item(), figures.grad_norm.item())
         if self._is_first or now - self._flushed > FLUSH_S:
@@ -110,10 +119,10 @@ class StepReporter:
 
     def _read_device(self) -> None:
         if self._on_device is not None:
-            figures, step_time_s, host, copied = self._on_device
+            figures, began, host, copied = self._on_device
             self._on_device = None
             copied.synchronize()
-            self._take(figures, step_time_s, *host.tolist())
+            self._take(figures, began.elapsed_time(copied) / 1e3, *host.tolist())
 
     def _take(self, figures: StepFigures, step_time_s: float, loss: float, norm: float) -> None:
         untold = Untold(
@@ -137,6 +146,11 @@ def _start_copy(figures: StepFigures) -> tuple[Tensor, torch.cuda.Event]:
     """(loss, norm) on their way to the host, and what tells that they have arrived."""
     host = torch.empty(2, pin_memory=True)
     host.copy_(torch.stack((figures.loss, figures.grad_norm)), non_blocking=True)
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record()
-    return host, copied
+    return host, _mark()
+
+
+def _mark() -> torch.cuda.Event:
+    """In the stream: when everything that was launched before is done."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event

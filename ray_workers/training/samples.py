@@ -47,7 +47,7 @@ class ResidentSamples:
         return len(self.targets)
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        at = indices.to(self.inputs.device)
+        at = sent(indices, self.inputs.device)
         return self.inputs.index_select(0, at), self.targets.index_select(0, at)
 
 
@@ -63,7 +63,13 @@ class DistantSamples:
 
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         inputs, targets = self.samples.take(indices)
-        return inputs.to(self.device), targets.to(self.device)
+        return sent(inputs, self.device), sent(targets, self.device)
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host, on a device. From pinned memory the copy takes its turn in the GPU's
+    stream; from any other the caller would wait for all that was launched before."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def on_device(samples: Samples, device: torch.device) -> ResidentSamples | DistantSamples:

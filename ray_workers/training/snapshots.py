@@ -116,6 +116,8 @@ class Camera:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         beside = self._streams[device]
         beside.wait_stream(computing)
+        for _, source in later:  # the caller may let go of it before it is copied
+            source.record_stream(beside)
         events = []
         for stream, pairs in ((computing, now), (beside, later)):
             with torch.cuda.stream(stream):

@@ -106,17 +106,21 @@ class TimedReplica(Replica):
         # In forward passes of a sample, of which its backward pass takes about two: those of the
         # last micro-batch come after.
         num_passes = 3 * len(mine.batch.indices) - 2 * len(mine.micro_batches[-1][0])
+        self._wait_for_device()  # what is still to be done is the step's before
         began = time.perf_counter()
 
         def timed() -> None:
-            # From here on the gradients of others are waited for. A GPU has to be done first.
-            if self._objective.slot.is_cuda:
-                torch.cuda.synchronize()
+            # From here on the gradients of others are waited for.
+            self._wait_for_device()
             if not mine.batch.is_empty:
                 self.seconds_per_sample.append(3 * (time.perf_counter() - began) / num_passes)
             before_exchange()
 
         super().backward(shares, scale, prepare, timed)
+
+    def _wait_for_device(self) -> None:
+        if self._objective.slot.is_cuda:
+            torch.cuda.synchronize()
 
 
 def in_proportion(seconds: Sequence[float]) -> list[float]:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from dray.spec import Parallel
 from ray_workers.training import handover
 from ray_workers.training.blocks import listed_parts, prepare_blocks
-from ray_workers.training.dtensors import local, part_of, whole_of
+from ray_workers.training.dtensors import Apart, local, part_of, whole_of
 from ray_workers.training.errors import PartsLostError
 from ray_workers.training.feeding import Feed
 from ray_workers.training.initialising import materialise
@@ -251,7 +251,8 @@ class Divided(Strategy):
         if whole is None:
             return None
         model = copy.deepcopy(self._bones)
-        model.load_state_dict(whole["model"], assign=True)
+        on_host = {name: tensor.cpu() for name, tensor in whole["model"].items()}
+        model.load_state_dict(on_host, assign=True)
         return model
 
     @property
@@ -273,7 +274,9 @@ def _whole(state: Any, *, keep: bool) -> Any:
     keep: False for None in the place of every tensor, on a rank that has no use for them.
     """
 
-    def whole(tensor: Tensor) -> Tensor | None:
+    def whole(tensor: Tensor | Apart) -> Tensor | None:
+        if isinstance(tensor, Apart):
+            tensor = tensor.brought()
         if isinstance(tensor, DTensor):
             tensor = whole_of(tensor)
             return tensor.cpu() if keep else None
@@ -284,12 +287,12 @@ def _whole(state: Any, *, keep: bool) -> Any:
 
 def _local(state: Any) -> Any:
     """A nested state with this rank's plain tensors where it has parts."""
-    return _each_tensor(state, local)
+    return _each_tensor(state, lambda one: one.part if isinstance(one, Apart) else local(one))
 
 
-def _each_tensor(state: Any, changed: Callable[[Tensor], Tensor | None]) -> Any:
+def _each_tensor(state: Any, changed: Callable[[Tensor | Apart], Tensor | None]) -> Any:
     """A nested state with what is made of each of its tensors."""
-    if isinstance(state, Tensor):
+    if isinstance(state, Tensor | Apart):
         return changed(state)
     if isinstance(state, Mapping):
         return {key: _each_tensor(value, changed) for key, value in state.items()}

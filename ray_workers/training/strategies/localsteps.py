@@ -104,9 +104,10 @@ class Agreement:
         self._others = handover.gather(self._update.state_dict, device)
 
     def state_dict(self) -> dict[str, Any]:
-        """On rank 0, after `gather`."""
+        """On rank 0; with what `gather` found, once."""
+        inner, self._others = self._others, []
         outer = {} if self._outer is None else self._outer.state_dict()
-        return {"outer": outer, "inner": self._others}
+        return {"outer": outer, "inner": inner}
 
     def load_state_dict(self, state: Mapping[str, Any], rank: int) -> None:
         """Take the inner state that this rank had; one that was not there takes another's."""

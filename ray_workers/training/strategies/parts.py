@@ -36,6 +36,7 @@ class PartReplica(Replica):
         self._narrow = narrow
         self._sharded = model if isinstance(model, FSDPModule) else None
         self._is_asked_to_leave = is_asked_to_leave
+        self._shares: dict[tuple[float, ...], Tensor] = {}
         self.leaves = False
         """Whether somebody had been asked to leave at the last step: all save together."""
 
@@ -96,7 +97,7 @@ class PartReplica(Replica):
     def _added_up(self, carried: Tensor) -> Tensor:
         """The loss over all ranks. In the same message go whether somebody was asked to leave, and
         what the gradients' norm is made of."""
-        asked = carried.new_tensor(float(self._is_asked_to_leave()))
+        asked = torch.full_like(carried, float(self._is_asked_to_leave()))
         # The ranks of a tensor group have all computed the same.
         alike = self._mesh.num_exchanging * self._mesh.sizes["tensor"]
         square = self._own_square().to(carried)
@@ -112,9 +113,11 @@ class PartReplica(Replica):
         grads = [p.grad for p in self._parameters if p.grad is not None]
         if not grads:
             return self._objective.slot.new_zeros(())
-        shares = [1 / _num_holders(grad) for grad in grads]
         squares = torch.stack(torch._foreach_norm([local(grad) for grad in grads])).square()
-        return squares @ squares.new_tensor(shares)
+        shares = tuple(1 / _num_holders(grad) for grad in grads)
+        if shares not in self._shares:  # to bring them to a GPU is to wait for it
+            self._shares[shares] = squares.new_tensor(shares)
+        return squares @ self._shares[shares]
 
     def grad_norm(self) -> Tensor:
         """Of all ranks' parts as they were when the loss was taken: with the loss scale."""

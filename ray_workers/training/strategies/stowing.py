@@ -6,15 +6,15 @@ parameters at a time: what those need is fetched before, and stowed away after.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ray_workers.training.dtensors import like, local
+from ray_workers.training.dtensors import Apart, like, local
 
 BUCKET_BYTES = 64 << 20
 """Of the parameters whose state is fetched together; at least one parameter."""
@@ -22,8 +22,35 @@ NUM_STEPS = "stowed"
 """Option of the first group: how often it was stepped, which a checkpoint keeps."""
 
 
+Part = Callable[[Any, Tensor], Any]
+"""(a value of a state, a parameter) -> what of it belongs to that."""
+
+
+class Later(NamedTuple):
+    """A value that is loaded, of which the parameter's part is made when it is wanted."""
+
+    part: Part
+    value: Tensor
+    parameter: Tensor
+
+    def now(self) -> Tensor:
+        made: Tensor = self.part(self.value, self.parameter)
+        return made
+
+
+def made_later(part: Part) -> Part:
+    """Only what may be a moment: how a count of steps is kept is torch's to say."""
+
+    def made(value: Any, parameter: Tensor) -> Any:
+        is_large = isinstance(value, Tensor) and value.ndim > 0
+        return Later(part, value, parameter) if is_large else part(value, parameter)
+
+    return made
+
+
 class Stowed:
-    """Takes an optimizer's `step` over; moments as large as their parameter are stowed."""
+    """Takes an optimizer's `step` and `load_state_dict` over; moments as large as their parameter
+    are stowed."""
 
     def __init__(
         self, optimizer: Optimizer, *, as_bf16: bool = False, home: torch.device | None = None
@@ -33,8 +60,9 @@ class Stowed:
         self._as_bf16 = as_bf16
         self._home = home
         self._places: dict[tuple[Tensor, str], Tensor] = {}
-        self._step = optimizer.step
+        self._step, self._load = optimizer.step, optimizer.load_state_dict
         optimizer.step = self.step  # type: ignore[method-assign,assignment]
+        optimizer.load_state_dict = self.load_state_dict  # type: ignore[method-assign,assignment]
 
     def step(self) -> None:
         """One optimizer step, bucket by bucket."""
@@ -58,28 +86,26 @@ class Stowed:
             self._optimizer.param_groups = groups
         groups[0][NUM_STEPS] = self._num_steps + 1
 
-    def stow(self) -> None:
-        """Stow everything that was just loaded."""
-        self._stow(self._parameters())
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As the optimizer's; values may be `Later`. Each moment goes to where it is stowed before
+        the next is made: all of them may be more than the device holds."""
+        parameters = self._parameters()
+        later = [
+            (at, name, value)
+            for at, values in state["state"].items()
+            for name, value in values.items()
+            if isinstance(value, Later)
+        ]
+        rest = {at: dict(values) for at, values in state["state"].items()}
+        for at, name, _ in later:
+            rest[at][name] = None
+        self._load({**state, "state": rest})
+        for at, name, value in later:
+            self._keep(parameters[at], name, value.now())
 
     @property
     def _num_steps(self) -> int:
         return int(self._optimizer.param_groups[0].get(NUM_STEPS, 0))
-
-    @contextmanager
-    def at_hand(self) -> Iterator[None]:
-        """While the state is read as torch has it: parts of what is sharded know what they are."""
-        is_apart = self._home is not None and any(
-            isinstance(each, DTensor) for each in self._parameters()
-        )
-        if not is_apart:
-            yield
-            return
-        self._fetch(self._parameters())
-        try:
-            yield
-        finally:
-            self._stow(self._parameters())
 
     def _parameters(self) -> list[Tensor]:
         return [each for group in self._optimizer.param_groups for each in group["params"]]
@@ -100,27 +126,30 @@ class Stowed:
     def _fetch(self, parameters: Sequence[Tensor]) -> None:
         for parameter in parameters:
             for name, value in self._moments(parameter):
-                here = local(value).to(local(parameter))
+                here = _plain(value).to(local(parameter))
                 self._optimizer.state[parameter][name] = like(here, parameter)
 
     def _stow(self, parameters: Sequence[Tensor]) -> None:
         for parameter in parameters:
             for name, value in self._moments(parameter):
-                place = self._place(parameter, name)
-                here = local(value)
-                place.copy_(rounded(here, self._num_steps) if self._as_bf16 else here)
-                apart = self._home is not None
-                self._optimizer.state[parameter][name] = place if apart else like(place, parameter)
+                self._keep(parameter, name, value)
 
-    def _moments(self, parameter: Tensor) -> list[tuple[str, Tensor]]:
+    def _keep(self, parameter: Tensor, name: str, value: Tensor | Apart) -> None:
+        state, here = self._optimizer.state[parameter], _plain(value)
+        if not _is_moment(value, parameter):
+            state[name] = here.to(local(parameter))
+            return
+        place = self._place(parameter, name)
+        place.copy_(rounded(here, self._num_steps) if self._as_bf16 else here)
+        if self._home is None:
+            state[name] = like(place, parameter)
+        else:
+            state[name] = Apart(place, parameter) if isinstance(parameter, DTensor) else place
+
+    def _moments(self, parameter: Tensor) -> list[tuple[str, Tensor | Apart]]:
         """Of its state what is as large as it is."""
         state = self._optimizer.state.get(parameter, {})
-        shape = local(parameter).shape
-        return [
-            (name, value)
-            for name, value in state.items()
-            if isinstance(value, Tensor) and value.ndim and local(value).shape == shape
-        ]
+        return [(name, value) for name, value in state.items() if _is_moment(value, parameter)]
 
     def _place(self, parameter: Tensor, name: str) -> Tensor:
         key = (parameter, name)
@@ -134,6 +163,17 @@ class Stowed:
                 pin_memory=device.type == "cpu" and own.is_cuda,
             )
         return self._places[key]
+
+
+def _plain(value: Tensor | Apart) -> Tensor:
+    return value.part if isinstance(value, Apart) else local(value)
+
+
+def _is_moment(value: Any, parameter: Tensor) -> bool:
+    if not isinstance(value, Tensor | Apart):
+        return False
+    part = _plain(value)
+    return part.ndim > 0 and part.shape == local(parameter).shape
 
 
 def rounded(values: Tensor, number: int) -> Tensor:

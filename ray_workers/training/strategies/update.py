@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from dray import spec
 from ray_workers.training.dtensors import like, local, part_of
 from ray_workers.training.optimizers import build_optimizer, set_lr
 from ray_workers.training.strategies.replica import Replica
-from ray_workers.training.strategies.stowing import Stowed
+from ray_workers.training.strategies.stowing import Stowed, made_later
 
 LEAST_SCALE = 2.0**-20
 """36 steps in a row after the scale begins: no gradient overflows at that which is finite."""
@@ -102,8 +101,7 @@ class Update:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        with nullcontext() if self._stowed is None else self._stowed.at_hand():
-            return {"optimizer": self._optimizer_state(), **self._rest()}
+        return {"optimizer": self._optimizer_state(), **self._rest()}
 
     def _optimizer_state(self) -> dict[str, Any]:
         return named_state(self._optimizer, self._names)
@@ -134,9 +132,8 @@ class Update:
         self._load_rest(state)
 
     def _load_optimizer(self, state: Mapping[str, Any], part: Callable[[Any, Tensor], Any]) -> None:
-        load_named_state(self._optimizer, self._names, state, part)
-        if self._stowed is not None:
-            self._stowed.stow()
+        taken = part if self._stowed is None else made_later(part)
+        load_named_state(self._optimizer, self._names, state, taken)
 
     def start_average(self) -> None:
         """Begin the average at the weights as they are now."""

@@ -113,7 +113,7 @@ class SpreadUpdate(Update):
         """Whether an update began, and the others' parts of the new weights are not all here."""
 
     def step(self, lr: float) -> Tensor:
-        asked = torch.tensor(float(self._is_asked_to_leave()), device=self._one.device)
+        asked = torch.full_like(self._one, float(self._is_asked_to_leave()))
         dist.all_reduce(asked)
         self.leaves = bool(asked > 0.0)
         self.is_torn = True

@@ -1,9 +1,13 @@
-"""The training loop on a GPU, where there is one."""
+"""The training loop on a GPU, where there is one.
+
+It asks for neither Ray nor a database: with torch alone, `pytest --noconftest` runs it.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,31 @@ def test_every_step_is_reported_though_figures_are_read_a_step_late(tmp_path: Pa
     assert told[-1]["values"]["train/loss"] < told[0]["values"]["train/loss"] / 2
 
 
+def test_a_step_is_told_to_take_as_long_as_the_gpu_takes(tmp_path: Path) -> None:
+    """The first one after an evaluation too, which the GPU has not begun when it was launched; and
+    nobody waits for the GPU to ask for the next batch."""
+    assert run_ranks(tmp_path, SPEC, world_size=1, device="cuda", before=_keep_busy) == [0]
+    told = [m["values"] for m in frames(tmp_path, kind="metrics") if "train/loss" in m["values"]]
+    assert min(values["perf/step_time_s"] for values in told) > BUSY_S
+    assert statistics.median(values["perf/data_wait_s"] for values in told) < BUSY_S / 2
+
+
+BUSY_S = 0.05
+CYCLES = 150_000_000
+"""More than so many seconds, at up to 3 GHz."""
+
+
+def _keep_busy(task: RankTask) -> None:
+    """Have the GPU do nothing for a while at the begin of each step."""
+    step_of = Loop._step
+
+    def step(loop: Loop, number: int) -> None:
+        torch.cuda._sleep(CYCLES)
+        step_of(loop, number)
+
+    Loop._step = step  # type: ignore[method-assign]
+
+
 def test_a_snapshot_is_the_state_as_it_was_though_the_gpu_goes_on() -> None:
     weights = torch.zeros(50_000_000, device="cuda")
     buffer, on_host = torch.zeros(3, device="cuda"), torch.zeros(())
@@ -50,6 +79,19 @@ def test_a_snapshot_is_the_state_as_it_was_though_the_gpu_goes_on() -> None:
         tensors = read_tensors(bytes(snapshot.data[: snapshot.num_bytes]))
         found = restore(json.loads(json.dumps(snapshot.tree)), tensors)
         assert all(torch.all(tensor == number) for tensor in found.values())
+
+
+def test_a_snapshot_outlives_what_it_was_taken_of() -> None:
+    """The memory of a state that was made for it alone goes to whatever is computed next."""
+    camera, size = Camera(), 50_000_000
+    for number in range(3):
+        snapshot = camera.take({"w": torch.full((size,), float(number), device="cuda")})
+        others = [torch.full((size,), -1.0, device="cuda") for _ in range(4)]
+        snapshot.wait()
+        tensors = read_tensors(bytes(snapshot.data[: snapshot.num_bytes]))
+        found = restore(json.loads(json.dumps(snapshot.tree)), tensors)
+        assert torch.all(found["w"] == number)
+        assert all(other[0] == -1.0 for other in others)
 
 
 def test_optimizer_state_that_is_offloaded_leaves_room_and_changes_nothing(tmp_path: Path) -> None:

@@ -83,3 +83,13 @@ def test_signals_from_outside_are_the_infrastructures_and_crashes_the_users(
     outcome = judge(exits(0, code), {})
     assert (outcome.cause, outcome.rank, outcome.exit_code) == (cause, 1, code)
     assert str(abs(code)) in outcome.message
+
+
+def test_what_nccls_watchdog_aborts_lost_its_peers() -> None:
+    outcome = judge(exits(-6, -6), {}, under_nccl=True)
+    assert (outcome.cause, outcome.rank) == (Cause.WORKER_LOST, 0)
+    assert "NCCL's watchdog" in outcome.message
+    told = said(1, Cause.USER_ERROR, "device-side assert triggered")
+    outcome = judge(exits(-6, -6), told, under_nccl=True)
+    assert (outcome.cause, outcome.rank) == (Cause.USER_ERROR, 1)
+    assert judge(exits(-11), {}, under_nccl=True).cause is Cause.USER_ERROR
