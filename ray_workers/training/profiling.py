@@ -203,8 +203,8 @@ def without(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
 def top_operators(averages: Iterable[Any]) -> list[dict[str, Any]]:
     """The operators that took most time by themselves, on a GPU where there is one.
 
-    Kernels, and ranges that somebody named, are averages of their own in torch's list: both are
-    left out, the kernels' time being in that of the operators that launched them.
+    torch's list has kernels as well, whose time is in that of the operators that launched them, and
+    ranges that somebody named; both are left out.
     """
     found = [
         {
@@ -214,10 +214,15 @@ def top_operators(averages: Iterable[Any]) -> list[dict[str, Any]]:
             "self_gpu_s": each.self_device_time_total / 1e6,
         }
         for each in averages
-        if each.device_type is DeviceType.CPU and not each.is_user_annotation
+        if each.device_type == DeviceType.CPU and _is_operator(each)
     ]
     found.sort(key=lambda each: (each["self_gpu_s"], each["self_s"]), reverse=True)
     return found[:NUM_TOP]
+
+
+def _is_operator(average: Any) -> bool:
+    # gloo names a range for each of its operations, and has no operator besides.
+    return average.key.startswith("gloo:") or not average.is_user_annotation
 
 
 def table(summary: Mapping[str, Any]) -> str:
