@@ -30,16 +30,19 @@ def kinds(session: Session, spec: JobSpec) -> set[str | None]:
 
 
 def refuse_missing_precision(session: Session, spec: JobSpec) -> None:
-    """Unsatisfiable for a precision that none of the GPUs has."""
+    """Unsatisfiable for a precision that some GPU lacks which the job may be given."""
     if not spec.resources.gpus_per_worker or spec.train.precision != "bf16":
         return
     found = kinds(session, spec)
-    if found and found <= WITHOUT_BF16:
-        named = " and ".join(sorted(str(kind) for kind in found))
+    without = found & WITHOUT_BF16
+    if without:
+        named = " or ".join(sorted(str(kind) for kind in without))
+        others = sorted(str(kind) for kind in found - without if kind)
+        newer = " or ".join(others) if others else "a newer GPU"
         gathered = spec.parallel.param_dtype == "bf16"
         fields = "train.precision" + (" and parallel.param_dtype" if gathered else "")
         raise Unsatisfiable(
-            f"train.precision is bf16, which a {named} can't compute in",
+            f"train.precision is bf16, which a {named} can't compute in, and the job may get one",
             pointer="/train/precision",
-            hint=f"set {fields} to fp16, or ask for a newer GPU with resources.accelerator",
+            hint=f"set {fields} to fp16, or ask for {newer} with resources.accelerator",
         )

@@ -82,5 +82,8 @@ def _speed(session: Session, job_id: str, ran: JobSpec, machine: Machine) -> flo
         return None
     expected = step_time(ran, shapes, replace(machine, flops_per_s=1.0))
     ideal_s = expected.compute_s + expected.idle_s  # of a machine with one operation a second
-    computing_s = statistics.median(seconds) - expected.send_s
-    return ideal_s / computing_s if computing_s > 0 else None
+    step_s = statistics.median(seconds)
+    # How long it sent is not measured: where that would be most of the step, how fast it computed
+    # would be a guess, and the largest counts. The whole step is the most that it took.
+    computing_s = step_s - expected.send_s if expected.send_s < step_s / 2 else step_s
+    return ideal_s / computing_s

@@ -16,7 +16,8 @@ from service.calibrating import calibrated
 from service.db.session import Database
 from service.domain.errors import NotPlannable, OutOfMemory
 from service.domain.planning.choice import (
-    MEMORY,
+    GIB,
+    MEMORY_GIB,
     OVERHEAD_BYTES,
     Candidate,
     NoDivision,
@@ -114,10 +115,10 @@ def known_memory(session: Session, spec: JobSpec) -> Known:
             return Known(None, None, "not known: resources.memory_bytes is not given")
         return Known(resources.memory_bytes, resources.memory_bytes, "resources.memory_bytes")
     kinds = accelerators.kinds(session, spec)
-    sizes = [MEMORY.get(kind or "") for kind in kinds]
-    found = [size - OVERHEAD_BYTES for size in sizes if size is not None]
+    sizes = [MEMORY_GIB.get(kind or "", ()) for kind in kinds]
+    found = [size * GIB - OVERHEAD_BYTES for each in sizes for size in each]
     named = ", ".join(sorted(kind or "of no known type" for kind in kinds))
-    if len(found) < len(sizes) or not found:
+    if not all(sizes) or not found:
         what = f"the cluster's GPUs are {named}" if kinds else "no GPU is connected"
         return Known(None, None, f"not known: {what}", resources.accelerator)
     source = f"an {named}, less 1 GiB for CUDA and NCCL"

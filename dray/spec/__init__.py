@@ -203,11 +203,10 @@ class JobSpec(Document):
         self._check_elastic()
         self._check_sync()
         self._check_balance()
+        self._check_profile()
         if self.recipe is None:
             if self.init_from is not None:
                 raise wrong("/init_from", "is for recipes; a script loads what it wants itself")
-            if self.profile is not None:
-                raise wrong("/profile", "is for recipes; a script calls torch.profiler itself")
             return self
         RECIPES[self.recipe].check(self.model, self.data, self.train, self.checkpoint.best)
         self._check_blocks()
@@ -228,6 +227,20 @@ class JobSpec(Document):
                 f"is {size}, fewer than one sample for each of {sharing} workers: make it "
                 f"{sharing} or more, or take {size} workers or fewer",
             )
+
+    def _check_profile(self) -> None:
+        if self.profile is None:
+            return
+        if self.script is not None:
+            raise wrong("/profile", "is for recipes; a script calls torch.profiler itself")
+        at_step, max_steps = self.profile.at_step, self.train.max_steps
+        if max_steps is not None and at_step > max_steps:
+            message = f"is {at_step}, but train.max_steps ends the job after step {max_steps}"
+            raise wrong("/profile/at_step", message)
+        num_workers = self.resources.num_workers
+        if max(self.profile.ranks) >= num_workers:
+            message = f"must be below resources.num_workers, which is {num_workers}"
+            raise wrong("/profile/ranks", message)
 
     def _check_balance(self) -> None:
         if self.parallel.balance == "even":
@@ -340,10 +353,11 @@ class JobSpec(Document):
             return  # weights and gradients are whole everywhere
         instead = ", or take parallel.zero 1" if not self.parallel.inner_axes else ""
         if sync is not None and sync.compression is not None:
-            why = ": torch has no hook for parts of a model"
+            why = ": it is for gradients that each rank has whole"
             if self.parallel.is_sharded:
                 why = (
-                    f"{instead}: torch has no hook for FSDP; parallel.reduce_dtype bf16 sends half"
+                    f"{instead}: FSDP2 adds up parts, for which torch has none of these; "
+                    "parallel.reduce_dtype bf16 sends half"
                 )
             raise wrong("/sync/compression", f"{alone}{why}")
         if train.ema is not None:

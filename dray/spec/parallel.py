@@ -108,8 +108,10 @@ class Parallel(Document):
             else:
                 product = " x ".join(f"{axis} {getattr(self, axis)}" for axis in used)
                 what = f"makes the product {self.num_parts} ({product}), which does not divide"
-            message = f"{what} the {num_workers} of resources.num_workers; " + _nearest_divisors(
-                num_workers, self.num_parts
+            enough = -(-num_workers // self.num_parts) * self.num_parts
+            message = (
+                f"{what} the {num_workers} of resources.num_workers: make those {enough}, or this "
+                f"{_nearest_divisors(num_workers, self.num_parts)}"
             )
             raise wrong(f"/parallel/{used[-1]}", message)
         left = num_workers // self.num_parts
@@ -182,11 +184,11 @@ class Parallel(Document):
 
 
 def _nearest_divisors(total: int, size: int) -> str:
-    """Such as `2 and 4 do`."""
+    """Such as `2 or 4`."""
     divisors = [n for n in range(1, total + 1) if total % n == 0]
     below = [n for n in divisors if n < size][-1:]
     above = [n for n in divisors if n > size][:1]
-    return " and ".join(map(str, below + above)) + (" do" if below and above else " does")
+    return " or ".join(map(str, below + above))
 
 
 def written_out(given: Any) -> Any:

@@ -153,6 +153,8 @@ class Loop:
         )
         self.evaluation.take(part, self.world_size)
         self.reporter.rank = self.rank
+        if self.recorder is not None:
+            self.recorder.rank = self.rank
         return Feed(
             self.samples,
             batches,
@@ -242,6 +244,8 @@ class Loop:
         it is there, so that one of them can do it if rank 0 dies."""
         self.page.enter(Doing.FINISH, Use.USEFUL)
         trained = self.strategy.trained()
+        if self.recorder is not None:
+            self.recorder.finish(self.progress.step)
         if self.rank == 0:
             assert trained is not None
             self._write_result(trained, self.progress.step)
@@ -249,8 +253,6 @@ class Loop:
 
     def _write_result(self, trained: nn.Module, steps_done: int) -> None:
         self.keeper.wait()
-        if self.recorder is not None:
-            self.recorder.finish(steps_done)
         if steps_done < self.calendar.total_steps:
             rule = self.options.early_stopping
             assert rule is not None
@@ -269,7 +271,7 @@ class Loop:
         options, page, strategy = self.options, self.page, self.strategy
         assert self.feed is not None
         use = Use.RECOMPUTED if step <= self.task.furthest_step else Use.USEFUL
-        recorder = self.recorder if self.rank == 0 else None
+        recorder = self.recorder
         page.enter(Doing.DATA, Use.DATA_WAIT)
         if self.traffic is not None:
             self.traffic.begin_step()

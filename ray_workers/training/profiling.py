@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from dray import spec, train
@@ -25,9 +24,12 @@ Span = tuple[float, float]
 
 
 class Recorder:
-    """Records the steps that a document asks for, on the rank that it is given to."""
+    """Records the steps that a document asks for, on the ranks that it names."""
 
     def __init__(self, options: spec.Profile, device: torch.device) -> None:
+        self.rank = 0
+        """Of this process, in the group that it is in."""
+        self._ranks = options.ranks
         self._first = options.at_step
         self._last = options.at_step + options.num_steps - 1
         self._activities = [ProfilerActivity.CPU]
@@ -41,7 +43,7 @@ class Recorder:
 
     def begin_step(self, step: int) -> None:
         """Its data are asked for next."""
-        if self._is_done or not self._first <= step <= self._last:
+        if self._is_done or not self._is_wanted or not self._first <= step <= self._last:
             return
         self._wait_for_device()  # what is still to be done belongs to the step before
         if self._profile is None:
@@ -51,6 +53,10 @@ class Recorder:
         for name in (STEP, DATA):
             self._parts.append(record_function(name))
             self._parts[-1].__enter__()
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self.rank in self._ranks
 
     def data_came(self) -> None:
         if self._parts:
@@ -83,7 +89,7 @@ class Recorder:
         """The training is over: leave what was recorded, or say that the steps never came."""
         if self._profile is not None:
             self._leave(steps_done)
-        elif not self._is_done:
+        elif self._is_wanted and not self._is_done:
             log(
                 f"nothing was recorded: profile asks for steps {self._first} to {self._last}, and "
                 f"this attempt ended with step {steps_done}"
@@ -110,8 +116,12 @@ class Recorder:
             (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
             (folder / "summary.txt").write_text(table(summary))
             for part in ("trace.json.gz", "summary.json", "summary.txt"):
-                train.save_artifact(folder / part, f"profile/{part}")
-        log(f"recorded steps {self._began_with} to {step}: profile/summary.txt tells of them")
+                train.save_artifact(folder / part, f"{self._folder}/{part}")
+        log(f"recorded steps {self._began_with} to {step}: {self._folder}/summary.txt tells of it")
+
+    @property
+    def _folder(self) -> str:
+        return "profile" if self.rank == 0 else f"profile/rank-{self.rank}"
 
 
 def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -214,7 +224,7 @@ def top_operators(averages: Iterable[Any]) -> list[dict[str, Any]]:
             "self_gpu_s": each.self_device_time_total / 1e6,
         }
         for each in averages
-        if each.device_type == DeviceType.CPU and _is_operator(each)
+        if each.device_type.name == "CPU" and _is_operator(each)
     ]
     found.sort(key=lambda each: (each["self_gpu_s"], each["self_s"]), reverse=True)
     return found[:NUM_TOP]

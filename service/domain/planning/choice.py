@@ -19,20 +19,22 @@ MOST_WORKERS = 1024
 OVERHEAD_BYTES = 1 * GIB
 """Of a GPU's memory, what CUDA, its libraries and NCCL take before the first tensor."""
 
-MEMORY: Mapping[str, int] = {
-    "B200": 180 * GIB,
-    "H200": 139 * GIB,
-    "H100": 79 * GIB,
-    "A100-80G": 79 * GIB,
-    "A100-40G": 39 * GIB,
-    "L40S": 44 * GIB,
-    "L4": 22 * GIB,
-    "A10G": 22 * GIB,
-    "T4": 14 * GIB,
-    "V100": 15 * GIB,
+MEMORY_GIB: Mapping[str, tuple[int, ...]] = {
+    "B200": (178,),
+    "H200": (139,),
+    "H100": (79,),
+    "H20": (95,),
+    "A100": (39, 79),
+    "A100-80G": (79,),
+    "A100-40G": (39,),
+    "L40S": (44,),
+    "L4": (22,),
+    "A10G": (22,),
+    "T4": (14,),
+    "V100": (15, 31),
 }
-"""Bytes that a GPU offers, by Ray's accelerator type: what is free of a new one, rounded down. Of a
-type that comes in two sizes it is the smaller one, so an `A100` without its size is not here."""
+"""What a GPU offers, by Ray's accelerator type: what is free of a new one, rounded down; of a type
+that comes in two sizes, both."""
 
 
 class NoDivision(Exception):

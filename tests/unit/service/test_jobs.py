@@ -145,9 +145,13 @@ async def test_a_precision_that_no_gpu_has_is_refused(service: Service, named: b
         await service.submit(resources=resources, train={"precision": precision})
 
 
-async def test_a_precision_that_some_gpu_may_have_is_taken(service: Service) -> None:
+async def test_of_unlike_gpus_one_that_has_the_precision_must_be_named(service: Service) -> None:
     see_cluster(service, CPU=8.0, GPU=4.0, **{"accelerator_type:T4": 1.0, "accelerator_type:L4": 1})
-    await service.submit(resources={"gpus_per_worker": 1}, train={"precision": "bf16"})
+    train = {"precision": "bf16"}
+    with pytest.raises(Unsatisfiable, match=r"bf16, which a T4 .* may get one") as caught:
+        await service.jobs.submit(spec(resources={"gpus_per_worker": 1}, train=train))
+    assert "ask for L4 with resources.accelerator" in (caught.value.hint or "")
+    await service.submit(resources={"gpus_per_worker": 1, "accelerator": "L4"}, train=train)
 
 
 async def test_an_unknown_job_is_not_found(service: Service) -> None:

@@ -11,6 +11,7 @@ from dray.requests import PlanRequest
 from dray.spec import JobSpec
 from service.calibrating import STEP_TIME
 from service.domain.errors import NotPlannable, OutOfMemory
+from service.domain.planning.cost import machine_of
 from service.domain.planning.memory import memory_of
 from service.domain.planning.shapes import shapes_of
 from service.plans import Plans
@@ -85,6 +86,16 @@ async def test_what_ran_elsewhere_or_hardly_at_all_says_nothing(service: Service
     assert "not measured" in found.calibration.source
 
 
+async def test_a_job_that_mostly_sent_says_how_fast_it_computed_at_least(service: Service) -> None:
+    """How long it sent is not known so well that what is left would mean anything."""
+    (shared,) = (mesh for mesh in (await planned(service)).meshes if mesh.name == "data 2")
+    await ran(service, 1.001 * shared.send_s)
+    found = (await planned(service)).calibration.flops_per_s
+    default = machine_of(JobSpec.model_validate(text()), None).flops_per_s
+    at_least = default * shared.compute_s / (1.001 * shared.send_s)
+    assert found == pytest.approx(at_least)
+
+
 async def test_what_only_the_data_could_tell_has_no_plan(service: Service) -> None:
     images = {"recipe": "image_classification", "data": {"source": "file:///folder"}}
     with pytest.raises(NotPlannable, match="image_size"):
@@ -127,6 +138,24 @@ async def test_a_job_that_cannot_fit_is_refused_with_what_is_missing(service: Se
     assert caught.value.code == "out_of_memory"
     assert caught.value.hint
     assert (await service.jobs.list()).items == []
+
+
+async def test_of_a_type_in_two_sizes_the_smaller_is_planned_for_and_the_larger_refused_by(
+    service: Service,
+) -> None:
+    see_cluster(service, CPU=16.0, GPU=8.0, **{"accelerator_type:A100": 1.0})
+    resources = {"num_workers": 8, "gpus_per_worker": 1}
+    between = LARGE | {"num_layers": 40, "num_heads": 32, "width": 2560}  # 3.1e9 weights
+    spec = JobSpec.model_validate(text(8, model=between, resources=resources))
+    needed = memory_of(spec, shapes_of(spec)).total
+    assert 1.15 * 38 * GIB < needed < 78 * GIB
+    plan = await planned(service, model=between, resources=resources)
+    assert plan.memory_bytes_per_rank == 38 * GIB
+    assert plan.chosen != "data 8"
+    await service.jobs.submit(spec)
+    larger = JobSpec.model_validate(text(model=LARGE, resources=resources))
+    with pytest.raises(OutOfMemory, match=r"has 78\.0 GiB \(an A100"):
+        await service.jobs.submit(larger)
 
 
 async def test_where_nobody_knows_the_memory_nothing_is_refused(service: Service) -> None:

@@ -216,13 +216,13 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             divided({"shard": 3}),
             "/parallel/shard",
-            "does not divide the 4 of resources.num_workers; 2 and 4 do",
+            "does not divide the 4 of resources.num_workers: make those 6, or this 2 or 4",
         ),
         (
             divided_gpt({"tensor": 2, "pipeline": 3}),
             "/parallel/pipeline",
             "makes the product 6 (tensor 2 x pipeline 3), which does not divide the 4 of "
-            "resources.num_workers; 4 does",
+            "resources.num_workers: make those 6, or this 4",
         ),
         (divided({"shard": 2, "data": 4}), "/parallel/data", "so it must be 2"),
         (divided({"tensor": 2}), "/parallel/tensor", "use parallel.shard, which every model takes"),
@@ -343,13 +343,14 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             divided({"shard": 2}, sync={"compression": {"name": "fp16"}}),
             "/sync/compression",
-            "needs parallel.shard 1, or take parallel.zero 1: torch has no hook for FSDP; "
+            "needs parallel.shard 1, or take parallel.zero 1: FSDP2 adds up parts, for which "
+            "torch has none of these; "
             "parallel.reduce_dtype bf16 sends half",
         ),
         (
             divided_gpt({"tensor": 2}) | {"sync": {"compression": {"name": "fp16"}}},
             "/sync/compression",
-            "needs parallel.tensor 1: torch has no hook for parts of a model",
+            "needs parallel.tensor 1: it is for gradients that each rank has whole",
         ),
         (divided({"shard": 2}, sync={"every": 4}), "/sync/every", "no rank has the whole state"),
         (
@@ -395,6 +396,16 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             {"script": {"entrypoint": "x.py"}, "profile": {}},
             "/profile",
             "a script calls torch.profiler itself",
+        ),
+        (
+            recipe("image_classification", profile={"at_step": 9}, train={"max_steps": 8}),
+            "/profile/at_step",
+            "train.max_steps ends the job after step 8",
+        ),
+        (
+            recipe("image_classification", profile={"ranks": [0, 1]}),
+            "/profile/ranks",
+            "must be below resources.num_workers, which is 1",
         ),
         (
             {"script": {"entrypoint": "x.py"}, "sync": {}},

@@ -431,10 +431,12 @@ def test_a_gpt_moves_from_mesh_to_mesh(
 
 
 MENDED = ["data x shard", "data x shard, ZeRO 1", "data x pipeline"]
+CULPRITS = [(mesh, rank) for mesh in MENDED for rank in (0, 3)]
 
 
-@pytest.mark.parametrize("culprit", [0, 3])
-@pytest.mark.parametrize("mesh", MENDED)
+@pytest.mark.parametrize(
+    ("mesh", "culprit"), [*CULPRITS, ("data x tensor", 3), ("data x context", 0)]
+)
 def test_a_rank_that_is_killed_gets_its_parts_from_its_twin(
     tmp_path: Path, undisturbed: Undisturbed, mesh: str, culprit: int
 ) -> None:

@@ -100,6 +100,18 @@ def test_a_job_leaves_its_trace_and_a_summary_of_it(tmp_path: Path) -> None:
     assert "steps 4 to 6" in (artifacts(tmp_path) / "summary.txt").read_text()
 
 
+def test_each_rank_that_is_named_leaves_its_own(tmp_path: Path) -> None:
+    model = {"name": "resnet", "depth": 8, "width": 4}
+    spec = document(2) | {"model": model, "parallel": {"pipeline": 2}}
+    spec |= {"profile": {"at_step": 4, "num_steps": 2, "ranks": [1]}}
+    assert run_ranks(tmp_path, spec, world_size=2) == [0, 0]
+    (folder,) = artifacts(tmp_path).iterdir()
+    assert folder.name == "rank-1"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == [4, 5]
+    assert 0 < summary["communication_s"] < summary["wall_s"]
+
+
 def test_steps_that_are_done_again_are_recorded_again_and_learn_the_same(tmp_path: Path) -> None:
     plain, mended = tmp_path / "plain", tmp_path / "mended"
     spec = document(2, epochs=2)

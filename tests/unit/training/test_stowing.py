@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import signal
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dray import spec
 from ray_workers.contracts import RankTask
@@ -99,6 +101,28 @@ def test_many_small_changes_add_up() -> None:
     for _ in range(1000):
         nearest = (nearest.float() * 0.999).to(torch.bfloat16)
     assert float((nearest.float() / expected).mean()) > 2
+
+
+def test_no_two_moments_that_are_loaded_are_at_hand_at_once() -> None:
+    """All of them may be more than the device holds."""
+    model, optimizer = trained(OPTIMIZERS["adamw"], home=CPU)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    saved = copy.deepcopy(update.named_state(optimizer, names))
+    made: list[weakref.ref[Tensor]] = []
+
+    def part(value: Any, parameter: Tensor) -> Any:
+        assert all(each() is None for each in made)
+        own = value.clone() + 1
+        if own.ndim:
+            made.append(weakref.ref(own))
+        return own
+
+    update.load_named_state(optimizer, names, saved, stowing.made_later(part))
+    assert len(made) == 2 * len(names)
+    for parameter, name in names.items():
+        for moment in ("exp_avg", "exp_avg_sq", "step"):
+            expected = saved["state"][name][moment] + 1
+            torch.testing.assert_close(optimizer.state[parameter][moment], expected)
 
 
 STOWED_JOB: dict[str, Any] = {"optimizer": {"name": "adamw", "state_dtype": "bf16"}}
