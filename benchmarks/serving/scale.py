@@ -36,8 +36,8 @@ METHOD = (
     "page of 50; filtered: the same with a state and a label; deep: a page of 50 from further down "
     "the table.",
     f"Blocks of {BLOCK_REQUESTS} requests, one after the other over one connection, take turns; "
-    "the first round is not counted, and before it each of those jobs is asked for once, so that "
-    "what is compared is not the disk. A sample is a block's mean. Processor time is that of the "
+    "the first round is not counted, and each block of gets from the table is asked for once "
+    "before, so that what is compared is not the disk. A sample is a block's mean. Processor time is that of the "
     "server, and of all of PostgreSQL's processes where that is the database, over all blocks: the "
     "system counts it in hundredths of a second, which is too coarse for one.",
     "Ratio of medians, many / few; the interval is a bootstrap of both sides. A/A: odd blocks with "
@@ -54,28 +54,27 @@ class Site:
     wall_s: dict[str, list[float]] = field(default_factory=dict)
     cpu_s: dict[str, list[float]] = field(default_factory=dict)
 
-    def warm(self) -> None:
-        """Read all that is asked for again later."""
-        requests = self.requests["get from the table"]
-        asyncio.run(load.ask(self.server.port, lambda: next(requests), num_requests=FEW))
-
     def block(self, what: str, *, counts: bool) -> None:
-        requests = self.requests[what]
+        requests = [next(self.requests[what]) for _ in range(BLOCK_REQUESTS)]
+        if what == "get from the table":
+            self._ask(requests)  # or it would be the disk that is compared
         before = self.server.cpu_s()
-        done = asyncio.run(
-            load.ask(self.server.port, lambda: next(requests), num_requests=BLOCK_REQUESTS)
-        )
+        done = self._ask(requests)
         if counts:
             used = (self.server.cpu_s() - before) / BLOCK_REQUESTS
             self.wall_s.setdefault(what, []).append(done.per_request_s)
             self.cpu_s.setdefault(what, []).append(used)
 
+    def _ask(self, requests: list[bytes]) -> load.Load:
+        each = iter(requests)
+        return asyncio.run(
+            load.ask(self.server.port, lambda: next(each), num_requests=len(requests))
+        )
+
 
 def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
     with ExitStack() as stack:
         sites = stack.enter_context(_sites(tell))
-        for site in sites.values():
-            site.warm()
         for number in range(num_rounds + 1):
             wait_until_quiet(at_most_s=10)
             for what in WHAT:
