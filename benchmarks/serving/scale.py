@@ -37,9 +37,9 @@ METHOD = (
     "the table.",
     f"Blocks of {BLOCK_REQUESTS} requests, one after the other over one connection, take turns; "
     "the first round is not counted, and each block of gets from the table is asked for once "
-    "before, so that what is compared is not the disk. A sample is a block's mean. Processor time is that of the "
-    "server, and of all of PostgreSQL's processes where that is the database, over all blocks: the "
-    "system counts it in hundredths of a second, which is too coarse for one.",
+    "before, so that what is compared is not the disk. A sample is a block's mean. Processor time "
+    "is that of the server, and of all of PostgreSQL's processes where that is the database, over "
+    "all blocks: the system counts it in hundredths of a second, which is too coarse for one.",
     "Ratio of medians, many / few; the interval is a bootstrap of both sides. A/A: odd blocks with "
     "few jobs against even ones.",
 )
