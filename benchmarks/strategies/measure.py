@@ -26,8 +26,9 @@ METHOD = [
     "reports, alternate with blocks of a plain program that uses the same parts of torch "
     "(`benchmarks/strategies/plain.py`): A B B A. Told is the median of the ratios of neighbouring "
     "blocks with its 95% interval, and the same of two blocks of one kind.",
-    "How its matrices (by torch's `parallelize_module`) and its places (by an exchange of heads) are "
-    "divided the model itself says, to the plain program too: what is compared there is the loop.",
+    "How its matrices (by torch's `parallelize_module`) and its places (by an exchange of heads) "
+    "are divided the model itself says, to the plain program too: what is compared there is the "
+    "loop.",
 ]
 
 
