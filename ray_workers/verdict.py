@@ -50,6 +50,9 @@ def judge(
         rank = vanished[0].rank
         return Outcome(Cause.WORKER_LOST, f"the worker of rank {rank} vanished", rank)
     causes = {rank: Cause(frame.body["cause"]) for rank, frame in errors.items()}
+    causes |= {
+        rank.rank: Cause.WORKER_LOST for rank in failed if _is_echo(rank, causes, under_nccl)
+    }
     own = [rank for rank in failed if causes.get(rank.rank) is not Cause.WORKER_LOST]
     culprit = min(own or failed, key=lambda rank: rank.rank not in errors)
     if culprit.rank in errors:
@@ -57,6 +60,11 @@ def judge(
     else:
         cause, message = _unexplained(culprit, under_nccl)
     return Outcome(cause, message, culprit.rank, culprit.exit_code)
+
+
+def _is_echo(ended: RankExit, causes: Mapping[int, Cause], under_nccl: bool) -> bool:
+    """Whether it was aborted without a word, as NCCL's watchdog does to a rank whose peers died."""
+    return under_nccl and ended.exit_code == -signal.SIGABRT and ended.rank not in causes
 
 
 SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
@@ -70,5 +78,5 @@ def _unexplained(ended: RankExit, under_nccl: bool) -> tuple[Cause, str]:
         return Cause.USER_ERROR, f"rank {ended.rank} exited with code {code}"
     message = f"the process of rank {ended.rank} was killed by signal {-code}{ended.why_killed}"
     if under_nccl and -code == signal.SIGABRT:
-        return Cause.WORKER_LOST, f"{message}: as NCCL's watchdog does that lost other ranks"
+        return Cause.WORKER_LOST, f"{message}, as NCCL's watchdog does"
     return (Cause.WORKER_LOST if -code in SENT_SIGNALS else Cause.USER_ERROR), message

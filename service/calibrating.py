@@ -83,7 +83,9 @@ def _speed(session: Session, job_id: str, ran: JobSpec, machine: Machine) -> flo
     expected = step_time(ran, shapes, replace(machine, flops_per_s=1.0))
     ideal_s = expected.compute_s + expected.idle_s  # of a machine with one operation a second
     step_s = statistics.median(seconds)
-    # How long it sent is not measured: where that would be most of the step, how fast it computed
-    # would be a guess, and the largest counts. The whole step is the most that it took.
-    computing_s = step_s - expected.send_s if expected.send_s < step_s / 2 else step_s
-    return ideal_s / computing_s
+    if expected.send_s < step_s / 2:
+        return ideal_s / (step_s - expected.send_s)
+    # How long it sent is not measured: where that would be most of the step, what is left says
+    # nothing. That it computed no longer than the whole step may still be news.
+    at_least = ideal_s / step_s
+    return at_least if at_least > machine.flops_per_s else None

@@ -25,6 +25,7 @@ from service.domain.planning.choice import (
     human,
     least_divided,
     plan_of,
+    smallest_change,
 )
 from service.domain.planning.cost import Machine, machine_of
 from service.domain.planning.memory import pieces_of
@@ -133,7 +134,14 @@ def _settled(spec: JobSpec, known: Known, machine: Machine) -> Settled:
         return _least_divided(spec, unknown) if automatic else Settled(spec)
     plan = _plan(spec, shapes, machine, known, all_of_them=automatic)
     best = plan.candidates[0]
-    refusal = _refusal(best, plan, known, shapes)
+    refusal = None
+    if _cannot_fit(best, known, shapes):
+        assert known.most_bytes is not None
+        given = spec if automatic else best.spec
+        change = plan.change
+        if known.most_bytes != known.least_bytes:  # it was looked for by the smaller
+            change = smallest_change(given, shapes, known.most_bytes, all_of_them=automatic)
+        refusal = _refusal(best, known, known.most_bytes, change)
     if not automatic:
         return Settled(spec, refusal=refusal)
     return Settled(best.spec, f"{_auto(spec)} became {best.name}: {plan.why(best)}", refusal)
@@ -175,18 +183,23 @@ def _auto(spec: JobSpec) -> str:
     return f"parallel.{' and '.join(chosen)}: auto"
 
 
-def _refusal(best: Candidate, plan: Plan, known: Known, shapes: Shapes) -> OutOfMemory | None:
+def _cannot_fit(best: Candidate, known: Known, shapes: Shapes) -> bool:
     """Only where it is known: not by what was assumed, nor within what a plan may be wrong."""
-    there, needed = known.most_bytes, best.memory.total
-    if there is None or shapes.assumed or needed <= there * (1 + TOLERANCE):
-        return None
+    there = known.most_bytes
+    if there is None or shapes.assumed:
+        return False
+    return best.memory.total > there * (1 + TOLERANCE)
+
+
+def _refusal(best: Candidate, known: Known, there: int, change: str | None) -> OutOfMemory:
+    needed = best.memory.total
     missing = needed - there
     return OutOfMemory(
         f"this job can't fit: each worker needs {human(needed)}, and has {human(there)} "
         f"({known.source}): {human(missing)} ({missing} bytes) are missing",
         pointer="/parallel",
-        hint=f"it fits with {plan.change}"
-        if plan.change
+        hint=f"it fits with {change}"
+        if change
         else "no single change makes it fit: make the model smaller, or take larger workers",
     )
 

@@ -233,10 +233,6 @@ class JobSpec(Document):
             return
         if self.script is not None:
             raise wrong("/profile", "is for recipes; a script calls torch.profiler itself")
-        at_step, max_steps = self.profile.at_step, self.train.max_steps
-        if max_steps is not None and at_step > max_steps:
-            message = f"is {at_step}, but train.max_steps ends the job after step {max_steps}"
-            raise wrong("/profile/at_step", message)
         num_workers = self.resources.num_workers
         if max(self.profile.ranks) >= num_workers:
             message = f"must be below resources.num_workers, which is {num_workers}"

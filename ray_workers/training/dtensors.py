@@ -45,7 +45,7 @@ class Apart(NamedTuple):
 
     def brought(self) -> Tensor:
         """To where the parameter lies."""
-        return like(self.part.to(self.parameter.to_local()), self.parameter)
+        return like(self.part.to(self.parameter.device), self.parameter)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -91,8 +91,8 @@ class Recorder:
             self._leave(steps_done)
         elif self._is_wanted and not self._is_done:
             log(
-                f"nothing was recorded: profile asks for steps {self._first} to {self._last}, and "
-                f"this attempt ended with step {steps_done}"
+                f"nothing was recorded by this process of rank {self.rank}: profile asks for steps "
+                f"{self._first} to {self._last}, and the training ended with step {steps_done}"
             )
 
     def _leave(self, step: int) -> None:

@@ -287,7 +287,11 @@ def _whole(state: Any, *, keep: bool) -> Any:
 
 def _local(state: Any) -> Any:
     """A nested state with this rank's plain tensors where it has parts."""
-    return _each_tensor(state, lambda one: one.part if isinstance(one, Apart) else local(one))
+
+    def own(tensor: Tensor | Apart) -> Tensor:
+        return tensor.part if isinstance(tensor, Apart) else local(tensor)
+
+    return _each_tensor(state, own)
 
 
 def _each_tensor(state: Any, changed: Callable[[Tensor | Apart], Tensor | None]) -> Any:

@@ -398,11 +398,6 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             "a script calls torch.profiler itself",
         ),
         (
-            recipe("image_classification", profile={"at_step": 9}, train={"max_steps": 8}),
-            "/profile/at_step",
-            "train.max_steps ends the job after step 8",
-        ),
-        (
             recipe("image_classification", profile={"ranks": [0, 1]}),
             "/profile/ranks",
             "must be below resources.num_workers, which is 1",

@@ -20,8 +20,9 @@ from ray_workers.training.optimizers import build_optimizer
 from ray_workers.training.strategies import stowing, update
 from ray_workers.training.strategies.stowing import Stowed, rounded
 from tests.unit.training.jobs import assert_same, die_at_step_18, series, weights
-from tests.unit.training.ranks import checkpoint_refs, run_ranks
+from tests.unit.training.ranks import checkpoint_refs, replaced, run_ranks
 from tests.unit.training.test_divided import images, text
+from tests.unit.training.test_recovery import at_call
 
 CPU = torch.device("cpu")
 OPTIMIZERS = {
@@ -161,6 +162,21 @@ def test_state_that_lies_elsewhere_is_whole_in_a_checkpoint(tmp_path: Path) -> N
     codes = run_ranks(apart, job, world_size=2, attempt=2, resume_from=refs[1:], before=_stow_apart)
     assert codes == [0, 0]
     assert_same(weights(plain), weights(apart, attempt=2))
+
+
+def test_a_twin_gives_what_lies_elsewhere_as_well(tmp_path: Path) -> None:
+    job = images(4, {"shard": 2}, optimizer={"name": "adamw"}, max_steps=10)
+    plain, mended = tmp_path / "plain", tmp_path / "mended"
+    assert run_ranks(plain, job, world_size=4) == [0] * 4
+    assert run_ranks(mended, job, world_size=4, before=_stow_apart_and_die, mends=True) == [0] * 4
+    assert replaced(mended) == [1]
+    assert_same(weights(plain), weights(mended))
+
+
+def _stow_apart_and_die(task: RankTask) -> None:
+    _stow_apart(task)
+    if task.rank == 1 and task.incarnation == 0:
+        at_call(update.Update, "loss_scale", 7)
 
 
 def _stow_apart(task: RankTask) -> None:

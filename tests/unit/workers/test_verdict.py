@@ -89,6 +89,8 @@ def test_what_nccls_watchdog_aborts_lost_its_peers() -> None:
     outcome = judge(exits(-6, -6), {}, under_nccl=True)
     assert (outcome.cause, outcome.rank) == (Cause.WORKER_LOST, 0)
     assert "NCCL's watchdog" in outcome.message
+    assert judge(exits(-6, -11), {}, under_nccl=True).rank == 1
+    assert judge(exits(-6, 3), {}, under_nccl=True).cause is Cause.USER_ERROR
     told = said(1, Cause.USER_ERROR, "device-side assert triggered")
     outcome = judge(exits(-6, -6), told, under_nccl=True)
     assert (outcome.cause, outcome.rank) == (Cause.USER_ERROR, 1)
