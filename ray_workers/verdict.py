@@ -50,9 +50,8 @@ def judge(
         rank = vanished[0].rank
         return Outcome(Cause.WORKER_LOST, f"the worker of rank {rank} vanished", rank)
     causes = {rank: Cause(frame.body["cause"]) for rank, frame in errors.items()}
-    causes |= {
-        rank.rank: Cause.WORKER_LOST for rank in failed if _is_echo(rank, causes, under_nccl)
-    }
+    if under_nccl:
+        causes |= {each.rank: Cause.WORKER_LOST for each in failed if _is_echo(each, causes)}
     own = [rank for rank in failed if causes.get(rank.rank) is not Cause.WORKER_LOST]
     culprit = min(own or failed, key=lambda rank: rank.rank not in errors)
     if culprit.rank in errors:
@@ -62,9 +61,9 @@ def judge(
     return Outcome(cause, message, culprit.rank, culprit.exit_code)
 
 
-def _is_echo(ended: RankExit, causes: Mapping[int, Cause], under_nccl: bool) -> bool:
+def _is_echo(ended: RankExit, causes: Mapping[int, Cause]) -> bool:
     """Whether it was aborted without a word, as NCCL's watchdog does to a rank whose peers died."""
-    return under_nccl and ended.exit_code == -signal.SIGABRT and ended.rank not in causes
+    return ended.exit_code == -signal.SIGABRT and ended.rank not in causes
 
 
 SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
