@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from benchmarks.equality.work import write_text
 
 Job = tuple[int, dict[str, Any]]
@@ -18,8 +21,25 @@ ZERO_BUBBLE = {"pipeline": 2, "schedule": "zero_bubble", "stages_per_rank": 2}
 BF16_SENT = {"param_dtype": "bf16", "reduce_dtype": "bf16"}
 
 
+SIDE = 48
+"""Of an image, in pixels."""
+
+
+def draw(folder: Path, count: int = 40) -> Path:
+    """Images of noise, in colours, and masks of what is bright."""
+    rng = np.random.default_rng(0)
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    for number in range(count):
+        pixels = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+        mask = (pixels.mean(axis=2) > 128).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / f"{number}.png")
+        Image.fromarray(mask).save(folder / "masks" / f"{number}.png")
+    return folder
+
+
 def jobs(folder: Path) -> dict[str, Job]:
-    source = write_text(folder).as_uri()
+    source, drawn = write_text(folder).as_uri(), draw(folder / "drawn").as_uri()
 
     def gpt(
         num_ranks: int = 1,
@@ -59,6 +79,24 @@ def jobs(folder: Path) -> dict[str, Job]:
             "parallel": parallel or {},
         }
 
+    def masks(num_ranks: int = 1, parallel: dict[str, Any] | None = None, **train: Any) -> Job:
+        return num_ranks, {
+            "recipe": "image_segmentation",
+            "model": {"name": "unet", "width": 8, "depth": 3},
+            "data": {"source": drawn, "image_size": [SIDE, SIDE], "classes": ["dark", "bright"]},
+            "train": {"global_batch_size": 8, "max_steps": 5, **train},
+            "resources": {"num_workers": num_ranks},
+            "parallel": parallel or {},
+        }
+
+    def table(**train: Any) -> Job:
+        return 1, {
+            "recipe": "tabular_classification",
+            "model": {"name": "mlp", "width": 512, "num_layers": 3},
+            "data": {"source": "sklearn://breast_cancer"},
+            "train": {"global_batch_size": 64, "max_steps": 5, **train},
+        }
+
     resnet = {"name": "resnet", "depth": 8}
     momentum = {"name": "sgd", "lr": 0.01, "momentum": 0.9}
     return {
@@ -75,6 +113,11 @@ def jobs(folder: Path) -> dict[str, Job]:
         "mlp": image({"name": "mlp", "width": 128, "num_layers": 3}),
         "resnet": image(resnet),
         "resnet, bf16": image(resnet, precision="bf16"),
+        "unet": masks(),
+        "unet, bf16": masks(precision="bf16"),
+        "unet, full": masks(recompute="full"),
+        "unet, shard 2": masks(2, {"shard": 2}),
+        "table": table(),
         "data 2": wide(2),
         # Not PowerSGD: its hook ends in a thread of gloo's, which the tracker does not see.
         "data 2, top-k": told("sync", {"compression": {"name": "topk"}}, optimizer=momentum),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dray.spec import JobSpec
 from service.domain.planning.cost import Machine, StepTime, step_time
-from service.domain.planning.memory import Memory, memory_of
+from service.domain.planning.memory import Memory, fits, memory_of
 from service.domain.planning.meshes import changed, meshes, name_of
 from service.domain.planning.shapes import Shapes
 
@@ -159,13 +159,13 @@ def smallest_change(
     """
     divides_anew = all_of_them and _may_divide(spec)
 
-    def fits(tried: JobSpec) -> bool:
+    def helps(tried: JobSpec) -> bool:
         ways = meshes(tried) if divides_anew else [tried]
-        return any(memory_of(way, shapes).total <= available_bytes for way in reversed(ways))
+        return any(fits(way, shapes, available_bytes) for way in reversed(ways))
 
     for kind in _changes(spec, shapes, divides=not all_of_them and _may_divide(spec)):
-        if kind and fits(kind[-1].spec):
-            return next(each.words for each in kind if fits(each.spec))
+        if kind and helps(kind[-1].spec):
+            return next(each.words for each in kind if helps(each.spec))
     return None
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from dray.spec import Gpt, JobSpec
+from dray.spec import Gpt, JobSpec, Parallel
 from service.domain.planning import gpt, images
 from service.domain.planning.playing import FP32, Gradients, Playing, peak_bytes, saved_bytes
 from service.domain.planning.shapes import Shapes
@@ -67,6 +68,14 @@ def memory_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool | None = None) -> M
     )
 
 
+def fits(spec: JobSpec, shapes: Shapes, available_bytes: int) -> bool:
+    """Whether `memory_of` says no more than that; sooner known where it does."""
+    tapes = tapes_of(spec, shapes, on_gpu=spec.resources.gpus_per_worker > 0)
+    if any(_held(spec, each).total > available_bytes for each in tapes):
+        return False
+    return all(_of_rank(spec, each, at).total <= available_bytes for at, each in enumerate(tapes))
+
+
 def tapes_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[Tape]]:
     """For each place in the pipeline, the tape of each stage there."""
     half = spec.train.precision != "fp32"
@@ -103,19 +112,43 @@ def _first_of(total: int, number: int, count: int) -> int:
     return total * number // count
 
 
+class Held(NamedTuple):
+    """Bytes that lie there whatever is computed."""
+
+    weights: float
+    """Of all stages of the rank, whole."""
+    own: float
+    """The part of them that it holds; so many again are their gradients."""
+    stepped: float
+    """The part of them whose optimizer state it has."""
+    largest: float
+    """Parameter."""
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return 2 * self.own + self.optimizer
+
+
+def _held(spec: JobSpec, tapes: list[Tape]) -> Held:
+    holders = spec.parallel.shard * spec.parallel.context
+    weights = FP32 * sum(elements_of(tape) for tape in tapes)
+    stepped, largest = weights / holders, FP32 * _largest(tapes)
+    if _shares_optimizer_alone(spec.parallel):  # by whole parameters
+        stepped, holders = max(stepped, largest), 1
+    return Held(weights, weights / holders, stepped, largest, stepped * _states(spec))
+
+
+def _shares_optimizer_alone(parallel: Parallel) -> bool:
+    return parallel.zero == 1 and parallel.shard * parallel.context > 1
+
+
 def _of_rank(spec: JobSpec, tapes: list[Tape], at: int) -> Memory:
     parallel, pieces = spec.parallel, pieces_of(spec)
-    holders = parallel.shard * parallel.context
-    exchanging = holders * spec.num_replicas
-    weights = FP32 * sum(elements_of(tape) for tape in tapes)
-    only_optimizer = parallel.zero == 1 and holders > 1
-    stepped, largest = weights / holders, FP32 * _largest(tapes)
-    if only_optimizer:  # which shares out whole parameters
-        stepped = max(stepped, largest)
-    optimizer = stepped * _states(spec)
-    if only_optimizer:
-        holders = 1
-    own = weights / holders
+    weights, own, stepped, largest, optimizer = _held(spec, tapes)
+    only_optimizer = _shares_optimizer_alone(parallel)
+    holders = 1 if only_optimizer else parallel.shard * parallel.context
+    exchanging = parallel.shard * parallel.context * spec.num_replicas
     base = own + optimizer + own * (spec.train.ema is not None)
     gradients = own
     agreeing = _of_agreeing(spec, weights)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from ray_workers.recipes.models import images
 from ray_workers.recipes.models.gpt import Gpt
 from ray_workers.recipes.models.unet import Unet
 from service.domain.planning import gpt
-from service.domain.planning.memory import elements_of, memory_of, tapes_of
+from service.domain.planning.memory import elements_of, fits, memory_of, tapes_of
+from service.domain.planning.meshes import meshes
 from service.domain.planning.playing import Gradients, Playing, peak_bytes, saved_bytes
 from service.domain.planning.shapes import Shapes, shapes_of
 from tests.unit.training.ranks import run_in_group
@@ -48,6 +50,8 @@ TRIED = [
     "context 2",
     "pipeline 2",
     "resnet, pipeline 2",
+    "unet, bf16",
+    "table",
     "data 2 x shard 2",
 ]
 """`python -m benchmarks planner` tries all that there are."""
@@ -134,3 +138,23 @@ def test_weights_are_counted_exactly(model: spec.Model) -> None:
     shapes = Shapes(vocabulary=256, image=(3, 16, 24), outputs=5)
     ((tape,),) = tapes_of(job, shapes, on_gpu=False)
     assert elements_of(tape) == sum(p.numel() for p in made.parameters())
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": {"name": "lamb"}}, {"recompute": "full"}])
+def test_what_fits_is_known_to_the_byte(options: dict[str, Any]) -> None:
+    spec = JobSpec.model_validate(
+        {
+            "recipe": "language_model",
+            "model": {"num_layers": 4, "num_heads": 4, "width": 64},
+            "data": {"source": "file:///text.txt"},
+            "train": {"global_batch_size": 16, **options},
+            "resources": {"num_workers": 8},
+        }
+    )
+    shapes = shapes_of(spec)
+    ways = meshes(spec)
+    assert len(ways) > 1
+    for way in ways:
+        total = memory_of(way, shapes).total
+        assert fits(way, shapes, total)
+        assert not fits(way, shapes, total - 1)
