@@ -1,8 +1,9 @@
 """docs/parallelism.md tells the truth: its documents are taken, its pictures are those that its
-program draws, and its plan is what the planner says."""
+program draws, its plan is what the planner says, and what it says of equality was measured."""
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.equality.work import MESHES
 from dray.spec import JobSpec
 from tests.unit.api.serving import serving
 from tests.unit.cli.running import Cli
@@ -18,6 +20,8 @@ from tests.unit.cli.running import Cli
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "parallelism.md").read_text()
 PICTURES = DOCS / "pictures"
+RESULTS = DOCS.parent / "benchmarks" / "results"
+GOALS = ("fp32", "fp32 met", "fp64", "fp64 met")
 
 
 @pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
@@ -28,6 +32,20 @@ def test_each_block_is_part_of_a_document(block: str) -> None:
         | {"data": {"source": "file:///text.txt"}, "model": {"num_heads": 8}}
         | part
     )
+
+
+def test_the_table_that_it_points_to_has_every_division_and_meets_its_goals() -> None:
+    taken = json.loads((RESULTS / "equality.json").read_text())
+    (table,) = taken["tables"]
+    rows = [
+        dict(zip(("division", "ranks", "model", *GOALS), row, strict=True)) for row in table["rows"]
+    ]
+    assert [(row["division"], int(row["ranks"])) for row in rows] == [
+        (name, num_ranks) for name, (num_ranks, _) in MESHES.items()
+    ]
+    for row in rows:
+        assert float(row["fp32"]) < 1e-5, row
+        assert float(row["fp64"]) < 1e-10, row
 
 
 def test_the_pictures_are_drawn_by_the_program_beside_them() -> None:
