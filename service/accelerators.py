@@ -25,8 +25,13 @@ def kinds(session: Session, spec: JobSpec) -> set[str | None]:
     for node in nodes.usable(session) or ():
         if node.total.get("GPU", 0):
             own = {name.removeprefix(KIND) for name in node.total if name.startswith(KIND)}
-            found |= own or {None}
+            found |= {name for name in own if not _is_said_better(name, own)} or {None}
     return found
+
+
+def _is_said_better(name: str, names: set[str]) -> bool:
+    """Ray finds an `A100` where somebody has said `A100-80G`, and the node has both."""
+    return any(other.startswith(f"{name}-") for other in names)
 
 
 def refuse_missing_precision(session: Session, spec: JobSpec) -> None:

@@ -164,6 +164,17 @@ async def test_of_a_type_in_two_sizes_the_smaller_is_planned_for_and_the_larger_
     assert 38 * GIB < memory_of(fits, shapes_of(fits)).total <= 78 * GIB
 
 
+async def test_a_size_that_somebody_has_given_a_node_counts(service: Service) -> None:
+    see_cluster(
+        service,
+        CPU=16.0,
+        GPU=8.0,
+        **{"accelerator_type:A100": 1.0, "accelerator_type:A100-80G": 1.0},
+    )
+    plan = await planned(service, resources={"num_workers": 2, "gpus_per_worker": 1})
+    assert plan.memory_bytes_per_rank == 78 * GIB
+
+
 async def test_where_nobody_knows_the_memory_nothing_is_refused(service: Service) -> None:
     see_cluster(service, CPU=16.0, GPU=8.0, **{"accelerator_type:UNHEARD-OF": 1.0})
     resources = {"num_workers": 2, "gpus_per_worker": 1}
