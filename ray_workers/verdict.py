@@ -57,7 +57,7 @@ def judge(
     if culprit.rank in errors:
         cause, message = causes[culprit.rank], str(errors[culprit.rank].body["message"])
     else:
-        cause, message = _unexplained(culprit, under_nccl)
+        cause, message = _unexplained(culprit, is_echo=culprit.rank in causes)
     return Outcome(cause, message, culprit.rank, culprit.exit_code)
 
 
@@ -70,12 +70,12 @@ SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 """Signals that come from outside: an out-of-memory killer, a node shutting down, an operator."""
 
 
-def _unexplained(ended: RankExit, under_nccl: bool) -> tuple[Cause, str]:
+def _unexplained(ended: RankExit, *, is_echo: bool) -> tuple[Cause, str]:
     code = ended.exit_code
     assert code is not None
     if code >= 0:
         return Cause.USER_ERROR, f"rank {ended.rank} exited with code {code}"
     message = f"the process of rank {ended.rank} was killed by signal {-code}{ended.why_killed}"
-    if under_nccl and -code == signal.SIGABRT:
+    if is_echo:
         return Cause.WORKER_LOST, f"{message}, as NCCL's watchdog does"
     return (Cause.WORKER_LOST if -code in SENT_SIGNALS else Cause.USER_ERROR), message

@@ -137,10 +137,9 @@ def _settled(spec: JobSpec, known: Known, machine: Machine) -> Settled:
     refusal = None
     if _cannot_fit(best, known, shapes):
         assert known.most_bytes is not None
-        given = spec if automatic else best.spec
         change = plan.change
         if known.most_bytes != known.least_bytes:  # it was looked for by the smaller
-            change = smallest_change(given, shapes, known.most_bytes, all_of_them=automatic)
+            change = smallest_change(spec, shapes, known.most_bytes, all_of_them=automatic)
         refusal = _refusal(best, known, known.most_bytes, change)
     if not automatic:
         return Settled(spec, refusal=refusal)

@@ -70,7 +70,6 @@ class StepReporter:
         """Take the figures of the step that ends now. The first is written at once, because
         people wait for it."""
         now = time.perf_counter()
-        step_time_s, self._began = now - self._began, now
         if self._is_on_gpu:
             self._read_device()
             assert self._began_on_gpu is not None, "the clock was not started"
@@ -78,6 +77,7 @@ class StepReporter:
             self._on_device = (figures, self._began_on_gpu, host, copied)
             self._began_on_gpu = copied
         else:
+            step_time_s, self._began = now - self._began, now
             self._take(figures, step_time_s, figures.loss.item(), figures.grad_norm.item())
         if self._is_first or now - self._flushed > FLUSH_S:
             self.flush(wait_for_device=self._is_first)
