@@ -24,7 +24,7 @@ CHAOS ?=
 SOAK_SEEDS ?= 10000
 
 # What is covered whole: the states, the retries and the transitions. And how many storms help.
-SURE := service/domain/states.py,service/domain/retries.py,service/transitions.py
+SURE := service/domain/states.py,service/domain/retries.py,service/lifecycle/transitions.py
 COVERAGE_SEEDS ?= 100
 
 # Storms are simulated, clock and all, so they can wait: they take what the tests on a real Ray, which
@@ -37,7 +37,7 @@ endif
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test coverage soak chaos check lint types imports format openapi bench clean
+.PHONY: help setup demo run test coverage soak chaos check lint types imports format openapi reference bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -107,6 +107,9 @@ $(MLFLOW)/.ready: benchmarks/mlflow-requirements.txt
 	$(PYTHON) -m venv $(MLFLOW)
 	$(MLFLOW)/bin/python -m pip install --quiet --requirement benchmarks/mlflow-requirements.txt
 	@touch $@
+
+reference: setup ## write docs/job-document.md anew, after a change of the job document
+	$(BIN)/python -m api.job_document > docs/job-document.md
 
 openapi: setup ## write the agreed description of the API anew, after a change on purpose
 	$(BIN)/python -m api.openapi > tests/unit/api/openapi.json

@@ -12,31 +12,36 @@ from collections.abc import Iterator
 
 import uvicorn
 from fastapi import FastAPI
-from pydantic import ValidationError
 
 from api.app import create_app
-from api.auth import BadTokensFile, is_loopback, load_tokens
-from service import logs
+from api.http import connections
+from api.security.auth import BadTokensFile, is_loopback, load_tokens
 from service.cluster.port import ClusterUnavailable
-from service.db.migrate import SchemaTooNew
+from service.config import logging_setup
+from service.config.home_lock import write_privately
+from service.config.settings import Settings, read_settings
+from service.config.start_refusals import StartRefused
+from service.db.notifications import QUEUE
 from service.domain.errors import DomainError
-from service.home import HomeInUse
 from service.runtime import Runtime
-from service.settings import Settings
-from service.signals import QUEUE
 
-KEEP_ALIVE_S = 75
-"""Longer than the pause between two polls, so that these don't open a connection each."""
+BACKLOG = 1024
+"""Connections that the system keeps until they are accepted."""
 STOP_WITHIN_S = 5
 """Downloads under way get this long to end; whoever waits for a change is answered at once."""
 
 
-class CannotStart(Exception):
+class CannotStart(StartRefused):
     """The server must not or can't start; the message says what to do."""
 
 
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers: `serve` has its own."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for bound in sockets or ():
+            bound.listen(BACKLOG)  # asyncio took the number that it accepts at once for this, too
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -91,7 +96,7 @@ async def serve(settings: Settings, *, loops: bool) -> None:
             return
         try:
             app = create_app(settings, runtime)
-            await _answer(app, runtime, bound, stop)
+            await _answer(app, runtime, settings, bound, stop)
             await runtime.clear_cluster(stop, _say)
         finally:
             await runtime.stop()
@@ -119,17 +124,15 @@ async def _unless_stopped(opening: asyncio.Task[Runtime], stop: asyncio.Event) -
 
 
 async def _answer(
-    app: FastAPI, runtime: Runtime, bound: socket.socket, stop: asyncio.Event
+    app: FastAPI,
+    runtime: Runtime,
+    settings: Settings,
+    bound: socket.socket,
+    stop: asyncio.Event,
 ) -> None:
     """Serve HTTP until `stop` is set."""
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=STOP_WITHIN_S,
-    )
+    limits = connections.Limits.of(settings)
+    config = connections.config(app, limits, stop_within_s=STOP_WITHIN_S)
     server = Server(config)
     helpers = [
         asyncio.create_task(_stop_server(app, server, stop)),
@@ -173,23 +176,13 @@ def main() -> int:
         "--no-loops", action="store_true", help="answer only; `python -m service` runs the loops"
     )
     arguments = parser.parse_args()
+    write_privately()
     try:
-        settings = Settings()
-        logs.configure(settings.log_format)
+        settings = read_settings()
+        connections.raise_descriptor_limit()
+        logging_setup.configure(settings.log_format)
         asyncio.run(serve(settings, loops=not arguments.no_loops))
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = "_".join(str(part) for part in first["loc"]).upper()
-        print(f"the setting DRAY_{name} is wrong: {first['msg']}", file=sys.stderr)
-    except (
-        CannotStart,
-        BadTokensFile,
-        HomeInUse,
-        SchemaTooNew,
-        ClusterUnavailable,
-        DomainError,
-        ValueError,
-    ) as error:
+    except (StartRefused, BadTokensFile, ClusterUnavailable, DomainError, ValueError) as error:
         print(error, file=sys.stderr)
     else:
         return 0

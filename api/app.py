@@ -10,10 +10,10 @@ from fastapi.middleware.cors import CORSMiddleware
 
 import dray
 from api import openapi, problems
-from api.auth import Authority, load_tokens
 from api.context import Context
-from api.gate import Gate, cors
-from api.observing import Observed
+from api.http.connections import Admission, Limits
+from api.observability.middleware import Observed
+from api.observability.prometheus import Telemetry
 from api.routes import (
     artifacts,
     attempts,
@@ -27,11 +27,14 @@ from api.routes import (
     logs,
     metrics,
     plan,
+    reference,
+    schema,
     status,
 )
-from api.telemetry import Telemetry
+from api.security.auth import Authority
+from api.security.gate import Gate, cors
+from service.config.settings import Settings
 from service.runtime import Runtime
-from service.settings import Settings
 
 ROUTERS: tuple[APIRouter, ...] = (
     status.router,
@@ -46,7 +49,9 @@ ROUTERS: tuple[APIRouter, ...] = (
     checkpoints.router,
     artifacts.router,
     cluster.router,
+    schema.router,
     health.router,
+    reference.router,
 )
 
 
@@ -59,7 +64,7 @@ def create_app(
     `loops` is False; a runtime that is handed in stays its owner's. Raises BadTokensFile.
     """
     telemetry = Telemetry()
-    authority = Authority(load_tokens(settings.tokens_file) if settings.tokens_file else None)
+    authority = Authority(settings.tokens_file)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -78,7 +83,8 @@ def create_app(
         version=dray.__version__,
         description="Submit training jobs, and read back their metrics, logs and models.",
         lifespan=lifespan,
-        docs_url=None,  # its page would load scripts from elsewhere
+        openapi_url=None,  # `api.routes.reference` has both
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -91,7 +97,8 @@ def create_app(
     )
     if gate.origins:
         app.add_middleware(CORSMiddleware, **cors(gate.origins))
-    app.add_middleware(Observed, telemetry=telemetry, gate=gate)
+    admission = Admission(Limits.of(settings))
+    app.add_middleware(Observed, telemetry=telemetry, gate=gate, admission=admission)
     problems.install(app, [route for router in ROUTERS for route in router.routes])
     openapi.install(app)
     return app

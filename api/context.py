@@ -9,13 +9,13 @@ from typing import Annotated
 from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict
 
-from api.auth import Authority
+from api.observability.prometheus import Telemetry
 from api.problems import Refused
-from api.telemetry import Telemetry
-from service.faults import Faults
-from service.jobs import Jobs
-from service.plans import Plans
-from service.reading import Reading
+from api.security.auth import Authority
+from service.jobs.faults_api import FaultService
+from service.jobs.queries import Queries
+from service.jobs.service import Jobs
+from service.planning.service import Plans
 from service.runtime import Runtime
 
 
@@ -56,6 +56,18 @@ def caller_of(request: Request) -> str:
     return name
 
 
+async def actor(request: Request) -> str:
+    """Name of who calls, for what is recorded of it."""
+    return context_of(request).authority.actor(caller_of(request))
+
+
+async def page_caller(request: Request) -> str:
+    """Name of who reads a page: a browser asks its user for the token."""
+    name = context_of(request).authority.reader(request)
+    request.state.caller = name
+    return name
+
+
 async def no_parameters(request: Request) -> None:
     """For routes that take none: a parameter that is ignored would mislead."""
     for name in request.query_params:
@@ -66,11 +78,11 @@ async def _jobs(request: Request) -> Jobs:
     return context_of(request).runtime.jobs
 
 
-async def _reading(request: Request) -> Reading:
+async def _reading(request: Request) -> Queries:
     return context_of(request).runtime.reading
 
 
-async def _faults(request: Request) -> Faults:
+async def _faults(request: Request) -> FaultService:
     return context_of(request).runtime.faults
 
 
@@ -80,10 +92,12 @@ async def _plans(request: Request) -> Plans:
 
 TheContext = Annotated[Context, Depends(context)]
 TheJobs = Annotated[Jobs, Depends(_jobs)]
-TheReading = Annotated[Reading, Depends(_reading)]
-TheFaults = Annotated[Faults, Depends(_faults)]
+TheReading = Annotated[Queries, Depends(_reading)]
+TheFaults = Annotated[FaultService, Depends(_faults)]
 ThePlans = Annotated[Plans, Depends(_plans)]
 Caller = Annotated[str, Depends(caller)]
+Actor = Annotated[str, Depends(actor)]
+PageCaller = Annotated[str, Depends(page_caller)]
 NoParameters = Depends(no_parameters)
 
 

@@ -9,6 +9,7 @@ from api.problems import title
 
 JOB_ID = "job-01kamq6v3c7y2m5w9r4t8e1x0z"
 OTHER_ID = "job-01kamq2b8n4f6h0j3k5p7s9v1d"
+NEXT_ID = "job-01kamq5x1c3e7g9j2m4p6r8t0w"
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 MADE, STARTED, STEPPED = (f"2026-11-21T08:45:0{second}Z" for second in (0, 1, 2))
 
@@ -36,6 +37,7 @@ JOB: Mapping[str, Any] = {
     "spec": {"version": 1, **DOCUMENT},
     "attempt": 1,
     "world_size": 2,
+    "position": None,
     "progress": {
         "step": 12,
         "total_steps": 60,
@@ -44,6 +46,7 @@ JOB: Mapping[str, Any] = {
         "eta_s": 2.4,
     },
     "summary": {"train/loss": 0.41, "val/accuracy": 0.93},
+    "warnings": [],
     "recoveries": 1,
     "goodput": {
         "slot_seconds": {
@@ -54,6 +57,7 @@ JOB: Mapping[str, Any] = {
             "recovering": 0.8,
             "checkpointing": 0.2,
             "idle": 0.4,
+            "unreported": 0.0,
         },
         "total": 44.0,
         "useful_share": 0.9364,
@@ -82,6 +86,20 @@ _EVENT: Mapping[str, Any] = {
     "code": "placed",
     "message": "2 slots on node-a",
     "data": {},
+}
+
+SCHEMA: Mapping[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "dray job document",
+    "type": "object",
+}
+
+_OTHER_JOB: dict[str, Any] = {
+    "id": OTHER_ID,
+    "name": "nightly",
+    "state": "RUNNING",
+    "priority": 50,
+    "world_size": 4,
 }
 
 _NODE: Mapping[str, Any] = {
@@ -217,8 +235,11 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Explanation": {
         "state": "QUEUED",
         "reason": {"code": "no_slots", "message": "needs 4 GPUs, and 2 are free"},
-        "position": 1,
+        "position": 2,
+        "queue_length": 9,
         "blocked_by": [OTHER_ID],
+        "ahead": [_OTHER_JOB | {"id": NEXT_ID, "name": "wine", "state": "QUEUED"}],
+        "running": [_OTHER_JOB],
         "expected_start_at": "2026-11-21T09:45:00Z",
     },
     "Cluster": {
@@ -343,6 +364,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": f"`dray wait {JOB_ID} --state RUNNING` waits until it trains",
     },
     "checkpoint_in_use": {"detail": f"the job {OTHER_ID} starts from a checkpoint of this one"},
+    "request_too_slow": {"detail": "the body did not arrive within 60 s"},
+    "headers_too_large": {"detail": "a request may have 128 headers, of 65536 bytes in all"},
     "body_too_large": {"detail": "the body is larger than 1048576 bytes"},
     "unsupported_media_type": {
         "detail": "the content type is 'text/yaml', not application/json",

@@ -15,7 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from api import examples
-from api.downloads import BINARY
+from api.http.downloads import BINARY
 from api.problems import CODES, EVERYWHERE, STATUS, declare
 from dray.requests import DrillRequest, PlanRequest, PreemptRequest
 from dray.spec import JobSpec
@@ -35,7 +35,7 @@ JOB_SPEC_BODY: dict[str, Any] = {
         },
     }
 }
-"""Submit reads its body itself (see `api.body`), so it says here what that is."""
+"""Submit reads its body itself (see `api.http.body`), so it says here what that is."""
 
 REQUESTS = (PreemptRequest, DrillRequest)
 """The other bodies, which are read in the same way."""
@@ -54,9 +54,10 @@ def json_body(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]
 PLAIN_EXAMPLES = {
     "text/event-stream": examples.EVENT_STREAM,
     "text/plain": examples.PROMETHEUS,
+    "application/schema+json": examples.SCHEMA,
     BINARY: "(bytes)",
 }
-UNGUARDED = ("/healthz", "/readyz")
+UNGUARDED = ("/healthz", "/readyz", "/v1/schema")
 
 _ETAG = {"ETag": {"description": "Version of this answer.", "schema": {"type": "string"}}}
 _IF_NONE_MATCH = {
@@ -168,7 +169,7 @@ def _give_examples(responses: dict[str, Any]) -> None:
 
 def main() -> None:
     from api.app import create_app  # which imports this module
-    from service.settings import Settings
+    from service.config.settings import Settings
 
     document = create_app(Settings()).openapi()
     json.dump(document, sys.stdout, indent=1)

@@ -17,7 +17,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 
-from dray.faults import plainly
+from dray.validation import plainly
 from dray.views import Problem
 from service.domain.errors import DomainError
 
@@ -36,6 +36,7 @@ STATUS: Mapping[str, int] = {
     "drill_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,
+    "request_too_slow": 408,
     "conflict": 409,
     "idempotency_in_flight": 409,
     "job_finished": 409,
@@ -54,6 +55,7 @@ STATUS: Mapping[str, int] = {
     "idempotency_key_reused": 422,
     "init_from_not_found": 422,
     "init_from_differs": 422,
+    "headers_too_large": 431,
     "internal_error": 500,
     "unavailable": 503,
     "database_unavailable": 503,
@@ -141,7 +143,7 @@ def refusal(request: Request, error: Refused) -> Response:
 
 
 async def _bad_parameter(request: Request, error: Exception) -> Response:
-    """Bodies are read by `api.body`, so what FastAPI finds wrong is a parameter."""
+    """Bodies are read by `api.http.body`, so what FastAPI finds wrong is a parameter."""
     assert isinstance(error, RequestValidationError)
     first: Mapping[str, Any] = error.errors()[0]
     name = str((*first["loc"], "?")[1])  # before it "query" or "path", after it an index
@@ -229,7 +231,10 @@ EVERYWHERE = (
     "malformed_request",
     "unauthorized",
     "forbidden",
+    "request_too_slow",
+    "headers_too_large",
     "internal_error",
+    "unavailable",
     "database_unavailable",
 )
 """What any call under /v1 may answer, and /metrics."""

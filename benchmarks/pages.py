@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.recovery.commits import Commit
-from ray_workers import pages, paths
-from ray_workers.pages import Sight
+from ray_workers.shared import heartbeat, paths
+from ray_workers.shared.heartbeat import RankObservation
 
 
 class JobPages:
@@ -20,14 +20,14 @@ class JobPages:
         self._pattern = f"*/*/pages/{job_id}/1"
         self._folder: Path | None = None
 
-    def look(self) -> list[Sight]:
+    def look(self) -> list[RankObservation]:
         """Every process of the attempt, also the dead; none before the first is there."""
         if self._folder is None:
             self._folder = next(paths.machine_root().glob(self._pattern), None)
-        return [] if self._folder is None else pages.see(self._folder)
+        return [] if self._folder is None else heartbeat.observe_ranks(self._folder)
 
 
-def newest(sights: Sequence[Sight], rank: int) -> Sight | None:
+def newest(sights: Sequence[RankObservation], rank: int) -> RankObservation | None:
     """The newest process at a rank."""
     of_rank = [sight for sight in sights if sight.rank == rank]
     return max(of_rank, key=lambda sight: sight.incarnation, default=None)
@@ -40,7 +40,7 @@ class SeenCommits:
         self.commits: list[Commit] = []
         self._known: dict[tuple[int, str, int], int] = {}
 
-    def take(self, sights: Sequence[Sight], at: float) -> None:
+    def take(self, sights: Sequence[RankObservation], at: float) -> None:
         """Add what is new. The first commit of a generation has the time that the rank wrote with
         it, any other that of the look."""
         for sight in sights:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime, timedelta
 
+from service.config.settings import Settings
 from service.db.repositories import cluster
 from service.db.session import Database
-from service.settings import Settings
 
 FRESH = timedelta(seconds=45)
 """The loops store their picture at least every 10 s."""

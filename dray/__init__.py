@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dray import errors as errors
-    from dray._transport import Retry as Retry
+    from dray._http.transport import Retry
     from dray.aio import AsyncClient as AsyncClient
     from dray.client import Client as Client
     from dray.documents import load_spec as load_spec
     from dray.documents import validate as validate
+    from dray.inference import load as load
     from dray.spec import JobSpec as JobSpec
     from dray.views import JobState as JobState
 
@@ -33,6 +34,7 @@ __all__ = [
     "Retry",
     "__version__",
     "errors",
+    "load",
     "load_spec",
     "validate",
 ]
@@ -42,7 +44,8 @@ _HOMES = {
     "Client": "dray.client",
     "JobSpec": "dray.spec",
     "JobState": "dray.views",
-    "Retry": "dray._transport",
+    "Retry": "dray._http.transport",
+    "load": "dray.inference",
     "load_spec": "dray.documents",
     "validate": "dray.documents",
 }

@@ -11,11 +11,12 @@ from typing import Self
 
 import httpx
 
-from dray import _faults, views
-from dray._downloads import OnProgress
-from dray._drivers import AsyncDriver
-from dray._flows import Flows, JobFilter, Spec, States
-from dray._transport import DEFAULT_TIMEOUT_S, Connection, Retry
+from dray import views
+from dray._http import fault_injection
+from dray._http.downloads import OnProgress
+from dray._http.drivers import AsyncDriver
+from dray._http.flows import Flows, JobFilter, Spec, States
+from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.client import http_options
 from dray.views import DrillKind, JobState
 
@@ -85,12 +86,21 @@ class AsyncClient:
         label: Mapping[str, str] | None = None,
         owner: str | None = None,
         project: str | None = None,
+        name: str | None = None,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         page_size: int = 100,
     ) -> AsyncGenerator[views.Job, None]:
-        chosen = JobFilter(state, queue, label, owner, project, created_after, created_before)
+        chosen = JobFilter(
+            *(state, queue, label, owner, project),
+            name=name,
+            created_after=created_after,
+            created_before=created_before,
+        )
         return self._driver.iterate(self._flows.jobs(chosen, page_size))
+
+    async def resolve(self, reference: str) -> str:
+        return await self._driver.run(self._flows.resolve(reference))
 
     async def wait(
         self,
@@ -172,7 +182,7 @@ class AsyncClient:
         return await self._driver.run(self._flows.cancel(job_id))
 
     async def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
-        return await self._driver.run(_faults.preempt(self._flows, job_id, grace_s))
+        return await self._driver.run(fault_injection.preempt(self._flows, job_id, grace_s))
 
     async def drill(
         self,
@@ -184,16 +194,16 @@ class AsyncClient:
         wait: bool = True,
         idempotency_key: str | None = None,
     ) -> views.Drill:
-        flow = _faults.drill(
+        flow = fault_injection.drill(
             self._flows, job_id, DrillKind(kind), rank, at_step, wait, idempotency_key
         )
         return await self._driver.run(flow)
 
     async def drills(self, job_id: str) -> list[views.Drill]:
-        return await self._driver.run(_faults.drills(self._flows, job_id))
+        return await self._driver.run(fault_injection.drills(self._flows, job_id))
 
     async def hangs(self, job_id: str) -> list[views.Hang]:
-        return await self._driver.run(_faults.hangs(self._flows, job_id))
+        return await self._driver.run(fault_injection.hangs(self._flows, job_id))
 
     async def delete(self, job_id: str) -> None:
         await self._driver.run(self._flows.delete(job_id))

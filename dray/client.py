@@ -12,11 +12,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from dray import _faults, views
-from dray._downloads import OnProgress
-from dray._drivers import SyncDriver
-from dray._flows import Flows, JobFilter, Spec, States
-from dray._transport import DEFAULT_TIMEOUT_S, Connection, Retry
+from dray import views
+from dray._http import fault_injection
+from dray._http.downloads import OnProgress
+from dray._http.drivers import SyncDriver
+from dray._http.flows import Flows, JobFilter, Spec, States
+from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.views import DrillKind, JobState
 
 
@@ -120,17 +121,32 @@ class Client:
         label: Mapping[str, str] | None = None,
         owner: str | None = None,
         project: str | None = None,
+        name: str | None = None,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         page_size: int = 100,
     ) -> Generator[views.Job, None, None]:
         """Jobs, newest first, that fit all that is given; fetched page by page as you go.
 
-        In `state`, one or any of several; with every pair of `label`; submitted at `created_after`
-        or later and earlier than `created_before`, which need a time zone.
+        In `state`, one or any of several; of `owner`, where `@me` is the caller; with every pair
+        of `label`; submitted at `created_after` or later and earlier than `created_before`, which
+        need a time zone.
         """
-        chosen = JobFilter(state, queue, label, owner, project, created_after, created_before)
+        chosen = JobFilter(
+            *(state, queue, label, owner, project),
+            name=name,
+            created_after=created_after,
+            created_before=created_before,
+        )
         return self._driver.iterate(self._flows.jobs(chosen, page_size))
+
+    def resolve(self, reference: str) -> str:
+        """The id of the one job that has this name, or an id that begins so; `@last` is the newest
+        of the caller's. A whole id is taken as it is.
+
+        Raises JobNotFound, and AmbiguousJob with the candidates if there are several.
+        """
+        return self._driver.run(self._flows.resolve(reference))
 
     def wait(
         self,
@@ -233,7 +249,7 @@ class Client:
     def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
         """Have a job save a checkpoint within `grace_s` seconds (by default the server's), leave
         its slots and resume from its place in the queue. JobNotRunning if it holds none."""
-        return self._driver.run(_faults.preempt(self._flows, job_id, grace_s))
+        return self._driver.run(fault_injection.preempt(self._flows, job_id, grace_s))
 
     def drill(
         self,
@@ -250,18 +266,18 @@ class Client:
         Now, or when `at_step` optimizer steps are done. The drill as it is when it is over, which
         without `wait` it need not be: look at its state. JobNotRunning, DrillImpossible.
         """
-        flow = _faults.drill(
+        flow = fault_injection.drill(
             self._flows, job_id, DrillKind(kind), rank, at_step, wait, idempotency_key
         )
         return self._driver.run(flow)
 
     def drills(self, job_id: str) -> list[views.Drill]:
         """Every drill of the job, oldest first."""
-        return self._driver.run(_faults.drills(self._flows, job_id))
+        return self._driver.run(fault_injection.drills(self._flows, job_id))
 
     def hangs(self, job_id: str) -> list[views.Hang]:
         """Each hang that was found, the newest that are kept: who, where, and every stack."""
-        return self._driver.run(_faults.hangs(self._flows, job_id))
+        return self._driver.run(fault_injection.hangs(self._flows, job_id))
 
     def delete(self, job_id: str) -> None:
         """Remove a finished job with its logs, checkpoints and artifacts; JobLive otherwise."""

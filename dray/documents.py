@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Hashable, Mapping
@@ -111,12 +112,26 @@ def _standard_input() -> str:
 
 
 def _mapping(text: str, *, source: str) -> dict[str, Any]:
+    if source.endswith(".py"):
+        raise SpecError(_no_document(source))
     document = parse_yaml(text, source=source)
     if not isinstance(document, dict):
         raise SpecError(
-            f"{source} holds no job: a job document is a mapping, such as `name: digits`"
+            f"{source} holds no job: a job document is a mapping, such as `name: digits`; "
+            "`dray init` writes one to begin with"
         )
     return document
+
+
+def _no_document(script: str) -> str:
+    """What is missing to run a training script, and what to write."""
+    return (
+        f"{script} is a training script; what is submitted is a job document that names it. Write "
+        "this into job.yaml and submit that:\n"
+        f"  script: {{entrypoint: {json.dumps(str(Path(script).absolute()))}}}\n"
+        "  resources: {num_workers: 1}\n"
+        f"or have it written, with all that can be set: dray init {script}"
+    )
 
 
 def load_spec(path: str | PathLike[str]) -> JobSpec:
@@ -140,12 +155,12 @@ def validate(spec: Mapping[str, Any] | str | PathLike[str]) -> JobSpec:
 
 def check(document: Mapping[str, Any], *, source: str | None) -> JobSpec:
     """`document` as a JobSpec; SpecError says which field of `source` is wrong and why."""
-    from dray import faults
+    from dray import validation
 
     try:
-        faults.check_values(document)
-        return faults.check(document)
-    except faults.Fault as fault:
+        validation.check_values(document)
+        return validation.check(document)
+    except validation.Fault as fault:
         raise SpecError(
             fault.detail, source=source, pointer=fault.pointer, hint=fault.hint
         ) from None

@@ -3,6 +3,7 @@
     DrayError
       + SpecError               a document that can't be read, or that is no job: found offline
       + IntegrityError          a download whose hash is wrong, or whose path would leave `dest`
+      + AmbiguousJob            several jobs have that name, or an id that begins so
       + WaitTimeout             `wait` ran out of time; the job goes on (also a TimeoutError)
       + TransportError          no answer came (also a ConnectionError)
       |   + ServerUnreachable   nothing listens there, or the name is unknown
@@ -16,6 +17,8 @@
           |   + BadCursor            bad_cursor
           |   + UnsupportedMediaType unsupported_media_type
           |   + BodyTooLarge         body_too_large
+          |   + HeadersTooLarge      headers_too_large
+          |   + RequestTooSlow       request_too_slow
           |   + RangeNotSatisfiable  range_not_satisfiable
           |   + Unsatisfiable        unsatisfiable
           |   |   + OutOfMemory      out_of_memory
@@ -99,8 +102,29 @@ class WaitTimeout(DrayError, TimeoutError):
     """The time to wait was up before the job got where it should be. The job goes on."""
 
     def __init__(self, job: Job, timeout_s: float) -> None:
-        super().__init__(f"job {job.id} is still {job.state} after {timeout_s:g} s")
+        super().__init__(f"job {job.id} is still {job.state} after {round(timeout_s, 1):g} s")
         self.job = job
+
+
+MAX_CANDIDATES = 10
+"""Jobs that an ambiguous reference names."""
+
+
+class AmbiguousJob(DrayError, LookupError):
+    """Several jobs have the name, or an id that begins so. Nothing was done to any of them."""
+
+    def __init__(self, reference: str, candidates: list[Job]) -> None:
+        more = len(candidates) > MAX_CANDIDATES
+        listed = [
+            f"  {job.id} {job.state} of {job.created_at:%Y-%m-%d %H:%M:%S}Z: {job.name}"
+            for job in candidates[:MAX_CANDIDATES]
+        ]
+        number = f"more than {MAX_CANDIDATES}" if more else f"{len(candidates)}"
+        lines = [f"{reference!r} means {number} jobs; give the id of one, or more of it", *listed]
+        super().__init__("\n".join(lines))
+        self.reference = reference
+        self.candidates = candidates[:MAX_CANDIDATES]
+        """The newest first."""
 
 
 class TransportError(DrayError, ConnectionError):
@@ -186,6 +210,16 @@ class BodyTooLarge(BadRequest):
     code = "body_too_large"
 
 
+class HeadersTooLarge(BadRequest):
+    code = "headers_too_large"
+
+
+class RequestTooSlow(BadRequest):
+    """The server had waited long enough for all of the request; the clients send it again."""
+
+    code = "request_too_slow"
+
+
 class RangeNotSatisfiable(BadRequest):
     """The file has no byte in the range that was asked for."""
 
@@ -217,7 +251,8 @@ class InitFromNotFound(BadRequest):
 
 
 class InitFromDiffers(BadRequest):
-    """`init_from.take: everything` of a job that trained otherwise; `pointer` says in what."""
+    """`init_from` names a job of another model or, to take everything, one that trained otherwise;
+    `pointer` says in what."""
 
     code = "init_from_differs"
 

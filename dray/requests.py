@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from dray.spec import JobSpec
-from dray.spec.fields import MAX_STEPS, Document, Int, Number
+from dray.spec.fields import MAX_STEPS, Document, Number, Size
 from dray.views import DrillKind
 
 MAX_RANK = 1_000_000
@@ -49,7 +49,7 @@ class DrillRequest(Document):
 class PlanRequest(JobSpec):
     """A job document, and what the planner can't know by itself."""
 
-    memory_bytes_per_rank: Annotated[Int, Field(ge=1, le=2**50)] | None = None
+    memory_bytes_per_rank: Size | None = None
     """What each worker has for its tensors; by default what is known of the cluster's GPUs, or
     `resources.memory_bytes` on CPU."""
     flops_per_s: Annotated[Number, Field(gt=0.0, le=1e18)] | None = None

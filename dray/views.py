@@ -53,6 +53,7 @@ class Progress(View):
     total_steps: int | None = None
     epoch: int | None = None
     samples_per_s: float | None = None
+    """Null while the job is not RUNNING, as `eta_s`."""
     eta_s: float | None = None
 
 
@@ -77,6 +78,8 @@ class SlotSeconds(View):
     checkpointing: float
     idle: float
     """Held to no use that anyone saw."""
+    unreported: float = 0.0
+    """By a script that reported no step, so that nobody knows of what use it was."""
 
 
 class Goodput(View):
@@ -86,7 +89,8 @@ class Goodput(View):
     total: float
     """The sum of the classes: all that was held."""
     useful_share: float | None = None
-    """Of the total, 0 to 1; unset while nothing was held."""
+    """Of the total, 0 to 1; unset while nothing was held, and while a script has reported no
+    step."""
 
 
 class Job(View):
@@ -104,9 +108,13 @@ class Job(View):
     """Number of the newest attempt; 0 before the first."""
     world_size: int
     """Workers that it has, or last had; while it waits, those that it asks for."""
+    position: int | None = None
+    """Place in the queue, 1 being next, as of the scheduler's last look; only while it waits."""
     progress: Progress | None = None
     summary: dict[str, MetricValue]
     """The last value of each metric of rank 0."""
+    warnings: list[Reason] = []
+    """What went wrong without ending the job, such as a loss that was not finite."""
     recoveries: int = 0
     """How often its group lost a rank and was mended in place."""
     goodput: Goodput | None = None
@@ -115,7 +123,8 @@ class Job(View):
     started_at: datetime | None = None
     """When the first attempt was launched."""
     first_step_at: datetime | None = None
-    """When the first optimizer step of the job ended, by the worker's clock."""
+    """When the first optimizer step of the job was reported, by the worker's clock; unset for a
+    script that reports none."""
     finished_at: datetime | None = None
     links: Links
 
@@ -170,6 +179,8 @@ class Event(View):
     attempt: int
     code: str
     message: str
+    actor: str | None = None
+    """Whose token caused it, `anonymous` without tokens; unset of what happened by itself."""
     data: dict[str, Any] = {}
 
 
@@ -369,6 +380,17 @@ class DrillPage(View):
     items: list[Drill]
 
 
+class OtherJob(View):
+    """A job that another one waits for."""
+
+    id: str
+    name: str
+    state: JobState
+    priority: int
+    world_size: int
+    """Workers that it has, or asks for."""
+
+
 class Explanation(View):
     """Why a job is where it is."""
 
@@ -376,8 +398,14 @@ class Explanation(View):
     reason: Reason
     position: int | None = None
     """Place in the queue, 1 being next; only while it waits."""
+    queue_length: int | None = None
+    """Jobs that wait, this one among them; only while it waits."""
     blocked_by: list[str] = []
     """Ids of the jobs that hold what it waits for."""
+    ahead: list[OtherJob] = []
+    """Jobs that wait before it, the next to start first: the first 20."""
+    running: list[OtherJob] = []
+    """Jobs that hold slots, those in `blocked_by` first: the first 20."""
     expected_start_at: datetime | None = None
     """When the jobs in its way reach their `max_runtime_s`, if they have one."""
 

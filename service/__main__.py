@@ -15,11 +15,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from service import logs
-from service.backup import BackupError, backup, restore
-from service.home import HomeInUse
+from service.config import logging_setup
+from service.config.home_lock import write_privately
+from service.config.settings import read_settings
+from service.config.start_refusals import StartRefused
+from service.domain.errors import DomainError
 from service.runtime import serve_loops
-from service.settings import Settings
+from service.storage.backup import BackupError, backup, restore
 
 
 async def serve() -> None:
@@ -28,17 +30,18 @@ async def serve() -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    settings = Settings()
-    logs.configure(settings.log_format)
+    settings = read_settings()
+    logging_setup.configure(settings.log_format)
     await serve_loops(settings, stop)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     options = _parse(arguments)
+    write_privately()
     try:
         if options.command == "backup":
-            done = backup(Settings(), options.dest.absolute())
+            done = backup(read_settings(), options.dest.absolute())
             _say(f"{done.num_jobs} jobs and {done.num_files} files are in {options.dest}")
             if not done.has_files:
                 _say("the storage is no folder: copy it by its own means, after this")
@@ -48,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say("start the service with DRAY_HOME set to it")
         else:
             asyncio.run(serve())
-    except (BackupError, HomeInUse) as error:
+    except (BackupError, StartRefused, DomainError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

@@ -16,36 +16,37 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from ray_workers.paths import nonce_path
-from service import preempting
-from service.cluster.embedded import EmbeddedRay
-from service.cluster.gateway import GatewayCluster, RayTarget
+from ray_workers.shared.paths import nonce_path
 from service.cluster.port import Cluster, ClusterSnapshot
+from service.cluster.ray.embedded import EmbeddedRay
+from service.cluster.ray.gateway import GatewayCluster, RayTarget
+from service.config.home_lock import HomeLock
+from service.config.settings import EMBEDDED, Settings
+from service.config.start_refusals import StartRefused, reason_of
+from service.db import damage
 from service.db.migrate import migrate
+from service.db.notifications import QUEUE, Signals
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as repository
 from service.db.repositories import storage as storage_repository
-from service.db.session import Database, utc_now
+from service.db.session import Database, normalise_url, utc_now
 from service.domain.errors import DomainError
-from service.faults import Faults
-from service.fencing import LoopDatabase
-from service.home import HomeLock
-from service.jobs import Jobs
-from service.leader import Leader, Loops
-from service.plans import Plans
-from service.reading import Reading
-from service.reconciler import Reconciler
-from service.scheduler import Scheduler
-from service.settings import Settings
-from service.signals import QUEUE, Signals
-from service.status import StatusCache
-from service.storage import Storage
-from service.upkeep import Upkeep
-from service.watch import ClusterWatch
+from service.jobs.faults_api import FaultService
+from service.jobs.queries import Queries
+from service.jobs.service import Jobs
+from service.jobs.status_cache import StatusCache
+from service.lifecycle import preemption
+from service.loops.cluster_watcher import NOT_ASKED, ClusterWatcher
+from service.loops.fencing import LoopDatabase
+from service.loops.leader import Leader, Loops
+from service.loops.reconciler import Reconciler
+from service.loops.retention import Retention
+from service.loops.scheduler import Scheduler
+from service.nodes import node_table
+from service.planning.service import Plans
+from service.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
-
-EMBEDDED = "local"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Readiness:
     """Whether the service can do its work, and what each part says.
 
     A full storage is told of and still counts as ready: whoever makes room does it through this
-    service.
+    service. So are nodes that get no work: the others, and the queue, go on.
     """
 
     ok: bool
@@ -72,10 +73,10 @@ class Runtime:
         self.storage = storage
         self.jobs = Jobs(database, storage, self.signals, settings)
         self.plans = Plans(database)
-        self.faults = Faults(database, settings)
+        self.faults = FaultService(database, settings)
         self.status = StatusCache(database)
-        self.reading = Reading(database, storage, self.signals, settings)
-        self.watch: ClusterWatch | None = None
+        self.reading = Queries(database, storage, self.signals, settings)
+        self.watch: ClusterWatcher | None = None
         self.cluster: Cluster | None = None
         self.leader: Leader | None = None
         self._home = home
@@ -94,25 +95,30 @@ class Runtime:
     ) -> Runtime:
         """Take the home, bring the schema up to date, and start the loops.
 
-        `cluster` and `clock` stand in for Ray and this machine's in tests. HomeInUse if another
-        process has the home.
+        `cluster` and `clock` stand in for Ray and this machine's in tests. StartRefused if the
+        home, the database or the storage can't be used, or another process has the home.
         """
-        database = Database(settings.database_url, clock=clock)
         # SQLite has one process, whether or not that runs the loops; so has an embedded Ray.
-        holds_home = database.is_sqlite or (loops and settings.ray_address == EMBEDDED)
-        home = HomeLock.acquire(settings.home) if holds_home else None
-        try:
+        is_sqlite = normalise_url(settings.database_url).get_backend_name() == "sqlite"
+        holds_home = is_sqlite or (loops and settings.ray_address == EMBEDDED)
+        async with contextlib.AsyncExitStack() as opened:
+            home = HomeLock.acquire(settings.home) if holds_home else None
+            if home is not None:
+                opened.callback(home.release)
+            database = Database(settings.database_url, clock=clock)
+            opened.push_async_callback(asyncio.to_thread, database.close)
+            damage.refuse_emptied(database.url, nonce_path(settings.storage_url))
             await asyncio.to_thread(migrate, database)
             database.listen()
-            runtime = cls(settings, database, Storage(settings.storage_url), home)
+            runtime = cls(settings, database, _storage(settings.storage_url), home)
+            if is_sqlite:  # nobody else has looked meanwhile
+                await database.write(
+                    lambda s: node_table.store(s, None, NOT_ASKED, database.time(s))
+                )
             await runtime.jobs.finish_deletions()
             if loops:
                 await runtime.start_loops(cluster)
-        except BaseException:
-            await asyncio.to_thread(database.close)
-            if home is not None:
-                home.release()
-            raise
+            opened.pop_all()
         return runtime
 
     async def start_loops(self, cluster: Cluster | None, *, alone: bool | None = None) -> None:
@@ -131,14 +137,14 @@ class Runtime:
 
     def _loops(self, books: LoopDatabase, cluster: Cluster, deployment_id: str) -> Loops:
         """The loops of one term, which know nothing of those of any other."""
-        self.watch = watch = ClusterWatch(books, cluster, self.signals, self.settings)
+        self.watch = watch = ClusterWatcher(books, cluster, self.signals, self.settings)
         scheduler = Scheduler(
             books, cluster, watch, self.signals, self.settings, deployment_id, self._halted
         )
         reconciler = Reconciler(
             books, cluster, self.storage, scheduler, self.signals, self.settings
         )
-        upkeep = Upkeep(self.database, self.jobs.storage_watch, self.jobs, self.settings)
+        upkeep = Retention(self.database, self.jobs.storage_watch, self.jobs, self.settings)
         return [
             ("cluster watch", watch.run()),
             ("scheduler", scheduler.run()),
@@ -169,7 +175,7 @@ class Runtime:
         hurried = asyncio.create_task(hurry.wait())
         await asyncio.wait(
             [gone, hurried],
-            timeout=grace_s + preempting.RESERVE_S,
+            timeout=grace_s + preemption.RESERVE_S,
             return_when=asyncio.FIRST_COMPLETED,
         )
         for task in (gone, hurried):
@@ -186,7 +192,7 @@ class Runtime:
 
         def work(session: Session) -> int:
             now = self.database.time(session)
-            preempting.leave_all(session, self.settings.preempt_grace_s, now)
+            preemption.leave_all(session, self.settings.preempt_grace_s, now)
             return len(attempts_repository.live_columns(session))
 
         return await self.database.write(work)
@@ -216,6 +222,8 @@ class Runtime:
         except Exception as error:
             logger.warning("the database does not answer: %s", error)
             checks["database"] = "does not answer"
+        if self.database.damage is not None:
+            checks["database"] = self.database.damage
         leader = self.leader
         if leader is not None and leader.leads:
             checks["cluster"] = (self.watch.problem if self.watch else None) or "ok"
@@ -226,8 +234,16 @@ class Runtime:
         ok = all(value == "ok" for value in checks.values())
         if leader is not None and leader.other is not None:
             checks["loops"] = f"standing by: {leader.other.holder} runs them"
-        checks["storage"] = f"full: {full.problem}" if full and full.problem else "ok"
+        if (seen := self._watched()) is not None:
+            checks["nodes"] = "; ".join(refused_nodes(seen)) or "ok"
+        problem = (full.problem if full else None) or await self.jobs.storage_watch.full_folders()
+        checks["storage"] = f"full: {problem}" if problem else "ok"
         return Readiness(ok, checks)
+
+
+def refused_nodes(cluster: ClusterSnapshot) -> list[str]:
+    """The nodes that may not carry ranks now, each with the reason."""
+    return [f"{node.hostname}: {node.problem}" for node in cluster.nodes if not node.accepted]
 
 
 def ray_target(settings: Settings, deployment_id: str) -> RayTarget:
@@ -235,14 +251,29 @@ def ray_target(settings: Settings, deployment_id: str) -> RayTarget:
     embedded = None
     if settings.ray_address == EMBEDDED:
         slots = settings.local_slots or os.cpu_count() or 1
-        embedded = EmbeddedRay(settings.home, slots, deployment_id)
+        embedded = EmbeddedRay(settings.home, slots, deployment_id, settings.rank_env)
     return RayTarget(
         deployment_id=deployment_id,
         storage_url=settings.storage_url,
         storage_nonce=_storage_nonce(settings.storage_url),
         embedded=embedded,
+        silence_limit_s=settings.silence_limit_s,
         address=settings.ray_address,
         token_file=settings.ray_token_file,
+    )
+
+
+def _storage(url: str) -> Storage:
+    """StartRefused if it is a folder that can't be made."""
+    try:
+        return Storage(url)
+    except OSError as error:
+        raise _unusable_storage(url, error) from error
+
+
+def _unusable_storage(url: str, error: OSError) -> StartRefused:
+    return StartRefused(
+        f"the storage {url} {reason_of(error)}: mend that, or set DRAY_STORAGE_URL to another"
     )
 
 
@@ -251,10 +282,13 @@ def _storage_nonce(storage_url: str) -> str:
     path = nonce_path(storage_url)
     if path is None:
         return ""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError), path.open("x") as file:
-        file.write(secrets.token_hex(16))
-    return path.read_text()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), path.open("x") as file:
+            file.write(secrets.token_hex(16))
+        return path.read_text()
+    except OSError as error:
+        raise _unusable_storage(storage_url, error) from error
 
 
 async def serve_loops(settings: Settings, stop: asyncio.Event) -> None:

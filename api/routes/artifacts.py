@@ -6,13 +6,13 @@ import asyncio
 
 from fastapi import APIRouter, Request, Response
 
-from api.caching import answer
 from api.context import Caller, NoParameters, TheContext, TheReading
-from api.downloads import DOWNLOAD, DOWNLOAD_HEAD, StoredFile, download
+from api.http.caching import answer
+from api.http.downloads import DOWNLOAD, DOWNLOAD_HEAD, StoredFile, download
 from api.problems import declare
 from dray import views
 from service.domain.errors import ArtifactNotFound
-from service.storage import BadKey, Storage
+from service.storage.storage import BadKey, Storage
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["artifacts"])
 

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from api.caching import answer
 from api.context import Caller, NoParameters, TheContext, TheReading
-from api.downloads import DOWNLOAD, DOWNLOAD_HEAD, StoredFile, download
+from api.http.caching import answer
+from api.http.downloads import DOWNLOAD, DOWNLOAD_HEAD, StoredFile, download
 from api.problems import declare
 from dray import views
-from service.reading import MAX_SEQ
+from service.jobs.queries import MAX_SEQ
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["checkpoints"])
 

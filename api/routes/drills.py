@@ -8,13 +8,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import Field
 
-from api import body
-from api.caching import answer, fresh
 from api.context import Caller, NoParameters, Query, TheContext, TheFaults
-from api.idempotency import PROBLEMS, KeyHeader, check_key, named
+from api.http import body
+from api.http.caching import answer, fresh
+from api.http.idempotency import PROBLEMS, KeyHeader, check_key, named
+from api.http.waiting import MAX_WAIT_S, long_poll
 from api.openapi import json_body
 from api.problems import declare
-from api.waiting import MAX_WAIT_S, long_poll
 from dray import views
 from dray.requests import DrillRequest
 
@@ -55,7 +55,13 @@ async def drill(
     wanted, document = await body.read_as(DrillRequest, request, limit_bytes)
     # The job's id tells this request from one that submits or drills another job.
     idempotency = named(key, body.fingerprint({"drill": job_id, "document": document}))
-    made = await faults.drill(job_id, wanted, owner=owner, idempotency=idempotency)
+    made = await faults.drill(
+        job_id,
+        wanted,
+        owner=owner,
+        actor=context.authority.actor(owner),
+        idempotency=idempotency,
+    )
     return fresh(made, 202, {"Location": f"/v1/jobs/{job_id}/drills/{made.id}"})
 
 

@@ -11,12 +11,12 @@ from fastapi import Query as QueryParameters
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from api.caching import answer
 from api.context import Caller, Context, Query, TheContext
+from api.http.caching import answer
+from api.http.waiting import MAX_WAIT_S, long_poll, unless_over
 from api.problems import declare
-from api.waiting import MAX_WAIT_S, long_poll, unless_over
 from dray import views
-from service.signals import events_of
+from service.db.notifications import events_of
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["events"])
 
@@ -64,7 +64,7 @@ async def events(
     is no id of this stream, an event `reset` says so, and all events follow from the first.
     """
     if EVENT_STREAM in request.headers.get("accept", ""):
-        return await _stream(context, job_id, query.after_seq, last_event_id)
+        return await _stream(context, request, job_id, query.after_seq, last_event_id)
 
     runtime, seq = context.runtime, query.after_seq
 
@@ -95,7 +95,7 @@ def _last_seq(last_event_id: str | None, newest_seq: int) -> int | None:
 
 
 async def _stream(
-    context: Context, job_id: str, after_seq: int, last_event_id: str | None
+    context: Context, request: Request, job_id: str, after_seq: int, last_event_id: str | None
 ) -> Response:
     """Look once before answering, so that what is wrong is a problem and not a broken stream."""
     newest_seq, over = await context.runtime.reading.newest_event(job_id)
@@ -109,21 +109,21 @@ async def _stream(
         if over and after_seq >= newest_seq:
             return Response(status_code=204)  # tells an EventSource not to come back
     return StreamingResponse(
-        _follow(context, job_id, after_seq, b"".join(begin), over),
+        _follow(context, request, job_id, after_seq, b"".join(begin), over),
         media_type=EVENT_STREAM,
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Vary": "Accept"},
     )
 
 
 async def _follow(
-    context: Context, job_id: str, after_seq: int, begin: bytes, over: bool
+    context: Context, request: Request, job_id: str, after_seq: int, begin: bytes, over: bool
 ) -> AsyncIterator[bytes]:
     """Frames until there are no more and the job has ended; starlette closes it when the reader
     has gone. After the one that ends the job there may be some of its slots."""
     reading = context.runtime.reading
     yield begin
     with context.runtime.signals.subscribe(events_of(job_id)) as woken:
-        while not context.stopping.is_set():
+        while not context.stopping.is_set() and context.authority.knows(request):
             try:
                 page = await reading.events(job_id, after_seq=after_seq, limit=PAGE)
             except Exception as error:

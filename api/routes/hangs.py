@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from api.caching import answer
 from api.context import Caller, NoParameters, TheFaults
+from api.http.caching import answer
 from api.problems import declare
 from dray import views
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from api.caching import fresh
 from api.context import Caller, NoParameters, TheContext
+from api.http.caching import fresh
 from api.problems import declare
 from dray.views import View
 

@@ -11,9 +11,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import BeforeValidator, Field
 
-from api import body
-from api.caching import answer, fresh
 from api.context import (
+    Actor,
     Caller,
     NoParameters,
     Query,
@@ -22,14 +21,16 @@ from api.context import (
     TheJobs,
     TheReading,
 )
-from api.idempotency import PROBLEMS as IDEMPOTENCY_PROBLEMS
-from api.idempotency import KeyHeader, check_key, named
+from api.http import body
+from api.http.caching import answer, fresh
+from api.http.idempotency import PROBLEMS as IDEMPOTENCY_PROBLEMS
+from api.http.idempotency import KeyHeader, check_key, named
 from api.openapi import JOB_SPEC_BODY, json_body
 from api.problems import Refused, declare
 from dray import views
 from dray.requests import PreemptRequest
 from dray.views import JobState
-from service.listing import JobFilter
+from service.jobs.listing import JobFilter
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -57,7 +58,11 @@ class ListQuery(Query):
     queue: Annotated[str, Field(max_length=63)] | None = None
     label: Annotated[tuple[Label, ...], Field(max_length=64)] = ()
     """`key=value`; jobs that have all of them."""
+    name: Annotated[str, Field(max_length=128)] | None = None
+    id_prefix: Annotated[str, Field(pattern="^job-[0-9a-z]{0,60}$")] | None = None
+    """What the id begins with."""
     owner: Annotated[str, Field(max_length=255)] | None = None
+    """`@me` is the caller."""
     project: Annotated[str, Field(max_length=255)] | None = None
     created_after: Time | None = None
     """Jobs submitted at this time (RFC 3339) or later."""
@@ -106,7 +111,11 @@ async def submit(
     key = check_key(idempotency_key)
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
     job, _created = await jobs.submit(
-        spec, owner=owner, project=DEFAULT_PROJECT, idempotency=named(key, fingerprint)
+        spec,
+        owner=owner,
+        project=DEFAULT_PROJECT,
+        actor=context.authority.actor(owner),
+        idempotency=named(key, fingerprint),
     )
     return fresh(job, 201, {"Location": f"/v1/jobs/{job.id}"})
 
@@ -118,7 +127,7 @@ async def submit(
     responses=declare("invalid_parameter", "bad_cursor"),
 )
 async def list_jobs(
-    request: Request, jobs: TheJobs, _: Caller, query: Annotated[ListQuery, QueryParameters()]
+    request: Request, jobs: TheJobs, caller: Caller, query: Annotated[ListQuery, QueryParameters()]
 ) -> Response:
     """Jobs, newest first."""
     labels = _labels(query.label)
@@ -128,8 +137,10 @@ async def list_jobs(
         states=query.state,
         queue=query.queue,
         labels=labels,
-        owner=query.owner,
+        owner=caller if query.owner == "@me" else query.owner,
         project=query.project,
+        name=query.name,
+        id_prefix=query.id_prefix,
         created_after=query.created_after,
         created_before=query.created_before,
     )
@@ -158,9 +169,9 @@ def _labels(texts: Iterable[str]) -> dict[str, str] | None:
         "invalid_parameter", "job_not_found", "job_live", "checkpoint_in_use", "storage_unavailable"
     ),
 )
-async def delete(jobs: TheJobs, _: Caller, job_id: str) -> Response:
+async def delete(jobs: TheJobs, actor: Actor, job_id: str) -> Response:
     """Remove a finished job with its logs, checkpoints and artifacts."""
-    await jobs.delete(job_id)
+    await jobs.delete(job_id, actor=actor)
     return Response(status_code=204)
 
 
@@ -172,9 +183,9 @@ async def delete(jobs: TheJobs, _: Caller, job_id: str) -> Response:
     dependencies=[NoParameters],
     responses=declare("invalid_parameter", "job_not_found", "job_finished"),
 )
-async def cancel(jobs: TheJobs, _: Caller, job_id: str) -> Response:
+async def cancel(jobs: TheJobs, actor: Actor, job_id: str) -> Response:
     """Stop a job in whatever state; again 202 while it is cancelling, and after."""
-    return fresh(await jobs.cancel(job_id), 202)
+    return fresh(await jobs.cancel(job_id, actor=actor), 202)
 
 
 @router.post(
@@ -195,13 +206,13 @@ async def cancel(jobs: TheJobs, _: Caller, job_id: str) -> Response:
     ),
 )
 async def preempt(
-    request: Request, context: TheContext, faults: TheFaults, _: Caller, job_id: str
+    request: Request, context: TheContext, faults: TheFaults, actor: Actor, job_id: str
 ) -> Response:
     """Have a job save a checkpoint, leave its slots and go back to its place in the queue, from
     where it resumes. Nobody is charged. Again 202 until it has left."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(PreemptRequest, request, limit_bytes, optional=True)
-    return fresh(await faults.preempt(job_id, wanted.grace_s), 202)
+    return fresh(await faults.preempt(job_id, wanted.grace_s, actor=actor), 202)
 
 
 @router.get(

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import Field
 
-from api.caching import answer
 from api.context import Caller, Query, TheContext, TheReading
+from api.http.caching import answer
+from api.http.waiting import MAX_WAIT_S, long_poll
 from api.problems import declare
-from api.waiting import MAX_WAIT_S, long_poll
 from dray import views
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["logs"])

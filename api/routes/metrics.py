@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 from pydantic import Field
 
-from api.caching import answer
 from api.context import Caller, Query, TheReading
+from api.http.caching import answer
 from api.problems import declare
 from dray import views
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from api import body
-from api.caching import fresh
 from api.context import Caller, NoParameters, TheContext, ThePlans
+from api.http import body
+from api.http.caching import fresh
 from api.openapi import json_body
 from api.problems import declare
 from dray import views

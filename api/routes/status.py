@@ -10,10 +10,10 @@ from fastapi import Query as QueryParameters
 from fastapi.routing import APIRoute
 from pydantic import Field
 
-from api.caching import answer, answer_json
 from api.context import Caller, Query, TheContext, TheJobs, caller_of, context_of
+from api.http.caching import answer, answer_json
+from api.http.waiting import MAX_WAIT_S, unless_over
 from api.problems import declare
-from api.waiting import MAX_WAIT_S, unless_over
 from dray import views
 from dray.views import JobState
 

@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
-from ray_workers.training.checkpoints import About
-from ray_workers.training.keeper import Keeper
-from ray_workers.training.snapshots import Camera
+from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata
+from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.staging import Stager
 
 
 class Saver(Protocol):
@@ -54,12 +54,12 @@ class Dray(Nothing):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, folder: Path) -> None:
         self._model, self._optimizer = model, optimizer
-        self._keeper = Keeper(folder.as_uri(), keep=1, best=None)
+        self._keeper = CheckpointManager(folder.as_uri(), keep=1, best=None)
 
     def save(self, step: int) -> None:
         if dist.get_rank() == 0:
             state = {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
-            about = About(step, metrics={}, position={})
+            about = CheckpointMetadata(step, metrics={}, position={})
             self._keeper.save(about, state, volatile=self._model.buffers())
 
     def before_update(self) -> None:
@@ -74,7 +74,7 @@ class Copy(Nothing):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
-        self._camera = Camera()
+        self._camera = Stager()
 
     def save(self, step: int) -> None:
         if dist.get_rank() == 0:

@@ -18,7 +18,7 @@ from benchmarks import job_rank
 from benchmarks.equality.work import MESHES, NUM_HEADS, NUM_LAYERS, NUM_STEPS, document, write_text
 from benchmarks.machine import BenchmarkError
 from benchmarks.report import Result, Table
-from ray_workers.training.store import new_store
+from ray_workers.training.elastic.store_server import loopback_store
 
 TIMEOUT_S = 600.0
 _context = multiprocessing.get_context("forkserver")
@@ -79,7 +79,7 @@ def _train(name: str, dtype: str, folder: Path, num_ranks: int, job: dict[str, A
     home.mkdir(parents=True)
     path = home / "job.json"
     path.write_text(json.dumps(job))
-    store = new_store()
+    store = loopback_store()
     common = (num_ranks, store.port, path, home, dtype)
     ranks = [_context.Process(target=_rank, args=(rank, *common)) for rank in range(num_ranks)]
     for process in ranks:

@@ -15,9 +15,9 @@ from benchmarks.equality.work import write_text
 from benchmarks.gpu.plain import PlainLoop
 from benchmarks.gpu.work import WORKS, Work
 from benchmarks.step_time.rank import AlternatingLoop, alternate, rank_task
-from ray_workers.contracts import DataPolicy
 from ray_workers.recipes import RECIPES
-from ray_workers.training import entry
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.loop import rank_main
 
 NUM_SENTENCES = 60_000
 """Nearly two megabytes."""
@@ -37,7 +37,7 @@ def main() -> None:
     # One step more than is timed: after the last one the model is evaluated and saved.
     spec = work.document(text, options.num_blocks * work.steps_per_block + 1)
     task = rank_task(spec, 0, 1, options.folder, device=work.device)
-    os.environ.update(entry.environment(task, spec))
+    os.environ.update(rank_main.environment(task, spec))
     workload, plain = (
         RECIPES["language_model"].build(spec, DataPolicy()) for _ in ("dray's", "the plain loop's")
     )

@@ -11,8 +11,8 @@ from benchmarks.planner.work import jobs
 from benchmarks.report import Result, Table
 from benchmarks.torchrun import torchrun
 from dray.spec import JobSpec
-from service.domain.planning.memory import memory_of
-from service.domain.planning.shapes import shapes_of
+from service.planning.model.memory import memory_of
+from service.planning.model.shapes import shapes_of
 
 TIMEOUT_S = 300.0
 GOAL = 0.15

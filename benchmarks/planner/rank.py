@@ -15,12 +15,12 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.step_time.rank import rank_task
 from dray.spec import JobSpec
-from ray_workers.contracts import DataPolicy
-from ray_workers.pages import Page, Place
 from ray_workers.recipes import RECIPES
-from ray_workers.training import entry
-from ray_workers.training.loop import Loop
-from ray_workers.training.strategies.localsteps import LocalSteps
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
+from ray_workers.training.loop import rank_main
+from ray_workers.training.loop.trainer import Trainer
+from ray_workers.training.parallel.data_parallel.local_sgd import LocalSgd
 
 NUM_STEPS = 3
 CPU = torch.device("cpu")
@@ -54,17 +54,17 @@ def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
     spec = JobSpec.model_validate_json(document)
     assert spec.recipe is not None
     task = rank_task(spec, rank, world_size, folder)
-    os.environ.update(entry.environment(task, spec))
+    os.environ.update(rank_main.environment(task, spec))
     torch.set_num_threads(1)
-    loop = Loop(task, spec, RECIPES[spec.recipe].build(spec, DataPolicy()), Page(None))
+    loop = Trainer(task, spec, RECIPES[spec.recipe].build(spec, DataPolicy()), HeartbeatPage(None))
     tracker = Totals()
     model = getattr(loop.strategy, "model", None)
     if model is not None:  # else it is made when the rank takes its place
         tracker.track_external(model)
-    if isinstance(loop.strategy, LocalSteps):
+    if isinstance(loop.strategy, LocalSgd):
         tracker.track_external(*loop.strategy.agreed)
     with tracker:
-        loop.take(Place(0, rank, world_size))
+        loop.take(RankAssignment(0, rank, world_size))
         loop.enter()
         loop._step(1)
     with tracker:  # the peak is counted from here on

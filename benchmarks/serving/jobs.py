@@ -11,12 +11,12 @@ from sqlalchemy.orm import Session
 
 from dray.spec import JobSpec
 from dray.views import JobState
+from service.config.settings import Settings
 from service.db.migrate import migrate
 from service.db.models import JobLabelRow, JobRow
 from service.db.session import Database
-from service.jobs import Jobs
-from service.settings import Settings
-from service.storage import Storage
+from service.jobs.service import Jobs
+from service.storage.storage import Storage
 
 SPEC = JobSpec.model_validate(
     {
@@ -67,8 +67,8 @@ def _finish(session: Session, job_id: str) -> None:
         "step": 1000,
         "total_steps": 1000,
         "epoch": 10,
-        "samples_per_s": 1000.0,
-        "eta_s": 0.0,
+        "samples_per_s": None,
+        "eta_s": None,
     }
 
 

@@ -18,15 +18,16 @@ from benchmarks.machine import ROOT, BenchmarkError, clean_environment, wait_unt
 from benchmarks.report import Comparison, Result, Row
 from benchmarks.serving.status_get import MLFLOW
 from dray.spec import JobSpec
-from ray_workers.contracts import Frame, FrameKind, Phase, PollReply
-from service import recording, transitions
+from ray_workers.shared.contracts import Frame, FrameKind, Phase, PollReply
+from service.config.settings import Settings
 from service.db.migrate import migrate
 from service.db.session import Database
 from service.domain import policy
-from service.jobs import Jobs
-from service.reading import Reading
-from service.settings import Settings
-from service.storage import Storage
+from service.ingest import attempt_results
+from service.jobs.queries import Queries
+from service.jobs.service import Jobs
+from service.lifecycle import transitions
+from service.storage.storage import Storage
 
 BATCH_POINTS = 1000
 BATCHES_PER_BLOCK = 10
@@ -73,7 +74,7 @@ class Service:
         migrate(self.database)
         self.storage = Storage(settings.storage_url)
         self._jobs = Jobs(self.database, self.storage, self.database.signals, settings)
-        self.reading = Reading(self.database, self.storage, self.database.signals, settings)
+        self.reading = Queries(self.database, self.storage, self.database.signals, settings)
         self._cursor = 0
 
     def running_job(self) -> str:
@@ -95,10 +96,13 @@ class Service:
             Phase.RUNNING,
             {Phase.RUNNING: now.timestamp()},
             tuple(frames),
+            more=False,
+            outcome=None,
+            silent=(),
         )
         began = time.perf_counter()
         done = self.database.write_sync(
-            lambda s: recording.record(s, self.storage, job_id, 1, reply, now)
+            lambda s: attempt_results.record(s, self.storage, job_id, 1, reply, now)
         )
         took = time.perf_counter() - began
         if not done.changed:

@@ -58,6 +58,7 @@ def present(row: JobRow, labels: dict[str, str], cluster: ClusterRow | None) -> 
         **{name: getattr(row, name) for name in COLUMNS},
         "labels": labels,
         "reason": {"code": row.reason_code, "message": row.reason_message},
+        "warnings": row.warnings or [],
         "links": {
             "self": base,
             **{name: f"{base}/{name}" for name in names},

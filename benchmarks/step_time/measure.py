@@ -13,8 +13,8 @@ from benchmarks.machine import BenchmarkError, wait_until_quiet
 from benchmarks.report import Result
 from benchmarks.step_time.work import NUM_RANKS, WORKS, Work
 from benchmarks.torchrun import torchrun
-from ray_workers import spool
-from ray_workers.contracts import FrameKind
+from ray_workers.shared import spool_reader
+from ray_workers.shared.contracts import FrameKind
 
 GOAL = 1.02
 WARMUP_BLOCKS = 4
@@ -87,7 +87,7 @@ def conclude(times: Mapping[str, Times]) -> Result:
 
 def _check_reports(directory: Path, num_steps: int) -> None:
     """A loop that did not report would be timed for work it did not do."""
-    frames = spool.decode("r0.0.metrics", spool.read(directory, 0, MOST_SPOOL_BYTES))
+    frames = spool_reader.decode("r0.0.metrics", spool_reader.read(directory, 0, MOST_SPOOL_BYTES))
     steps = {frame.body["step"] for frame in frames if frame.kind is FrameKind.METRICS}
     if steps != set(range(1, num_steps + 1)):
         raise BenchmarkError(f"{len(steps)} of {num_steps} steps were reported in {directory}")

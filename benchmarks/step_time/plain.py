@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 from dray.spec import Train
-from ray_workers.training.initialising import materialise
-from ray_workers.training.samples import on_device
-from ray_workers.training.workload import Workload
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.data.device_dataset import on_device
+from ray_workers.training.parallel.meta_init import materialise
 
 
 class PlainLoop:

@@ -22,14 +22,14 @@ import torch.distributed as dist
 from benchmarks.step_time.plain import PlainLoop
 from benchmarks.step_time.work import WORKS
 from dray.spec import JobSpec
-from ray_workers.contracts import DataPolicy, RankTask
-from ray_workers.pages import Page
 from ray_workers.recipes import RECIPES
-from ray_workers.training import entry
-from ray_workers.training.data import steps_per_epoch
-from ray_workers.training.loop import Loop
-from ray_workers.training.membership import Membership
-from ray_workers.training.workload import Workload
+from ray_workers.shared.contracts import WORKER_MTBF_S, DataPolicy, RankTask
+from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.data.sampler import steps_per_epoch
+from ray_workers.training.elastic.rendezvous import RendezvousHandler
+from ray_workers.training.loop import rank_main
+from ray_workers.training.loop.trainer import Trainer
 
 
 class Plain(Protocol):
@@ -38,7 +38,7 @@ class Plain(Protocol):
     def train(self, num_steps: int) -> None: ...
 
 
-class AlternatingLoop(Loop):
+class AlternatingLoop(Trainer):
     """dray's loop, stopped at block ends for the other loop's turn.
 
     A block's time is all that passes from its start to the end of its last step, reports and
@@ -55,13 +55,13 @@ class AlternatingLoop(Loop):
         steps_per_block: int,
     ) -> None:
         """plain: makes the other loop, once there is a group."""
-        super().__init__(task, spec, workload, Page(None))
+        super().__init__(task, spec, workload, HeartbeatPage(None))
         self._make_plain = plain
         self.steps_per_block = steps_per_block
         self.dray_s: list[float] = []
         self.plain_s: list[float] = []
 
-    def fit(self, membership: Membership) -> None:
+    def fit(self, membership: RendezvousHandler) -> None:
         self._plain = self._make_plain()
         self._meet()
         self._began = time.perf_counter()
@@ -112,7 +112,7 @@ def main() -> None:
     # One step more than is timed: after the last one the model is evaluated and saved.
     spec = work.spec(options.num_blocks * steps_per_block + 1)
     task = rank_task(spec, rank, world_size, folder)
-    os.environ.update(entry.environment(task, spec))
+    os.environ.update(rank_main.environment(task, spec))
     torch.set_num_threads(spec.resources.cpus_per_worker)
     plain = _build(spec)
     loop = AlternatingLoop(
@@ -123,7 +123,7 @@ def main() -> None:
 
 def alternate(loop: AlternatingLoop, folder: Path) -> None:
     """Train to the end, leave the times of rank 0 in the folder, and end the process."""
-    membership = Membership(loop.task, loop.page)
+    membership = RendezvousHandler(loop.task, loop.page)
     membership.join(lambda: loop.take(membership.place))
     loop.enter()
     loop.fit(membership)
@@ -163,9 +163,20 @@ def rank_task(
         master_port=int(os.environ["MASTER_PORT"]),
         spec=spec.model_dump(mode="json"),
         spool_dir=str(folder / f"spool-{rank}"),
+        temp_dir=str(folder / "tmp"),
         checkpoint_url=(folder / "checkpoints").as_uri(),
         artifact_url=(folder / "artifacts").as_uri(),
+        work_dir=str(folder / "work"),
+        resume_from=(),
+        init_from=None,
+        data_policy=DataPolicy(),
+        spool_limit_bytes=64 << 20,
+        worker_mtbf_s=WORKER_MTBF_S,
         device=device,
+        env={},
+        page_prefix="",
+        generation=0,
+        furthest_step=0,
     )
 
 

@@ -42,10 +42,10 @@ from benchmarks.strategies.work import (
 )
 from dray.spec import Train
 from ray_workers.recipes.models.gpt import Gpt
-from ray_workers.training.initialising import materialise
-from ray_workers.training.samples import on_device
-from ray_workers.training.strategies.context import Context
-from ray_workers.training.workload import Workload
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.data.device_dataset import on_device
+from ray_workers.training.parallel.meta_init import materialise
+from ray_workers.training.parallel.model_parallel.context_parallel import Context
 
 CPU = torch.device("cpu")
 WHOLE_MB = 1024

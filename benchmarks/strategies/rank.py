@@ -11,9 +11,9 @@ import torch
 from benchmarks.step_time.rank import AlternatingLoop, alternate, rank_task
 from benchmarks.strategies.plain import PlainLoop
 from benchmarks.strategies.work import STEPS_PER_BLOCK, WAYS, document
-from ray_workers.contracts import DataPolicy
 from ray_workers.recipes import RECIPES
-from ray_workers.training import entry
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.loop import rank_main
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     # One step more than is timed: after the last one the model is evaluated and saved.
     spec = document(options.way, options.source, options.num_blocks * STEPS_PER_BLOCK + 1)
     task = rank_task(spec, rank, world_size, options.folder)
-    os.environ.update(entry.environment(task, spec))
+    os.environ.update(rank_main.environment(task, spec))
     torch.set_num_threads(spec.resources.cpus_per_worker)
     workload, plain = (
         RECIPES["language_model"].build(spec, DataPolicy()) for _ in ("dray's", "the plain loop's")

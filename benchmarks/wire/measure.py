@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.equality.work import write_text
 from benchmarks.report import Result, Table
 from benchmarks.torchrun import train
-from ray_workers import spool
+from ray_workers.shared import spool_reader
 
 NUM_RANKS, NUM_STEPS, FIRST_STEP = 4, 8, 5
 """Of the steps before the first, PowerSGD's are exact."""
@@ -77,8 +77,8 @@ def _median_sent(compression: dict[str, Any] | None) -> float:
             "resources": {"num_workers": NUM_RANKS},
         }
         train(job, folder, num_ranks=NUM_RANKS, timeout_s=TIMEOUT_S)
-        content = spool.read(folder / "spool-0", 0, MOST_SPOOL_BYTES)
-        frames = spool.decode("r0.0.metrics", content)
+        content = spool_reader.read(folder / "spool-0", 0, MOST_SPOOL_BYTES)
+        frames = spool_reader.decode("r0.0.metrics", content)
         told: dict[int, float] = {
             frame.body["step"]: frame.body["values"]["perf/sent_bytes"]
             for frame in frames

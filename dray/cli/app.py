@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import sys
 
+import typer
+
+from dray.cli import documents as _documents  # noqa: F401  registers its commands
 from dray.cli import exits, terminal
-from dray.cli import faults as _faults  # noqa: F401  registers its commands
+from dray.cli import fault_injection as _faults  # noqa: F401  registers its commands
 from dray.cli import jobs as _jobs  # noqa: F401  registers its commands
+from dray.cli import listing as _listing  # noqa: F401  registers its commands
+from dray.cli import metrics as _metrics  # noqa: F401  registers its commands
 from dray.cli import plan as _plan  # noqa: F401  registers its commands
 from dray.cli import reading as _reading  # noqa: F401  registers its commands
 from dray.cli import results as _results  # noqa: F401  registers its commands
-from dray.cli.base import app
+from dray.cli.base import WrongUsage, app
 from dray.cli.exits import Exit
 
 
@@ -40,11 +45,23 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    """typer would show a wrong usage itself, in lines that break inside words."""
+    from dray.cli.output import warn
+
     try:
-        app(args=arguments, prog_name="dray")
+        code = app(args=arguments, prog_name="dray", standalone_mode=False)
+    except WrongUsage as error:
+        if error.ctx is not None:
+            warn(error.ctx.get_usage())
+            warn(f"Try '{error.ctx.command_path} --help' for help.\n")
+        warn(f"Error: {error.format_message()}")
+        return Exit.USAGE
+    except typer.Abort:
+        warn("nothing was done")
+        return Exit.INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else Exit.USAGE
-    return Exit.OK
+    return code if isinstance(code, int) else Exit.OK
 
 
 def _silence_stdout() -> None:

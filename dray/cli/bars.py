@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from dray._downloads import OnProgress
+from dray._http.downloads import OnProgress
 from dray.cli.terminal import clean
 
 

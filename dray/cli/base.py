@@ -6,9 +6,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 import dray
 from dray.cli import exits
@@ -17,8 +18,22 @@ from dray.cli.completion import job_ids
 if TYPE_CHECKING:
     from dray.client import Client
 
+ORDER = (
+    *("init", "submit", "watch", "wait", "ls", "get", "explain", "metrics", "logs", "events"),
+    *("attempts", "checkpoints", "artifacts", "download", "export", "cancel", "delete", "plan"),
+    *("schema", "cluster", "preempt", "drill", "hangs"),
+)
+"""Commands as the help lists them: what is needed first comes first."""
+
+
+class InOrder(typer.core.TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=lambda name: (*ORDER, name).index(name))
+
+
 app = typer.Typer(
     name="dray",
+    cls=InOrder,
     help="Submit training jobs to a dray server, and read back metrics, logs and the model.",
     epilog=exits.HELP,
     no_args_is_help=True,
@@ -28,15 +43,28 @@ app = typer.Typer(
 )
 
 # typer reads these annotations at run time, so the lazily imported names stay out of them.
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.", autocompletion=job_ids)]
+JobId = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="Its id or how that begins, its name, or @last.", autocompletion=job_ids
+    ),
+]
 JobIds = Annotated[
-    list[str], typer.Argument(metavar="JOB", help="Ids of jobs.", autocompletion=job_ids)
+    list[str],
+    typer.Argument(
+        metavar="JOB",
+        help="Jobs: ids or how these begin, names, or @last.",
+        autocompletion=job_ids,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")]
 Rank = Annotated[int | None, typer.Option(help="Only this rank.", min=0)]
 OnlyAttempt = Annotated[int | None, typer.Option("--attempt", help="Only this attempt.", min=1)]
+
+WrongUsage: Any = typer.BadParameter.__base__
+"""What typer raises of a command line that can't be; older ones have the class from click."""
 
 _url: str | None = None
 
@@ -70,6 +98,13 @@ def _travel_light() -> None:
     """
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
+
+def server_url() -> str:
+    """Address of the server that commands talk to."""
+    from dray._http.transport import DEFAULT_URL
+
+    return (_url or os.environ.get("DRAY_URL") or DEFAULT_URL).rstrip("/")
 
 
 @contextmanager

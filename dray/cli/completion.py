@@ -17,11 +17,17 @@ def states(incomplete: str) -> list[str]:
     return [state for state in STATES if state.startswith(incomplete.upper())]
 
 
+def document_kinds(incomplete: str) -> list[str]:
+    from dray.spec.starting import KINDS
+
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
+
+
 def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """The newest jobs, with name and state; nothing, quickly, where no server answers."""
     from itertools import islice
 
-    from dray._transport import Retry
+    from dray._http.transport import Retry
     from dray.cli.terminal import clean
     from dray.client import Client
     from dray.errors import DrayError

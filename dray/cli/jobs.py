@@ -8,21 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dray.cli import completion
-from dray.cli.base import (
-    AsJson,
-    AsJsonLines,
-    Failures,
-    JobId,
-    JobIds,
-    app,
-    connect,
-    interruptible,
+from dray.cli.base import AsJson, AsJsonLines, Failures, JobId, app, connect, interruptible
+from dray.cli.choosing import (
+    FINISHED,
+    LIVE,
+    Choice,
+    Everything,
+    Labels,
+    Owner,
+    References,
+    States,
+    Yes,
+    ask,
+    choose,
+    state_names,
 )
 from dray.cli.exits import Exit
+from dray.cli.quantities import seconds
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from dray.client import Client
     from dray.views import Job
 
@@ -47,7 +51,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Queue a job."""
-    from dray.cli.output import write, write_json
+    from dray.cli.output import write_json
     from dray.documents import apply_settings, load_document
 
     spec = apply_settings(load_document(document), settings or [])
@@ -57,13 +61,13 @@ def submit(
     with connect() as client:
         job = client.submit(spec, idempotency_key=key)
         if not watch:
-            write_json(job) if as_json else write(f"{job.id} {job.state}: {job.reason.message}")
+            write_json(job) if as_json else _tell(job)
             return
         _watch(client, job.id, as_json)
 
 
 def _check(document: dict[str, Any], source: str, as_json: bool) -> None:
-    from dray.cli.output import write, write_json
+    from dray.cli.output import say, write_json
     from dray.documents import check
 
     spec = check(document, source=source)
@@ -73,14 +77,14 @@ def _check(document: dict[str, Any], source: str, as_json: bool) -> None:
     what = spec.recipe or (spec.script.entrypoint if spec.script else "")
     workers = spec.resources.num_workers
     whom = f"{workers} worker" if workers == 1 else f"{workers} workers"
-    write(f"{source} is a job: {what} on {whom}. Nothing was sent.")
+    say(f"{source} is a job: {what} on {whom}. Nothing was sent.")
 
 
 @app.command("watch")
 def watch_command(job_id: JobId, as_json: AsJson = False) -> None:
     """Show a job's progress until it is over."""
     with connect() as client:
-        _watch(client, job_id, as_json)
+        _watch(client, client.resolve(job_id), as_json)
 
 
 def _watch(client: Client, job_id: str, as_json: bool) -> None:
@@ -105,131 +109,51 @@ def _exit_as(*jobs: Job) -> None:
 
 @app.command()
 def wait(
-    jobs: JobIds,
+    jobs: References = None,
     timeout_s: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", help="At most so long.", min=0)
+        float | None,
+        typer.Option("--timeout", metavar="TIME", help="At most so long: 90, 2h.", parser=seconds),
     ] = None,
     state: Annotated[
         list[str] | None,
         typer.Option(help="Or until it is in this state.", autocompletion=completion.states),
     ] = None,
+    label: Labels = None,
+    everything: Everything = False,
+    owner: Owner = "@me",
     as_json: AsJsonLines = False,
 ) -> None:
-    """Wait until jobs are over.
+    """Wait until jobs are over, or in a state.
 
-    Exits with 1 if one failed or was cancelled, with 5 if the time was up.
+    With --label or --all: for those that are not over when it begins. Exits with 1 if one failed or
+    was cancelled, with 5 if the time was up.
     """
     import time
 
-    from dray.cli.output import write, write_json_line
+    from dray.cli.output import flush, write_json_line
 
-    states = _states(state)
+    states = state_names(state)
+    choice = Choice(jobs or (), label or (), (), everything, owner)
+    choice.check()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     done = []
+    failures = Failures()
     with connect() as client, interruptible("the jobs go on"):
-        for job_id in jobs:
-            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            job = client.wait(job_id, left_s, states)
-            done.append(job)
-            write_json_line(job) if as_json else write(
-                f"{job.id} {job.state}: {job.reason.message}"
-            )
+        for job_id in choose(client, choice, failures, default_states=LIVE):
+            with failures.noted():
+                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                job = client.wait(job_id, left_s, states)
+                done.append(job)
+                write_json_line(job) if as_json else _tell(job)
+                flush()
+    failures.end()
     _exit_as(*done)
 
 
-def _states(names: list[str] | None) -> list[str]:
-    wanted = [name.upper() for name in names or ()]
-    unknown = [name for name in wanted if name not in completion.STATES]
-    if unknown:
-        known = ", ".join(completion.STATES)
-        raise typer.BadParameter(f"{unknown[0]} is none of {known}", param_hint="--state")
-    return wanted
+def _tell(job: Job) -> None:
+    from dray.cli.output import say
 
-
-@app.command("ls")
-def list_jobs(
-    state: Annotated[
-        list[str] | None,
-        typer.Option(help="Only in this state.", autocompletion=completion.states),
-    ] = None,
-    queue: Annotated[str | None, typer.Option(help="Only in this queue.")] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with this label.")
-    ] = None,
-    owner: Annotated[str | None, typer.Option(help="Only of this owner.")] = None,
-    project: Annotated[str | None, typer.Option(help="Only of this project.")] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Submitted then or later: 2h, 2026-01-31.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Submitted earlier than that.")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many.", min=1)] = 50,
-    everything: Annotated[bool, typer.Option("--all", help="However many there are.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """List jobs, newest first."""
-    from itertools import islice
-
-    from dray.cli.output import age, steps, warn, write_json
-    from dray.cli.tables import table
-
-    with connect() as client:
-        found = client.jobs(
-            state=_states(state),
-            queue=queue,
-            label=_labels(label),
-            owner=owner,
-            project=project,
-            created_after=_moment(since, "--since"),
-            created_before=_moment(until, "--until"),
-            page_size=500 if everything else min(limit + 1, 500),
-        )
-        jobs = list(found if everything else islice(found, limit + 1))
-    more = not everything and len(jobs) > limit
-    if more:
-        jobs.pop()
-    if as_json:
-        write_json(jobs)
-        return
-    table(
-        ("ID", "NAME", "STATE", "STEP", "ATTEMPT", "CREATED", "REASON"),
-        (
-            (j.id, j.name, j.state, steps(j), j.attempt, age(j.created_at), j.reason.code)
-            for j in jobs
-        ),
-        flexible=("NAME",),
-        optional=("ATTEMPT", "REASON"),
-    )
-    if more:
-        warn(f"there are more than {limit}; --all lists them")
-
-
-def _labels(texts: list[str] | None) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts or ()]
-    if any(not (key and equals) for key, equals, _ in pairs):
-        raise typer.BadParameter("write a label as KEY=VALUE", param_hint="--label")
-    return {key: value for key, _, value in pairs}
-
-
-def _moment(text: str | None, option: str) -> datetime | None:
-    """A time ago (`90s`, `2h`, `3d`), or ISO 8601, which without a zone is this machine's."""
-    import re
-    from datetime import UTC, datetime, timedelta
-
-    if text is None:
-        return None
-    ago = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
-    if ago:
-        unit = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}[ago[2]]
-        return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * unit)
-    try:
-        return datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(
-            f"{text!r} is no time: write 90s, 2h, 3d, 2026-01-31 or 2026-01-31T12:00:00Z",
-            param_hint=option,
-        ) from None
+    say(f"{job.id} {job.state}: {job.reason.message}")
 
 
 @app.command()
@@ -245,40 +169,65 @@ def get(
     from dray.cli.output import show_job, write_json
 
     with connect() as client, interruptible("the job goes on"):
+        job_id = client.resolve(job_id)
         job = client.wait(job_id) if wait else client.get(job_id)
     write_json(job) if as_json else show_job(job)
 
 
 @app.command()
-def cancel(jobs: JobIds, as_json: AsJsonLines = False) -> None:
-    """Stop jobs, in whatever state they are."""
-    from dray.cli.output import write, write_json_line
+def cancel(
+    jobs: References = None,
+    label: Labels = None,
+    state: States = None,
+    everything: Everything = False,
+    owner: Owner = "@me",
+    yes: Yes = False,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Stop jobs, in whatever state they are.
 
+    Asks first if they are chosen by label, state or --all.
+    """
+    from dray.cli.output import write_json_line
+
+    choice = Choice(jobs or (), label or (), state or (), everything, owner)
+    choice.check()
     failures = Failures()
     with connect() as client:
-        for job_id in jobs:
+        found = choose(client, choice, failures, default_states=LIVE)
+        ask("Stop {jobs}?", list(found.values()), yes=yes or not choice.is_by_rule)
+        for job_id in found:
             with failures.noted():
                 job = client.cancel(job_id)
-                if as_json:
-                    write_json_line(job)
-                else:
-                    write(f"{job.id} {job.state}: {job.reason.message}")
+                write_json_line(job) if as_json else _tell(job)
     failures.end()
 
 
 @app.command()
-def delete(jobs: JobIds, as_json: AsJsonLines = False) -> None:
+def delete(
+    jobs: References = None,
+    label: Labels = None,
+    state: States = None,
+    everything: Everything = False,
+    owner: Owner = "@me",
+    yes: Yes = False,
+    as_json: AsJsonLines = False,
+) -> None:
     """Remove finished jobs and all that they left.
 
-    Logs, metrics, checkpoints and artifacts go with them.
+    Logs, metrics, checkpoints and artifacts go with them. Asks first.
     """
     import json
 
     from dray.cli.output import write
 
+    choice = Choice(jobs or (), label or (), state or (), everything, owner)
+    choice.check()
     failures = Failures()
     with connect() as client:
-        for job_id in jobs:
+        found = choose(client, choice, failures, default_states=FINISHED)
+        ask("Delete {jobs} and all that is left of them?", list(found.values()), yes=yes)
+        for job_id in found:
             with failures.noted():
                 client.delete(job_id)
                 write(json.dumps({"deleted": job_id}) if as_json else f"{job_id} deleted")

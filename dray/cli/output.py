@@ -29,6 +29,14 @@ def write(line: str, *, colours: bool = False) -> None:
     _emit(terminal.clean(line, colours=colours and terminal.has_colours()))
 
 
+def say(text: str, *, indent: str = "") -> None:
+    """A sentence: on a terminal in as many lines as it takes, none of which breaks a word."""
+    text = terminal.clean(text)
+    lines = terminal.wrapped(text, terminal.width(), indent) if sys.stdout.isatty() else [text]
+    for line in lines:
+        _emit(line)
+
+
 def write_drawn(line: str) -> None:
     """A line that dray drew, with colours of its own and what it holds made harmless."""
     _emit(line)
@@ -50,8 +58,10 @@ def flush() -> None:
 
 def warn(text: str) -> None:
     """Lines to standard error."""
-    for line in text.split("\n"):
-        sys.stderr.write(terminal.clean(line) + "\n")
+    columns = terminal.width() if sys.stderr.isatty() else None
+    for line in map(terminal.clean, text.split("\n")):
+        for part in terminal.wrapped(line, columns) if columns else [line]:
+            sys.stderr.write(part + "\n")
 
 
 def _inert(document: str) -> str:
@@ -140,7 +150,8 @@ def show_job(job: views.Job) -> None:
         ("owner", f"{job.owner}, project {job.project}"),
         ("state", job.state),
         ("reason", f"{job.reason.message} ({job.reason.code})"),
-        ("queue", f"{job.queue}, priority {job.priority}"),
+        *(("warning", warning.message) for warning in job.warnings),
+        ("queue", _place(job)),
         ("attempt", job.attempt),
         ("workers", job.world_size),
         ("step", _how_far(job)),
@@ -153,7 +164,12 @@ def show_job(job: views.Job) -> None:
         ("dashboard", job.links.ray_dashboard),
     ]
     for name, value in lines:
-        write(f"{name:<10} {cell(value)}")
+        say(f"{name:<10} {cell(value)}", indent=" " * 11)
+
+
+def _place(job: views.Job) -> str:
+    place = "" if job.position is None else f", position {job.position}"
+    return f"{job.queue}, priority {job.priority}{place}"
 
 
 def _how_far(job: views.Job) -> str:
@@ -172,7 +188,9 @@ def goodput(job: views.Job) -> str | None:
     parts = []
     if job.goodput is not None:
         used = job.goodput
-        share = "-" if used.useful_share is None else f"{used.useful_share:.1%}"
+        share = "no steps reported, so it is unknown how much was"
+        if used.useful_share is not None:
+            share = f"{used.useful_share:.1%}"
         others = ", ".join(
             f"{name.replace('_', ' ')} {seconds:.1f}"
             for name, seconds in used.slot_seconds

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dray.cli.base import AsJson, app, connect
+from dray.cli.quantities import num_bytes
 
 if TYPE_CHECKING:
     from dray.views import Plan, PlannedMesh
@@ -23,7 +24,8 @@ def plan(
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field: train.epochs=3."),
     ] = None,
     memory: Annotated[
-        int | None, typer.Option(metavar="BYTES", help="What each worker has.", min=1)
+        int | None,
+        typer.Option(metavar="BYTES", help="What each worker has: 8GiB.", parser=num_bytes),
     ] = None,
     flops: Annotated[
         float | None, typer.Option(metavar="PER_S", help="Of a worker in training.", min=0)
@@ -52,7 +54,7 @@ def plan(
 
 
 def _show(found: Plan) -> None:
-    from dray.cli.output import size, write
+    from dray.cli.output import say, size, write
     from dray.cli.tables import table
 
     headings = ("MESH", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "TOTAL", "WHY")
@@ -64,14 +66,14 @@ def _show(found: Plan) -> None:
     )
     write("")
     has = found.memory_bytes_per_rank
-    write(f"memory of a worker: {'' if has is None else size(has) + ', '}{found.memory_source}")
-    write(f"times: {found.calibration.source}")
+    say(f"memory of a worker: {'' if has is None else size(has) + ', '}{found.memory_source}")
+    say(f"times: {found.calibration.source}")
     for sentence in found.assumed:
-        write(f"assumed: {sentence}")
+        say(f"assumed: {sentence}")
     if found.chosen is not None:
-        write(f"chosen: {found.chosen}")
+        say(f"chosen: {found.chosen}")
     else:
-        write(f"none fits; {found.change or 'no single change'} would make it fit")
+        say(f"none fits; {found.change or 'no single change'} would make it fit")
 
 
 def _row(mesh: PlannedMesh) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from dray.cli.base import (
 )
 
 if TYPE_CHECKING:
-    from dray.views import Attempt, Event, LogLine, NodeSlots, StorageState
+    from dray.views import Attempt, Event, LogLine, NodeSlots, OtherJob, StorageState
 
 _KINDS = ("CPU", "GPU")
 
@@ -35,6 +35,7 @@ def logs(
 
     again = f"the job goes on; follow it again with: dray logs -f {job_id}"
     with connect() as client, interruptible(again if follow else "stopped"):
+        job_id = client.resolve(job_id)
         for line in client.logs(job_id, rank, attempt=attempt, follow=follow):
             if as_json:
                 write_json_line(line)
@@ -51,39 +52,58 @@ def _log_line(line: LogLine, *, one_rank: bool) -> str:
 @app.command()
 def events(job_id: JobId, follow: Follow = False, as_json: AsJsonLines = False) -> None:
     """Print what happened to a job."""
-    from dray.cli.output import flush, write, write_json_line
+    from dray.cli.output import flush, say, write_json_line
 
     again = f"the job goes on; follow it again with: dray events -f {job_id}"
     with connect() as client, interruptible(again if follow else "stopped"):
+        job_id = client.resolve(job_id)
         for event in client.follow(job_id) if follow else client.events(job_id):
-            write_json_line(event) if as_json else write(_event_line(event))
+            write_json_line(event) if as_json else say(_event_line(event), indent="    ")
             if follow:
                 flush()
 
 
 def _event_line(event: Event) -> str:
     when = event.time.strftime("%Y-%m-%d %H:%M:%SZ")
+    by = f", by {event.actor}" if event.actor else ""
     move = f" {event.from_state or '-'} -> {event.to_state}" if event.to_state else ""
-    return f"{event.seq:>3} {when} {event.type}{move}: {event.message} ({event.code})"
+    return f"{event.seq:>3} {when} {event.type}{move}: {event.message}{by} ({event.code})"
 
 
 @app.command()
 def explain(job_id: JobId, as_json: AsJson = False) -> None:
     """Say why a job is where it is."""
-    from dray.cli.output import write, write_json
+    from dray.cli.output import say, write_json
 
     with connect() as client:
-        answer = client.explain(job_id)
+        answer = client.explain(client.resolve(job_id))
     if as_json:
         write_json(answer)
         return
-    write(f"{answer.state}: {answer.reason.message} ({answer.reason.code})")
+    say(f"{answer.state}: {answer.reason.message} ({answer.reason.code})")
     if answer.position is not None:
-        write(f"position in the queue: {answer.position}")
-    if answer.blocked_by:
-        write(f"waits for: {', '.join(answer.blocked_by)}")
+        of = "" if answer.queue_length is None else f" of {answer.queue_length}"
+        say(f"position {answer.position}{of} in the queue")
+    for title, jobs, others in (
+        ("ahead of it", answer.ahead, (answer.position or 1) - 1 - len(answer.ahead)),
+        ("hold slots", answer.running, 0),
+    ):
+        if jobs:
+            say(f"{title}:")
+        for job in jobs:
+            say(f"  {job.id} {job.name}: {_other(job)}", indent="  ")
+        if jobs and others > 0:
+            say(f"  and {others} more")
+    unnamed = set(answer.blocked_by) - {job.id for job in (*answer.ahead, *answer.running)}
+    if unnamed:
+        say(f"waits for: {', '.join(job_id for job_id in answer.blocked_by if job_id in unnamed)}")
     if answer.expected_start_at is not None:
-        write(f"starts by: {answer.expected_start_at.isoformat()}")
+        say(f"starts by: {answer.expected_start_at.isoformat()}")
+
+
+def _other(job: OtherJob) -> str:
+    workers = "1 worker" if job.world_size == 1 else f"{job.world_size} workers"
+    return f"{job.state}, {workers}, priority {job.priority}"
 
 
 @app.command()
@@ -92,7 +112,7 @@ def attempts(job_id: JobId, as_json: AsJson = False) -> None:
     from dray.cli.tables import listing
 
     with connect() as client:
-        found = client.attempts(job_id)
+        found = client.attempts(client.resolve(job_id))
     listing(
         found,
         as_json,
@@ -102,6 +122,8 @@ def attempts(job_id: JobId, as_json: AsJson = False) -> None:
             _took(a),
             a.reason.message if a.reason else None,
         ),
+        flexible=("REASON",),
+        optional=("TOOK", "STARTED", "WORKERS"),
     )
 
 
@@ -133,7 +155,7 @@ def _took(attempt: Attempt) -> str | None:
 @app.command()
 def cluster(as_json: AsJson = False) -> None:
     """Show the nodes and what runs on them."""
-    from dray.cli.output import write, write_json
+    from dray.cli.output import say, write_json
     from dray.cli.tables import table
 
     with connect() as client:
@@ -141,12 +163,12 @@ def cluster(as_json: AsJson = False) -> None:
     if as_json:
         write_json(answer)
         return
-    write("connected" if answer.connected else f"not connected: {answer.reason}")
+    say("connected" if answer.connected else f"not connected: {answer.reason}")
     if answer.ray_dashboard:
-        write(f"dashboard: {answer.ray_dashboard}")
+        say(f"dashboard: {answer.ray_dashboard}")
     storage = _storage(answer.storage)
     if storage:
-        write(f"storage: {storage}")
+        say(f"storage: {storage}")
     rows = (
         (
             node.hostname,
@@ -156,11 +178,13 @@ def cluster(as_json: AsJson = False) -> None:
         )
         for node in answer.nodes
     )
-    table(("NODE", "STATE", *(f"{kind} HELD" for kind in _KINDS), "JOBS"), rows)
+    table(
+        ("NODE", "STATE", *(f"{kind} HELD" for kind in _KINDS), "JOBS"), rows, flexible=("STATE",)
+    )
     for node in answer.nodes:
         for kept in node.quarantined:
             slots = "1 slot" if kept.slots == 1 else f"{kept.slots} slots"
-            write(f"{node.hostname}: {slots} of {kept.job_id} in quarantine: {kept.reason}")
+            say(f"{node.hostname}: {slots} of {kept.job_id} in quarantine: {kept.reason}")
 
 
 def _storage(state: StorageState) -> str | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from dray.cli import terminal
 from dray.cli.output import cell, write_drawn, write_json
+from dray.cli.terminal import display_width
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
 Item = TypeVar("Item", bound="BaseModel")
 
 GAP = "  "
-LEAST = 12
+LEAST = 16
 """Columns that a flexible column keeps."""
+
+_TIME_OF_AN_ID = len("job-") + 10
+"""Characters of an id that say when it was made, to the millisecond."""
 
 _COLOUR_OF_STATE = {
     **dict.fromkeys(("SUCCEEDED", "ready"), terminal.GREEN),
@@ -33,12 +37,14 @@ def table(
     *,
     flexible: Sequence[str] = (),
     optional: Sequence[str] = (),
+    shorter: Mapping[str, Callable[[Sequence[str]], Sequence[str]]] = MappingProxyType({}),
 ) -> None:
     """A line for each row.
 
-    On a terminal that is too narrow for it the `optional` columns are left out, the first named
-    first, and the `flexible` ones are cut short; what is then still too long goes on in the next
-    line.
+    On a terminal that is too narrow for it the columns in `shorter` get the texts that their
+    function makes of them, `optional` columns are left out, the first named first, and `flexible`
+    ones are cut short. What is then still too wide is a line for each value. An optional column
+    that has no value in any row is left out as well.
     """
     texts = [[terminal.clean(cell(value)) for value in row] for row in rows]
     if not sys.stdout.isatty():
@@ -46,14 +52,61 @@ def table(
         for line in (headings, *texts):
             write_drawn(_joined(line, widths))
         return
-    kept = _that_fit(headings, texts, flexible, optional)
-    names = [headings[n] for n in kept]
-    chosen = [[row[n] for n in kept] for row in texts]
-    widths = _squeezed(names, chosen, flexible)
+    headings, texts = _chosen(headings, texts, _with_a_value(headings, texts, optional))
+    if _total(_natural(headings, texts)) > terminal.width():
+        for heading in [heading for heading in headings if heading in shorter]:
+            _replace_column(texts, headings.index(heading), shorter[heading])
+    headings, texts = _chosen(headings, texts, _that_fit(headings, texts, flexible, optional))
+    widths = _squeezed(headings, texts, flexible)
+    if _total(widths) > terminal.width():
+        _write_records(headings, texts)
+        return
     colours = terminal.has_colours()
-    write_drawn(terminal.styled(_joined(names, widths), terminal.BOLD if colours else None))
-    for line in chosen:
+    write_drawn(terminal.styled(_joined(headings, widths), terminal.BOLD if colours else None))
+    for line in texts:
         write_drawn(_joined(line, widths, colours=colours))
+
+
+def _chosen(
+    headings: Sequence[str], texts: Sequence[Sequence[str]], columns: Sequence[int]
+) -> tuple[list[str], list[list[str]]]:
+    return [headings[n] for n in columns], [[row[n] for n in columns] for row in texts]
+
+
+def _with_a_value(
+    headings: Sequence[str], texts: Sequence[Sequence[str]], optional: Sequence[str]
+) -> list[int]:
+    return [
+        n
+        for n, heading in enumerate(headings)
+        if heading not in optional or not texts or any(row[n] != cell(None) for row in texts)
+    ]
+
+
+def _replace_column(
+    texts: Sequence[list[str]], column: int, make: Callable[[Sequence[str]], Sequence[str]]
+) -> None:
+    for row, text in zip(texts, make([row[column] for row in texts]), strict=True):
+        row[column] = text
+
+
+def _write_records(headings: Sequence[str], texts: Sequence[Sequence[str]]) -> None:
+    """A line for each value, and an empty one between rows."""
+    room = max(map(display_width, headings)) + len(GAP)
+    for number, row in enumerate(texts):
+        if number:
+            write_drawn("")
+        for heading, text in zip(headings, row, strict=True):
+            for line in terminal.wrapped(f"{heading:<{room}}{text}", terminal.width(), GAP):
+                write_drawn(line)
+
+
+def shortest_prefixes(ids: Sequence[str]) -> list[str]:
+    """Beginnings of one length that tell each from the others, and from most others there are."""
+    length = _TIME_OF_AN_ID
+    while len({one[:length] for one in ids}) < len(set(ids)):
+        length += 1
+    return [one[:length] for one in ids]
 
 
 def listing(
@@ -61,26 +114,19 @@ def listing(
     as_json: bool,
     headings: Sequence[str],
     row: Callable[[Item], Sequence[object]],
+    *,
+    flexible: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> None:
     """A list of answers: a table with a row for each, or one JSON document."""
     if as_json:
         write_json(found)
     else:
-        table(headings, map(row, found))
-
-
-def display_width(text: str) -> int:
-    """Columns of a terminal: East Asian and emoji take two, combining marks none."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in text
-    )
+        table(headings, map(row, found), flexible=flexible, optional=optional)
 
 
 def shortened(text: str, width: int) -> str:
-    """`text` in at most `width` columns, with an ellipsis for what was cut."""
+    """`text` in at most `width` columns, with an ellipsis for the words that were cut."""
     if display_width(text) <= width:
         return text
     kept = ""
@@ -88,6 +134,8 @@ def shortened(text: str, width: int) -> str:
         if display_width(kept + character) > width - 1:
             break
         kept += character
+    whole_words = kept if text[len(kept)] == " " else kept.rpartition(" ")[0]
+    kept = (whole_words or kept).rstrip(" ,;:")
     return kept + ("…" if terminal.has_unicode() else "~")
 
 
@@ -112,7 +160,7 @@ def _that_fit(
         for heading, width in zip(headings, natural, strict=True)
     ]
     kept = list(range(len(headings)))
-    for heading in optional:
+    for heading in [heading for heading in optional if heading in headings]:
         if _total([least[n] for n in kept]) <= terminal.width():
             break
         kept.remove(headings.index(heading))

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import unicodedata
 
 _SGR = r"\x1b\[[0-9;:]*m"
 """Colours and the like: the one kind of escape sequence that stays within its line."""
@@ -15,7 +16,7 @@ _SEQUENCE = re.compile(
     r"|\x1b[PX^_\]].*?(?:\x07|\x1b\\|$)"  # strings: titles, clipboard, hyperlinks
     r"|\x1b[ -/]*[0-~]?"
 )
-_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """C0 but the tab, DEL, C1, and what turns the direction of text."""
 _PARTS = re.compile(f"({_SGR})")
 
@@ -50,6 +51,32 @@ def has_unicode() -> bool:
 def width() -> int:
     """Columns; COLUMNS where there is no terminal, else 80."""
     return max(20, shutil.get_terminal_size((80, 24)).columns)
+
+
+def display_width(text: str) -> int:
+    """Columns of a terminal: East Asian and emoji take two, combining marks none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def wrapped(text: str, columns: int, indent: str = "") -> list[str]:
+    """`text` in lines of at most so many columns, broken between words only, so that an id or a
+    path can be copied; all lines but the first begin with `indent`."""
+    if display_width(text) <= columns:
+        return [text]
+    margin = text[: len(text) - len(text.lstrip())]
+    lines = [margin]
+    for gap, word in re.findall(r"(\s*)(\S+)", text[len(margin) :]):
+        joined = f"{lines[-1]}{gap}{word}"
+        if lines[-1].strip() and display_width(joined) > columns:
+            lines.append(f"{margin}{indent}{word}")
+        else:
+            lines[-1] = joined
+    return lines
 
 
 def styled(text: str, code: int | None) -> str:

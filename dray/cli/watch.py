@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from dray import errors
 from dray.cli import terminal
-from dray.cli.output import duration, flush, number, summary, write
+from dray.cli.output import duration, flush, number, say, summary, write
+from dray.cli.tables import shortened
 from dray.views import Job, JobState
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.5
 PLAIN_EVERY_S = 5.0
+_BAR = 30
+_BESIDES = 9
+"""Columns of the spinner, the share that is done, and what parts them."""
 
 
 class Screen(Protocol):
@@ -35,13 +39,15 @@ def watch(client: Client, job_id: str, *, console: Console | None = None) -> Job
     screen: AbstractContextManager[Screen]
     screen = _bar(console) if console.is_terminal else nullcontext(_Lines())
     job = client.get(job_id)
+    if console.is_terminal:
+        say(f"{job.id} {job.name}")
     with screen as shown:
         shown.show(job)
         while not job.state.is_terminal:
             job = _refreshed(client, job)
             shown.show(job)
     for line in ending(job):
-        write(line)
+        say(line, indent="  ")
     return job
 
 
@@ -79,6 +85,7 @@ def ending(job: Job) -> list[str]:
         seconds = (job.finished_at - (job.started_at or job.created_at)).total_seconds()
         took = f" after {duration(seconds)}"
     lines = [f"{job.id} {job.state}{took}: {job.reason.message}"]
+    lines += [f"  warning: {warning.message}" for warning in job.warnings]
     if job.progress is not None:
         lines.append(f"  step {job.progress.step}/{job.progress.total_steps or '?'}")
     if job.summary:
@@ -100,7 +107,7 @@ class _Lines:
 
     def show(self, job: Job) -> None:
         now = time.monotonic()
-        line = f"{job.id} {status(job)}"
+        line = f"{job.id} {status(job)} ({job.name})"
         if line == self._last or (job.state is self._state and now < self._due):
             return
         self._state, self._last, self._due = job.state, line, now + PLAIN_EVERY_S
@@ -110,30 +117,31 @@ class _Lines:
 
 def _bar(console: Console) -> AbstractContextManager[Screen]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
-    from rich.table import Column
+
+    bar = BarColumn(bar_width=_BAR)
 
     class Bar(Progress):
         def show(self, job: Job) -> None:
             progress = job.progress if is_training(job) else None
             if not self.task_ids:
                 self.add_task("", total=None, state="", status="")
+            text = terminal.clean(status(job) if progress else job.reason.message)
+            # The bar gives way to the text, and the text's last words to the terminal's edge.
+            room = console.width - len(job.state) - _BESIDES
+            bar.bar_width = max(1, min(_BAR, room - terminal.display_width(text)))
             self.update(
                 self.task_ids[0],
                 state=str(job.state),
                 completed=progress.step if progress else 0,
                 total=(progress.total_steps if progress else None),
-                status=terminal.clean(status(job) if progress else job.reason.message),
+                status=shortened(text, max(1, room - bar.bar_width)),
             )
 
     return Bar(
         SpinnerColumn(),
         TextColumn("{task.fields[state]}", style="bold", markup=False),
-        BarColumn(bar_width=30),
+        bar,
         TaskProgressColumn(),
-        TextColumn(
-            "{task.fields[status]}",
-            markup=False,
-            table_column=Column(no_wrap=True, overflow="ellipsis"),
-        ),
+        TextColumn("{task.fields[status]}", markup=False),
         console=console,
     )

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, StringConstraints, model_validator
 
-from dray.spec.data import Data, Format
+from dray.spec.data import Data, Format, Missing
 from dray.spec.fields import (
     MAX_STEPS,
     Document,
@@ -23,6 +23,8 @@ from dray.spec.fields import (
     Name,
     PlainText,
     QueueName,
+    Seconds,
+    Size,
     wrong,
 )
 from dray.spec.model import Cnn, Gpt, Mlp, Model, ResNet, Unet
@@ -30,7 +32,15 @@ from dray.spec.parallel import INNER, MAX_WORKERS, Parallel, written_out
 from dray.spec.profile import Profile
 from dray.spec.recipes import RECIPES, RecipeName
 from dray.spec.sync import Compression, Outer, Sync
-from dray.spec.train import EarlyStopping, Ema, LrScaling, Optimizer, Schedule, Train
+from dray.spec.train import (
+    EarlyStopping,
+    Ema,
+    LrScaling,
+    OnDivergence,
+    Optimizer,
+    Schedule,
+    Train,
+)
 
 __all__ = [
     "MAX_STEPS",
@@ -50,8 +60,10 @@ __all__ = [
     "InitFrom",
     "JobSpec",
     "LrScaling",
+    "Missing",
     "Mlp",
     "Model",
+    "OnDivergence",
     "Optimizer",
     "Outer",
     "Parallel",
@@ -67,6 +79,10 @@ __all__ = [
 ]
 
 SPEC_VERSION: Final = 1
+_NOT_ONE = (
+    "give exactly one of recipe and script: recipe: "
+    f"{' or '.join(RECIPES)}; or script: {{entrypoint: FILE}}"
+)
 
 
 class Script(Document):
@@ -82,11 +98,13 @@ class Resources(Document):
     """What the group needs. The gang starts whole or not at all."""
 
     num_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
+    """Ranks of the job: processes that train together."""
     gpus_per_worker: Annotated[Int, Field(ge=0, le=1)] = 0
     """0 trains on CPU; 1 gives each rank a GPU of its own."""
     cpus_per_worker: Annotated[Int, Field(ge=1, le=1024)] = 1
-    memory_bytes: Annotated[Int, Field(ge=1, le=2**50)] | None = None
-    """Memory of each worker, counted in Ray's books."""
+    """CPU cores of each worker."""
+    memory_bytes: Size | None = None
+    """Memory of each worker, counted in Ray's books; a number, or a size such as `8GiB`."""
     accelerator: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
     """Ray's accelerator type, such as `H100`."""
 
@@ -120,6 +138,7 @@ class InitFrom(Document):
     """Start from another job's checkpoint."""
 
     job: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^job-[0-9a-z]+$")]
+    """Its id."""
     step: Literal["latest", "best"] | Annotated[Int, Field(ge=0, le=MAX_STEPS)] = "latest"
     """Which of its checkpoints, looked up when this job is submitted. `best` is by the other
     job's `checkpoint.best`."""
@@ -133,10 +152,15 @@ class JobSpec(Document):
     """A training job: exactly one of `recipe` and `script`, and what it needs to run."""
 
     version: Literal[1] = SPEC_VERSION
+    """Of the document's form."""
     name: Name = "job"
+    """What people call the job; several may have one name."""
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
+    """Keys and values of your own, by which jobs are listed and chosen."""
     recipe: RecipeName | None = None
+    """What is trained by dray's own code; instead of `script`."""
     script: Script | None = None
+    """A training script of your own; instead of `recipe`."""
     model: Model | None = None
     """By default the recipe's first model."""
     data: Data = Data()
@@ -155,13 +179,15 @@ class JobSpec(Document):
     profile: Profile | None = None
     """Unset, nothing is recorded."""
     queue: QueueName = "default"
+    """A name to list jobs by; all queues share the cluster."""
     priority: Annotated[Int, Field(ge=0, le=100)] = 50
     """Higher starts first; equal priorities start in the order of submission."""
     max_retries: Annotated[Int, Field(ge=0, le=100)] = 1
     """How often the job is tried again after its own error. The cluster's failures have a
     budget of their own and preemptions are free."""
-    max_runtime_s: Annotated[Int, Field(ge=1, le=10**8)] | None = None
-    """Seconds of running time over all attempts, after which the job fails."""
+    max_runtime_s: Seconds | None = None
+    """Seconds of running time over all attempts, after which the job fails; a number, or a time
+    such as `2h`."""
 
     @property
     def is_exact(self) -> bool:
@@ -198,7 +224,11 @@ class JobSpec(Document):
     @model_validator(mode="after")
     def _one_thing_to_run(self) -> Self:
         if (self.recipe is None) == (self.script is None):
-            raise ValueError("give exactly one of recipe and script")
+            raise ValueError(
+                _NOT_ONE
+                if self.recipe is None
+                else "give exactly one of recipe and script, not both"
+            )
         self._check_mesh()
         self._check_elastic()
         self._check_sync()
@@ -379,6 +409,12 @@ class JobSpec(Document):
                 "is not for elastic.exact: each rank leaves out something else",
             )
         optimizer = self.train.optimizer
+        if self.train.on_divergence == "skip_step" and compression.name in ("topk", "powersgd"):
+            raise wrong(
+                "/train/on_divergence",
+                f"must not be skip_step with {compression.name}, which keeps what it does not "
+                "send: also a gradient that is not finite. Take rollback",
+            )
         if self.train.precision == "fp16" and compression.name in ("topk", "powersgd"):
             raise wrong(
                 "/train/precision",

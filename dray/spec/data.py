@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 from typing import Annotated, Final, Literal, Self
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
-from dray.spec.fields import ColumnName, Document, Int, Number, PlainText, Sha256
+from dray.spec.fields import ColumnName, Document, Int, Number, PlainText, Sha256, Size
 
 SKLEARN_SETS: Final = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 SCHEMES: Final = ("file", "http", "https", "s3", "sklearn")
 Format = Literal["images", "npz", "csv", "parquet", "text", "sklearn"]
+Missing = Literal["error", "drop", "mean", "median", "most_frequent", "indicator"]
 
+_DELIMITER = r"^(tab|[\t !#-*,/:-@\[-^`{-~])$"
 _SECRET_PARAMETERS = ("signature", "credential", "token", "sig", "key", "secret", "password")
 _SUFFIXES: Final[dict[str, Format]] = {
     ".csv": "csv",
@@ -23,12 +25,18 @@ _SUFFIXES: Final[dict[str, Format]] = {
     ".pq": "parquet",
     ".tar": "images",
     ".tgz": "images",
+    ".tsv": "csv",
     ".txt": "text",
     ".zip": "images",
 }
 
 
+_OF_A_URL: Final = r"^[^\s\\]+$"
+
+
 def _source_url(value: str) -> str:
+    if re.fullmatch(_OF_A_URL, value) is None:
+        raise ValueError("must not contain a backslash or a space: a URL has %5C and %20 for them")
     try:
         url = urlsplit(value)
         port_is_sound = url.port is None or url.port > 0
@@ -54,15 +62,26 @@ def _source_url(value: str) -> str:
                 f"must not hold a secret (its parameter {name!r} looks like one): "
                 "name a file of the nodes' in data.credentials"
             )
+    if url.scheme == "file" and "\0" in unquote(url.path):
+        raise ValueError("must not contain %00, a NUL: no file's name has one")
     if ".." in PurePosixPath(url.path).parts:
         raise ValueError("must not contain '..'")
     return value
 
 
+def _encoding(value: str) -> str:
+    try:
+        "a".encode(value)
+    except (LookupError, ValueError):
+        raise ValueError("is no encoding of text that Python knows, such as latin-1") from None
+    return value
+
+
 SourceUrl = Annotated[
     PlainText,
-    StringConstraints(min_length=1, max_length=2048, pattern=r"^[^\s\\]+$"),
+    StringConstraints(min_length=1, max_length=2048),
     AfterValidator(_source_url),
+    Field(json_schema_extra={"pattern": _OF_A_URL}),
 ]
 
 
@@ -85,6 +104,22 @@ class Data(Document):
     (npz; by default `x`)."""
     categorical: Annotated[list[ColumnName], Field(max_length=10_000)] = []
     """Columns whose numbers are names of categories; columns of text always are."""
+    delimiter: Annotated[str, StringConstraints(pattern=_DELIMITER)] | None = None
+    """What stands between the fields of a line (csv): one character that is no letter, digit or
+    quotation mark, or `tab`. By default a comma, and in a `.tsv` file a tab."""
+    encoding: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,40}$"), AfterValidator(_encoding)
+    ] = "utf-8"
+    """How the characters of the file are written (csv), such as `latin-1`, `cp1252`, `utf-16`."""
+    decimal: Literal[".", ","] = "."
+    """What stands before the fraction of a number (csv)."""
+    missing: Missing = "error"
+    """What is done about a value that is missing (csv, parquet). error: the job fails, and says
+    where. drop: the row is left out. mean, median: numbers are filled in by that of the training
+    split, and categories by the most frequent. most_frequent: all are filled in so. indicator:
+    as mean, with a 0/1 column besides that says where; of categories it is one of its own."""
+    missing_columns: Annotated[dict[ColumnName, Missing], Field(max_length=10_000)] = {}
+    """By column, where it is something else than `missing` says. Of the target: error or drop."""
     classes: Annotated[list[ColumnName], Field(min_length=2, max_length=255)] | None = None
     """Names of what a mask's pixels show, by their number: the first is 0, the background. By
     default there are as many classes as the masks have, and the numbers name them."""
@@ -93,7 +128,7 @@ class Data(Document):
     ) = None
     """(height, width) in pixels that images, and their masks, are scaled to; without it all must
     be of one size."""
-    size_bytes: Annotated[Int, Field(ge=1, le=2**60)] | None = None
+    size_bytes: Size | None = None
     """What the source's one file must measure."""
     sha256: Sha256 | None = None
     """What the source's one file must hash to."""
@@ -119,8 +154,24 @@ class Data(Document):
             return "sklearn"
         if self.format is not None:
             return self.format
+        return _SUFFIXES.get(self._suffix)
+
+    @property
+    def known_delimiter(self) -> str:
+        """The delimiter as given, or by the source's ending."""
+        if self.delimiter is None:
+            return "\t" if self._suffix == ".tsv" else ","
+        return "\t" if self.delimiter == "tab" else self.delimiter
+
+    @property
+    def _suffix(self) -> str:
         path = PurePosixPath(urlsplit(self.source).path.removesuffix(".gz"))
-        return _SUFFIXES.get(path.suffix.lower())
+        return path.suffix.lower()
+
+    def missing_in(self, column: str) -> Missing:
+        """What is done about a missing value of the column."""
+        found = self.missing_columns.get(column, self.missing)
+        return "error" if column == self.target and found != "drop" else found
 
     @field_validator("classes")
     @classmethod

@@ -11,20 +11,22 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     StrictInt,
     StringConstraints,
+    WithJsonSchema,
 )
 from pydantic_core import PydanticCustomError
+
+from dray import units
+from dray.names import unfit
 
 MAX_STEPS = 10**12
 
 
 def _plain_text(value: str) -> str:
-    """Refuse what no name needs and what databases and terminals trip over."""
-    for character in value:
-        code = ord(character)
-        if code < 32 or code == 127 or 0xD800 <= code <= 0xDFFF:
-            raise ValueError(f"must not contain the control character U+{code:04X}")
+    if (found := unfit(value)) is not None:
+        raise ValueError(f"must not contain {found}")
     return value
 
 
@@ -41,6 +43,20 @@ def _a_number(value: Any) -> Any:
     return number
 
 
+def _in_seconds(value: Any) -> Any:
+    return units.seconds(value) if isinstance(value, str) else value
+
+
+def _in_bytes(value: Any) -> Any:
+    return units.num_bytes(value) if isinstance(value, str) else value
+
+
+def _or_text(pattern: str, most: int, example: str) -> WithJsonSchema:
+    """Of a number from 1 that may be written with its unit."""
+    text = {"type": "string", "pattern": pattern, "examples": [example]}
+    return WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": most}, text]})
+
+
 PlainText = Annotated[str, AfterValidator(_plain_text)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128), AfterValidator(_plain_text)]
 ColumnName = Annotated[PlainText, StringConstraints(min_length=1, max_length=256)]
@@ -55,6 +71,17 @@ MetricName = Annotated[str, StringConstraints(max_length=128, pattern=r"^val/[a-
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Number = Annotated[float, BeforeValidator(_a_number)]
 Int = StrictInt
+Seconds = Annotated[
+    Int,
+    Field(ge=1, le=10**8),
+    BeforeValidator(_in_seconds),
+    _or_text(units.DURATION, 10**8, "2h"),
+]
+"""A number of seconds, or a time such as `2h`."""
+Size = Annotated[
+    Int, Field(ge=1, le=2**60), BeforeValidator(_in_bytes), _or_text(units.SIZE, 2**60, "8GiB")
+]
+"""A number of bytes, or a size such as `8GiB`."""
 
 
 class Document(BaseModel):

@@ -16,15 +16,18 @@ class Cnn(Document):
     """Three 3x3 convolutions and a linear layer, for small images."""
 
     name: Literal["cnn"] = "cnn"
+    """Chooses this model."""
     width: Annotated[Int, Field(ge=1, le=4096)] = 32
     """Channels of the first convolution."""
     dropout: Dropout = 0.0
+    """Share of activations that training leaves out at random."""
 
 
 class ResNet(Document):
     """The residual network for small images of He et al. 2015 (arXiv:1512.03385), section 4.2."""
 
     name: Literal["resnet"] = "resnet"
+    """Chooses this model."""
     depth: Literal[8, 14, 20, 32, 44, 56] = 20
     """Layers: 6 n + 2, for n blocks in each of the three stages."""
     width: Annotated[Int, Field(ge=1, le=1024)] = 16
@@ -39,10 +42,13 @@ class Mlp(Document):
     """A perceptron of equal hidden layers, for small images and for tables."""
 
     name: Literal["mlp"] = "mlp"
+    """Chooses this model."""
     width: Annotated[Int, Field(ge=1, le=16384)] = 32
     """Units of a hidden layer."""
     num_layers: Annotated[Int, Field(ge=1, le=64)] = 2
+    """Layers, one after the other."""
     dropout: Dropout = 0.0
+    """Share of activations that training leaves out at random."""
     embedding_dim: Annotated[Int, Field(ge=1, le=1024)] | None = None
     """Size of the vector learned for each category of a table; by default it grows with the
     number of categories, up to 50."""
@@ -52,13 +58,17 @@ class Gpt(Document):
     """A decoder-only transformer that predicts the next token."""
 
     name: Literal["gpt"] = "gpt"
+    """Chooses this model."""
     num_layers: Annotated[Int, Field(ge=1, le=256)] = 4
+    """Layers, one after the other."""
     num_heads: Annotated[Int, Field(ge=1, le=256)] = 4
+    """Heads of each attention."""
     width: Annotated[Int, Field(ge=1, le=65536)] = 128
     """Size of a token's vector; a multiple of twice `num_heads`."""
     context_length: Annotated[Int, Field(ge=2, le=2**20)] = 128
     """Tokens that a sample has and that a prediction may look back on."""
     dropout: Dropout = 0.0
+    """Share of activations that training leaves out at random."""
     tokenizer: SourceUrl | None = None
     """A `tokenizer.json` of the Hugging Face tokenizers library; without one a token is a byte."""
 
@@ -75,6 +85,7 @@ class Unet(Document):
     """The U-Net of Ronneberger et al. 2015 (arXiv:1505.04597), for masks as large as the images."""
 
     name: Literal["unet"] = "unet"
+    """Chooses this model."""
     width: Annotated[Int, Field(ge=1, le=1024)] = 32
     """Channels of the first level; each level below doubles them."""
     depth: Annotated[Int, Field(ge=1, le=8)] = 4

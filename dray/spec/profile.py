@@ -17,5 +17,6 @@ class Profile(Document):
     at_step: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 10
     """The first of them; the very first steps of a job are not like the others."""
     num_steps: Annotated[Int, Field(ge=1, le=50)] = 3
+    """How many are recorded."""
     ranks: Annotated[list[Annotated[Int, Field(ge=0)]], Field(min_length=1, max_length=64)] = [0]
     """Whose steps: of a pipeline, say, one of each stage."""

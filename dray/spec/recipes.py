@@ -24,6 +24,22 @@ MINIMISED: Final = frozenset({"val/loss", "val/mae", "val/mse", "val/perplexity"
 """Metrics of which less is better."""
 
 
+FORMATS_OF: Final[Mapping[str, tuple[Format, ...]]] = MappingProxyType(
+    {
+        "target": ("npz", "csv", "parquet"),
+        "features": ("npz", "csv", "parquet"),
+        "categorical": ("csv", "parquet"),
+        "delimiter": ("csv",),
+        "encoding": ("csv",),
+        "decimal": ("csv",),
+        "missing": ("csv", "parquet"),
+        "missing_columns": ("csv", "parquet"),
+        "image_size": ("images",),
+    }
+)
+"""Options of `data` that only some formats have a use for."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What a recipe takes."""
@@ -75,14 +91,15 @@ class Options:
             raise wrong(pointer, f"is {form}, and this recipe reads {_listed(self.formats)}")
         if form in ("csv", "parquet") and data.target is None:
             raise wrong("/data/target", f"is needed: it names the {form} column to predict")
-        for option, given, owners in (
-            ("target", data.target is not None, ("npz", "csv", "parquet")),
-            ("features", data.features is not None, ("npz", "csv", "parquet")),
-            ("categorical", bool(data.categorical), ("csv", "parquet")),
-            ("image_size", data.image_size is not None, ("images",)),
-        ):
-            if given and form not in owners:
+        for option, owners in FORMATS_OF.items():
+            default = Data.model_fields[option].default
+            if getattr(data, option) != default and form not in owners:
                 raise wrong(f"/data/{option}", f"is for {_listed(owners)}, and the data are {form}")
+        if form == "csv" and data.decimal == data.known_delimiter:
+            raise wrong("/data/decimal", "is a comma, and so is data.delimiter: set that, as to ;")
+        if data.missing_columns.get(data.target or "", "error") not in ("error", "drop"):
+            message = f"must be error or drop of the target, {data.target!r}: it is never made up"
+            raise wrong("/data/missing_columns", message)
         if data.classes is not None and not self.reads_masks:
             raise wrong("/data/classes", "is for image_segmentation: it names the classes of masks")
         if form == "npz" and data.features is not None and len(data.features) > 1:

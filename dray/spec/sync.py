@@ -45,7 +45,9 @@ class Outer(Document):
     Nesterov momentum (DiLoCo, arXiv:2311.08105)."""
 
     lr: Annotated[Number, Field(gt=0.0, le=10.0)] = 0.7
+    """Learning rate of the outer step."""
     momentum: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.9
+    """Of the outer step."""
 
 
 class Sync(Document):

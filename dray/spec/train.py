@@ -16,6 +16,7 @@ class Optimizer(Document):
     weights (arXiv:1708.03888, arXiv:1904.00962)."""
 
     name: Literal["adamw", "sgd", "adafactor", "lars", "lamb"] = "adamw"
+    """Which rule takes the steps."""
     lr: Annotated[Number, Field(gt=0.0, le=1000.0)] = 1e-3
     """Peak learning rate, before the schedule."""
     weight_decay: Annotated[Number, Field(ge=0.0, le=10.0)] = 0.0
@@ -27,6 +28,7 @@ class Optimizer(Document):
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Of adamw and lamb, as is `eps`."""
     eps: Annotated[Number, Field(gt=0.0, le=1.0)] = 1e-8
+    """Added to the denominator."""
     trust: Annotated[Number, Field(gt=0.0, le=1.0)] = 0.001
     """Of lars: the most that a step may be of a layer's weights, at a rate of 1."""
 
@@ -65,12 +67,15 @@ class Schedule(Document):
     """Learning rate over the optimizer steps: linear warm-up, then what the name says."""
 
     name: Literal["constant", "linear", "cosine", "step"] = "constant"
+    """How the rate goes on after the warm-up."""
     warmup_steps: Annotated[Int, Field(ge=0, le=MAX_STEPS)] = 0
+    """Steps over which the rate rises from 0."""
     final_ratio: Annotated[Number, Field(ge=0.0, le=1.0)] = 0.0
     """linear and cosine end at `lr * final_ratio`."""
     every_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
     """step: the rate is multiplied by `factor` after every so many steps, warm-up not counted."""
     factor: Annotated[Number, Field(gt=0.0, le=1.0)] = 0.1
+    """Of step."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -100,10 +105,14 @@ class EarlyStopping(Document):
     """Least change that counts as an improvement."""
 
 
+OnDivergence = Literal["fail", "warn", "skip_step", "rollback"]
+
+
 class Train(Document):
     """How the model is trained; sizes are global, so they hold at any world size."""
 
     epochs: Annotated[Int, Field(ge=1, le=10**6)] = 1
+    """Passes over the training samples."""
     max_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
     """Stop after this many optimizer steps, if that comes before the last epoch's end."""
     global_batch_size: Annotated[Int, Field(ge=1, le=2**24)] = 256
@@ -129,5 +138,13 @@ class Train(Document):
     """Of classification: share of the target that is spread over all classes."""
     ema: Ema | None = None
     early_stopping: EarlyStopping | None = None
+    on_divergence: OnDivergence = "fail"
+    """When the loss or the gradient's norm is not finite; the job has an event of the first such
+    step in any case. fail: the job fails after 10 such steps in a row, or if the last one is such.
+    warn: it trains on. skip_step: a step whose gradient is not finite changes no weight; 10 in a
+    row fail the job. rollback: where fail would end the job it goes back to its last checkpoint
+    with half the learning rate, up to 3 times."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
+    """Of the weights, of the order of the samples, and of all else that is random."""
     eval_every_epochs: Annotated[Int, Field(ge=1, le=10**6)] = 1
+    """Epochs from one evaluation to the next."""

@@ -1,8 +1,8 @@
 """Ready-made jobs: a model, its data and its metrics, configured and never coded.
 
-from ray_workers.recipes import load
+import dray
 
-model = load("folder-of-a-job's-artifacts")
+model = dray.load("folder-of-a-job's-artifacts")
 model.predict(...)
 """
 
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from dray.spec import JobSpec
-from ray_workers.contracts import DataPolicy
 from ray_workers.recipes import (
     image_classification,
     image_segmentation,
@@ -23,7 +22,8 @@ from ray_workers.recipes import (
     results,
     tabular,
 )
-from ray_workers.training.workload import Workload
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,12 @@ RECIPES: Mapping[str, Recipe] = {
 """By the name that a job document gives as `recipe`."""
 
 
-def load(folder: str | os.PathLike[str]) -> Any:
+def load(folder: str | os.PathLike[str], *, device: str = "cpu") -> Any:
     """The trained model in the folder of a job's artifacts: an `image_classification.Classifier`,
     `image_segmentation.Segmenter`, `tabular.Predictor` or `language_model.Generator`, each with a
     `predict` that says what it takes. Raises FileNotFoundError if the folder holds no result."""
     path = Path(folder)
     recipe = results.read_config(path)["recipe"]
-    return RECIPES[recipe].load(path)
+    loaded = RECIPES[recipe].load(path)
+    loaded.model.to(device)
+    return loaded

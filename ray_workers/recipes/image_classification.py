@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from dray import spec
-from ray_workers.contracts import DataPolicy
+from ray_workers.datasets import Images, open_images
 from ray_workers.recipes import measures, pixels, results, splits
+from ray_workers.recipes.export import export
+from ray_workers.recipes.image_inputs import ImageForm
+from ray_workers.recipes.inference import chances_of
 from ray_workers.recipes.models import images as networks
-from ray_workers.training.datasets import Images, open_images
-from ray_workers.training.samples import Rows, Samples
-from ray_workers.training.workload import Workload
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.data.device_dataset import Rows, Samples
 
 
 def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
@@ -53,15 +59,26 @@ def _samples(images: Images, rows: Rows) -> Samples:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A trained model with the names of its classes."""
+    """A trained model with the names of its classes. What it takes, `ImageForm.tensor` says."""
 
     model: nn.Module
     labels: Sequence[str]
+    form: ImageForm
 
-    def predict(self, images: Tensor) -> list[str]:
-        """The likeliest label of each image: float (N, channels, height, width), in 0..1."""
-        with torch.no_grad():
-            return [self.labels[i] for i in self.model(images).argmax(dim=1).tolist()]
+    def predict(self, images: Any) -> list[str]:
+        """The likeliest label of each image."""
+        return [self.labels[i] for i in self.predict_proba(images).argmax(axis=1).tolist()]
+
+    def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
+        """(N, classes): how likely each label is, in the order of `labels`."""
+        found: npt.NDArray[np.float32] = chances_of(self.model, self.form.tensor(images)).numpy()
+        return found
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write a file `.onnx` or `.pt2` that runs without dray, as `export.export` says. It takes
+        `images`, float32 (N, channels, height, width) in 0..1."""
+        example = torch.zeros(2, *self.form.shape)
+        return export(self.model, "images", example, path, {"labels": list(self.labels)})
 
 
 def load(folder: Path) -> Classifier:
@@ -71,4 +88,5 @@ def load(folder: Path) -> Classifier:
     assert isinstance(document.model, spec.Cnn | spec.ResNet | spec.Mlp)
     shape = cast(networks.Shape, tuple(config["input_shape"]))
     model = networks.build(document.model, shape, config["num_classes"])
-    return Classifier(results.restore(model, folder), config["labels"])
+    form = ImageForm(shape, shape[1:], is_fixed=True)
+    return Classifier(results.restore(model, folder), config["labels"], form)

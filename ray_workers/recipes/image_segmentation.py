@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from dray import spec
-from ray_workers.contracts import DataPolicy
+from ray_workers.datasets import MaskedImages, open_masked_images
 from ray_workers.recipes import measures, pixels, results, splits
+from ray_workers.recipes.export import export
+from ray_workers.recipes.image_inputs import ImageForm
+from ray_workers.recipes.inference import chances_of
 from ray_workers.recipes.models.images import Shape
 from ray_workers.recipes.models.unet import Unet
-from ray_workers.training.datasets import MaskedImages, open_masked_images
-from ray_workers.training.samples import Rows, Samples
-from ray_workers.training.workload import Workload
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.data.device_dataset import Rows, Samples
 
 
 def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
@@ -58,17 +63,28 @@ def _samples(images: MaskedImages, rows: Rows) -> Samples:
 
 @dataclass(frozen=True)
 class Segmenter:
-    """A trained model with the names of its classes."""
+    """A trained model with the names of its classes. What it takes, `ImageForm.tensor` says, of any
+    size; files and images of Pillow are scaled if those of the training were."""
 
     model: nn.Module
     labels: Sequence[str]
     """By the numbers that masks hold; the first is the background."""
+    form: ImageForm
 
-    def predict(self, images: Tensor) -> Tensor:
-        """The likeliest class of each pixel: float (N, channels, height, width) in 0..1, of any
-        size -> uint8 (N, height, width), indices into `labels`."""
-        with torch.no_grad():
-            return cast(Tensor, self.model(images)).argmax(dim=1).to(torch.uint8)
+    def predict(self, images: Any) -> Tensor:
+        """The likeliest class of each pixel: uint8 (N, height, width), indices into `labels`."""
+        return chances_of(self.model, self.form.tensor(images)).argmax(dim=1).to(torch.uint8)
+
+    def predict_proba(self, images: Any) -> npt.NDArray[np.float32]:
+        """(N, classes, height, width): how likely each class is, in the order of `labels`."""
+        found: npt.NDArray[np.float32] = chances_of(self.model, self.form.tensor(images)).numpy()
+        return found
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write a file `.onnx` or `.pt2` that runs without dray, as `export.export` says. It takes
+        `images`, float32 (N, channels, height, width) in 0..1, of the training's size."""
+        example = torch.zeros(2, *self.form.shape)
+        return export(self.model, "images", example, path, {"labels": list(self.labels)})
 
 
 def load(folder: Path) -> Segmenter:
@@ -78,4 +94,5 @@ def load(folder: Path) -> Segmenter:
     assert isinstance(document.model, spec.Unet)
     shape = cast(Shape, tuple(config["input_shape"]))
     model = Unet(document.model, shape, config["num_classes"])
-    return Segmenter(results.restore(model, folder), config["labels"])
+    form = ImageForm(shape, document.data.image_size, is_fixed=False)
+    return Segmenter(results.restore(model, folder), config["labels"], form)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from dray import spec
-from ray_workers.contracts import DataPolicy
+from ray_workers.datasets import Tokens, open_text
 from ray_workers.recipes import measures, results, splits
+from ray_workers.recipes.export import export
+from ray_workers.recipes.inference import outputs_of
 from ray_workers.recipes.models.gpt import Gpt
-from ray_workers.training.datasets import Tokens, open_text
-from ray_workers.training.errors import DataError
-from ray_workers.training.samples import Rows, Samples
-from ray_workers.training.workload import Workload, WriteResults
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.errors import DataError
+from ray_workers.training.core.workload import Workload, WriteResults
+from ray_workers.training.data.device_dataset import Rows, Samples
 
 TOKENIZER = "tokenizer.json"
 
@@ -94,15 +98,31 @@ class Generator:
         """The text that follows the prompt, token by token: the likeliest at a temperature of 0,
         else drawn. Raises ValueError for an empty prompt."""
         ids = self._encode(prompt)
-        if not ids:
-            raise ValueError("the prompt is empty: give at least one character to go on from")
         generator = torch.Generator().manual_seed(seed)
         known = len(ids)
-        with torch.no_grad():
-            for _ in range(num_tokens):
-                context = torch.tensor([ids[-self.context_length :]])
-                ids.append(_choose(self.model(context)[0, -1], temperature, generator))
+        for _ in range(num_tokens):
+            ids.append(_choose(self._next(ids), temperature, generator))
         return self._decode(ids[known:])
+
+    def predict_proba(self, prompt: str) -> npt.NDArray[np.float32]:
+        """(vocabulary,): how likely each token is to come after the prompt."""
+        found: npt.NDArray[np.float32] = self._next(self._encode(prompt)).softmax(dim=0).numpy()
+        return found
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write a file `.onnx` or `.pt2` that runs without dray, as `export.export` says. It takes
+        `tokens`, int64 (N, context_length), and gives (N, context_length, vocabulary): for each
+        place what comes after it. A shorter text may be filled up at its end, which no place
+        before sees."""
+        example = torch.zeros(2, self.context_length, dtype=torch.int64)
+        about = {"context_length": self.context_length}
+        return export(self.model, "tokens", example, path, about)
+
+    def _next(self, ids: list[int]) -> Tensor:
+        """The model's outputs for the token after these. ValueError if there are none."""
+        if not ids:
+            raise ValueError("the prompt is empty: give at least one character to go on from")
+        return outputs_of(self.model, torch.tensor([ids[-self.context_length :]]))[0, -1]
 
     def _encode(self, text: str) -> list[int]:
         return list(text.encode()) if self.tokenizer is None else self.tokenizer.encode(text).ids

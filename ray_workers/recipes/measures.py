@@ -10,29 +10,31 @@ from torch.nn import functional as F  # noqa: N812
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
-    MulticlassAUROC,
     MulticlassConfusionMatrix,
     MulticlassF1Score,
 )
-from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError, R2Score
-from torchmetrics.text import Perplexity
+from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError
+from torchmetrics.utilities import dim_zero_cat
 
-from ray_workers.training.workload import LossSum
+from ray_workers.training.core.workload import LossSum
 
 MOST_EXACT_SCORES = 20_000_000
 """Scores (samples times classes) up to which the area under the curve is exact; each rank keeps
-them all. Beyond, 200 thresholds stand for the curve."""
+them all. Beyond, they count how many fall into each of some bins."""
+NUM_BINS = 400
+MOST_LOG_ODDS = 16.0
+"""Bins are as wide in log-odds: of a thousand classes, nearly all chances are below a hundredth."""
 
 
 def of_classes(num_classes: int, num_samples: int) -> MetricCollection:
     """accuracy: share of the samples that are right. f1 and auroc: the mean over the classes, the
     latter of each class against the rest. Update with (N, num_classes) logits and (N,) labels."""
-    thresholds = None if num_samples * num_classes <= MOST_EXACT_SCORES else 200
+    exact = num_samples * num_classes <= MOST_EXACT_SCORES
     return MetricCollection(
         {
             "accuracy": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
             "f1": MulticlassF1Score(num_classes, average="macro", validate_args=False),
-            "auroc": Auroc(num_classes, thresholds=thresholds, validate_args=False),
+            "auroc": Auroc(num_classes, exact=exact),
         }
     )
 
@@ -40,9 +42,7 @@ def of_classes(num_classes: int, num_samples: int) -> MetricCollection:
 def of_numbers() -> MetricCollection:
     """mae, mse: in the target's units, and their square. r2: 1 is perfect, 0 the mean.
     Update with (N,) predictions and (N,) targets."""
-    return MetricCollection(
-        {"mae": MeanAbsoluteError(), "mse": MeanSquaredError(), "r2": R2Score()}
-    )
+    return MetricCollection({"mae": MeanAbsoluteError(), "mse": MeanSquaredError(), "r2": R2()})
 
 
 def of_pixels(num_classes: int) -> MetricCollection:
@@ -68,13 +68,27 @@ def of_tokens() -> MetricCollection:
     return MetricCollection({"perplexity": Perplexity(), "accuracy": TokenAccuracy()})
 
 
-class Auroc(MulticlassAUROC):
-    """torchmetrics guesses batch by batch whether it was given logits; here it always is. And of a
-    rank that was given nothing it could not put that together with the others' scores: here even
-    nothing has its right shape."""
+class Auroc(Metric):
+    """The mean of the classes' areas under the curve, each against the rest, over those classes
+    that samples belong to; NaN if that is one alone, of which no curve is defined. So has it
+    scikit-learn; torchmetrics counts a class that is absent as 0.
+    """
 
-    def __init__(self, num_classes: int, **options: Any) -> None:
-        super().__init__(num_classes, **options)
+    chances: list[Tensor]
+    labels: list[Tensor]
+    counts: Tensor
+
+    def __init__(self, num_classes: int, *, exact: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self._num_classes = num_classes
+        self._exact = exact
+        if exact:
+            self.add_state("chances", [], dist_reduce_fx="cat")
+            self.add_state("labels", [], dist_reduce_fx="cat")
+        else:
+            # By whether a sample is of the class, the class, and its log-odds.
+            counts = torch.zeros(2, num_classes, NUM_BINS, dtype=torch.int64)
+            self.add_state("counts", counts, dist_reduce_fx="sum")
         self._begin()
 
     def reset(self) -> None:
@@ -82,12 +96,98 @@ class Auroc(MulticlassAUROC):
         self._begin()
 
     def _begin(self) -> None:
-        if self.thresholds is None:  # else it counts, and keeps no scores
-            self.preds = [torch.zeros(0, self.num_classes, device=self.device)]
-            self.target = [torch.zeros(0, dtype=torch.long, device=self.device)]
+        """Have the scores of a rank that is given nothing in the shape of the others'."""
+        if self._exact:
+            self.chances = [torch.zeros(0, self._num_classes, device=self.device)]
+            self.labels = [torch.zeros(0, dtype=torch.int64, device=self.device)]
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        super().update(logits.softmax(dim=1), labels)
+        chances = logits.softmax(dim=1).nan_to_num()  # a model that diverged knows nothing: 0.5
+        if self._exact:
+            self.chances.append(chances)
+            self.labels.append(labels)
+            return
+        place = (chances.logit() / MOST_LOG_ODDS + 1) * (NUM_BINS / 2)
+        bins = place.clamp(0, NUM_BINS - 1).long()
+        classes = torch.arange(self._num_classes, device=labels.device)
+        rows = (labels[:, None] == classes) * self._num_classes + classes
+        found = torch.bincount((rows * NUM_BINS + bins).flatten(), minlength=self.counts.numel())
+        self.counts += found.view_as(self.counts)
+
+    def compute(self) -> Tensor:
+        if self._exact:
+            chances, labels = dim_zero_cat(self.chances), dim_zero_cat(self.labels)
+            present = torch.bincount(labels).nonzero().flatten()
+            areas = [_exact_area(chances[:, one], labels == one) for one in present]
+            return torch.stack(areas).mean()
+        others, own = self.counts
+        return _areas(others, own)[own.sum(dim=1) > 0].mean()
+
+
+def _exact_area(scores: Tensor, is_own: Tensor) -> Tensor:
+    """scores: (N,) of a class; is_own: (N,), of which samples it is the class."""
+    levels, level_of = torch.unique(scores, return_inverse=True)
+    others, own = (
+        torch.bincount(level_of[chosen], minlength=len(levels)) for chosen in (~is_own, is_own)
+    )
+    return _areas(others, own)
+
+
+def _areas(others: Tensor, own: Tensor) -> Tensor:
+    """The share of the pairs, one sample of the class and one of the others, in which the former
+    has the higher score; of equal scores half. That is the area under the curve (Hanley and McNeil
+    1982, doi:10.1148/radiology.143.1.7063747). others, own: (..., levels), how many samples have
+    each score, the lowest first."""
+    others, own = others.double(), own.double()
+    below = others.cumsum(dim=-1) - others / 2
+    return (own * below).sum(dim=-1) / (own.sum(dim=-1) * others.sum(dim=-1))
+
+
+class R2(Metric):
+    """1 - (squared error) / (squared distance of the targets from their mean), as scikit-learn
+    has it: NaN of a single sample; of targets that are all the same 1 if each is met, else 0.
+
+    The distances are added up around the mean (Chan et al. 1983, doi:10.2307/2683386): torchmetrics
+    subtracts squares in float32, which leaves nothing of targets that are large and close together,
+    and takes those below 0.01 for all the same.
+    """
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+    residual: Tensor
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name in ("count", "mean", "squares", "residual"):
+            # Of each rank by itself: `compute` puts them together.
+            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx=None)
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        predictions, targets = predictions.double(), targets.double()
+        count, mean = self.count.new_tensor(len(targets)), targets.mean()
+        parts = torch.stack((self.count, count)), torch.stack((self.mean, mean))
+        squares = (targets - mean).square().sum()
+        self.count, self.mean, between = _together(*parts)
+        self.squares = self.squares + squares + between
+        self.residual = self.residual + (targets - predictions).square().sum()
+
+    def compute(self) -> Tensor:
+        count, _, between = _together(self.count.reshape(-1), self.mean.reshape(-1))
+        total, residual = self.squares.sum() + between, self.residual.sum()
+        if count < 2:
+            return total.new_full((), torch.nan)
+        if total == 0:
+            return (residual == 0).to(total)
+        return 1 - residual / total
+
+
+def _together(counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of samples in parts, by the parts' counts and means: their count, their mean, and the sum of
+    the samples' squared distances from it that lies between the parts."""
+    count = counts.sum()
+    mean = (counts * means).sum() / count
+    return count, mean, (counts * (means - mean).square()).sum()
 
 
 class Dice(MulticlassConfusionMatrix):
@@ -124,6 +224,26 @@ def _mean_of_present(shares: Tensor, totals: Tensor) -> Tensor:
     if not present.any():
         return torch.ones((), device=totals.device)
     return (shares[present].double() / totals[present]).mean()
+
+
+class Perplexity(Metric):
+    """torchmetrics takes the logarithm of a chance in float32: infinite beyond a loss of 103."""
+
+    loss: Tensor
+    total: Tensor
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        zero = torch.zeros((), dtype=torch.float64)
+        self.add_state("loss", zero, dist_reduce_fx="sum")
+        self.add_state("total", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        self.loss += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        self.total += targets.numel()
+
+    def compute(self) -> Tensor:
+        return (self.loss / self.total).exp()
 
 
 class TokenAccuracy(Metric):

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ray_workers.datasets import Images, MaskedImages
 from ray_workers.recipes.models.images import Shape
-from ray_workers.training.datasets import Images, MaskedImages
-from ray_workers.training.samples import Rows
+from ray_workers.training.data.device_dataset import Rows
 
 
 def scaled(images: Images | MaskedImages, at: Rows) -> Tensor:

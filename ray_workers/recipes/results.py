@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dray.spec import JobSpec
-from ray_workers.training.workload import WriteResults
+from ray_workers.training.core.workload import WriteResults
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -29,13 +30,22 @@ def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
         _write_json(folder / CONFIG, whole)
         if "labels" in config:
             _write_json(folder / "labels.json", config["labels"])
-        _write_json(folder / "metrics.json", {"step": step, **metrics})
+        # JSON has no NaN, which a metric is that is not defined of the validation samples.
+        finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+        _write_json(folder / "metrics.json", {"step": step, **finite})
 
     return write
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+    """Raises FileNotFoundError if the folder holds no result."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no result of a recipe: there is no {CONFIG} in it. "
+            "`dray download JOB FOLDER` brings one"
+        )
+    config: dict[str, Any] = json.loads(path.read_text())
     return config
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ray_workers.training.data import derive_seed
-from ray_workers.training.errors import DataError
-from ray_workers.training.samples import Rows
+from ray_workers.training.core.errors import DataError
+from ray_workers.training.data.device_dataset import Rows
+from ray_workers.training.data.sampler import derive_seed
 
 
 def by_class(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple[Rows, Rows]:
@@ -24,15 +24,15 @@ def by_class(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple
     return _checked(np.flatnonzero(~is_validation), np.flatnonzero(is_validation), fraction)
 
 
-def at_random(num_samples: int, fraction: float, seed: int, *, least: int = 1) -> tuple[Rows, Rows]:
+def at_random(num_samples: int, fraction: float, seed: int) -> tuple[Rows, Rows]:
     """(training, validation), each in rising order.
 
-    least: samples that validate. Raises DataError if there would be fewer, or none for training.
+    Raises DataError if one of the two would be empty.
     """
     generator = np.random.default_rng(derive_seed("split", seed))
     order = generator.permutation(num_samples)
     count = round(fraction * num_samples)
-    return _checked(np.sort(order[count:]), np.sort(order[:count]), fraction, least)
+    return _checked(np.sort(order[count:]), np.sort(order[:count]), fraction)
 
 
 def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
@@ -45,13 +45,10 @@ def at_the_end(num_samples: int, fraction: float) -> tuple[Rows, Rows]:
     return _checked(rows[: num_samples - count], rows[num_samples - count :], fraction)
 
 
-def _checked(
-    training: Rows, validation: Rows, fraction: float, least: int = 1
-) -> tuple[Rows, Rows]:
-    if len(training) == 0 or len(validation) < least:
-        needs = "each needs at least one" if least == 1 else f"they need at least 1 and {least}"
+def _checked(training: Rows, validation: Rows, fraction: float) -> tuple[Rows, Rows]:
+    if len(training) == 0 or len(validation) == 0:
         raise DataError(
             f"data.validation_fraction {fraction} leaves {len(training)} samples for "
-            f"training and {len(validation)} for validation; {needs}"
+            f"training and {len(validation)} for validation; each needs at least one"
         )
     return training, validation

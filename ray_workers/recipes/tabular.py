@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from dray import spec
-from ray_workers.contracts import DataPolicy
-from ray_workers.recipes import measures, results, splits
+from ray_workers.datasets import Table, open_table
+from ray_workers.datasets.core.types import sources_of
+from ray_workers.datasets.formats.columns import NO_CODE
+from ray_workers.datasets.formats.dates import PARTS
+from ray_workers.recipes import imputation, measures, results, splits, table_report
+from ray_workers.recipes.export import export
+from ray_workers.recipes.imputation import Imputation
+from ray_workers.recipes.inference import chances_of, outputs_of
 from ray_workers.recipes.models.tables import UNKNOWN, TableMlp
-from ray_workers.training.datasets import Table, open_table
-from ray_workers.training.datasets.columns import number_name
-from ray_workers.training.samples import Rows, Samples
-from ray_workers.training.workload import LossSum, Workload
+from ray_workers.recipes.table_inputs import TableForm
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.workload import LossSum, Workload
+from ray_workers.training.data.device_dataset import Rows, Samples
 
 BLOCK = 65_536
 """Rows that are looked at together where a whole column is summed up."""
@@ -33,8 +40,9 @@ def build_classification(document: spec.JobSpec, policy: DataPolicy) -> Workload
         table.target, document.data.validation_fraction, document.train.seed
     )
     num_classes = len(table.classes)
-    model = _model(document, table, num_classes)
-    _learn_scale(model, table, training)
+    filling = imputation.chosen(table, document.data)
+    model = _model(document, table, filling, num_classes)
+    _learn_inputs(model, table, training, filling)
     return Workload(
         model=model,
         train=_samples(table, training),
@@ -43,7 +51,8 @@ def build_classification(document: spec.JobSpec, policy: DataPolicy) -> Workload
         validation_loss_sum=measures.cross_entropy(0.0),
         metrics=lambda: measures.of_classes(num_classes, len(validation)),
         fingerprint=table.fingerprint,
-        write_results=results.writer(document, _config(table)),
+        write_results=results.writer(document, _config(table, filling)),
+        about=table_report.lines(table, filling, model.fill),
     )
 
 
@@ -51,13 +60,11 @@ def build_regression(document: spec.JobSpec, policy: DataPolicy) -> Workload:
     """The loss is the squared error in units of the target's variance. Raises DataError."""
     table = open_table(document.data, policy, classifies=False)
     training, validation = splits.at_random(
-        len(table.target),
-        document.data.validation_fraction,
-        document.train.seed,
-        least=2,  # R² is not defined of one
+        len(table.target), document.data.validation_fraction, document.train.seed
     )
-    model = _model(document, table, num_outputs=1)
-    _learn_scale(model, table, training)
+    filling = imputation.chosen(table, document.data)
+    model = _model(document, table, filling, num_outputs=1)
+    _learn_inputs(model, table, training, filling)
     mean, deviation = _mean_and_deviation(table.target[:, None], training)
     model.target_mean.copy_(mean[0])
     model.target_deviation.copy_(deviation[0])
@@ -70,33 +77,70 @@ def build_regression(document: spec.JobSpec, policy: DataPolicy) -> Workload:
         validation_loss_sum=loss_sum,
         metrics=measures.of_numbers,
         fingerprint=table.fingerprint,
-        write_results=results.writer(document, _config(table)),
+        write_results=results.writer(document, _config(table, filling)),
+        about=table_report.lines(table, filling, model.fill),
     )
 
 
-def _model(document: spec.JobSpec, table: Table, num_outputs: int) -> TableMlp:
+def _model(document: spec.JobSpec, table: Table, filling: Imputation, num_outputs: int) -> TableMlp:
     assert isinstance(document.model, spec.Mlp)
-    sizes = [len(vocabulary) for vocabulary in table.vocabularies]
+    sizes = {
+        name: len(vocabulary)
+        for name, vocabulary in zip(table.category_names, table.vocabularies, strict=True)
+    }
     with torch.device("meta"):
-        return TableMlp(document.model, table.numeric.shape[1], sizes, num_outputs)
+        return _network(document.model, table.numeric_sources, sizes, filling, num_outputs)
 
 
-def _learn_scale(model: TableMlp, table: Table, training: Rows) -> None:
-    mean, deviation = _mean_and_deviation(table.numeric, training)
+def _network(
+    options: spec.Mlp,
+    numeric: Sequence[str],
+    sizes: Mapping[str, int],
+    filling: Imputation,
+    num_outputs: int,
+) -> TableMlp:
+    """sizes: how many values each column of categories has."""
+    return TableMlp(
+        options,
+        len(numeric),
+        [size + (name in filling.own_category) for name, size in sizes.items()],
+        num_outputs,
+        fills=bool(filling.filled),
+        indicated=[numeric.index(name) for name in filling.indicated],
+    )
+
+
+def _learn_inputs(model: TableMlp, table: Table, training: Rows, filling: Imputation) -> None:
+    """What the numbers are standardised by, and what stands in for missing values."""
+    numeric = table.numeric
+    if model.fill is None:
+        mean, deviation = _mean_and_deviation(numeric, training)
+    else:
+        model.fill.copy_(imputation.learn(table, training, filling))
+        fill = model.fill[: model.num_numeric].numpy()
+        mean, deviation = _mean_and_deviation(numeric, training, fill)
     model.mean.copy_(mean)
     model.deviation.copy_(deviation)
 
 
-def _mean_and_deviation(columns: npt.NDArray[Any], rows: Rows) -> tuple[Tensor, Tensor]:
+def _mean_and_deviation(
+    columns: npt.NDArray[Any], rows: Rows, fill: npt.NDArray[np.float32] | None = None
+) -> tuple[Tensor, Tensor]:
     """float32 (F,) each, over the given rows, which may be more than fit in memory. A column that
-    never changes has the deviation 1."""
+    never changes has the deviation 1. fill: (F,) for the values that are NaN."""
+
+    def blocks() -> Iterator[npt.NDArray[Any]]:
+        for start in range(0, len(rows), BLOCK):
+            block = columns[rows[start : start + BLOCK]]
+            yield block if fill is None else np.where(np.isnan(block), fill, block)
+
     total = np.zeros(columns.shape[1])
-    for start in range(0, len(rows), BLOCK):
-        total += columns[rows[start : start + BLOCK]].sum(axis=0, dtype=np.float64)
+    for block in blocks():
+        total += block.sum(axis=0, dtype=np.float64)
     mean = total / len(rows)
     squares = np.zeros(columns.shape[1])
-    for start in range(0, len(rows), BLOCK):
-        squares += np.square(columns[rows[start : start + BLOCK]] - mean).sum(axis=0)
+    for block in blocks():
+        squares += np.square(block - mean).sum(axis=0)
     deviation = np.sqrt(squares / len(rows))
     deviation[deviation < np.finfo(np.float32).tiny] = 1.0
     return torch.from_numpy(mean).float(), torch.from_numpy(deviation).float()
@@ -104,9 +148,11 @@ def _mean_and_deviation(columns: npt.NDArray[Any], rows: Rows) -> tuple[Tensor, 
 
 def _samples(table: Table, rows: Rows) -> Samples:
     def fetch(at: Rows) -> tuple[Tensor, Tensor]:
-        codes = np.take(table.categories, at, axis=0) + (UNKNOWN + 1)
-        inputs = np.concatenate([np.take(table.numeric, at, axis=0), codes], axis=1)
-        return torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(table.target[at])
+        codes = np.take(table.categories, at, axis=0)
+        known = (codes + (UNKNOWN + 1)).astype(np.float32)
+        known[codes == NO_CODE] = np.nan
+        inputs = np.concatenate([np.take(table.numeric, at, axis=0), known], axis=1)
+        return torch.from_numpy(inputs), torch.from_numpy(table.target[at])
 
     return Samples(rows, fetch)
 
@@ -130,55 +176,67 @@ class _OneNumber(nn.Module):
         return outputs.squeeze(1)
 
 
-def _config(table: Table) -> dict[str, Any]:
+def _config(table: Table, filling: Imputation) -> dict[str, Any]:
     config: dict[str, Any] = {
         "target": table.target_name,
         "numeric": list(table.numeric_names),
+        "dates": list(table.date_names),
         "categorical": [
             {"name": name, "values": list(values)}
             for name, values in zip(table.category_names, table.vocabularies, strict=True)
         ],
+        "imputation": asdict(filling),
     }
     return config if table.classes is None else {**config, "labels": list(table.classes)}
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A trained model with the names of its columns and, for classes, of those."""
+    """A trained model with the names of its columns and, for classes, of those. What rows it
+    takes, `TableForm.tensor` says."""
 
     model: nn.Module
-    numeric: Sequence[str]
-    categories: Mapping[str, Mapping[str, int]]
-    """Of each column, the code of each value that training saw."""
+    form: TableForm
     labels: Sequence[str] | None
 
-    def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[str] | list[float]:
-        """The likeliest class, or the number, for each row of column -> value.
+    @property
+    def numeric(self) -> Sequence[str]:
+        return self.form.numeric
 
-        A category that training never saw counts as unknown. KeyError for a missing column.
-        """
-        inputs = torch.tensor([self._encoded(row) for row in rows], dtype=torch.float32)
-        with torch.no_grad():
-            outputs = self.model(inputs)
+    @property
+    def dates(self) -> Sequence[str]:
+        return self.form.dates
+
+    @property
+    def categories(self) -> Mapping[str, Mapping[str, int]]:
+        return self.form.categories
+
+    def predict(self, rows: Any) -> list[str] | list[float]:
+        """The likeliest class, or the number, for each row."""
+        outputs = outputs_of(self.model, self.form.tensor(rows))
         if self.labels is None:
             numbers: list[float] = outputs.tolist()
             return numbers
         return [self.labels[i] for i in outputs.argmax(dim=1).tolist()]
 
-    def _encoded(self, row: Mapping[str, Any]) -> list[float]:
-        numbers = [float(row[name]) for name in self.numeric]
-        codes = [_code(known, row[name]) for name, known in self.categories.items()]
-        return [*numbers, *map(float, codes)]
+    def predict_proba(self, rows: Any) -> npt.NDArray[np.float32]:
+        """(N, classes): how likely each class is, in the order of `labels`. ValueError for a model
+        that predicts numbers."""
+        if self.labels is None:
+            raise ValueError("the model predicts a number, which has no probabilities")
+        found: npt.NDArray[np.float32] = chances_of(self.model, self.form.tensor(rows)).numpy()
+        return found
 
-
-def _code(known: Mapping[str, int], value: Any) -> int:
-    """Of a category as the data set names it: a number without a needless fraction, `true`."""
-    names = [str(value)]
-    if isinstance(value, bool):
-        names.append(str(value).lower())
-    elif isinstance(value, float):
-        names.append(number_name(value))
-    return next((known[name] for name in names if name in known), UNKNOWN)
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write a file `.onnx` or `.pt2` that runs without dray, as `export.export` says. It takes
+        `rows`, float32 (N, columns), as `TableForm.tensor` makes them."""
+        about = {
+            "numeric": list(self.numeric),
+            "dates": dict.fromkeys(self.dates, PARTS),
+            "categories": self.categories,
+            "labels": self.labels,
+        }
+        return export(self.model, "rows", torch.zeros(2, self.form.width), path, about)
 
 
 def load(folder: Path) -> Predictor:
@@ -191,11 +249,16 @@ def load(folder: Path) -> Predictor:
         for column in config["categorical"]
     }
     labels = config.get("labels")
-    table = TableMlp(
+    filling = Imputation(**config.get("imputation", {}))
+    dates = config.get("dates", ())
+    table = _network(
         document.model,
-        len(config["numeric"]),
-        [len(known) for known in categories.values()],
+        sources_of(config["numeric"], dates),
+        {name: len(known) for name, known in categories.items()},
+        filling,
         1 if labels is None else len(labels),
     )
     model = results.restore(_OneNumber(table) if labels is None else table, folder)
-    return Predictor(model, config["numeric"], categories, labels)
+    filled, decimal = frozenset(filling.filled), document.data.decimal
+    form = TableForm(config["numeric"], categories, filled, decimal, dates)
+    return Predictor(model, form, labels)

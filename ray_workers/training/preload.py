@@ -24,9 +24,9 @@ _MODULES = (
     "sklearn.datasets",
     "runpy",
     "ray_workers.recipes",
-    "ray_workers.training.entry",
-    "ray_workers.training.loop",
-    "ray_workers.training.store",
+    "ray_workers.training.loop.rank_main",
+    "ray_workers.training.loop.trainer",
+    "ray_workers.training.elastic.store_server",
 )
 _MODULES_OF_SOME_VERSIONS = ("torch.profiler._cupti_monitor",)
 
@@ -47,6 +47,6 @@ def preload() -> None:
     for module in _MODULES_OF_SOME_VERSIONS:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
-    from ray_workers.training import datasets
+    from ray_workers import datasets
 
     datasets.preload()

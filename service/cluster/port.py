@@ -6,12 +6,12 @@ through a child process, and `fake.FakeCluster`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ray_workers.contracts import AttemptSpec, Drill, Grant, PollReply
-from ray_workers.quarantine import Quarantined
+from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply
+from ray_workers.shared.quarantine import Quarantined
 
 
 class ClusterUnavailable(Exception):
@@ -115,3 +115,10 @@ class Cluster(Protocol):
 
     async def attempts(self) -> list[AttemptRef]:
         """Every attempt that the cluster still knows, ours by name."""
+
+    async def kept_jobs(self) -> list[str]:
+        """Jobs whose working directory lies on a node."""
+
+    async def drop_jobs(self, job_ids: Sequence[str]) -> None:
+        """These jobs were deleted: delete their working directories on every node that answers.
+        Harmless to repeat."""

@@ -1,0 +1,1 @@
+"""Tables, migrations and sessions. All SQL is in `service.db.repositories`."""

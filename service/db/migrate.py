@@ -9,7 +9,10 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
+from service.config.start_refusals import StartRefused
+from service.db.damage import DatabaseUnusable, sentence
 from service.db.session import Database
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
@@ -17,7 +20,7 @@ ADVISORY_LOCK = 0x64726179
 """Any number: processes that start together migrate one after the other."""
 
 
-class SchemaTooNew(Exception):
+class SchemaTooNew(StartRefused):
     """A newer dray has migrated this database."""
 
 
@@ -29,7 +32,17 @@ def alembic_config(connection: Connection) -> Config:
 
 
 def migrate(database: Database) -> None:
-    """Upgrade to the newest revision, in one transaction. SchemaTooNew if that is behind."""
+    """Upgrade to the newest revision, in one transaction.
+
+    SchemaTooNew if that is behind; DatabaseUnusable if this is no database, or does not answer.
+    """
+    try:
+        _migrate(database)
+    except DBAPIError as error:
+        raise DatabaseUnusable(sentence(database.url, error)) from error
+
+
+def _migrate(database: Database) -> None:
     with database.engine.begin() as connection:
         if not database.is_sqlite:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
@@ -38,7 +51,8 @@ def migrate(database: Database) -> None:
         current = MigrationContext.configure(connection).get_current_revision()
         if current is not None and current not in known:
             raise SchemaTooNew(
-                f"the database is at revision {current}, which this dray does not know: "
-                "run the newer dray that migrated it"
+                f"the database {database.url.render_as_string()} is at revision {current}, which "
+                "this dray does not know: run the newer dray that migrated it, or restore a backup "
+                "of before"
             )
         command.upgrade(config, "head")

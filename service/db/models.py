@@ -59,11 +59,14 @@ class DeploymentRow(Base):
     created_at: Mapped[datetime]
 
 
+_LISTED_BY = ("name", "owner", "project", "queue", "state")
+
+
 class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_state_priority_number", "state", "priority", "number"),
-        *(Index(f"ix_jobs_{by}_id", by, "id") for by in ("owner", "project", "queue", "state")),
+        *(Index(f"ix_jobs_{by}_id", by, "id") for by in _LISTED_BY),
         *(
             Index(
                 f"ix_jobs_{column}",
@@ -122,6 +125,8 @@ class JobRow(Base):
 
     progress: Mapped[dict[str, Any] | None]
     summary: Mapped[dict[str, Any]]
+    warnings: Mapped[list[Any] | None]
+    """What is shown with the job until its end and after: each a code and a message."""
     num_metric_keys: Mapped[int]
     log_bytes: Mapped[int]
     log_limit_bytes: Mapped[int]
@@ -212,6 +217,8 @@ class AttemptRow(Base):
     """Why it does not grow: `code`, `message`, `blocked_by`."""
     preempt_asked_at: Mapped[datetime | None]
     """When it was asked to leave its slots."""
+    silent: Mapped[list[Any] | None]
+    """Its processes that do not answer, each with `kind`, `node_id` and `since`."""
     preempt_grace_s: Mapped[float | None]
     num_errors: Mapped[int]
     reason_code: Mapped[str | None] = mapped_column(String(64))
@@ -223,7 +230,8 @@ class AttemptRow(Base):
     """When the slots were given, by the supervisor's clock."""
     finished_at: Mapped[datetime | None]
     receipt: Mapped[dict[str, Any] | None]
-    """What it restored; unset of one that began from nothing. See `service.receipts`."""
+    """What it restored; unset of one that began from nothing. See
+    `service.ingest.resume_reports`."""
 
 
 class EventRow(Base):
@@ -291,8 +299,11 @@ class LogChunkRow(Base):
     next_number: Mapped[int]
     """The number that process gives its next line; a higher one tells of lines that were lost."""
     text: Mapped[str | None]
-    """One JSON array `[time, line]` in each line."""
+    """One JSON array `[time, line]` in each line, or `[time, note, lost]` where lines were lost."""
     storage_key: Mapped[str | None]
+    left_out: Mapped[int | None]
+    """Of the rank's newest lines, once the job's log has reached its limit: how many lines are left
+    out before them. None for the lines before the limit."""
 
 
 class CheckpointRow(Base):
@@ -407,7 +418,7 @@ class NodeRow(Base):
     total: Mapped[dict[str, Any]]
     available: Mapped[dict[str, Any]]
     quarantined: Mapped[list[Any]]
-    """`ray_workers.quarantine.Quarantined`, as JSON."""
+    """`ray_workers.shared.quarantine.Quarantined`, as JSON."""
     updated_at: Mapped[datetime]
 
 

@@ -26,10 +26,11 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
-from service.db.repositories import leases
+from service.db import damage
+from service.db.clock import server_now
+from service.db.notifications import CHANNEL, PostgresListener, Signals
 from service.domain.errors import DatabaseUnavailable
 from service.domain.ids import is_job_id
-from service.signals import CHANNEL, PostgresListener, Signals
 
 T = TypeVar("T")
 Work = Callable[[Session], T]
@@ -96,6 +97,8 @@ class Database:
         self.url = normalise_url(url)
         self.signals = signals or Signals()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.damage: str | None = None
+        """What is wrong with it, once a statement has found that it is damaged."""
         self._listener: PostgresListener | None = None
         self._write_lock = threading.Lock()
         self._watchers: list[Callable[[frozenset[str] | None], None]] = []
@@ -121,7 +124,7 @@ class Database:
 
         On SQLite that is ours, since nobody shares it.
         """
-        return self.clock() if self.is_sqlite else leases.server_now(session)
+        return self.clock() if self.is_sqlite else server_now(session)
 
     async def read(self, work: Work[T]) -> T:
         """What `work` returns, from one consistent view of the database."""
@@ -215,6 +218,11 @@ class Database:
                 return once()
             except DBAPIError as error:
                 tried += 1
+                if damage.is_damage(error):
+                    self.damage = damage.sentence(self.url, error)
+                    raise DatabaseUnavailable(
+                        "the database is damaged", hint="tell whoever runs this service"
+                    ) from error
                 if not _may_pass(error):
                     raise
                 if self.is_sqlite or tried >= MAX_TRIES:
@@ -253,7 +261,11 @@ def _limit_idling(engine: Engine) -> None:
 def _sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engine:
     assert url.database is not None
     if writes:
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(url.database).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise damage.unusable_folder(folder, error) from error
     engine = create_engine(
         url,
         pool_size=1 if writes else pool_size,

@@ -16,13 +16,13 @@ def problem(
     What is not known (None) is no reason. Jobs that run are let go on: they were promised room.
     """
     if quota is not None and used is not None and used >= quota:
-        return f"the storage holds {_size(used)} and its quota is {_size(quota)}"
+        return f"the storage holds {size(used)} and its quota is {size(quota)}"
     if min_free is not None and free is not None and free < min_free:
-        return f"the disk has {_size(free)} free and {_size(min_free)} must stay free"
+        return f"the disk has {size(free)} free and {size(min_free)} must stay free"
     return None
 
 
-def _size(amount: int) -> str:
+def size(amount: int) -> str:
     value = float(amount)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if value < 1024:

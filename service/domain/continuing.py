@@ -76,9 +76,16 @@ def _optimizers(name: str) -> Callable[[JobSpec], Any]:
 
 
 _ORDER: Final = "the samples would come in another order"
+
+
+def _brought_by_sklearn(spec: JobSpec) -> str:
+    return spec.data.source if spec.data.scheme == "sklearn" else "of files"
+
+
 _RULES: Final[tuple[tuple[str, Callable[[JobSpec], Any], str], ...]] = (
     ("/recipe", lambda spec: spec.recipe, "its model learned something else"),
     ("/model", lambda spec: spec.model, "its weights are of that model"),
+    ("/data/source", _brought_by_sklearn, "it was trained on other samples"),
     ("/data/validation_fraction", lambda spec: spec.data.validation_fraction, _ORDER),
     ("/train/global_batch_size", lambda spec: spec.train.global_batch_size, _ORDER),
     ("/train/seed", lambda spec: spec.train.seed, _ORDER),

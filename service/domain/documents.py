@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dray.faults import Fault, check
 from dray.spec import SPEC_VERSION, JobSpec
+from dray.validation import Fault, check
 
 Document = dict[str, Any]
 

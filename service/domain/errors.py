@@ -143,7 +143,7 @@ class InitFromNotFound(DomainError):
 
 
 class InitFromDiffers(DomainError):
-    """The job can't go on from all that the checkpoint holds: it is another kind of training."""
+    """The checkpoint is of another model, or, taken whole, of another kind of training."""
 
     code = "init_from_differs"
 

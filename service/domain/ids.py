@@ -11,6 +11,7 @@ ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32, lower case
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _MAX_MILLISECONDS = 2**48 - 1
+_JOB_ID_LENGTH = 30
 
 
 def _base32(value: int, length: int) -> str:
@@ -72,6 +73,11 @@ def ids_since(time: datetime) -> str:
 def ids_up_to(time: datetime) -> str:
     """All ids made at `time` or earlier are below this one."""
     return f"job-{_base32(_milliseconds(time) + 1, 10)}"
+
+
+def last_id(prefix: str) -> str:
+    """No job id that begins so is above this one."""
+    return prefix.ljust(_JOB_ID_LENGTH, ALPHABET[-1])
 
 
 def new_deployment_id() -> str:

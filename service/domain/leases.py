@@ -11,9 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-HELD_FOR = timedelta(seconds=15)
-RENEW_AFTER_S = 5.0
-"""A third of it: two renewals may be lost."""
+HELD_FOR = timedelta(seconds=7)
+"""With the pause between two questions of those that stand by, a holder that was stopped is
+replaced within 10 s."""
+RENEW_AFTER_S = 2.0
+"""Two renewals may be lost."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ class SlotClass(StrEnum):
     CHECKPOINTING = "checkpointing"
     IDLE = "idle"
     """Held to no use: stopping, or nobody knows."""
+    UNREPORTED = "unreported"
+    """By a script that reported no step: it may be of use."""
 
 
 def checked(said: Mapping[str, object]) -> dict[str, float]:
@@ -55,9 +57,12 @@ def total(ledger: Ledger) -> float:
 
 
 def useful_share(ledger: Ledger) -> float | None:
-    """The part of what was held that was of use; None where nothing was held."""
-    held = total(ledger)
-    return ledger.get(SlotClass.USEFUL, 0.0) / held if held > 0 else None
+    """The part of what was held that was of use; None where nothing was held, and of a script
+    that reported no step, so that nobody can say."""
+    held, useful = total(ledger), ledger.get(SlotClass.USEFUL, 0.0)
+    has_steps = useful > 0 or ledger.get(SlotClass.RECOMPUTED, 0.0) > 0
+    is_unknown = ledger.get(SlotClass.UNREPORTED, 0.0) > 0 and not has_steps
+    return None if is_unknown or held <= 0 else useful / held
 
 
 def replaced(whole: Ledger, before: Ledger, after: Ledger) -> dict[str, float]:

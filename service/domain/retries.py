@@ -11,13 +11,18 @@ INFRA_BACKOFF_S = 1.0
 FREE_BACKOFF_S = 2.0
 MAX_BACKOFF_S = 60.0
 MAX_FREE_BACKOFF_S = 15.0
+MAX_ROLLBACKS = 3
+ROLLBACK_FACTOR = 0.5
+"""By which each rollback lowers the learning rate."""
 
 
 class Fault(StrEnum):
     """Why an attempt ended other than well."""
 
     USER_ERROR = "user_error"
+    CANNOT_RUN = "cannot_run"
     BAD_DATA = "bad_data"
+    DIVERGED = "diverged"
     DATA_UNREACHABLE = "data_unreachable"
     RUNTIME_EXCEEDED = "runtime_exceeded"
     SLOTS_UNAVAILABLE = "slots_unavailable"
@@ -47,6 +52,9 @@ class Budgets:
     free_requeues: int = 0
     """In a row, since an attempt last took a step; only the delay depends on it."""
     runtime_left_s: float | None = None
+    rolls_back: bool = False
+    """Whether the document wants that of a training that diverged."""
+    rollbacks: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,11 +80,20 @@ BY_DRILL = frozenset({Fault.USER_ERROR, Fault.WORKER_LOST})
 """How a group ends that a drill struck and that was not mended in place."""
 
 
-def decide(fault: Fault, budgets: Budgets, *, by_drill: bool = False) -> Retry | GiveUp:
+BY_OVERLOAD = frozenset({Fault.WORKER_LOST, Fault.INFRASTRUCTURE})
+"""How a group ends that took too long to start or to recover."""
+
+
+def decide(
+    fault: Fault, budgets: Budgets, *, by_drill: bool = False, by_overload: bool = False
+) -> Retry | GiveUp:
     """The user's own errors, the infrastructure's and preemptions are counted apart.
 
-    by_drill: the fault was injected on purpose, so that it is nobody's.
+    by_drill: the fault was injected on purpose, so that it is nobody's. by_overload: its machines
+    were too slow, which lasts as long as it lasts: it is tried again and again, but ever later.
     """
+    if fault is Fault.CANNOT_RUN:
+        return GiveUp(fault, Budget.USER, "trying again would not mend the code")
     if fault is Fault.BAD_DATA:
         return GiveUp(fault, Budget.USER, "trying again would not mend the data")
     if fault is Fault.RUNTIME_EXCEEDED:
@@ -86,6 +103,8 @@ def decide(fault: Fault, budgets: Budgets, *, by_drill: bool = False) -> Retry |
     if by_drill and fault in BY_DRILL:
         delay_s = _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_FREE_BACKOFF_S)
         return Retry(delay_s, Budget.FREE)
+    if by_overload and fault in BY_OVERLOAD:
+        return Retry(_backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_BACKOFF_S), Budget.FREE)
     match fault:
         case Fault.USER_ERROR:
             if budgets.user_failures >= budgets.max_user_retries:
@@ -93,6 +112,13 @@ def decide(fault: Fault, budgets: Budgets, *, by_drill: bool = False) -> Retry |
                 return GiveUp(fault, Budget.USER, because)
             delay_s = _backoff(USER_BACKOFF_S, budgets.user_failures, MAX_BACKOFF_S)
             return Retry(delay_s, Budget.USER)
+        case Fault.DIVERGED:
+            if not budgets.rolls_back:
+                return GiveUp(fault, Budget.USER, "trying again would end the same way")
+            if budgets.rollbacks >= MAX_ROLLBACKS:
+                because = f"{MAX_ROLLBACKS} rollbacks, each with half the rate, did not help"
+                return GiveUp(fault, Budget.USER, because)
+            return Retry(0.0, Budget.FREE)
         case Fault.WORKER_LOST | Fault.INFRASTRUCTURE | Fault.SUPERVISOR_LOST:
             return _charge_infra(fault, budgets, "faults of the cluster")
         case Fault.DATA_UNREACHABLE:

@@ -42,6 +42,8 @@ GIVE_UP_CODES = frozenset(
     {
         "user_error",
         "bad_data",
+        "cannot_run",
+        "diverged",
         "data_unreachable",
         "runtime_exceeded",
         "worker_lost",
@@ -59,6 +61,7 @@ for as long as it may."""
 RETRY_CODES = frozenset(
     {
         "user_error",
+        "diverged",
         "data_unreachable",
         "worker_lost",
         "infrastructure",

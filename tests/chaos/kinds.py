@@ -14,11 +14,13 @@ from tests.integration.harness import digits, script
 TICKS = """\
 import time
 from dray import train
-for step in range(1, 101):
+for step in range(1, NUM_STEPS + 1):
     time.sleep(0.05)
-    train.report(step, {"train/loss": 1.0 / step}, total_steps=100)
+    train.report(step, {"train/loss": 1.0 / step}, total_steps=NUM_STEPS)
 """
-RAISES = TICKS + 'raise RuntimeError("on purpose")\n'
+SHORT = TICKS.replace("NUM_STEPS", "100")
+LONG = TICKS.replace("NUM_STEPS", "600")
+RAISES = SHORT + 'raise RuntimeError("on purpose")\n'
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def _digits(name: str, num_workers: int, epochs: int, every_steps: int, **more: 
 NUM_LARGE = 18_000
 LARGE_SHAPE = (64, 64)
 LARGE_STEPS = 900
-"""As float32 some 290 MB: more than `ray_workers.training.samples` keeps in memory."""
+"""As float32 some 290 MB: more than `ray_workers.training.data.device_dataset` keeps in memory."""
 
 
 def _read_by_loaders(folder: Path) -> Kind:
@@ -77,10 +79,16 @@ def _read_by_loaders(folder: Path) -> Kind:
 
 def kinds(folder: Path) -> dict[str, Kind]:
     """All of them by name; their scripts are written into `folder`."""
-    for name, text in (("ticks", TICKS), ("raises", RAISES)):
+    for name, text in (("ticks", SHORT), ("long_ticks", LONG), ("raises", RAISES)):
         (folder / f"{name}.py").write_text(text)
     scripts = (
         Kind("script", script(folder / "ticks.py", max_retries=20), 100, is_recipe=False),
+        Kind(
+            "long script",
+            script(folder / "long_ticks.py", max_retries=20),
+            600,
+            is_recipe=False,
+        ),
         Kind("fails", script(folder / "raises.py"), 100, JobState.FAILED, is_recipe=False),
     )
     found = (
@@ -90,6 +98,8 @@ def kinds(folder: Path) -> dict[str, Kind]:
         _digits("elastic", 4, 16, 25, keeps_weights=False),
         _digits("often saved", 2, 20, 3),
         _read_by_loaders(folder),
+        # So long that what is stopped is noticed, and replaced, before its end.
+        _digits("long", 2, 45, 50),
         _digits("short", 2, 3, 25),
         _digits("cancelled", 2, 400, 50, ends_as=JobState.CANCELLED, cancel=True),
         *scripts,

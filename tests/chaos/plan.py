@@ -13,6 +13,9 @@ Blow = tuple[str, ...]
 """Names of the faults that strike together."""
 
 READ_BY_LOADERS = frozenset({"read by loaders"})
+LONG_RECIPE = frozenset({"long"})
+LONG = LONG_RECIPE | {"long script"}
+"""What lasts until a process that is stopped has been replaced."""
 RECIPES = READ_BY_LOADERS | {"one rank", "two ranks", "four ranks", "elastic", "often saved"}
 ANY = RECIPES | {"script"}
 GROUPS = RECIPES - {"one rank"}
@@ -22,8 +25,6 @@ ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("rank killed",): ANY,
     ("rank segfaults",): ANY,
     ("rank out of memory",): ANY,
-    ("rank stopped",): RECIPES,
-    ("loader stopped",): READ_BY_LOADERS,
     ("loader killed",): READ_BY_LOADERS,
     ("rank actor killed",): ANY,
     ("supervisor killed",): ANY,
@@ -40,6 +41,8 @@ ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("preempted",): ANY,
     ("preempted", "rank killed"): RECIPES,
     ("rank killed", "replacement killed"): GROUPS,
+    ("machine overloaded", "rank killed"): GROUPS,
+    ("machine overloaded", "rank actor killed"): GROUPS,
     ("rank killed", "survivor killed meanwhile"): GROUPS,
     ("rank killed", "service killed"): ANY,
     ("supervisor killed", "service killed"): ANY,
@@ -47,6 +50,8 @@ ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("rank stopped", "service killed"): GROUPS,
     ("rank 0 killed", "gateway killed"): RECIPES,
     ("node agent killed", "service killed"): ANY,
+    ("rank's init stopped", "rank killed"): LONG,
+    ("node agent killed", "forkserver stopped"): LONG,
 }
 """What may strike, and whom, on either ground."""
 ON_EMBEDDED: Mapping[Blow, frozenset[str]] = {
@@ -58,29 +63,61 @@ ON_CLUSTER: Mapping[Blow, frozenset[str]] = {
     ("node killed",): ANY,
     ("node drained",): ANY,
     ("node drained", "service killed"): RECIPES,
-    ("service stopped",): ANY,
+    ("service restarted",): ANY,
     ("database restarted",): ANY,
     ("node killed", "database restarted"): ANY,
     ("rank killed", "database restarted"): ANY,
     ("node killed", "service killed"): ANY,
     ("database restarted", "service killed"): ANY,
 }
+STOPPABLE_ON_BOTH: Mapping[str, frozenset[str]] = {
+    "rank": LONG_RECIPE | RECIPES,
+    "rank's init": LONG,
+    "loader": READ_BY_LOADERS,
+    "rank actor": LONG,
+    "store": LONG_RECIPE,
+    "supervisor": LONG,
+    "forkserver": LONG,
+    "node agent": LONG,
+    "gateway": LONG,
+    "service": LONG,
+}
+STOPPABLE: Mapping[str, Mapping[str, frozenset[str]]] = {
+    EMBEDDED: {**STOPPABLE_ON_BOTH, "raylet": LONG, "GCS": LONG},
+    CLUSTER: STOPPABLE_ON_BOTH,
+}
+"""Processes that may be stopped (SIGSTOP), and of whom, on each ground. Those of Ray itself come
+last: while they stand, nothing else of it is found."""
+TWO: Blow = ("two processes stopped",)
+BRIEFLY: Blow = ("a process stopped briefly",)
+"""Cards for which the plan draws which."""
+DRAWN: Mapping[Blow, frozenset[str]] = {TWO: LONG, BRIEFLY: LONG}
 LAST: Mapping[Blow, frozenset[str]] = {
     ("rank killed", "cancelled meanwhile"): GROUPS,
     ("supervisor killed", "cancelled meanwhile"): RECIPES,
+    ("supervisor stopped", "cancelled meanwhile"): LONG,
+    ("node agent stopped", "cancelled meanwhile"): LONG,
+    ("gateway stopped", "cancelled meanwhile"): LONG,
+    ("rank actor stopped", "cancelled meanwhile"): LONG,
 }
 """What leaves nothing to be struck, and so comes last in its turn."""
 
 BLOWS: Mapping[str, Mapping[Blow, frozenset[str]]] = {
-    EMBEDDED: {**ON_BOTH, **ON_EMBEDDED},
-    CLUSTER: {**ON_BOTH, **ON_CLUSTER},
+    ground: {
+        **ON_BOTH,
+        **more,
+        **{(f"{kind} stopped",): fits for kind, fits in STOPPABLE[ground].items()},
+    }
+    for ground, more in ((EMBEDDED, ON_EMBEDDED), (CLUSTER, ON_CLUSTER))
 }
 VICTIMS = (
-    *("two ranks", "four ranks", "often saved", "elastic"),
-    *("read by loaders", "one rank", "script"),
+    *("two ranks", "long", "four ranks", "often saved", "long script", "elastic"),
+    *("long", "read by loaders", "one rank", "long", "script"),
 )
 BYSTANDERS = ("short", "script", "fails", "cancelled")
 BLOWS_OF_A_TURN = 4
+LONG_UNTIL = 0.5
+"""Share of a long job within which it is struck: the rest is for the last blow to be noticed."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +142,7 @@ class Deck:
     """Deals each card once before any comes again."""
 
     def __init__(self, cards: Sequence[Blow], rng: random.Random) -> None:
-        self._cards = list(cards)
+        self.cards = list(cards)
         self._rng = rng
         self._left: list[Blow] = []
 
@@ -116,24 +153,44 @@ class Deck:
                 if victim in fits[card]:
                     self._left.remove(card)
                     return card
-            self._left += self._rng.sample(self._cards, len(self._cards))
+            self._left += self._rng.sample(self.cards, len(self.cards))
         raise ValueError(f"nothing strikes {victim!r}")
 
 
-def turns(seed: int, ground: str) -> Iterator[Turn]:
-    """Without end; the same for the same seed."""
+def drawn(card: Blow, ground: str, victim: str, rng: random.Random) -> Blow:
+    """The blow itself, where the card leaves open which process is stopped."""
+    kinds = [kind for kind, fits in STOPPABLE[ground].items() if victim in fits]
+    if card == BRIEFLY:
+        return (f"{rng.choice(kinds)} stopped briefly",)
+    if card == TWO:
+        chosen = rng.sample(kinds, 2)
+        return tuple(f"{kind} stopped" for kind in kinds if kind in chosen)
+    return card
+
+
+def turns(seed: int, ground: str, only: str = "") -> Iterator[Turn]:
+    """Without end; the same for the same seed. only: a word that each blow has to have."""
     rng = random.Random(f"{seed} {ground}")
-    blows, last = BLOWS[ground], Deck(list(LAST), rng)
-    deck = Deck(list(blows), rng)
+    blows = {**BLOWS[ground], **DRAWN}
+    cards = [blow for blow in blows if only in " ".join(blow)]
+    deck = Deck([*cards, *(card for card in cards if card == TWO)], rng)
+    last = Deck([blow for blow in LAST if only in " ".join(blow)], rng)
+    # Of a few blows, whom most of them fit.
+    victims = [v for v in VICTIMS if not only or 2 * sum(v in blows[c] for c in cards) > len(cards)]
     number = 0
     while True:
-        victim = VICTIMS[number % len(VICTIMS)]
-        ends_early = number % 4 == 3 and victim != "script"
-        dealt = [deck.deal(blows, victim) for _ in range(BLOWS_OF_A_TURN - ends_early)]
+        victim = victims[number % len(victims)]
+        is_last_for = any(victim in LAST[blow] for blow in last.cards)
+        ends_early = number % 2 == 1 and is_last_for
+        dealt = [
+            drawn(deck.deal(blows, victim), ground, victim, rng)
+            for _ in range(BLOWS_OF_A_TURN - ends_early)
+        ]
         if ends_early:
             dealt.append(last.deal(LAST, victim))
+        until = LONG_UNTIL if victim in LONG else 1.0
         strikes = tuple(
-            Strike(blow, round((place + rng.uniform(0.3, 0.9)) / (len(dealt) + 0.5), 3))
+            Strike(blow, round(until * (place + rng.uniform(0.3, 0.9)) / (len(dealt) + 0.5), 3))
             for place, blow in enumerate(dealt)
         )
         bystander = BYSTANDERS[number % len(BYSTANDERS)]

@@ -16,14 +16,21 @@ from pathlib import Path
 import httpx
 
 from dray import Client
-from dray.checkpoints import CheckpointRef
+from dray.train.checkpoints import CheckpointRef
 from dray.views import Attempt, Event, Job, JobState
-from ray_workers.forking import ForkFailed, list_tasks
-from ray_workers.training import checkpoints
-from ray_workers.training.checkpoints import PassedOver
+from ray_workers.node.forkserver_client import ForkFailed, list_tasks
+from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.checkpoint.checkpoint_files import SkippedCheckpoint
 from tests.chaos.ground import Ground, patiently
 from tests.chaos.kinds import Kind
-from tests.integration.harness import Service, all_metrics, fork_sockets, spools, training_pids
+from tests.integration.harness import (
+    FORKSERVER_S,
+    Service,
+    all_metrics,
+    fork_sockets,
+    spools,
+    training_pids,
+)
 
 NOTHING_LEFT_WITHIN_S = 60.0
 LOSS = "train/loss"
@@ -32,8 +39,10 @@ DECLARED = frozenset({"unavailable", "database_unavailable", "storage_unavailabl
 PAUSE_S = 0.25
 
 
-def breaches(ground: Ground, client: Client, job_id: str, kind: Kind) -> Iterator[str]:
-    """Of a job that has ended."""
+def breaches(
+    ground: Ground, client: Client, job_id: str, kind: Kind, *, let_go_at: float = 0.0
+) -> Iterator[str]:
+    """Of a job that has ended. let_go_at: Unix seconds, of the last process that was stopped."""
     job = patiently(lambda: client.get(job_id))
     if job.id not in {each.id for each in patiently(lambda: list(client.jobs()))}:
         yield "I1: the job is not in the list"
@@ -43,7 +52,7 @@ def breaches(ground: Ground, client: Client, job_id: str, kind: Kind) -> Iterato
     yield from of_events(patiently(lambda: list(client.events(job_id))))
     yield from of_series(client, job, kind)
     yield from of_newest_checkpoint(client, job_id)
-    yield from of_what_is_left(ground, job)
+    yield from of_what_is_left(ground, job, let_go_at)
 
 
 def of_attempts(attempts: list[Attempt]) -> Iterator[str]:
@@ -80,12 +89,12 @@ def of_newest_checkpoint(client: Client, job_id: str) -> Iterator[str]:
     listed = patiently(lambda: client.checkpoints(job_id))
     for newest in (each for each in listed if each.is_latest):
         ref = CheckpointRef(newest.url, newest.step, newest.sha256)
-        for verdict in checkpoints.verdicts([ref]):
-            if isinstance(verdict, PassedOver):
+        for verdict in checkpoint_files.verdicts([ref]):
+            if isinstance(verdict, SkippedCheckpoint):
                 yield f"I6: the newest checkpoint does not load: {verdict.why}"
 
 
-def of_what_is_left(ground: Ground, job: Job) -> Iterator[str]:
+def of_what_is_left(ground: Ground, job: Job, let_go_at: float) -> Iterator[str]:
     assert job.finished_at is not None
     looks: dict[str, Callable[[], object]] = {
         "processes": lambda: training_pids(job.id),
@@ -93,7 +102,8 @@ def of_what_is_left(ground: Ground, job: Job) -> Iterator[str]:
         "placement groups": lambda: ground.placement_groups(job.id),
         "spools": lambda: spools(job.id),
     }
-    deadline = max(job.finished_at.timestamp() + NOTHING_LEFT_WITHIN_S, time.time() + 5)
+    since = max(job.finished_at.timestamp(), let_go_at)
+    deadline = max(since + NOTHING_LEFT_WITHIN_S, time.time() + 5)
     for name, look in looks.items():
         while left := _seen(look):
             if time.time() > deadline:
@@ -161,8 +171,9 @@ def live_attempts() -> set[tuple[str, int]]:
     """(job, attempt) of every training process of this machine."""
     found = set()
     for path in fork_sockets():
-        with contextlib.suppress(ForkFailed, OSError):  # a forkserver that is going or gone
-            tasks = asyncio.run(list_tasks(str(path)))
+        # A forkserver that is going or gone, or is stopped.
+        with contextlib.suppress(ForkFailed, OSError, TimeoutError):
+            tasks = asyncio.run(asyncio.wait_for(list_tasks(str(path)), FORKSERVER_S))
             found |= {(task["job_id"], task["attempt"]) for task in tasks}
     return found
 

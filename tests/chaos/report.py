@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from tests.chaos.ground import SILENCE_LIMIT_S
 from tests.chaos.turn import ENDED, FROM_CHECKPOINT, IN_PLACE, UNTOUCHED, Blown, Result
 
 HOWS = (IN_PLACE, FROM_CHECKPOINT, UNTOUCHED, ENDED)
@@ -75,10 +76,17 @@ def page(results: Sequence[Result], machine: Mapping[str, str], seed: int, took_
         "a loader that was stopped they include the time in which a watchdog makes sure. Where "
         "training went on they are until the service took jobs again. Steps lost are those that "
         "were done and had to be done again.\n\n"
+        "*Stopped* is SIGSTOP: the process lives and answers nothing, and nobody lets it go before "
+        "the jobs of the turn have ended, but for the service, which has no other here to take its "
+        "place. *Stopped briefly* is for half the time after which users are told, and nothing may "
+        f"come of it. `DRAY_SILENCE_LIMIT_S` is {SILENCE_LIMIT_S:g} in these runs, so that the "
+        "limits of [faults](faults.md) are that much shorter.\n\n"
         "Checked of every job: it is listed and ended as it must, once; no two attempts of it "
         "lived at a time; no node gave more than it has; each step of each series is there, once; "
         "its weights are those of a run without faults, to the bit, unless it is elastic; its "
         "newest checkpoint loads; its events have no gap; 60 s after its end no process, actor, "
         "placement group or spool of it is left; the API answered nothing of 500 and more but a "
-        "declared 503.\n"
+        "declared 503. Checked of what was stopped: an event said that it did not answer; it was "
+        "replaced, and is not there any more when the jobs have ended; no attempt that it cost was "
+        "charged to the user.\n"
     )

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from dray.views import JobState
 from tests.chaos import plan, report
 from tests.chaos.ground import Ground
 from tests.chaos.kinds import kinds
 from tests.chaos.plan import Strike, Turn
-from tests.chaos.turn import FROM_CHECKPOINT, IN_PLACE, Runner
+from tests.chaos.turn import ENDED, FROM_CHECKPOINT, IN_PLACE, UNTOUCHED, Runner
 from tests.integration.harness import Service
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -38,6 +39,17 @@ TURNS = (
     ),
 )
 
+STOPPED = Turn(
+    number=2,
+    victim="long script",
+    bystander="fails",
+    strikes=(
+        Strike(("gateway stopped",), 0.01),
+        Strike(("supervisor stopped", "node agent stopped", "cancelled meanwhile"), 0.02),
+    ),
+    seed=SEED,
+)
+
 
 def test_jobs_come_through_faults_and_no_promise_is_broken(
     embedded: Service, tmp_path: Path
@@ -55,3 +67,22 @@ def test_jobs_come_through_faults_and_no_promise_is_broken(
         told = [hang for job_id in victims for hang in client.hangs(job_id) if hang.culprits]
     assert told, "nobody told of the rank that was stopped"
     assert all(rank.stack and rank.phase for hang in told for rank in hang.ranks)
+
+
+def test_stopped_processes_are_told_of_and_replaced_and_a_job_is_cancelled_meanwhile(
+    tmp_path: Path,
+) -> None:
+    service = Service(tmp_path / "home", {"DRAY_LOCAL_SLOTS": "4", "DRAY_SILENCE_LIMIT_S": "8"})
+    try:
+        service.start()
+        result = Runner(Ground(plan.EMBEDDED, service), kinds(tmp_path), {}).play(STOPPED)
+        with service.client as client:
+            (job,) = [job for job in client.jobs() if job.state is JobState.CANCELLED]
+            events = list(client.events(job.id))
+    finally:
+        service.stop()
+    print(report.table([result]))
+    assert result.breaches == []
+    assert [blown.how for blown in result.blown] == [UNTOUCHED, ENDED], result.missed
+    told = {event.data["process"] for event in events if event.code == "not_answering"}
+    assert "supervisor" in told

@@ -24,17 +24,34 @@ def test_a_seed_replays_its_turns(ground: str) -> None:
 
 @pytest.mark.parametrize("ground", GROUNDS)
 def test_every_blow_comes_within_the_turns_of_half_a_run(ground: str) -> None:
-    dealt = {s.blow for turn in islice(plan.turns(7, ground), 15) for s in turn.strikes}
+    dealt = {s.blow for turn in islice(plan.turns(7, ground), 20) for s in turn.strikes}
     assert dealt >= set(plan.BLOWS[ground]) | set(plan.LAST)
+
+
+def fits(blow: plan.Blow, ground: str) -> frozenset[str]:
+    """Whom a blow may strike, also one of which the plan drew the processes."""
+    if blow in plan.BLOWS[ground] or blow in plan.LAST:
+        return {**plan.BLOWS[ground], **plan.LAST}[blow]
+    kinds = [name.removesuffix(" briefly").removesuffix(" stopped") for name in blow]
+    return frozenset.intersection(*(plan.STOPPABLE[ground][kind] for kind in kinds))
+
+
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_two_different_processes_are_stopped_together_and_some_briefly(ground: str) -> None:
+    dealt = [s.blow for turn in islice(plan.turns(7, ground, "stopped"), 20) for s in turn.strikes]
+    assert all("stopped" in " ".join(blow) for blow in dealt)
+    pairs = {b for b in dealt if len(b) == 2 and all(name.endswith(" stopped") for name in b)}
+    assert len(pairs) > 3
+    assert all(one != other for one, other in pairs)
+    assert any(blow[0].endswith(" stopped briefly") for blow in dealt)
 
 
 @pytest.mark.parametrize("ground", GROUNDS)
 def test_a_blow_strikes_only_whom_it_fits_and_in_order(ground: str, tmp_path: Path) -> None:
     known = kinds(tmp_path)
-    fits = {**plan.BLOWS[ground], **plan.LAST}
     for turn in islice(plan.turns(7, ground), 50):
         assert {turn.victim, turn.bystander} <= set(known)
-        assert all(turn.victim in fits[strike.blow] for strike in turn.strikes)
+        assert all(turn.victim in fits(strike.blow, ground) for strike in turn.strikes)
         shares = [strike.at for strike in turn.strikes]
         assert shares == sorted(shares)
         assert 0 < shares[0] < shares[-1] < 1
@@ -43,7 +60,8 @@ def test_a_blow_strikes_only_whom_it_fits_and_in_order(ground: str, tmp_path: Pa
 
 def test_every_fault_of_the_plan_can_be_injected() -> None:
     planned = {name for blows in [*plan.BLOWS.values(), plan.LAST] for b in blows for name in b}
-    assert planned == set(FAULTS)
+    kinds = plan.STOPPABLE[plan.EMBEDDED]
+    assert planned | {f"{kind} stopped briefly" for kind in kinds} == set(FAULTS)
     assert set(FAULTS) >= UNDISTURBED
 
 

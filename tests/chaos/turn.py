@@ -12,17 +12,19 @@ from functools import partial
 from dray import Client
 from dray.views import Event, JobState
 from tests.chaos import promises
-from tests.chaos.faults import UNDISTURBED, Missed, Scene, strike
+from tests.chaos.faults import HARMLESS, UNDISTURBED, strike
 from tests.chaos.ground import Ground, patiently
 from tests.chaos.kinds import Kind
 from tests.chaos.plan import Blow, Turn
 from tests.chaos.promises import Onlooker
+from tests.chaos.scene import Missed, Scene
+from tests.chaos.stopping import NOT_REPLACED, TELLERS, TOLD_AS, let_go
 from tests.integration.harness import eventually
 
 MENDED_WITHIN_S = 150.0
 ENDS_WITHIN_S = 240.0
 STRIKE_TRIES = 3
-SILENT = frozenset({"rank stopped", "loader stopped"})
+GATEWAY_LOST = frozenset({"gateway killed", "gateway stopped"})
 IN_PLACE = "in place"
 FROM_CHECKPOINT = "from the checkpoint"
 UNTOUCHED = "training went on"
@@ -63,6 +65,7 @@ class Runner:
         self._ground = ground
         self._kinds = kinds
         self._weights = weights
+        self._scenes: list[Scene] = []
 
     def play(self, turn: Turn) -> Result:
         result = Result(turn)
@@ -76,6 +79,10 @@ class Runner:
                 except Exception:
                     result.breaches.append(traceback.format_exc())
                     self._clear(client)
+                finally:
+                    for scene in self._scenes:
+                        let_go(scene)
+                    self._scenes.clear()
             result.breaches += dict.fromkeys(onlooker.breaches)
         return result
 
@@ -85,22 +92,29 @@ class Runner:
         result.num_jobs = len(jobs)
         job_id, kind = jobs[0]
         scene = Scene(self._ground, client, job_id, kind, random.Random(turn.seed))
+        self._scenes.append(scene)
         cancelled = False
         for each in turn.strikes:
-            blown = self._strike(scene, each.blow, int(each.at * kind.num_steps))
+            blown = self._strike(scene, each.blow, int(each.at * kind.num_steps), result)
             if blown is None:
                 result.missed.append(each.blow)
                 continue
             result.blown.append(blown)
             cancelled |= "cancelled meanwhile" in each.blow
             result.breaches += self._of_damage(scene)
-        for job_id, kind in jobs:
-            result.breaches += self._end(client, job_id, kind, cancelled and kind is scene.kind)
+        ended = [self._await_end(client, job_id, kind) for job_id, kind in jobs]
+        result.breaches += of_stopped(scene)
+        let_go_at = time.time() if scene.stopped else 0.0
+        let_go(scene)
+        for (job_id, kind), state in zip(jobs, ended, strict=True):
+            if cancelled and kind is scene.kind:
+                kind = cancelled_kind(kind, state)
+            result.breaches += self._of_end(client, job_id, kind, state, let_go_at)
 
     def _kinds_of(self, turn: Turn) -> tuple[Kind, Kind]:
         return self._kinds[turn.victim], self._kinds[turn.bystander]
 
-    def _strike(self, scene: Scene, blow: Blow, at_step: int) -> Blown | None:
+    def _strike(self, scene: Scene, blow: Blow, at_step: int, result: Result) -> Blown | None:
         """None if the job ended before, or there never was anything to strike."""
         for _ in range(STRIKE_TRIES):
             if not await_step(scene, at_step):
@@ -112,17 +126,22 @@ class Runner:
                 print(f"  missed: {missed}", flush=True)
                 time.sleep(1.0)  # whatever was not there may be on its way
                 continue
-            return follow(scene, blow, before, struck_at)
+            blown = follow(scene, blow, before, struck_at)
+            result.breaches += of_blow(scene, blown, before)
+            return blown
         return None
 
-    def _end(self, client: Client, job_id: str, kind: Kind, cancelled: bool) -> list[str]:
-        """Breaches of a job that is awaited, or cancelled if that is its fate."""
+    def _await_end(self, client: Client, job_id: str, kind: Kind) -> JobState:
+        """Of a job that is cancelled, if that is its fate."""
         if kind.cancel and not patiently(lambda: client.get(job_id)).state.is_terminal:
             patiently(lambda: client.cancel(job_id))
-        ended = await_end(client, job_id)
-        if cancelled:
-            kind = cancelled_kind(kind, ended)
-        found = list(promises.breaches(self._ground, client, job_id, kind))
+        return await_end(client, job_id)
+
+    def _of_end(
+        self, client: Client, job_id: str, kind: Kind, ended: JobState, let_go_at: float
+    ) -> list[str]:
+        """Breaches of a job that has ended."""
+        found = list(promises.breaches(self._ground, client, job_id, kind, let_go_at=let_go_at))
         if ended is JobState.SUCCEEDED and kind.name in self._weights:
             learned = promises.weights(client, job_id)
             if learned != self._weights[kind.name]:
@@ -155,6 +174,39 @@ class Runner:
             if not job.state.is_terminal:
                 patiently(lambda job=job: client.cancel(job.id))
                 await_end(client, job.id)
+
+
+def of_stopped(scene: Scene) -> list[str]:
+    """I11: when the jobs have ended, nothing that is replaced is still stopped."""
+    replaced = [one for one in scene.stopped if one.kind not in NOT_REPLACED]
+    try:
+        eventually(
+            lambda: not any(one.is_still for one in replaced),
+            within_s=promises.NOTHING_LEFT_WITHIN_S,
+        )
+    except AssertionError:
+        return [f"I11: {one.kind} {one.pid} is still stopped" for one in replaced if one.is_still]
+    return []
+
+
+def of_blow(scene: Scene, blown: Blown, before: Mark) -> list[str]:
+    """I11 and I12: users were told what did not answer, and did not pay for it."""
+    if blown.how == ENDED or not any("stopped" in name for name in blown.blow):
+        return []
+    found = []
+    events = patiently(lambda: list(scene.client.events(scene.job_id)))
+    since = [event for event in events if event.seq > before.seq]
+    if set(blown.blow) <= HARMLESS and (blown.how != UNTOUCHED or since):
+        found.append(f"{blown.blow} was no harmless: {[event.message for event in since]}")
+    told = {event.data["process"] for event in since if event.code == "not_answering"}
+    expected = {TOLD_AS[name] for name in blown.blow if name in TOLD_AS}
+    if expected and not told & expected and not TELLERS & set(blown.blow):
+        found.append(f"I11: after {blown.blow} nobody was told, but of {told}")
+    attempts = patiently(lambda: scene.client.attempts(scene.job_id))
+    for each in attempts[before.attempt - 1 :]:
+        if each.reason is not None and each.reason.code == "user_error":
+            found.append(f"I12: {blown.blow} was charged to the user: {each.reason.message}")
+    return found
 
 
 def cancelled_kind(kind: Kind, ended: JobState) -> Kind:
@@ -220,7 +272,7 @@ def follow(scene: Scene, blow: Blow, before: Mark, struck_at: float) -> Blown:
 
     def over() -> bool:
         gateway = gateway_of(scene)
-        replaced = gateway != before.gateway or "gateway killed" not in blow
+        replaced = gateway != before.gateway or not GATEWAY_LOST & set(blow)
         service_back = bool(gateway) and replaced and scene.ground.service.takes_jobs()
         blown = look(scene, blow, before, struck_at)
         if blown is not None and (service_back or blown.how == ENDED):
@@ -268,7 +320,8 @@ def seconds_of(first: Event, last: Event, struck_at: float, blow: Blow) -> float
     Its figure begins where it sees the loss, which of a rank that is only stopped comes late.
     """
     told = first.data["recovery_s"]
-    if first is last and told is not None and not SILENT & set(blow):
+    was_stopped = any(name.endswith(" stopped") for name in blow)
+    if first is last and told is not None and not was_stopped:
         return float(told)
     return last.time.timestamp() - struck_at
 

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from service.cluster.embedded import EmbeddedRay
-from service.cluster.fake import FakeCluster
-from service.cluster.gateway import GatewayCluster, RayTarget
 from service.cluster.port import ClusterUnavailable
-from tests.contract.grounds import SLOTS, Ground, eventually, fake_ground
+from service.cluster.ray.embedded import EmbeddedRay
+from service.cluster.ray.gateway import GatewayCluster, RayTarget
+from tests.contract.grounds import SILENCE_LIMIT_S, SLOTS, Ground, eventually, fake_ground
+from tests.fakes.cluster import FakeCluster
 
 
 def _real_ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
@@ -26,6 +26,7 @@ def _real_ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
         storage_url=storage.as_uri(),
         storage_nonce="seen",
         embedded=EmbeddedRay(home, SLOTS, deployment_id),
+        silence_limit_s=SILENCE_LIMIT_S,
     )
     return Ground(GatewayCluster(target), deployment_id, home)
 

@@ -18,14 +18,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dray.spec import JobSpec
-from ray_workers.contracts import AttemptSpec, Frame, FrameKind, PollReply, Slice
-from service.cluster.fake import FakeCluster
-from service.cluster.fake_attempt import Exited, FakeRank
+from ray_workers.shared.contracts import AttemptSpec, Frame, FrameKind, PollReply, Slice
 from service.cluster.port import AttemptRef, Cluster
-from tests.integration.harness import agent_of
+from tests.fakes.attempt import Exited, FakeRank
+from tests.fakes.cluster import FakeCluster
+from tests.integration.harness import actor_of
+from tests.wire import attempt_spec
 
 T = TypeVar("T")
 SLOTS = 4
+SILENCE_LIMIT_S = 12.0
+"""Shorter than a service's own, since tests wait for it."""
 PATIENCE_S = 150.0
 PAUSE_S = 0.05
 STEPS = 5
@@ -101,7 +104,7 @@ class Ground:
                 "resources": {"num_workers": num_workers},
             }
         )
-        return AttemptSpec(
+        return attempt_spec(
             deployment_id=self._deployment_id,
             job_id=f"job-{uuid.uuid4().hex[:12]}",
             attempt=attempt,
@@ -109,6 +112,7 @@ class Ground:
             slices=(Slice(await self.node_id(), num_workers),),
             bundle={"CPU": 1.0},
             storage_url=(self._home / "storage").as_uri(),
+            silence_limit_s=SILENCE_LIMIT_S,
             **more,
         )
 
@@ -118,8 +122,12 @@ class Ground:
 
     async def kill_agent(self) -> None:
         """SIGKILL of the node's agent, as a crash would; Ray starts it again."""
+        self.signal_actor("NodeAgent", signal.SIGKILL)
+
+    def signal_actor(self, kind: str, number: int) -> None:
+        """Send a signal to the only actor of a class, on a real Ray."""
         daemon = json.loads((self._home / "ray" / "daemon.json").read_text())
-        os.kill(agent_of(daemon["instance"]), signal.SIGKILL)
+        os.kill(actor_of(daemon["instance"], kind), number)
 
     async def ref(self, spec: AttemptSpec) -> AttemptRef:
         session = (await self.cluster.snapshot()).session

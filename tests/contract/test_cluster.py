@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from dataclasses import replace
 
 import pytest
 
-from ray_workers.contracts import Cause, FrameKind, Phase, PollReply
+from ray_workers.shared.contracts import Cause, FrameKind, Phase, PollReply, ProcessKind
 from service.cluster.port import ClusterUnavailable
+from service.cluster.ray.gateway import GatewayCluster
 from tests.contract.grounds import (
     SLOTS,
     STEPS,
@@ -93,6 +96,68 @@ async def test_what_a_node_has_when_its_agent_dies_at_the_end_is_delivered(groun
     for rank in range(2):
         assert steps_of(frames, rank) == ALL_STEPS
         assert len(lines_of(frames, rank)) == STEPS
+
+
+@pytest.mark.parametrize("_cluster", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+async def test_what_a_node_has_when_its_agent_is_stopped_at_the_end_is_delivered(
+    ground: Ground,
+) -> None:
+    """The agent is ended for its silence, and the next one has all of it."""
+    ref = await ground.launch("steps", 2)
+
+    async def has_ended() -> bool:
+        return (await ground.poll(ref)).phase is Phase.ENDED
+
+    await eventually(has_ended, "the attempt never ended")
+    ground.signal_actor("NodeAgent", signal.SIGSTOP)
+    replies: list[PollReply] = []
+    while not replies or replies[-1].outcome is None:
+        await ground.cluster.snapshot()  # as the service does every second
+        replies.append(await ground.poll(ref, replies[-1].cursor if replies else {}))
+    assert any(one.kind is ProcessKind.NODE_AGENT for r in replies for one in r.silent)
+    assert replies[-1].outcome is not None
+    assert replies[-1].outcome.cause is Cause.SUCCEEDED
+    for rank in range(2):
+        assert steps_of(frames_of(replies), rank) == ALL_STEPS
+        assert len(lines_of(frames_of(replies), rank)) == STEPS
+
+
+@pytest.mark.parametrize("_cluster", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [("Supervisor", Cause.SUPERVISOR_LOST), ("RankActor", Cause.WORKER_LOST)],
+)
+async def test_an_attempt_whose_supervisor_or_rank_actor_is_stopped_comes_to_an_end(
+    ground: Ground, kind: str, cause: Cause
+) -> None:
+    ref = await ground.launch("waits")
+    await ground.follow(ref, until=runs)
+    ground.signal_actor(kind, signal.SIGSTOP)
+    reply = await ground.settle(ref)
+    assert reply.outcome is not None
+    assert reply.outcome.cause is cause
+    assert await eventually(ground.all_free, "the slots of an ended attempt are held")
+
+
+@pytest.mark.parametrize("_cluster", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+async def test_a_gateway_that_is_stopped_is_replaced_and_the_attempt_goes_on(
+    ground: Ground,
+) -> None:
+    ref = await ground.launch("waits")
+    await ground.follow(ref, until=runs)
+    assert isinstance(ground.cluster, GatewayCluster)
+    stopped = ground.cluster.pid
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+
+    async def answers() -> bool:
+        try:
+            return (await ground.poll(ref)).phase is Phase.RUNNING
+        except ClusterUnavailable:
+            return False
+
+    await eventually(answers, "the gateway was not replaced")
+    assert ground.cluster.pid != stopped
 
 
 async def test_a_small_byte_cap_delivers_whole_frames_and_loses_none(ground: Ground) -> None:
@@ -284,3 +349,12 @@ async def test_acknowledging_a_running_attempt_ends_it_whole(ground: Ground) -> 
     await ground.follow(ref, until=runs)
     await ground.cluster.acknowledge(ref)
     assert await eventually(ground.all_free, "the slots of an ended attempt are held")
+
+
+async def test_a_job_has_a_directory_on_its_node_until_that_is_dropped(ground: Ground) -> None:
+    ref = await ground.launch("steps")
+    await ground.settle(ref)
+    assert ref.job_id in await ground.cluster.kept_jobs()
+    for _ in range(2):
+        await ground.cluster.drop_jobs([ref.job_id, "job-unknown"])
+        assert ref.job_id not in await ground.cluster.kept_jobs()

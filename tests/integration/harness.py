@@ -19,13 +19,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from dray import Client, views
-from ray_workers import paths
-from ray_workers.forking import list_tasks
+from ray_workers.node.forkserver_client import list_tasks
+from ray_workers.node.rank_environment import RAY_INSTANCE
+from ray_workers.shared import paths
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 90.0
+FORKSERVER_S = 3.0
+"""How long a forkserver may take to list what it runs; one that is stopped never does."""
 T = TypeVar("T")
 
 
@@ -125,18 +129,27 @@ class Service:
         return one(
             pid
             for pid in children_of(self.process.pid)
-            if "service.cluster.gateway" in command_line(pid)
+            if "service.cluster.ray.gateway" in command_line(pid)
         )
 
     def ray_daemon(self) -> dict[str, Any]:
         daemon: dict[str, Any] = json.loads((self.home / "ray" / "daemon.json").read_text())
         return daemon
 
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
     def gcs_pid(self) -> int:
+        return self.ray_child("gcs_server")
+
+    def ray_child(self, program: str) -> int:
+        """Pid of a program of the embedded Ray, such as `gcs_server`."""
         return one(
             pid
             for pid in children_of(self.ray_daemon()["pid"])
-            if "gcs_server" in command_line(pid)
+            if program in command_line(pid).split(" ")[0]
         )
 
     def dashboard(self, path: str) -> Any:
@@ -163,21 +176,43 @@ class Service:
             and (actor["state"] != "DEAD" or not alive)
         ]
 
+    def actor_pages(self, job_id: str) -> dict[str, dict[str, Any]]:
+        """What the dashboard's list of actors shows and links of the job's, by their real ids."""
+        listed = self.dashboard("/logical/actors")["data"]["actors"]
+        prefix = f"dray:{job_id}:"
+        return {key: actor for key, actor in listed.items() if actor["name"].startswith(prefix)}
+
+    def num_known_idle_workers(self) -> int:
+        """Ray workers that the dashboard knows, and knows to hold no actor."""
+        (node,) = self.dashboard("/nodes?view=summary")["data"]["summary"]
+        detail = self.dashboard(f"/nodes/{node['raylet']['nodeId']}")["data"]["detail"]
+        known = [stats for worker in detail["workers"] for stats in worker["coreWorkerStats"]]
+        return sum(
+            stats["workerType"] == "WORKER" and set(stats["actorId"]) == {"f"} for stats in known
+        )
+
     def actor_log(self, actor_id: str) -> str:
         """The end of an actor's log, as the Ray dashboard shows it."""
-        with self.ask_dashboard(f"/api/v0/logs/file?actor_id={actor_id}&lines=1000") as answer:
+        with self.ask_dashboard(f"/api/v0/logs/file?actor_id={actor_id}&lines=100000") as answer:
             text: str = answer.read().decode(errors="replace")
             return text
 
-    def exported_metrics(self, job_id: str) -> set[str]:
-        """Names of the Ray metrics that the node exports for the job, without Ray's prefix."""
+    def exported_metrics(self, job_id: str) -> dict[str, dict[str, str]]:
+        """Labels of the Ray metrics that the node exports for the job, by name without the prefix.
+
+        Of several ranks, those of one.
+        """
         nodes = self.dashboard("/api/prometheus/sd")
         text = ""
         for target in {target for group in nodes for target in group["targets"]}:
             with urllib.request.urlopen(f"http://{target}/metrics", timeout=20) as answer:
                 text += answer.read().decode()
-        lines = [line for line in text.splitlines() if f'job="{job_id}"' in line]
-        return {line.split("{")[0].removeprefix("ray_") for line in lines}
+        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+        return {
+            sample.name.removeprefix("ray_"): sample.labels
+            for sample in samples
+            if sample.labels.get("job") == job_id
+        }
 
     def actor_pid(self, job_id: str, role: str) -> int:
         """Pid of the living actor whose name has this part, such as `supervisor` or `worker:0`."""
@@ -205,13 +240,18 @@ def children_of(parent: int) -> Iterator[int]:
 
 
 def agent_of(instance: str) -> int:
-    """Pid of the node agent of an embedded Ray, by the mark in its environment."""
+    """Pid of the node agent of an embedded Ray."""
+    return actor_of(instance, "NodeAgent")
+
+
+def actor_of(instance: str, kind: str) -> int:
+    """Pid of the only actor of a class on an embedded Ray, by the mark in its environment."""
     return one(
         int(entry.name)
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit()
-        and "ray::NodeAgent" in command_line(int(entry.name))
-        and instance.encode() in (entry / "environ").read_bytes()
+        and f"ray::{kind}" in command_line(int(entry.name))
+        and f"{RAY_INSTANCE}={instance}".encode() in (entry / "environ").read_bytes()
     )
 
 
@@ -232,9 +272,9 @@ def training_pids(job_id: str) -> dict[int, int]:
     found = {}
     for path in fork_sockets():
         try:
-            tasks = asyncio.run(list_tasks(str(path)))
+            tasks = asyncio.run(asyncio.wait_for(list_tasks(str(path)), FORKSERVER_S))
         except Exception:
-            continue  # a forkserver that is going or gone
+            continue  # a forkserver that is going or gone, or is stopped
         found |= {task["rank"]: task["pid"] for task in tasks if task["job_id"] == job_id}
     return found
 

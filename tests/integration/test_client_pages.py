@@ -48,8 +48,11 @@ def test_every_block_does_what_the_page_of_the_command_line_says(
     embedded: Service, client: Client, tmp_path: Path
 ) -> None:
     said = run_tour(embedded, tmp_path, blocks_of(CLI), takes_s=TOUR_TAKES_S)
-    submitted, found, metrics, script, files, ended, scripted = said
+    began, submitted, found, referred, metrics, script, files, ended, scripted = said
 
+    assert "digits.yaml" in began
+    assert (tmp_path / "digits.yaml").is_file()
+    assert "SUCCEEDED" in referred
     assert "is a job: image_classification on 2 workers. Nothing was sent." in submitted
     assert re.search(r"SUCCEEDED after .* s: ", submitted)
     assert found.count("digits") >= 2

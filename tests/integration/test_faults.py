@@ -190,7 +190,8 @@ def test_a_lost_cluster_sends_its_jobs_back_to_the_queue_uncharged(
 
 SAVES = """\
 import pathlib, signal, sys, tempfile, time
-from dray import checkpoints, train
+from dray import train
+from dray.train import checkpoints
 
 checkpoints.KNOWN_WITHIN_S = 60.0  # a service may be slow to say what it knows
 state, leaves, done = pathlib.Path(tempfile.mkdtemp()), [], 0

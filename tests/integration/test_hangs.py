@@ -10,8 +10,8 @@ import pytest
 
 from dray import Client
 from dray.views import DrillState, Hang, JobState
-from ray_workers.pages import Doing
-from ray_workers.watchdog import LEAST_S
+from ray_workers.shared.heartbeat import RankPhase
+from ray_workers.supervision.hang_detector import LEAST_S
 from tests.integration.harness import (
     Service,
     assert_books_add_up,
@@ -42,7 +42,7 @@ def assert_tells_where_everyone_was(hang: Hang, *, culprit: int, num_ranks: int)
     assert [rank.rank for rank in hang.ranks] == list(range(num_ranks))
     assert hang.waited_s is not None
     assert hang.limit_s is not None
-    assert hang.waited_s > hang.limit_s >= LEAST_S[Doing.COMPUTE]
+    assert hang.waited_s > hang.limit_s >= LEAST_S[RankPhase.COMPUTE]
     stopped = hang.ranks[culprit]
     assert (hang.step, hang.phase) == (stopped.step, stopped.phase)
     assert stopped.step is not None
@@ -52,7 +52,7 @@ def assert_tells_where_everyone_was(hang: Hang, *, culprit: int, num_ranks: int)
     for rank in hang.ranks:
         assert rank.stack is not None
         assert rank.stack.startswith("Stack (most recent call first):")
-        assert "ray_workers/training/loop.py" in rank.stack
+        assert "ray_workers/training/loop/trainer.py" in rank.stack
         assert isinstance(rank.collective, int)
         assert isinstance(stopped.collective, int)
         assert rank.collective >= stopped.collective > 0
@@ -118,7 +118,7 @@ def test_a_drill_that_stalls_a_single_rank_says_what_the_way_back_costs(
     drill = client.drill(job.id, kind="stall", wait=True)
     assert drill.state is DrillState.PASSED, drill.message
     assert drill.recovery_s is not None
-    assert drill.recovery_s > LEAST_S[Doing.COMPUTE]
+    assert drill.recovery_s > LEAST_S[RankPhase.COMPUTE]
     assert drill.steps_lost is not None
     first, second = client.attempts(job.id)
     assert first.reason is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,27 @@ from tests.integration.harness import (
 
 pytestmark = pytest.mark.ray
 
+STEP_S = 0.1
+REPORTS_AND_FAILS_ONCE = f"""
+import tempfile, time
+from pathlib import Path
+from dray import train
+
+rank, attempt = train.context().rank, train.context().attempt
+found = train.load_checkpoint()
+folder = Path(tempfile.mkdtemp())
+for step in range(found.step + 1 if found else 1, 31):
+    time.sleep({STEP_S})
+    if rank == 0:
+        train.report(step, {{"train/loss": 1.0 / step}}, total_steps=30)
+        if step == 10:
+            (folder / "state").write_bytes(b"state")
+            train.save_checkpoint(folder, step)
+        if step == 15 and attempt == 1:
+            raise ValueError("fails once")
+"""
 SLEEPS = "import time\nprint('asleep', flush=True)\ntime.sleep(600)\n"
+AWKWARD_NAME = 'my:1:job "0" {} %s \\ <b>na\u00efve</b> \u65e5\u672c :actor_name:x'
 IGNORES_SIGTERM = (
     "import signal, subprocess, sys, time\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -84,14 +106,14 @@ def test_a_job_goes_on_where_another_stopped_divided_otherwise(
 def test_the_ray_dashboard_shows_the_job_by_name_with_its_log_and_metrics(
     embedded: Service, client: Client
 ) -> None:
-    job = client.submit(digits(train={"epochs": 400}))
+    job = client.submit(digits(name=AWKWARD_NAME, train={"epochs": 400}))
     wait_for_step(client, job.id, 20)
-    names = sorted(actor["name"] for actor in embedded.actors(job.id))
-    assert names == [
-        f"dray:{job.id}:1:supervisor",
-        f"dray:{job.id}:1:worker:0:0",
-        f"dray:{job.id}:1:worker:1:0",
-    ]
+    for_people = {actor["name"]: actor["repr_name"] for actor in embedded.actors(job.id)}
+    assert for_people == {
+        f"dray:{job.id}:1:supervisor": f"{AWKWARD_NAME}:1:supervisor",
+        f"dray:{job.id}:1:worker:0:0": f"{AWKWARD_NAME}:1:worker:0:0",
+        f"dray:{job.id}:1:worker:1:0": f"{AWKWARD_NAME}:1:worker:1:0",
+    }
     (rank_0,) = (a for a in embedded.actors(job.id) if a["name"].endswith(":worker:0:0"))
     eventually(
         lambda: "val/accuracy" in embedded.actor_log(rank_0["actor_id"]),
@@ -102,13 +124,55 @@ def test_the_ray_dashboard_shows_the_job_by_name_with_its_log_and_metrics(
     assert dashboard is not None
     assert dashboard.startswith(embedded.ray_daemon()["dashboard_url"])
 
-    def exported() -> set[str]:
-        return embedded.exported_metrics(job.id)
-
     wanted = {"dray_step", "dray_train_loss", "dray_samples_per_s"}
-    eventually(lambda: wanted <= exported(), within_s=30, why="Ray does not export the progress")
+    eventually(
+        lambda: wanted <= embedded.exported_metrics(job.id).keys(),
+        within_s=30,
+        why="Ray does not export the progress",
+    )
+    in_ascii = AWKWARD_NAME.encode("ascii", "backslashreplace").decode()
+    assert embedded.exported_metrics(job.id)["dray_step"]["job_name"] == in_ascii
     client.cancel(job.id)
     assert client.wait(job.id, timeout_s=90).state is JobState.CANCELLED
+
+
+def test_the_ray_dashboard_links_every_actor_to_its_own_page_from_its_start_to_its_end(
+    embedded: Service, client: Client
+) -> None:
+    eventually(
+        lambda: embedded.num_known_idle_workers() >= 3,
+        why="the dashboard never saw the processes idle in which the actors start",
+    )
+    job = client.submit(digits(train={"epochs": 4000}))
+    wait_for_step(client, job.id, 20)
+    pages_open(embedded, job.id, {"supervisor", "worker:0:0", "worker:1:0"}, within_s=6)
+    os.kill(embedded.actor_pid(job.id, "worker:1:0"), signal.SIGKILL)
+    eventually(lambda: any(a["name"].endswith(":worker:1:1") for a in embedded.actors(job.id)))
+    everyone = {"supervisor", "worker:0:0", "worker:1:0", "worker:1:1"}
+    pages_open(embedded, job.id, everyone, within_s=6)
+    client.cancel(job.id)
+    client.wait(job.id, timeout_s=90)
+
+    def all_dead() -> bool:
+        return all(actor["state"] == "DEAD" for actor in embedded.actor_pages(job.id).values())
+
+    eventually(all_dead, why="the dashboard shows actors of the job as alive after its end")
+    pages_open(embedded, job.id, everyone, within_s=6)
+
+
+def pages_open(service: Service, job_id: str, members: set[str], *, within_s: float) -> None:
+    """The dashboard's list links each of these actors to the page of its own, which has its log."""
+
+    def are_own() -> bool:
+        pages = service.actor_pages(job_id)
+        linked = {actor["name"].split(":", 3)[3]: actor["actorId"] for actor in pages.values()}
+        return linked.keys() == members and set(linked.values()) == pages.keys()
+
+    eventually(are_own, within_s=within_s, why="the dashboard links an actor by another's id")
+    for actor in service.actor_pages(job_id).values():
+        detail = service.dashboard(f"/logical/actors/{actor['actorId']}")["data"]["detail"]
+        assert (detail["actorId"], detail["name"]) == (actor["actorId"], actor["name"])
+        assert actor["reprName"] in service.actor_log(detail["actorId"])
 
 
 def test_a_script_runs_as_under_torchrun(embedded: Service, client: Client, tmp_path: Path) -> None:
@@ -138,6 +202,41 @@ def test_a_failing_script_is_retried_and_then_fails_with_its_error(
     assert (2, "about to fail") in log
     assert any("ValueError" in text for _, text in log)
     assert_promises(embedded, client, job.id)
+
+
+def test_the_slots_of_a_script_are_of_use_while_it_reports_steps(
+    embedded: Service, client: Client, script_path: Path
+) -> None:
+    script_path.write_text(REPORTS_AND_FAILS_ONCE)
+    two_workers = {"resources": {"num_workers": 2}, "max_retries": 1}
+    job = client.wait(client.submit(script(script_path, **two_workers)).id, timeout_s=90)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert job.goodput is not None
+    assert job.goodput.useful_share is not None
+    used = job.goodput.slot_seconds
+    # On both ranks, of which only one reports: 5 of the steps were made twice. The first step of
+    # an attempt is a part of its start.
+    assert used.useful > 2 * 28 * STEP_S
+    assert used.recomputed > 2 * 4 * STEP_S
+    assert used.recomputed < used.useful
+    assert used.checkpointing > 0
+    assert used.starting > 0
+    assert used.unreported == 0
+    assert_books_add_up(client, job.id)
+    assert_promises(embedded, client, job.id)
+
+
+def test_of_a_script_that_reports_no_step_nobody_says_of_what_use_it_was(
+    embedded: Service, client: Client, script_path: Path
+) -> None:
+    script_path.write_text(f"import time\ntime.sleep({10 * STEP_S})\n")
+    job = client.wait(client.submit(script(script_path)).id, timeout_s=60)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert job.first_step_at is None
+    assert job.goodput is not None
+    assert job.goodput.useful_share is None
+    assert job.goodput.slot_seconds.unreported >= 10 * STEP_S
+    assert_books_add_up(client, job.id)
 
 
 def test_a_running_job_is_cancelled_and_everything_is_free_within_ten_seconds(

@@ -15,9 +15,10 @@ import pytest
 
 from dray import Client
 from dray.views import JobState
-from ray_workers import paths, records
-from ray_workers.processes import boot_id, carry_mark, command, new_mark, place, started_ticks
-from ray_workers.records import SessionRecord
+from ray_workers.node import session_records
+from ray_workers.node.session_records import SessionRecord
+from ray_workers.shared import paths
+from ray_workers.shared.procfs import boot_id, carry_mark, command, new_mark, place, started_ticks
 from tests.integration.harness import Service, assert_nothing_left, eventually, script
 
 pytestmark = pytest.mark.ray
@@ -53,13 +54,13 @@ def stuck_process(job_id: str) -> Iterator[None]:
         attempt=1,
         rank=0,
     )
-    records.write_session(records.sessions_dir(node), record)
+    session_records.write_session(session_records.sessions_dir(node), record)
     try:
         yield
     finally:
         sleeper.kill()
         sleeper.wait()
-        records.remove_session(records.sessions_dir(node), record)
+        session_records.remove_session(session_records.sessions_dir(node), record)
 
 
 def told(client: Client, job_id: str) -> list[str]:
@@ -119,8 +120,8 @@ def test_a_killed_supervisor_gives_no_slot_back_whose_process_is_there(
 def test_a_node_says_which_raylet_it_belongs_to(embedded: Service) -> None:
     owners = [
         json.loads(path.read_text())
-        for path in paths.machine_root().glob(f"*/*/{records.OWNER}")
-        if not records.is_dead_node(path.parent)
+        for path in paths.machine_root().glob(f"*/*/{session_records.OWNER}")
+        if not session_records.is_dead_node(path.parent)
     ]
     assert owners
     assert all(command(owner["raylet"]) == "raylet" for owner in owners)

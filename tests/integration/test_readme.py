@@ -9,7 +9,7 @@ import pytest
 
 from dray import Client
 from dray.views import JobState
-from service.settings import Settings
+from service.config.settings import Settings
 from tests.integration.harness import ROOT, Service
 from tests.integration.tour import Block, blocks_of, run_tour
 
@@ -87,7 +87,7 @@ def test_the_settings_table_is_complete_and_its_defaults_are_true() -> None:
         elif default.endswith("MiB"):
             assert int(default.split()[0]) << 20 == value, name
         else:
-            assert value in ("", None), f"{name} has the default {value!r}"
+            assert value in ("", (), None), f"{name} has the default {value!r}"
 
 
 @pytest.mark.parametrize("document", ["README.md", "docker/README.md", "docs/adr/README.md"])

@@ -18,10 +18,12 @@ TOUR_TAKES_S = 270
 
 @pytest.mark.ray
 def test_every_command_does_what_the_page_says(embedded: Service, tmp_path: Path) -> None:
-    _, predicted, _, segmented, trained, generated = run_tour(
+    _, predicted, exported, _, segmented, trained, generated = run_tour(
         embedded, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S
     )
     assert re.search(r"^a wine of class_[012]$", predicted, flags=re.MULTILINE)
+    assert exported.strip() == ""
+    assert (tmp_path / "wine.onnx").stat().st_size > 0
     progress = re.search(r"between 25 and 346: (\d+)", predicted)
     assert progress
     assert 25 <= int(progress[1]) <= 346

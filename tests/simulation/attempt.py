@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ray_workers.contracts import (
+from ray_workers.shared.contracts import (
     SUPERVISOR_RANK,
     AttemptSpec,
     Cause,
@@ -338,7 +338,9 @@ class SimAttempt:
             phase=self.phase,
             phase_times=dict(self.phase_times),
             frames=frames,
+            more=False,
             outcome=None if frames else self.outcome,
+            silent=(),
         )
 
 

@@ -20,8 +20,8 @@ from sqlalchemy.pool import StaticPool
 
 from service.db.migrate import migrate
 from service.db.models import Base
+from service.db.notifications import Signals
 from service.db.session import Database
-from service.signals import Signals
 
 T = TypeVar("T")
 Work = Callable[[Session], T]

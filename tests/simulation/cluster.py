@@ -9,17 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from ray_workers.contracts import (
-    AttemptSpec,
-    Cause,
-    Drill,
-    Grant,
-    Outcome,
-    Phase,
-    PollReply,
-)
+from ray_workers.shared.contracts import AttemptSpec, Cause, Drill, Grant, Outcome, Phase, PollReply
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from tests.simulation.attempt import Key, SimAttempt, SimNode, read
 
@@ -149,11 +141,15 @@ class SimCluster:
     def _orphan(self, ref: AttemptRef, cursor: Mapping[str, int]) -> PollReply:
         key = (ref.job_id, ref.attempt)
         if any(a.key == key and (a.alive or a.held) for a in self.everyone()):
-            return PollReply(dict(cursor), Phase.STOPPING, {})
+            return PollReply(
+                dict(cursor), Phase.STOPPING, {}, (), more=False, outcome=None, silent=()
+            )
         here = {node_id: self.nodes[node_id] for node_id in ref.node_ids if node_id in self.nodes}
         frames, advanced = read(here, key, cursor)
         if frames:
-            return PollReply(advanced, Phase.STOPPING, {}, frames, more=True)
+            return PollReply(
+                advanced, Phase.STOPPING, {}, frames, more=True, outcome=None, silent=()
+            )
         if len(here) < len(ref.node_ids):
             return _ended(cursor, Cause.NODE_LOST, "a node that carried it is gone")
         return _ended(cursor, Cause.SUPERVISOR_LOST, "its supervisor is gone")
@@ -188,6 +184,13 @@ class SimCluster:
             self.gone.append(attempt)
         for node in self.nodes.values():
             node.spools.pop(key, None)
+
+    async def kept_jobs(self) -> list[str]:
+        self._check()
+        return []
+
+    async def drop_jobs(self, job_ids: Sequence[str]) -> None:
+        self._check()
 
     async def attempts(self) -> list[AttemptRef]:
         self._check()
@@ -252,4 +255,6 @@ class SimCluster:
 
 
 def _ended(cursor: Mapping[str, int], cause: Cause, message: str) -> PollReply:
-    return PollReply(dict(cursor), Phase.ENDED, {}, outcome=Outcome(cause, message))
+    return PollReply(
+        dict(cursor), Phase.ENDED, {}, (), more=False, outcome=Outcome(cause, message), silent=()
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from service import reconciler, watch
+from service.loops import cluster_watcher, reconciler
 
 NUM_SEEDS = 2000
 """Of the ordinary suite; a storm takes half a second. DRAY_SEEDS and `make soak` try more."""
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a whole minute would pass with nothing happening is cut short; nobody logs."""
     monkeypatch.setattr(reconciler, "LAUNCH_GRACE_S", 8.0)
-    monkeypatch.setattr(watch, "REFRESH_S", 60.0)
+    monkeypatch.setattr(cluster_watcher, "REFRESH_S", 60.0)
     logging.disable(logging.CRITICAL)
     thresholds = gc.get_threshold()
     gc.set_threshold(50_000, 20, 20)  # a simulation makes much, and all of it goes at its end

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ray_workers.contracts import AttemptSpec, Drill, Grant, PollReply
+from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.domain.errors import DatabaseUnavailable
 from service.runtime import Runtime

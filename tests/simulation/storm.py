@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from ray_workers.contracts import Cause, Outcome
+from ray_workers.shared.contracts import Cause, Outcome
 from service.domain import ids
 from tests.simulation import clock
 from tests.simulation.attempt import Plan

@@ -50,8 +50,8 @@ def test_a_seed_is_the_same_storm_each_time(folder: Path) -> None:
     assert len(here) > 50
     program = (
         "import sys; from pathlib import Path; from tests.simulation import books, storm;"
-        "from service import reconciler, watch;"
-        "reconciler.LAUNCH_GRACE_S, watch.REFRESH_S = 8.0, 60.0;"
+        "from service.loops import cluster_watcher, reconciler;"
+        "reconciler.LAUNCH_GRACE_S, cluster_watcher.REFRESH_S = 8.0, 60.0;"
         f"print('\\n'.join(storm.run(books.empty_memory(), Path(sys.argv[1]), {ANY_SEED})))"
     )
     there = subprocess.run(

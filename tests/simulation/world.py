@@ -16,6 +16,7 @@ from sqlalchemy import Engine, text
 from dray import views
 from dray.spec import JobSpec
 from service.cluster.port import AttemptRef, ClusterUnavailable
+from service.config.settings import Settings
 from service.domain.errors import (
     DatabaseUnavailable,
     DomainError,
@@ -23,10 +24,9 @@ from service.domain.errors import (
     NotFound,
     Unsatisfiable,
 )
-from service.jobs import IdempotencyKey
+from service.jobs.service import IdempotencyKey
 from service.runtime import Runtime
-from service.settings import Settings
-from service.storage import Storage
+from service.storage.storage import Storage
 from tests.simulation.attempt import Plan, SimAttempt
 from tests.simulation.cluster import SimCluster
 from tests.simulation.process import Process, Weather

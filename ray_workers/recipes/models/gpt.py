@@ -22,8 +22,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F  # noqa: N812
 
 from dray import spec
-from ray_workers.training.data import share
-from ray_workers.training.strategies.context import Context
+from ray_workers.training.data.sampler import share
+from ray_workers.training.parallel.model_parallel.context_parallel import Context
 
 INIT_STD = 0.02
 ROTARY_BASE = 10_000.0

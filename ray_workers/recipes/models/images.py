@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from dray import spec
-from ray_workers.training.data import share
-from ray_workers.training.errors import DataError
+from ray_workers.training.core.errors import DataError
+from ray_workers.training.data.sampler import share
 
 GROUPS = 8
 Shape = tuple[int, int, int]

@@ -20,13 +20,15 @@ class TableMlp(nn.Module):
 
     The first columns are numbers as they are in the table; the last are codes of categories, which
     float32 holds exactly up to 2**24. Mean and deviation of the numbers are buffers, so that the
-    trained model takes raw rows; for a regression those of the target are too.
+    trained model takes raw rows; for a regression those of the target are too. So is what stands in
+    for NaN, a value that is missing, where the table may have some.
     """
 
     mean: Tensor
     deviation: Tensor
     target_mean: Tensor
     target_deviation: Tensor
+    fill: Tensor | None
 
     def __init__(
         self,
@@ -34,27 +36,40 @@ class TableMlp(nn.Module):
         num_numeric: int,
         vocabulary_sizes: Sequence[int],
         num_outputs: int,
+        *,
+        fills: bool = False,
+        indicated: Sequence[int] = (),
     ) -> None:
+        """indicated: the numbers of the numeric columns that have a 0/1 input besides, which says
+        where they are missing."""
         super().__init__()
         self.num_numeric = num_numeric
+        self.indicated = list(indicated)
         # Numbers also where the parameters have none yet.
         self.register_buffer("mean", torch.zeros(num_numeric, device="cpu"))
         self.register_buffer("deviation", torch.ones(num_numeric, device="cpu"))
         self.register_buffer("target_mean", torch.zeros((), device="cpu"))
         self.register_buffer("target_deviation", torch.ones((), device="cpu"))
+        fill = torch.zeros(num_numeric + len(vocabulary_sizes), device="cpu") if fills else None
+        self.register_buffer("fill", fill)
         sizes = [options.embedding_dim or _embedding_dim(size) for size in vocabulary_sizes]
         self.embeddings = nn.ModuleList(
             nn.Embedding(vocabulary + 1, size)
             for vocabulary, size in zip(vocabulary_sizes, sizes, strict=True)
         )
-        self.body = nn.Sequential(*hidden_layers(options, num_numeric + sum(sizes)))
+        num_inputs = num_numeric + sum(sizes) + len(self.indicated)
+        self.body = nn.Sequential(*hidden_layers(options, num_inputs))
         self.head = nn.Linear(options.width, num_outputs)
 
     def forward(self, rows: Tensor) -> Tensor:
+        is_missing = rows.isnan()
+        if self.fill is not None:
+            rows = torch.where(is_missing, self.fill, rows)
         numbers = (rows[:, : self.num_numeric] - self.mean) / self.deviation
         codes = rows[:, self.num_numeric :].long()
         vectors = [embed(codes[:, at]) for at, embed in enumerate(self.embeddings)]
-        hidden = self.body(torch.cat([numbers, *vectors], dim=1))
+        marks = [is_missing[:, self.indicated].to(numbers.dtype)] if self.indicated else []
+        hidden = self.body(torch.cat([numbers, *vectors, *marks], dim=1))
         outputs: Tensor = self.head(hidden)
         # In half precision a target of 70,000 would be infinite, and one of 2,049 be rounded.
         return outputs.to(self.target_mean.dtype) * self.target_deviation + self.target_mean

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from dray import spec
 from ray_workers.recipes.models.images import Shape, convolution
-from ray_workers.training.errors import DataError
+from ray_workers.training.core.errors import DataError
 
 
 class Unet(nn.Module):

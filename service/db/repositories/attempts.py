@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Row, Select, bindparam, delete, func, select
 from sqlalchemy.orm import Session
 
+from ray_workers.shared.contracts import Cause
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow
 
 MAX_ENDED = 1000
@@ -47,6 +48,14 @@ def _beginnings() -> Select[Any, Any, Any]:
     c = AttemptRow.__table__.c
     query = select(c.attempt, c.resume_step, c.first_metric_step)
     return query.where(c.job_id == bindparam("job_id")).order_by(c.attempt)
+
+
+def num_diverged(session: Session, job_id: str) -> int:
+    """Attempts of the job that ended because training diverged."""
+    query = select(func.count()).where(
+        AttemptRow.job_id == job_id, AttemptRow.reason_code == Cause.DIVERGED
+    )
+    return session.scalar(query) or 0
 
 
 def live(session: Session) -> list[AttemptRow]:

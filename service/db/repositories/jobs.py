@@ -7,15 +7,21 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import JSON, Row, Select, bindparam, delete, func, select, update
+from sqlalchemy import JSON, Row, Select, and_, bindparam, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service.db.models import ClusterRow, EventRow, JobLabelRow, JobRow
+from service.db.models import AttemptRow, ClusterRow, EventRow, JobLabelRow, JobRow
 
 
 def get(session: Session, job_id: str) -> JobRow | None:
     return session.scalar(_by_id(), {"job_id": job_id})
+
+
+def existing(session: Session, job_ids: Sequence[str]) -> set[str]:
+    """Those of these jobs that there are and that are not being deleted."""
+    query = select(JobRow.id).where(JobRow.id.in_(job_ids), JobRow.deleted_at.is_(None))
+    return set(session.scalars(query))
 
 
 def lock(session: Session, job_id: str) -> JobRow | None:
@@ -43,8 +49,8 @@ def labels(session: Session, job_ids: Sequence[str]) -> dict[str, dict[str, str]
 
 _STATUS = (
     *("id", "name", "owner", "project", "queue", "priority", "spec", "attempt", "world_size"),
-    *("state", "reason_code", "reason_message", "progress", "summary"),
-    *("recoveries", "slot_seconds"),
+    *("state", "reason_code", "reason_message", "position", "progress", "summary"),
+    *("warnings", "recoveries", "slot_seconds"),
     *("created_at", "started_at", "first_step_at", "finished_at"),
 )
 """Columns of a job that its answer is made of."""
@@ -195,6 +201,34 @@ def note_waiting(
         )
         .execution_options(synchronize_session=False)
     )
+
+
+def ahead_of(session: Session, row: JobRow, limit: int) -> tuple[int, list[JobRow]]:
+    """How many jobs wait before this one, and the first of them."""
+    earlier = or_(
+        JobRow.priority > row.priority,
+        and_(JobRow.priority == row.priority, JobRow.number < row.number),
+    )
+    which = (JobRow.state == JobState.QUEUED, JobRow.deleted_at.is_(None), earlier)
+    first = select(JobRow).where(*which).order_by(JobRow.priority.desc(), JobRow.number)
+    count = session.scalar(select(func.count()).select_from(JobRow).where(*which))
+    return count or 0, list(session.scalars(first.limit(limit)))
+
+
+def count_queued(session: Session) -> int:
+    query = select(func.count()).select_from(JobRow)
+    return (
+        session.scalar(query.where(JobRow.state == JobState.QUEUED, JobRow.deleted_at.is_(None)))
+        or 0
+    )
+
+
+def holding_slots(session: Session, first: Sequence[str], limit: int) -> list[JobRow]:
+    """Jobs with an attempt that has not been seen gone: those of `first`, then the oldest."""
+    live = select(AttemptRow.job_id).where(AttemptRow.finished_at.is_(None))
+    query = select(JobRow).where(JobRow.id.in_(live))
+    order = (JobRow.id.in_(first).desc(), JobRow.number)
+    return list(session.scalars(query.order_by(*order).limit(limit)))
 
 
 def starting_from(session: Session, job_id: str) -> list[str]:

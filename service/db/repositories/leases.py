@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import cast
 
-from sqlalchemy import Table, bindparam, func, select, update
+from sqlalchemy import Table, bindparam, func, select, text, update
 from sqlalchemy.orm import Session
 
 from service.db.models import LeaseRow
@@ -15,7 +15,6 @@ LOOPS = "loops"
 ADVISORY_LOCK = 0x6C656173
 """Held shared by each transaction under the lease, and alone by the one that passes it on."""
 
-_SERVER_NOW = select(func.clock_timestamp())
 _TABLE = cast(Table, LeaseRow.__table__)
 _LEASE = select(_TABLE.c.holder, _TABLE.c.term, _TABLE.c.expires_at).where(_TABLE.c.name == LOOPS)
 _RENEW = (
@@ -26,11 +25,13 @@ _RENEW = (
     .returning(_TABLE.c.term)
 )
 
-
-def server_now(session: Session) -> datetime:
-    """The time at the PostgreSQL server as this statement runs, not as the transaction began."""
-    now: datetime = session.connection().execute(_SERVER_NOW).scalar_one()
-    return now
+# A bigint key is shown in two halves; ours has no upper one.
+_END_WRITES = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+    " AND classid = 0 AND objid = :key AND objsubid = 1 AND granted AND mode = 'ShareLock'"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    " AND pid <> pg_backend_pid()"
+)
 
 
 def lock(session: Session, *, alone: bool) -> None:
@@ -42,6 +43,12 @@ def lock(session: Session, *, alone: bool) -> None:
     if session.get_bind().dialect.name == "postgresql":
         take = func.pg_advisory_xact_lock if alone else func.pg_advisory_xact_lock_shared
         session.execute(select(take(ADVISORY_LOCK)))
+
+
+def end_writes(session: Session) -> None:
+    """End the transactions that keep the lease from passing on. On SQLite there are none."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(_END_WRITES, {"key": ADVISORY_LOCK})
 
 
 def get(session: Session) -> Lease | None:

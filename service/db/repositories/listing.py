@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, aliased
 
 from dray.views import JobState
 from service.db.models import JobLabelRow, JobRow
-from service.domain.ids import ids_since, ids_up_to
+from service.domain.ids import ids_since, ids_up_to, last_id
 
 
 def page(
@@ -27,6 +27,8 @@ def page(
     queue: str | None,
     owner: str | None,
     project: str | None,
+    name: str | None,
+    id_prefix: str | None,
     job_labels: Mapping[str, str],
     created_after: datetime | None,
     created_before: datetime | None,
@@ -40,9 +42,12 @@ def page(
         (JobRow.queue, queue),
         (JobRow.owner, owner),
         (JobRow.project, project),
+        (JobRow.name, name),
     ):
         if wanted is not None:
             query = query.where(column == wanted)
+    if id_prefix is not None:
+        query = query.where(order >= id_prefix, order <= last_id(id_prefix))
     if created_after is not None:
         query = query.where(order >= ids_since(created_after), JobRow.created_at >= created_after)
     if created_before is not None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from service import nodes
 from service.cluster.port import ClusterNode, ClusterSnapshot
+from service.nodes import node_table
 from tests.unit.api.matrix import TOKEN, held
 from tests.unit.api.serving import LiveServer, serving
 
@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         node = ClusterNode("node-a", "host", True, {"CPU": 4.0}, {"CPU": 4.0}, True)
         seen = ClusterSnapshot("session-1", "ray://x", "http://dash", False, (node,))
         hands = site.hands
-        hands.database.write_sync(lambda session: nodes.store(session, seen, None, hands.now))
+        hands.database.write_sync(lambda session: node_table.store(session, seen, None, hands.now))
         yield site
 
 

@@ -6,10 +6,12 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -17,9 +19,11 @@ import uvicorn
 
 from api.app import create_app
 from api.context import Context
-from ray_workers.contracts import Cause, Frame, FrameKind, attempt_prefix
-from service.settings import Settings
-from service.signals import events_of
+from api.http import connections
+from api.http.connections import Limits
+from ray_workers.shared.contracts import Cause, Frame, FrameKind, attempt_prefix
+from service.config.settings import Settings
+from service.db.notifications import events_of
 from tests.unit.service.helpers import Service
 
 DEADLINE_S = 60.0
@@ -37,17 +41,12 @@ def wait_until(condition: Callable[[], Any], what: str) -> None:
 class LiveServer:
     """Its address, and hands to do what the scheduler and the reconciler would."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, **limits: float) -> None:
         self.settings = settings
         self.app = create_app(settings, loops=False)
-        config = uvicorn.Config(
-            self.app,
-            port=0,
-            log_config=None,
-            access_log=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=5,
-        )
+        changed: Any = limits
+        bounds = replace(Limits.of(settings), **changed)
+        config = connections.config(self.app, bounds, stop_within_s=5)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
 
@@ -133,8 +132,10 @@ class LiveServer:
 
 
 @contextmanager
-def serving(home: Path, **settings: Any) -> Iterator[LiveServer]:
-    server = LiveServer(Settings(home=home, **settings))
+def serving(
+    home: Path, *, limits: Mapping[str, float] = MappingProxyType({}), **settings: Any
+) -> Iterator[LiveServer]:
+    server = LiveServer(Settings(home=home, **settings), **limits)
     server.start()
     try:
         yield server

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from api.body import check, fingerprint, parse
+from api.http.body import check, fingerprint, parse
 from api.problems import Refused
-from dray.faults import MAX_DEPTH
+from dray.validation import MAX_DEPTH
 
 
 def refusal(document: dict[str, Any]) -> Refused:

@@ -48,6 +48,9 @@ def test_what_a_job_starts_from_is_named_when_it_is_missing_or_needed(tmp_path: 
         whole = {"job": source, "take": "everything"}
         other = http.post("/v1/jobs", json={**body, "init_from": whole, "train": {"seed": 1}})
         assert (other.status_code, other.json()["code"]) == (422, "init_from_differs")
+        wide = http.post("/v1/jobs", json={**body, "init_from": whole, "model": {"width": 64}})
+        assert (wide.status_code, wide.json()["code"]) == (422, "init_from_differs")
+        assert wide.json()["pointer"] == "/model/width"
         assert other.json()["pointer"] == "/train/seed"
         body["init_from"] = {"job": source, "step": 10}
         user = http.post("/v1/jobs", json=body).json()["id"]

@@ -51,6 +51,18 @@ def test_a_forbidden_source_is_403_and_stores_nothing(source: str, guarded: http
     assert guarded.get("/v1/jobs").json()["items"] == []
 
 
+@pytest.mark.parametrize(
+    "source", ["file:///srv/data/t%00.csv", "https://example.org\\@10.0.0.1/t.csv", "s3://a\\b/t"]
+)
+def test_a_source_that_can_not_exist_is_422_and_stores_nothing(
+    source: str, guarded: httpx.Client
+) -> None:
+    answered = guarded.post("/v1/jobs", json=table(source))
+    assert answered.status_code == 422
+    assert answered.json()["pointer"] == "/data/source"
+    assert guarded.get("/v1/jobs").json()["items"] == []
+
+
 def test_a_source_within_the_folders_is_taken(guarded: httpx.Client) -> None:
     answered = guarded.post("/v1/jobs", json=table("file:///srv/data/t.csv"))
     assert answered.status_code == 201

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from api.routes import events as events_route
 from service.db.repositories import jobs as repository
 from service.domain.errors import DatabaseUnavailable
-from service.transitions import remark
+from service.lifecycle.transitions import remark
 from tests.unit.api.serving import LiveServer, serving, wait_until
 
 STREAM = {"Accept": "text/event-stream"}

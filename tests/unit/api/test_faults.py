@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from ray_workers.contracts import Cause
+from ray_workers.shared.contracts import Cause
 from tests.unit.api.serving import LiveServer, wait_until
 from tests.unit.service.helpers import drilled, hang, metrics, regrouped, regrouping, spent
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ray_workers.contracts import Cause
+from ray_workers.shared.contracts import Cause
 from tests.unit.api.serving import LiveServer, serving, wait_until
 
 JOB = {"recipe": "image_classification"}
@@ -177,6 +177,10 @@ def test_filters_must_all_hold_and_states_are_alternatives(
     assert ids("label=more=x") == set()
     assert ids("owner=default&project=default") == {queued, cancelled}
     assert ids("owner=ann") == set()
+    assert ids("owner=@me") == {queued, cancelled}
+    assert ids(f"id_prefix={queued[:-1]}") - {cancelled} == {queued}
+    assert ids("name=job") == {queued, cancelled}
+    assert ids("name=other") == set()
 
 
 def test_times_bound_a_list_and_the_next_page_keeps_to_them(

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from api.app import create_app
-from service.logs import JsonFormatter, LogFormat, TextFormatter, configure
-from service.settings import Settings
+from service.config.logging_setup import JsonFormatter, LogFormat, TextFormatter, configure
+from service.config.settings import Settings
 from tests.unit.api.serving import LiveServer, serving, wait_until
 
 SECRET = "annas-secret-token"
@@ -31,9 +31,11 @@ class Log:
         self.handler.setFormatter(JsonFormatter())
         self.handler.addFilter(lambda record: not record.name.startswith("httpx"))
 
+    def all(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.stream.getvalue().splitlines()]
+
     def lines(self, logger: str = "api.access") -> list[dict[str, Any]]:
-        found = [json.loads(line) for line in self.stream.getvalue().splitlines()]
-        return [line for line in found if line["logger"] == logger]
+        return [line for line in self.all() if line["logger"] == logger]
 
 
 @pytest.fixture
@@ -91,6 +93,20 @@ def test_each_request_has_one_line_in_the_log_by_template_without_its_address(
     assert SECRET not in log.stream.getvalue()
 
 
+def test_a_request_that_is_not_http_or_asks_for_another_protocol_has_one_line(
+    http: httpx.Client, log: Log
+) -> None:
+    address = (http.base_url.host, http.base_url.port)
+    with socket.create_connection(address) as connection:
+        connection.sendall(b"no such thing\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 400"
+    assert http.get(
+        "/v1/jobs", headers={"Connection": "upgrade", "Upgrade": "websocket"}
+    ).is_success
+    wait_until(log.lines, "the line")
+    assert [line["logger"] for line in log.all()] == ["api.http.connections", "api.access"]
+
+
 def test_probes_and_made_up_paths_do_not_fill_the_log(http: httpx.Client, log: Log) -> None:
     http.get("/healthz")
     http.get("/readyz")
@@ -141,7 +157,7 @@ async def test_a_fault_is_found_in_the_log_by_the_id_that_its_problem_has(
         response = await client.get("/v1/jobs/job-x/explain")
     assert response.status_code == 500
     assert response.headers["x-request-id"] == response.json()["request_id"]
-    (line,) = log.lines("api.observing")
+    (line,) = log.lines("api.observability.middleware")
     assert line["request_id"] == response.json()["request_id"]
     assert "RuntimeError: secret of job-x" in line["exception"]
     ended = {line["request_id"]: line["status"] for line in log.lines()}
@@ -157,7 +173,7 @@ def test_who_hangs_up_in_the_middle_of_a_body_is_no_fault_of_the_server(
         connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
     wait_until(log.lines, "the line")
     assert [(line["route"], line["status"]) for line in log.lines()] == [("/v1/jobs", 499)]
-    assert not log.lines("api.observing")
+    assert not log.lines("api.observability.middleware")
 
 
 @pytest.mark.anyio
@@ -182,23 +198,34 @@ async def test_an_answer_that_breaks_off_is_not_followed_by_another(
         items = (await client.get(f"/v1/jobs/{job_id}/artifacts")).json()["items"]
         with pytest.raises(OSError, match="the disk is gone"):
             await client.get(f"/v1/jobs/{job_id}/artifacts/{items[0]['id']}")
-    assert "the disk is gone" in log.lines("api.observing")[0]["exception"]
+    assert "the disk is gone" in log.lines("api.observability.middleware")[0]["exception"]
 
 
 def test_a_line_of_text_stays_one_line() -> None:
     record = logging.makeLogRecord(
-        {"name": "a", "levelname": "INFO", "msg": "x\r\ny", "caller": "ann"}
+        {
+            "name": "a",
+            "levelname": "INFO",
+            "msg": "x\r\ny\x1b[36m\x9b",
+            "caller": "ann",
+            "created": 1e9,
+            "color_message": "\x1b[36mx",
+        }
     )
-    assert TextFormatter().format(record) == "INFO a: x\\r\\ny caller=ann"
+    line = r"2001-09-09T01:46:40.000Z INFO a: x\r\ny\x1b[36m\x9b caller=ann"
+    assert TextFormatter().format(record) == line
 
 
 def test_a_traceback_follows_its_line() -> None:
     try:
-        raise ValueError("inside")
+        raise ValueError("ins\x1b[31mi\u202ede")
     except ValueError as error:
         fields = {"name": "a", "levelname": "ERROR", "msg": "x"}
-        record = logging.makeLogRecord({**fields, "exc_info": (type(error), error, None)})
-    assert TextFormatter().format(record) == "ERROR a: x\nValueError: inside"
+        record = logging.makeLogRecord(
+            {**fields, "exc_info": (type(error), error, None), "created": 0}
+        )
+    line = "1970-01-01T00:00:00.000Z ERROR a: x"
+    assert TextFormatter().format(record) == rf"{line}{chr(10)}ValueError: ins\x1b[31mi\u202ede"
 
 
 @pytest.mark.parametrize(("log_format", "kind"), [("text", TextFormatter), ("json", JsonFormatter)])

@@ -53,6 +53,7 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
         ),
         "/v1/plan",
         "/v1/cluster",
+        "/v1/schema",
         "/healthz",
         "/readyz",
         "/metrics",

@@ -9,8 +9,8 @@ import pytest
 from api import problems
 from api.app import create_app
 from dray import errors as sdk_errors
+from service.config.settings import Settings
 from service.domain import errors as domain_errors
-from service.settings import Settings
 from tests.unit.api.serving import LiveServer
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from benchmarks.checkpoint_stall import measure
 from benchmarks.checkpoint_stall.rank import Loop
 from benchmarks.checkpoint_stall.work import WORKS, Work
-from ray_workers.training import statefile
+from ray_workers.training.checkpoint import safetensors_layout
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_every_contender_leaves_the_whole_state_on_the_disk(loop: Loop, tmp_path
         assert sum(path.stat().st_size for path in files) > 12 * weights.numel()
         if name == measure.OURS:
             (path,) = [path for path in files if path.suffix == ".safetensors"]
-            saved = statefile.read_tensors(path.read_bytes())
+            saved = safetensors_layout.read_tensors(path.read_bytes())
             assert torch.equal(saved["model/0.weight"], weights)
         saver.tidy()
 

@@ -13,9 +13,9 @@ from benchmarks.first_step import measure, plain
 from benchmarks.first_step.contenders import Turn
 from benchmarks.first_step.work import recipe_job, script_job
 from dray.spec import JobSpec
-from ray_workers.contracts import DataPolicy
 from ray_workers.recipes import RECIPES
-from ray_workers.training.initialising import materialise
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.parallel.meta_init import materialise
 
 
 def test_the_documents_are_valid_jobs(tmp_path: Path) -> None:

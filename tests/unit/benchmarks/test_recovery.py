@@ -16,8 +16,8 @@ from benchmarks.recovery import commits, contenders, measure, work
 from benchmarks.recovery.commits import Commit, CommitLog, Recovery
 from benchmarks.recovery.plain import Samples
 from dray.spec import JobSpec
-from ray_workers import pages
-from ray_workers.pages import Doing, Page, Use
+from ray_workers.shared import heartbeat
+from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 
 KILLED_AT = 100.0
 
@@ -91,20 +91,20 @@ def test_a_log_is_read_as_it_was_written_but_for_a_line_that_is_not_whole(tmp_pa
 def test_the_commits_of_a_rank_are_seen_on_its_page_through_two_generations(
     tmp_path: Path,
 ) -> None:
-    page = Page(pages.page_path(pages.prefix_of(tmp_path, 0, 0)))
+    page = HeartbeatPage(heartbeat.page_path(heartbeat.prefix_of(tmp_path, 0, 0)))
     seen = SeenCommits()
     page.begin(0, 0)
-    seen.take(pages.see(tmp_path), at=1.0)
+    seen.take(heartbeat.observe_ranks(tmp_path), at=1.0)
     assert seen.commits == []
     page.commit(1)
     page.commit(2)
-    seen.take(pages.see(tmp_path), at=2.0)
-    seen.take(pages.see(tmp_path), at=3.0)
-    page.enter(Doing.STAND_BY, Use.RECOVERING)
+    seen.take(heartbeat.observe_ranks(tmp_path), at=2.0)
+    seen.take(heartbeat.observe_ranks(tmp_path), at=3.0)
+    page.enter(RankPhase.STAND_BY, TimeCategory.RECOVERING)
     page.begin(1, 2)
-    seen.take(pages.see(tmp_path), at=4.0)
+    seen.take(heartbeat.observe_ranks(tmp_path), at=4.0)
     page.commit(3)
-    (sight,) = pages.see(tmp_path)
+    (sight,) = heartbeat.observe_ranks(tmp_path)
     seen.take([sight], at=5.0)
     assert [(c.generation, c.step) for c in seen.commits] == [(0, 1), (0, 2), (1, 3)]
     assert seen.commits[1].at == 2.0

@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.machine import BenchmarkError
 from benchmarks.serving import jobs, load, metrics, onlookers, plain, scale, start_up, status_get
+from service.config.settings import Settings
 from service.db.session import Database
-from service.jobs import Jobs
-from service.listing import JobFilter
-from service.settings import Settings
-from service.status import StatusCache
-from service.storage import Storage
+from service.jobs.listing import JobFilter
+from service.jobs.service import Jobs
+from service.jobs.status_cache import StatusCache
+from service.storage.storage import Storage
 
 pytestmark = pytest.mark.anyio
 

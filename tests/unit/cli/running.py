@@ -55,9 +55,9 @@ def as_process(*arguments: str, **environment: str) -> subprocess.CompletedProce
 class OnTerminal:
     """A command on a pseudo-terminal of 80 columns; what it shows is read as it comes."""
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, columns: int = 80, **environment: str) -> None:
         self._screen, side = pty.openpty()
-        fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dray.cli", *arguments],
@@ -83,6 +83,9 @@ class OnTerminal:
             assert time.monotonic() < deadline, self.shown
             assert self._read(), self.shown
         return self.shown
+
+    def type(self, keys: str) -> None:
+        os.write(self._screen, keys.encode())
 
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)

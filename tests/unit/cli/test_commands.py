@@ -8,21 +8,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from dray.cli import exits
 from dray.cli.app import run
 from dray.cli.exits import Exit
 from dray.errors import CODES, DrayError, IntegrityError, ServerUnreachable, SpecError
+from dray.spec import JobSpec
 from dray.views import Problem
-from ray_workers.contracts import Cause
+from ray_workers.recipes import RECIPES
+from ray_workers.shared.contracts import Cause, DataPolicy
+from ray_workers.training.parallel.meta_init import materialise
 from tests.unit.api.serving import LiveServer, wait_until
 from tests.unit.cli.running import Cli, as_process
 from tests.unit.service.helpers import metrics
 
+DIABETES = {"data": {"source": "sklearn://diabetes"}}
 COMMANDS = (
     *("submit", "watch", "wait", "ls", "get", "cancel", "delete", "logs", "events", "explain"),
-    *("metrics", "attempts", "checkpoints", "artifacts", "download", "cluster"),
-    *("preempt", "drill", "hangs", "plan"),
+    *("metrics", "attempts", "checkpoints", "artifacts", "download", "export"),
+    *("cluster", "preempt", "drill", "hangs", "plan"),
 )
 
 
@@ -128,11 +133,14 @@ def test_a_job_that_is_not_there_exits_with_3(cli: Cli, command: str) -> None:
 
 def test_a_cancelled_job_can_be_deleted_and_a_live_one_not(cli: Cli, server: LiveServer) -> None:
     job_id = server.submit()
-    cli("delete", job_id, exits=3)
+    cli("delete", job_id, "--yes", exits=3)
     assert "hint: cancel it first" in cli.err
     assert "CANCELLED" in cli("cancel", job_id)
     assert cli.json("cancel", job_id)["state"] == "CANCELLED"
-    assert cli.json("delete", job_id) == {"deleted": job_id}
+    cli("delete", job_id, exits=2)
+    assert "Delete 1 job" in cli.err
+    assert "add --yes" in cli.err
+    assert cli.json("delete", job_id, "--yes") == {"deleted": job_id}
 
 
 def test_a_finished_job_can_not_be_cancelled(cli: Cli, finished: str) -> None:
@@ -173,6 +181,30 @@ def test_the_rest_of_a_job_is_shown(cli: Cli, finished: str, tmp_path: Path) -> 
     assert target.read_bytes() == b"weights"
     assert cli.json("download", finished, str(tmp_path / "out"))["paths"] == [str(target)]
     cli("download", finished, str(tmp_path), "--artifact", "none", exits=3)
+
+
+def test_a_model_is_exported_from_a_folder_and_from_a_job(
+    cli: Cli, server: LiveServer, finished: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    spec = JobSpec.model_validate({"recipe": "tabular_regression"} | DIABETES)
+    work = RECIPES["tabular_regression"].build(spec, DataPolicy())
+    materialise(work.model, torch.device("cpu"), 0)
+    work.write_results(work.model, {}, 1, folder)
+    job_id = server.submit()
+    server.train(
+        job_id, *(server.artifact(job_id, f.name, f.read_bytes()) for f in folder.iterdir())
+    )
+    server.succeed(job_id)
+    rows = torch.rand(3, 10)
+    for model in (str(folder), job_id):
+        path = tmp_path / f"{Path(model).name}.pt2"
+        assert cli("export", model, str(path)).split() == [str(path)]
+        outputs = torch.export.load(path).module()(rows)
+        torch.testing.assert_close(outputs, work.model.eval()(rows))
+    cli("export", str(folder), str(tmp_path / "model.pt"), exits=2)
+    cli("export", finished, str(tmp_path / "model.pt2"), exits=2)
 
 
 def test_the_cluster_is_shown(cli: Cli) -> None:
@@ -281,3 +313,58 @@ def test_a_fault_of_the_server_names_the_request_in_its_log() -> None:
     fault = problem(500).model_copy(update={"request_id": "r-17"})
     assert "the request r-17" in exits.sentence(CODES["internal_error"](fault))
     assert "r-17" not in exits.sentence(CODES["job_not_found"](fault))
+
+
+def test_the_list_has_what_one_asks_about_a_job(cli: Cli, server: LiveServer) -> None:
+    best = {"checkpoint": {"best": "val/accuracy"}, "resources": {"num_workers": 2}}
+    job_id = server.submit(name="columns", queue="night", priority=70, **best)
+    server.train(job_id, metrics(4, {"train/loss": 1.0, "val/accuracy": 0.75}, total_steps=9))
+    head, line = cli("ls", "--name", "columns").splitlines()
+    assert head.split() == [
+        *("ID", "NAME", "STATE", "PLACE", "STEP", "METRIC", "WORKERS", "PRIORITY", "QUEUE"),
+        *("ATTEMPT", "CREATED", "REASON"),
+    ]
+    assert line.startswith(f"{job_id}  columns  RUNNING  -      4/9   val/accuracy 0.75")
+    assert "70        night" in line
+    assert line.endswith(cli.json("get", job_id)["reason"]["message"])
+    assert "train/loss 1  " in cli("ls", "--name", "columns", "--metric", "train/loss")
+
+
+def test_a_series_that_is_not_there_is_an_error_that_lists_those_that_are(
+    cli: Cli, finished: str, server: LiveServer
+) -> None:
+    for more in ((), ("--plot",), ("--csv",), ("--json",), ("-f",)):
+        cli("metrics", finished, "-k", "train/los", *more, exits=2)
+        assert "no series 'train/los' so far; there are train/loss, val/accuracy" in cli.err
+    assert cli("metrics", server.submit(), "-k", "train/loss", "--plot")
+
+
+def test_series_of_several_jobs_are_beside_each_other(
+    cli: Cli, finished: str, server: LiveServer
+) -> None:
+    other = server.submit(name="other")
+    server.train(other, metrics(5, {"train/loss": 0.7}, total_steps=10))
+    lines = cli("metrics", finished, "other", "-k", "train/loss").splitlines()
+    assert [line.split()[:4] for line in lines[1:]] == [
+        ["train/loss", "job", "1", "10"],
+        ["train/loss", "other", "1", "5"],
+    ]
+    shown = cli("metrics", finished, other, "--plot")
+    assert "a train/loss  job  last 0.5\nb train/loss  other  last 0.7\n" in shown
+    assert shown.count("step 5") == 1
+    assert set(cli.json("metrics", finished, other)) == {finished, other}
+    rows = cli("metrics", finished, other, "--csv").splitlines()
+    assert rows[0] == "job,key,step,value"
+    assert "other,train/loss,5,0.7" in rows
+    cli("metrics", finished, other, "-f", exits=2)
+
+
+def test_the_help_lists_first_what_is_needed_first(capsys: pytest.CaptureFixture[str]) -> None:
+    from dray.cli.base import ORDER, app
+
+    assert {command.name or command.callback.__name__ for command in app.registered_commands} <= {
+        *ORDER
+    }
+    assert run(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("  submit ") < out.index("  cancel ") < out.index("  drill ")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from dray.cli.exits import Exit
-from ray_workers.contracts import Frame
+from ray_workers.shared.contracts import Frame
 from tests.unit.api.serving import LiveServer, wait_until
 from tests.unit.cli.running import Cli
 from tests.unit.service.helpers import drilled, hang, regrouped, regrouping, spent
@@ -125,3 +125,16 @@ def test_goodput_is_a_line_of_the_job(cli: Cli, server: LiveServer) -> None:
     again = [regrouping(1, generation=2), regrouped(1, generation=2)]
     server.hands.report(job_id, 1, again)
     assert line().endswith("; mended 2 times")
+
+
+def test_the_goodput_of_a_script_that_reports_no_step_is_said_to_be_unknown(
+    cli: Cli, server: LiveServer
+) -> None:
+    job_id = server.trains()
+    server.hands.report(job_id, 1, [spent(starting=0.4, unreported=92.3)])
+    assert cli.json("get", job_id)["goodput"]["useful_share"] is None
+    text = " ".join(cli("get", job_id).split())
+    assert (
+        "goodput no steps reported, so it is unknown how much was useful of 92.7 slot-seconds: "
+        "starting 0.4, unreported 92.3"
+    ) in text

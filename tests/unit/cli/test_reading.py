@@ -10,6 +10,8 @@ import pytest
 from dray import Client
 from dray.cli.app import run
 
+JOB = "job-01kamq6v3c7y2m5w9r4t8e1x0z"
+
 
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
@@ -67,18 +69,30 @@ def test_a_storage_that_is_full_is_told_with_the_cluster(answered: Any) -> None:
     assert lines[1] == "storage: the storage is full; delete finished jobs"
 
 
+def other(job_id: str, name: str, state: str, **more: Any) -> dict[str, Any]:
+    return {"id": job_id, "name": name, "state": state, "priority": 50, "world_size": 1, **more}
+
+
 def test_a_job_that_waits_says_for_whom_and_until_when(answered: Any) -> None:
     explanation = {
         "state": "QUEUED",
         "reason": {"code": "waiting", "message": "waits for 2 GPUs"},
         "position": 3,
+        "queue_length": 9,
         "blocked_by": ["job-a", "job-b"],
+        "ahead": [other("job-q", "first", "QUEUED", priority=90)],
+        "running": [other("job-a", "nightly", "RUNNING", world_size=2)],
         "expected_start_at": "2026-01-31T12:00:00Z",
     }
-    assert answered(explanation, "explain", "job-x") == [
+    assert answered(explanation, "explain", JOB) == [
         "QUEUED: waits for 2 GPUs (waiting)",
-        "position in the queue: 3",
-        "waits for: job-a, job-b",
+        "position 3 of 9 in the queue",
+        "ahead of it:",
+        "  job-q first: QUEUED, 1 worker, priority 90",
+        "  and 1 more",
+        "hold slots:",
+        "  job-a nightly: RUNNING, 2 workers, priority 50",
+        "waits for: job-b",
         "starts by: 2026-01-31T12:00:00+00:00",
     ]
 
@@ -93,7 +107,7 @@ def test_an_attempt_shows_where_it_went_on_what_it_passed_over_and_the_loss(answ
         {**attempt, "attempt": 3, "resume_step": 0}
         | {"receipt": {"step": 0, "url": "", "passed_over": damaged}},
     ]
-    head, fresh, resumed, nothing_sound = answered({"items": items}, "attempts", "job-1")
+    head, fresh, resumed, nothing_sound = answered({"items": items}, "attempts", JOB)
     assert head.split()[3:6] == ["FROM", "STEP", "LOSS"]
     assert "damaged" not in fresh
     assert "->" not in fresh

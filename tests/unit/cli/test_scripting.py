@@ -12,7 +12,7 @@ import pytest
 
 import dray
 from dray.cli.exits import Exit
-from ray_workers.contracts import Cause
+from ray_workers.shared.contracts import Cause
 from tests.unit.api.serving import LiveServer
 from tests.unit.cli.running import Cli, as_process
 from tests.unit.service.helpers import log, metrics
@@ -63,7 +63,10 @@ def test_several_jobs_are_cancelled_and_deleted_and_failures_told(
         [second, "CANCELLED:"],
     ]
     assert cli.err.count("there is no job job-none") == 1
-    assert cli("delete", first, second).splitlines() == [f"{first} deleted", f"{second} deleted"]
+    assert cli("delete", "-y", first, second).splitlines() == [
+        f"{first} deleted",
+        f"{second} deleted",
+    ]
     out = cli("cancel", finished, server.submit(), "--json", exits=3)
     assert [json.loads(line)["state"] for line in out.splitlines()] == ["CANCELLED"]
 

@@ -10,8 +10,12 @@ from contextlib import redirect_stdout
 import pytest
 
 from dray.cli import terminal
-from dray.cli.output import duration, write, write_data
-from dray.cli.tables import display_width, shortened, table
+from dray.cli.completion import STATES
+from dray.cli.exits import Exit
+from dray.cli.output import duration, say, write, write_data
+from dray.cli.tables import shortened, shortest_prefixes, table
+from dray.cli.terminal import display_width
+from tests.unit.cli.running import OnTerminal
 
 
 class Terminal(io.StringIO):
@@ -46,6 +50,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Terminal:
         ("\x1b[3", "3"),
         ("10%\r20%\bc\x00\x7f\x9b31md", "10% 20%c31md"),
         ("txt.\u202efdp.exe", "txt.fdp.exe"),
+        ("right\u200fto left", "rightto left"),
         ("two\nlines", "two lines"),
     ],
 )
@@ -151,3 +156,83 @@ def test_an_encoding_without_a_character_gets_it_spelt_out(
 
 def test_days_read_easily() -> None:
     assert duration(3 * 86400 + 7 * 3600 + 59) == "3d07h"
+
+
+@pytest.mark.parametrize("columns", [30, 40, 80])
+def test_sentences_break_between_words(
+    screen: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = "  needs 2 workers of 1 CPU; 0 are free, job-01m7ynws26fa88b15mb01s94m3 holds 2 漢字漢字"
+    with redirect_stdout(screen):
+        say(text, indent="  ")
+    lines = screen.getvalue().splitlines()
+    assert [word for line in lines for word in line.split()] == text.split()
+    assert all(display_width(line) <= columns or len(line.split()) == 1 for line in lines)
+    assert all(line.startswith("    ") for line in lines[1:])
+
+
+def test_a_sentence_in_a_pipe_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    say("word " * 30 + "end")
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_table_that_is_too_wide_is_a_line_for_each_value(
+    screen: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    with redirect_stdout(screen):
+        table(HEADINGS, ROWS)
+    lines = screen.getvalue().splitlines()
+    assert lines[0] == f"ID       {ROWS[0][0]}"
+    assert lines.count("") == len(ROWS) - 1
+    assert "WHAT" not in lines
+    assert all(display_width(line) <= 40 for line in lines if "漢" not in line)
+
+
+def test_ids_are_cut_to_what_tells_them_apart(
+    screen: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    with redirect_stdout(screen):
+        table(
+            HEADINGS,
+            ROWS,
+            flexible=("NAME", "REASON"),
+            optional=("ATTEMPT", "STEP"),
+            shorter={"ID": shortest_prefixes},
+        )
+    lines = screen.getvalue().splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [row[0] for row in ROWS]  # differ at the end
+    assert shortest_prefixes([str(row[0]) for row in ROWS[:1]]) == ["job-01m7ynws26"]
+    assert shortest_prefixes(["job-01m7ynws26fa", "job-01m7ynws26fb"]) == [
+        "job-01m7ynws26fa",
+        "job-01m7ynws26fb",
+    ]
+
+
+def test_columns_without_any_value_are_left_out(screen: Terminal) -> None:
+    with redirect_stdout(screen):
+        table(("A", "B", "C"), [("x" * 90, None, "y")], optional=("B", "C"))
+    assert "B" not in screen.getvalue()
+    assert "C" not in screen.getvalue()
+
+
+def test_what_is_cut_is_cut_between_words(screen: Terminal) -> None:
+    with redirect_stdout(screen):
+        assert shortened("waits for workers", 12) == "waits for…"
+        assert shortened("waits for workers", 10) == "waits for…"
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_an_error_of_usage_breaks_between_words(columns: int) -> None:
+    command = OnTerminal("ls", "--state", "nope", columns=columns)
+    assert command.end() == Exit.USAGE
+    lines = command.shown.replace("\r", "").split("\n")
+    told = " ".join(lines[lines.index("") :]).split()
+    assert told[:2] == ["Error:", "Invalid"]
+    assert {f"{state}," for state in STATES[:-1]} < set(told)
+    assert max(map(len, lines)) <= columns

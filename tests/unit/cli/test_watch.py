@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dray import Client
-from dray.cli.output import duration, number, size
+from dray.cli.output import duration, number, show_job, size
 from dray.cli.watch import _bar, ending, status, watch
 from dray.views import Job, JobState, Links, Progress, Reason
 from tests.unit.api.serving import LiveServer, wait_until
@@ -85,6 +85,15 @@ def test_the_end_of_a_failed_job_says_where_to_look() -> None:
         "job-x FAILED after 3.0 s: that is so",
         "  see why with: dray logs job-x",
     ]
+
+
+def test_a_warning_is_said_at_the_end_and_with_the_job(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    warned = job(JobState.SUCCEEDED, warnings=[Reason(code="diverges", message="the loss is NaN")])
+    assert "  warning: the loss is NaN" in ending(warned)
+    show_job(warned)
+    assert "warning    the loss is NaN" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dray.spec import Data
-from ray_workers.contracts import DataPolicy
-from ray_workers.training.datasets import open_images, open_table
+from ray_workers.datasets import open_images, open_table
+from ray_workers.shared.contracts import DataPolicy
 
 POLICY = DataPolicy()
 

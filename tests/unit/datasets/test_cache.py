@@ -17,19 +17,19 @@ import pyarrow.parquet
 import pytest
 
 from dray.spec import Data
-from ray_workers.contracts import DataPolicy
-from ray_workers.training.datasets import open_table, open_text
-from ray_workers.training.datasets.cache import NodeCache
-from ray_workers.training.datasets.sources import Source
-from ray_workers.training.errors import DataError
+from ray_workers.datasets import open_table, open_text
+from ray_workers.datasets.sources.node_cache import NodeCache
+from ray_workers.datasets.sources.source import Source
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.errors import DataError
 from tests.integration.harness import ROOT
 from tests.unit.datasets.web import Answer, serving
 
 RANK = """
 import json, sys
 from dray.spec import Data
-from ray_workers.contracts import DataPolicy
-from ray_workers.training.datasets import open_table
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.datasets import open_table
 policy = json.loads(sys.argv[2])
 policy["private_hosts"] = tuple(policy["private_hosts"])
 print("ready", flush=True)
@@ -146,7 +146,7 @@ def test_what_is_there_already_stays_the_one_that_is_in_use(tmp_path: Path) -> N
 HOLDER = """
 import sys
 from pathlib import Path
-from ray_workers.training.datasets.cache import NodeCache
+from ray_workers.datasets.sources.node_cache import NodeCache
 cache = NodeCache(Path(sys.argv[1]), 0)
 with cache.scratch() as scratch:
     (scratch / "made").write_text("x")
@@ -269,9 +269,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.csv, pyarrow.parquet
 from dray.spec import Data
-from ray_workers.contracts import DataPolicy
-from ray_workers.training.datasets import open_table, open_text
-from ray_workers.training.datasets.prepared import prepare
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.datasets import open_table, open_text
+from ray_workers.datasets.formats.prepared import prepare
 
 def data_bytes():
     lines = Path("/proc/self/status").read_text().splitlines()

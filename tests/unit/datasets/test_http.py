@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from dray.spec import Data
-from ray_workers.contracts import DataPolicy
-from ray_workers.training.datasets import http, open_table, open_text, sources
-from ray_workers.training.errors import DataError, SourceUnavailableError
+from ray_workers.datasets import open_table, open_text
+from ray_workers.datasets.sources import http, source
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.errors import DataError, SourceUnavailableError
 from tests.unit.datasets.web import Answer, Web, serving
 
 CSV = b"x,y\n1,a\n2,b\n3,a\n"
@@ -23,7 +24,7 @@ CSV = b"x,y\n1,a\n2,b\n3,a\n"
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    monkeypatch.setattr(sources, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(source, "FIRST_PAUSE_S", 0.001)
     with serving() as server:
         yield server
 
@@ -190,6 +191,33 @@ def test_a_proxy_of_the_environment_is_not_asked(
     assert web.asked == []
 
 
+FOR_LOOPBACK = {
+    "headers": {"X-Key": "s3cret"},
+    "hosts": ["127.0.0.1", "localhost"],
+    "plain_http": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"hosts": None}, "not for which hosts"),
+        ({"hosts": "127.0.0.1"}, "not for which hosts"),
+        ({"hosts": ["0.0.1", "example.org"]}, "not for 127.0.0.1"),
+        ({"plain_http": False}, "https:// alone"),
+    ],
+)
+def test_credentials_are_sent_to_no_host_that_their_file_does_not_name(
+    web: Web, near: DataPolicy, tmp_path: Path, changed: dict[str, Any], reason: str
+) -> None:
+    web.answers["/t.csv"] = Answer(CSV)
+    folder = credentials(tmp_path / "keys", FOR_LOOPBACK | changed)
+    with pytest.raises(DataError, match=reason) as caught:
+        read(web.url("/t.csv"), replace(near, credentials_dir=folder), credentials="lab")
+    assert "s3cret" not in str(caught.value)
+    assert web.asked == []
+
+
 def credentials(folder: Path, options: dict[str, Any], mode: int = 0o600) -> str:
     folder.mkdir(exist_ok=True)
     (folder / "lab.json").write_text(json.dumps(options))
@@ -201,7 +229,7 @@ def test_credentials_go_to_the_source_alone(
     web: Web, near: DataPolicy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Not to where it redirects, and into no error."""
-    folder = credentials(tmp_path / "keys", {"headers": {"X-Key": "s3cret"}})
+    folder = credentials(tmp_path / "keys", FOR_LOOPBACK)
     known = replace(near, credentials_dir=folder)
     web.answers["/t.csv"] = Answer(CSV)
     read(web.url("/t.csv"), known, credentials="lab")

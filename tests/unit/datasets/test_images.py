@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from dray.spec import Data
-from ray_workers.contracts import DataPolicy
-from ray_workers.training.datasets import Images, open_images
-from ray_workers.training.errors import DataError
+from ray_workers.datasets import Images, open_images
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.errors import DataError
 
 
 def picture(value: Any = 0, size: tuple[int, int] = (3, 2), mode: str = "L") -> bytes:

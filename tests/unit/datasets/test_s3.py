@@ -14,17 +14,22 @@ import pytest
 import s3fs
 import torch
 
-from dray import files
-from dray.checkpoints import CheckpointRef
 from dray.spec import Data
-from ray_workers.contracts import DataPolicy
-from ray_workers.training import checkpoints, storage
-from ray_workers.training.checkpoints import About, PassedOver
-from ray_workers.training.datasets import open_images, open_table, open_text, sources
-from ray_workers.training.datasets.s3 import S3Origin
-from ray_workers.training.errors import BrokenCheckpointError, DataError, SourceUnavailableError
+from dray.train import files
+from dray.train.checkpoints import CheckpointRef
+from ray_workers.datasets import open_images, open_table, open_text
+from ray_workers.datasets.sources import source
+from ray_workers.datasets.sources.s3 import S3Origin
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.checkpoint import checkpoint_files, direct_io
+from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata, SkippedCheckpoint
+from ray_workers.training.core.errors import (
+    BrokenCheckpointError,
+    DataError,
+    SourceUnavailableError,
+)
 from service.domain.errors import StorageUnavailable
-from service.storage import Storage
+from service.storage.storage import Storage
 from tests.object_store import ObjectStore
 from tests.unit.datasets.test_images import TWO
 
@@ -70,7 +75,7 @@ def test_an_object_is_fetched_once_while_it_stays_the_same(
 def test_an_object_of_many_pieces(
     s3: ObjectStore, cloud: DataPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_workers.training.datasets.s3.PIECE_BYTES", 1000)
+    monkeypatch.setattr("ray_workers.datasets.sources.s3.PIECE_BYTES", 1000)
     text = b"".join(b"line %d\n" % number for number in range(2000))
     data = Data(source=s3.put("a.txt", text), credentials="lab")
     assert bytes(open_text(data, cloud, None).ids) == text
@@ -151,7 +156,7 @@ def test_credentials_that_s3_refuses_show_up_nowhere(
 def test_a_store_that_does_not_answer_is_asked_again_and_then_given_up(
     cloud: DataPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(source, "FIRST_PAUSE_S", 0.001)
     nowhere = replace(cloud, s3_endpoint_url="http://127.0.0.1:9")
     with pytest.raises(SourceUnavailableError, match=r"the transfer failed .*; tried 4 times"):
         read("s3://bucket/t.csv", nowhere)
@@ -191,7 +196,7 @@ def test_the_services_storage_on_s3(results: str) -> None:
 
 def test_the_ranks_storage_on_s3(results: str) -> None:
     url = f"{results}/artifacts/a.bin"
-    sha256 = storage.write_buffer(url, memoryview(b"content and more"), 7)
+    sha256 = direct_io.write_buffer(url, memoryview(b"content and more"), 7)
     assert sha256 == hashlib.sha256(b"content").hexdigest()
     assert files.read(url) == b"content"
     files.remove_file(url)
@@ -202,17 +207,19 @@ def test_the_ranks_storage_on_s3(results: str) -> None:
 
 def test_checkpoints_on_s3(results: str) -> None:
     state = {"weight": torch.arange(5.0)}
-    saved = checkpoints.save(f"{results}/c", About(3, {"val/loss": 1.0}, {}), state)
+    saved = checkpoint_files.save(
+        f"{results}/c", CheckpointMetadata(3, {"val/loss": 1.0}, {}), state
+    )
     ref = CheckpointRef(saved.url, saved.step, saved.manifest_sha256)
-    loaded = checkpoints.load(ref)
+    loaded = checkpoint_files.load(ref)
     assert loaded.saved == saved
     assert torch.equal(loaded.state["weight"], state["weight"])
-    storage.write_buffer(f"{saved.url}/{checkpoints.TENSORS}", memoryview(b"x" * 100), 100)
-    (verdict,) = checkpoints.verdicts([ref])
-    assert isinstance(verdict, PassedOver)
+    direct_io.write_buffer(f"{saved.url}/{checkpoint_files.TENSORS}", memoryview(b"x" * 100), 100)
+    (verdict,) = checkpoint_files.verdicts([ref])
+    assert isinstance(verdict, SkippedCheckpoint)
     files.remove_folder(saved.url)
     with pytest.raises(BrokenCheckpointError, match="cannot be read"):
-        checkpoints.load(ref)
+        checkpoint_files.load(ref)
 
 
 def test_what_another_process_left_is_deleted_too(results: str, s3: ObjectStore) -> None:

@@ -12,9 +12,9 @@ import pytest
 from pyarrow import parquet
 
 from dray.spec import Data
-from ray_workers.contracts import DataPolicy
-from ray_workers.training.datasets import Table, open_table
-from ray_workers.training.errors import DataError
+from ray_workers.datasets import Table, open_table
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.errors import DataError
 
 
 def read_csv(
@@ -60,6 +60,44 @@ def test_chosen_and_forced_columns(tmp_path: Path, policy: DataPolicy) -> None:
     assert table.categories.tolist() == [[1], [0], [1]]
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-8-sig"])
+@pytest.mark.parametrize(("given", "mark"), [(";", ";"), ("tab", "\t"), ("\t", "\t"), ("|", "|")])
+def test_other_separators_and_encodings(
+    encoding: str, given: str, mark: str, tmp_path: Path, policy: DataPolicy
+) -> None:
+    text = 'größe,y\n" 1",süß\n-2.5,herb\n'.replace(",", mark)
+    options = {"delimiter": given, "encoding": encoding}
+    table = read_csv(text.encode(encoding), tmp_path, policy, **options)
+    assert table.numeric_names == ("größe",)
+    assert table.numeric.tolist() == [[1.0], [-2.5]]
+    assert table.classes == ("herb", "süß")
+
+
+def test_a_decimal_comma(tmp_path: Path, policy: DataPolicy) -> None:
+    """A version such as 1.5 is a name then."""
+    text = "x;version;y\n1,5;1.5;a\n-2;1.6;b\n1e-1;1.5;b\n"
+    table = read_csv(text, tmp_path, policy, delimiter=";", decimal=",")
+    assert table.numeric.tolist() == [[1.5], [-2.0], [np.float32(0.1)]]
+    assert table.vocabularies == (("1.5", "1.6"),)
+    with pytest.raises(DataError, match=r"is '1,5', no number; .* data\.decimal"):
+        read_csv(text, tmp_path, policy, delimiter=";", target="x", classifies=False)
+
+
+def test_tabs_by_the_files_ending(tmp_path: Path, policy: DataPolicy) -> None:
+    path = tmp_path / "table.tsv.gz"
+    path.write_bytes(gzip.compress(b"x\ty\n1\ta\n2\tb\n"))
+    data = Data(source=path.as_uri(), target="y")
+    assert open_table(data, policy, classifies=True).numeric.tolist() == [[1.0], [2.0]]
+
+
+def test_a_file_that_is_not_in_the_encoding_it_is_said_to_be(
+    tmp_path: Path, policy: DataPolicy
+) -> None:
+    text = b"x,y\n1,a\n2,\x81\n"
+    with pytest.raises(DataError, match=r"is not cp1252, as data.encoding says: the byte at offs"):
+        read_csv(text, tmp_path, policy, encoding="cp1252")
+
+
 def test_a_number_to_predict(tmp_path: Path, policy: DataPolicy) -> None:
     table = read_csv("x,y\n1,0.5\n2,-7\n", tmp_path, policy, classifies=False)
     assert table.classes is None
@@ -83,6 +121,7 @@ def test_a_column_that_turns_into_text_late_is_text(tmp_path: Path, policy: Data
 
 
 IDENTIFIERS = "x,y\n" + "".join(f"id{number},{number % 2}\n" for number in range(100))
+COMMAS = "x,y\n" + "".join(f'"1,{number}",{number % 2}\n' for number in range(100))
 MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in range(300))
 
 
@@ -102,11 +141,18 @@ MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in ran
         ("x,y\n1,a\n2,\n", "table.csv, line 3: the target 'y' has no value"),
         ("x,y\n1,a\n2,a\n", "table.csv: the target 'y' has one class only, 'a'; it takes two"),
         ("x,Y\n1,a\n", "there is no column 'y', only 'x', 'Y'; did you mean 'Y'?"),
-        ("x;y\n1;2\n", "only 'x;y'; the fields must be separated by commas"),
+        ("x;y\n1;2\n", "only 'x;y'; data.delimiter: \";\" would find 2 columns"),
+        ("x|y\n1|2\n", 'data.delimiter: "|" would find 2 columns'),
+        ("x\ty\n1\t2\n", "data.delimiter: tab would find 2 columns"),
+        ("x,y\n1,a\n".encode("utf-16"), "data.encoding names another encoding, such as utf-16"),
+        ("x,y\n1,a\n".encode("utf-16-le"), "data.encoding: utf-16-le is one with zero bytes"),
+        (COMMAS, "'x' has another text in every row, so nothing can be learned from it; leave"),
+        (COMMAS, 'data.decimal: "," reads it as a number'),
         ("y\n1\n2\n", "table.csv: has no column besides the target"),
         ("x,x,y\n1,2,3\n", "table.csv: has 2 columns of the name 'x'"),
         (",y\n1,2\n", "table.csv: column 1 has no name"),
         (b"x,y\n1,\xff\n", "table.csv: is not UTF-8: the byte at offset 6 is not text"),
+        (b"x,y\n1,\xff\n", "data.encoding names another encoding, such as latin-1 or cp1252"),
         (IDENTIFIERS, "the column 'x' has another text in every row"),
         (MEASURES, "the target 'y' has more than 100 different fractions, which are no classes"),
         ('x,y\n"' + "z" * (5 << 20), "is a quotation mark left open?"),
@@ -194,8 +240,8 @@ def test_parquet_keeps_its_types(tmp_path: Path, policy: DataPolicy) -> None:
     ("columns", "fault"),
     [
         ({"x": [1, None, 3], "y": [1, 2, 3]}, "row 2: the column 'x' has no value"),
-        ({"x": [1.0, float("nan"), 3.0], "y": [1, 2, 3]}, "row 2: the column 'x' is nan"),
-        ({"x": [[1], [2]], "y": [1, 2]}, "'x' is of the type list<element: int64>: only numbers"),
+        ({"x": [1.0, float("nan"), 3.0], "y": [1, 2, 3]}, "row 2: the column 'x' has no value"),
+        ({"x": [[1], [2]], "y": [1, 2]}, "'x' is of the type list<element: int64>: only numb"),
         ({"x": [1, 2], "y": [None, 2]}, "row 1: the target 'y' has no value"),
         ({"x": [1, 2], "z": [1, 2]}, "there is no column 'y', only 'x', 'z'"),
     ],

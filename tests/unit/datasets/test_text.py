@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from dray.spec import Data
-from ray_workers.contracts import DataPolicy
-from ray_workers.training.datasets import Tokens, open_text, utf8
-from ray_workers.training.errors import DataError
+from ray_workers.datasets import Tokens, open_text
+from ray_workers.datasets.formats import utf8
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.errors import DataError
 
 TOKENIZER = {
     "version": "1.0",

@@ -16,16 +16,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from ray_workers.contracts import DataPolicy
+from ray_workers.shared.contracts import DataPolicy
 from tests.integration.harness import ROOT
 from tests.unit.datasets.web import Answer, serving
 
 READ = """
 import sys
 from dray.spec import Data
-from ray_workers.contracts import DataPolicy
-from ray_workers.training.datasets import open_table, sources
-from ray_workers.training.errors import SourceUnavailableError
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.datasets import open_table, sources
+from ray_workers.training.core.errors import SourceUnavailableError
 sources.FIRST_PAUSE_S = 0.001
 data = Data(source=sys.argv[1], format="csv", target="y")
 policy = DataPolicy(cache_dir=sys.argv[2], private_hosts=("127.0.0.1", "localhost"))

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from service import reconciler, signals, watch
+from service.db import notifications
 from service.domain import retries
+from service.loops import cluster_watcher, reconciler
 from tests.unit.loops.world import World
 
 
@@ -18,9 +19,9 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(retries, name, 0.02)
     monkeypatch.setattr(reconciler, "UNAVAILABLE_PAUSE_S", 0.02)
     monkeypatch.setattr(reconciler, "MIN_PERIOD_S", 0.02)
-    monkeypatch.setattr(signals, "LISTEN_WAIT_S", 0.05)
-    monkeypatch.setattr(watch, "PERIOD_S", 0.05)
-    monkeypatch.setattr(watch, "JOINING_PERIOD_S", 0.02)
+    monkeypatch.setattr(notifications, "LISTEN_WAIT_S", 0.05)
+    monkeypatch.setattr(cluster_watcher, "PERIOD_S", 0.05)
+    monkeypatch.setattr(cluster_watcher, "JOINING_PERIOD_S", 0.02)
 
 
 @pytest.fixture

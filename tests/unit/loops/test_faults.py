@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from dray.checkpoints import CheckpointRef
+from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.contracts import FrameKind, Phase, attempt_prefix
-from service.cluster.fake import LostLaunch
-from service.cluster.fake_attempt import Exited, FakeRank
+from ray_workers.shared.contracts import FrameKind, Phase, attempt_prefix
+from tests.fakes.attempt import Exited, FakeRank
+from tests.fakes.cluster import LostLaunch
 from tests.unit.loops.world import (
     STEPS,
     World,

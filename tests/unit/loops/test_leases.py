@@ -17,16 +17,17 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.contracts import AttemptSpec
-from service.cluster.fake import FakeCluster
-from service.cluster.fake_attempt import FakeRank
+from ray_workers.shared.contracts import AttemptSpec
 from service.db.models import AttemptRow
+from service.db.repositories import leases as repository
 from service.db.session import Database
 from service.domain import leases, retries
 from service.domain.errors import DatabaseUnavailable
 from service.domain.leases import Lease
-from service.leader import Leader
+from service.loops.leader import Leader
 from service.runtime import Runtime
+from tests.fakes.attempt import FakeRank
+from tests.fakes.cluster import FakeCluster
 from tests.postgres import new_postgres, start
 from tests.unit.loops.world import (
     PATIENCE_S,
@@ -57,7 +58,7 @@ def _leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Renewed often, and so long that nobody loses one because the machine stood still."""
     monkeypatch.setattr(leases, "HELD_FOR", timedelta(seconds=60))
     monkeypatch.setattr(leases, "RENEW_AFTER_S", 0.3)
-    monkeypatch.setattr("service.leader.ASK_AGAIN_S", 0.1)
+    monkeypatch.setattr("service.loops.leader.ASK_AGAIN_S", 0.1)
 
 
 class Stopped:
@@ -97,7 +98,7 @@ async def stands_by(runtime: Runtime) -> None:
 async def test_one_of_two_runs_the_loops_and_the_other_takes_them_over_at_once(
     postgres_world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="service.leader"):
+    with caplog.at_level(logging.INFO, logger="service.loops.leader"):
         one = await postgres_world.open()
         await leads(one)
         two = await postgres_world.open()
@@ -259,6 +260,25 @@ async def test_while_its_database_restarts_a_job_trains_on_and_loses_nothing(
     for rank in range(2):
         assert await steps_of(runtime, job_id, rank) == list(range(1, MANY + 1))
     await keeps_its_promises(world, runtime, job_id)
+
+
+async def test_a_holder_stopped_in_the_middle_of_a_write_is_replaced_when_its_lease_is_over(
+    postgres_world: World, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "HELD_FOR", timedelta(seconds=5))
+    one = await postgres_world.open()
+    await leads(one)
+    two = await postgres_world.open()
+    await stands_by(two)
+    writing = psycopg.connect(postgres_url)
+    writing.execute("SELECT pg_advisory_xact_lock_shared(%s)", [repository.ADVISORY_LOCK])
+    stopped = Stopped(one, monkeypatch)
+    await leads(two)
+    with pytest.raises(psycopg.OperationalError):
+        writing.execute("SELECT 1")
+    writing.close()
+    stopped.go_on()
+    await stands_by(one)
 
 
 async def test_a_transaction_of_a_stopped_process_does_not_keep_its_locks(

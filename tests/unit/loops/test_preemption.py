@@ -10,13 +10,13 @@ from datetime import timedelta
 import pytest
 
 from dray import views
-from dray.checkpoints import CheckpointRef
 from dray.requests import DrillRequest
+from dray.train.checkpoints import CheckpointRef
 from dray.views import DrillState, JobState
-from ray_workers.contracts import FrameKind, attempt_prefix
-from service import scheduler
-from service.cluster.fake_attempt import FakeRank
+from ray_workers.shared.contracts import FrameKind, attempt_prefix
+from service.loops import scheduler
 from service.runtime import Runtime
+from tests.fakes.attempt import FakeRank
 from tests.unit.loops.world import (
     PATIENCE_S,
     STEPS,

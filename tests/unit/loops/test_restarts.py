@@ -12,11 +12,12 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.contracts import AttemptSpec, Phase, PollReply, Slice
-from service import reconciler, recording
-from service.cluster.fake_attempt import FakeRank
+from ray_workers.shared.contracts import AttemptSpec, Phase, PollReply, Slice
 from service.cluster.port import AttemptRef, ClusterUnavailable
+from service.ingest import attempt_results
+from service.loops import reconciler
 from service.runtime import Runtime
+from tests.fakes.attempt import FakeRank
 from tests.unit.loops.world import (
     STEPS,
     World,
@@ -27,6 +28,7 @@ from tests.unit.loops.world import (
     reports_step,
     steps_of,
 )
+from tests.wire import attempt_spec
 
 pytestmark = pytest.mark.anyio
 MANY = 200
@@ -120,15 +122,15 @@ async def test_a_service_that_died_between_claim_and_launch_leaves_the_job_to_th
 async def test_a_reply_that_could_not_be_stored_is_asked_for_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, failures = recording.record, iter(range(3))
+    record, failures = attempt_results.record, iter(range(3))
 
-    def fails_at_first(*arguments: Any, **named: Any) -> recording.Recorded:
+    def fails_at_first(*arguments: Any, **named: Any) -> attempt_results.Recorded:
         recorded = record(*arguments, **named)
         if next(failures, None) is not None:
             raise RuntimeError("the disk is full")
         return recorded
 
-    monkeypatch.setattr(recording, "record", fails_at_first)
+    monkeypatch.setattr(attempt_results, "record", fails_at_first)
     runtime = await world.open()
     job_id = await world.submit(runtime, "trains_long", workers=2)
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
@@ -147,7 +149,7 @@ async def test_a_follower_that_was_overtaken_goes_on_from_what_is_stored(
     ) -> None:
         now = datetime.now(UTC)
         job_id, attempt = ref.job_id, ref.attempt
-        recording.record(session, runtime.storage, job_id, attempt, reply, now, asked=asked)
+        attempt_results.record(session, runtime.storage, job_id, attempt, reply, now, asked=asked)
 
     async def is_overtaken(
         ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
@@ -190,7 +192,7 @@ def stray(world: World, play: str) -> AttemptSpec:
     """An attempt that no database knows of."""
     document = {"name": play, "script": {"entrypoint": "stray.py"}}
     slices = (Slice("node-a", 2),)
-    return AttemptSpec("d", "job-stray", 3, document, slices, {"CPU": 1.0}, "file:///nowhere")
+    return attempt_spec(job_id="job-stray", attempt=3, spec=document, slices=slices)
 
 
 async def test_an_attempt_that_nobody_owns_is_ended(world: World) -> None:
@@ -199,6 +201,19 @@ async def test_an_attempt_that_nobody_owns_is_ended(world: World) -> None:
     await world.open()
     await world.fake.forgotten("job-stray", 3)
     assert (await world.fake.snapshot()).nodes[0].available == {"CPU": 4.0}
+
+
+async def test_an_attempt_that_nobody_owns_is_ended_though_its_supervisor_takes_no_request(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_stopped(_: AttemptRef) -> None:
+        raise ClusterUnavailable("TimeoutError")
+
+    await world.fake.launch(stray(world, "waits"))
+    await world.fake.reached("job-stray", Phase.RUNNING, 3)
+    monkeypatch.setattr(world.fake, "stop_attempt", is_stopped)
+    await world.open()
+    await world.fake.forgotten("job-stray", 3)
 
 
 async def test_an_attempt_that_starts_while_orphans_are_looked_for_is_none(
@@ -248,3 +263,21 @@ async def test_when_one_of_two_services_dies_the_other_goes_on(postgres_world: W
     await comes_to(three, job_id, JobState.SUCCEEDED)
     await is_whole(three, job_id)
     assert await causes(three, job_id) == ["succeeded"]
+
+
+async def test_what_nodes_keep_for_a_job_goes_when_it_is_deleted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what a node kept that was away when the job was deleted."""
+    monkeypatch.setattr(reconciler, "DELETED_PERIOD_S", 0.0)
+    runtime = await world.open()
+    stays, goes = await world.submit(runtime), await world.submit(runtime)
+    for job_id in (stays, goes):
+        await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    node = world.fake.nodes["node-a"]
+    assert node.work_dirs == {stays, goes}
+    world.fake.be_unavailable("it is away")
+    await runtime.jobs.delete(goes)
+    world.fake.be_unavailable(None)
+    await world.fake.until(lambda: goes not in node.work_dirs, "its directory is kept")
+    assert node.work_dirs == {stays}

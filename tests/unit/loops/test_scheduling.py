@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dray.views import JobState
-from ray_workers.contracts import Phase
-from ray_workers.quarantine import Quarantined
-from service import scheduler
-from service.cluster.fake_attempt import FakeRank
+from ray_workers.shared.contracts import Phase
+from ray_workers.shared.quarantine import Quarantined
 from service.cluster.port import AttemptRef
 from service.db.models import LogChunkRow
+from service.loops import scheduler
+from tests.fakes.attempt import FakeRank
 from tests.unit.loops.world import (
     STEPS,
     World,

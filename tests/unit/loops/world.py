@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from dray import views
 from dray.spec import JobSpec
 from dray.views import JobState
-from ray_workers.contracts import Cause
-from service.cluster.fake import FakeCluster
-from service.cluster.fake_attempt import Failed, FakeRank, Play
+from ray_workers.shared.contracts import Cause
+from service.config.settings import Settings
 from service.db.session import utc_now
 from service.runtime import Runtime
-from service.settings import Settings
+from tests.fakes.attempt import Failed, FakeRank, Play
+from tests.fakes.cluster import FakeCluster
 
 T = TypeVar("T")
 Clock = Callable[[], datetime]

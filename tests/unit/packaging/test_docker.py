@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from api.auth import load_tokens
+from api.security.auth import load_tokens
 from docker import check_service
+from service.config.settings import Settings
 from service.db.models import ClusterRow
 from service.db.repositories import cluster
 from service.db.session import Database
-from service.settings import Settings
 from tests.unit.packaging import compose
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,6 +39,8 @@ FOREIGN = {
     "RAY_AUTH_MODE",
     "RAY_AUTH_TOKEN_PATH",
     "RAY_memory_monitor_refresh_ms",
+    "NODE_STATS_UPDATE_INTERVAL_SECONDS",
+    "RAY_DASHBOARD_STATS_UPDATING_INTERVAL",
 }
 
 

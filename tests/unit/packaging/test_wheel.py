@@ -10,6 +10,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+
+from dray.spec import JobSpec
+from ray_workers.recipes import RECIPES
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.parallel.meta_init import materialise
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -21,14 +27,17 @@ SERVER_ONLY = (
     "numpy",
     "psycopg",
     "ray",
-    "ray_workers",
     "safetensors",
     "service",
     "sklearn",
     "sqlalchemy",
     "starlette",
     "torch",
+    "torchmetrics",
 )
+
+PREDICT = ("fsspec", "numpy", "safetensors", "torch", "torchmetrics")
+"""Of those, what the extra `predict` asks for."""
 
 # Stands in for an environment without those libraries: importing them fails as if they were not
 # there. Python runs `sitecustomize` of the first folder on its path when it starts.
@@ -92,12 +101,13 @@ def python(installed: Path, code: str, cwd: Path) -> subprocess.CompletedProcess
     return run(sys.executable, "-c", code, cwd=cwd, PYTHONPATH=str(installed))
 
 
-def test_the_wheel_holds_the_client_alone(wheel: Path) -> None:
+def test_the_wheel_holds_the_client_and_the_engine_that_load_brings_in(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     roots = {name.partition("/")[0] for name in names}
-    assert {root for root in roots if not root.endswith(".dist-info")} == {"dray"}
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "dray").rglob("*.py")}
-    assert modules <= set(names), "a module of dray is missing: name its package in pyproject.toml"
+    assert {root for root in roots if not root.endswith(".dist-info")} == {"dray", "ray_workers"}
+    for package in ("dray", "ray_workers"):
+        modules = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py")}
+        assert modules <= set(names), "a module is missing: its folder has no __init__.py"
     assert "dray/py.typed" in names
 
 
@@ -173,6 +183,37 @@ def test_the_command_runs_and_says_when_there_is_no_server(installed: Path, tmp_
     assert alone.returncode == 4, alone.stderr
     assert "http://127.0.0.1:1" in alone.stderr
     assert "Traceback" not in alone.stderr
+
+
+def test_loading_a_model_says_what_it_needs(installed: Path, tmp_path: Path) -> None:
+    said = python(installed, "import dray; dray.load('model')", tmp_path)
+    assert "ImportError: dray.load needs the package" in said.stderr
+    assert "pip install 'dray[predict]'" in said.stderr
+
+
+def test_a_model_is_loaded_and_predicts_without_a_checkout(wheel: Path, tmp_path: Path) -> None:
+    """With the packages of `dray[predict]`, and neither Ray nor what else a server has."""
+    target, result = tmp_path / "installed", tmp_path / "model"
+    zipfile.ZipFile(wheel).extractall(target)
+    present = (*PREDICT, "sklearn")  # torch looks whether there is a scikit-learn
+    absent = tuple({*SERVER_ONLY, "pyarrow", "s3fs"} - {*present})
+    (target / "sitecustomize.py").write_text(SITECUSTOMIZE.replace(repr(SERVER_ONLY), repr(absent)))
+    result.mkdir()
+    document = JobSpec.model_validate({"recipe": "image_classification", "model": {"name": "mlp"}})
+    work = RECIPES["image_classification"].build(document, DataPolicy())
+    materialise(work.model, torch.device("cpu"), 0)
+    work.write_results(work.model, {}, 1, result)
+    code = (
+        "import dray, numpy, ray_workers\n"
+        "model = dray.load('model')\n"
+        "print(model.predict_proba(numpy.zeros((8, 8), dtype=numpy.uint8)).shape)\n"
+        "print(ray_workers.__file__)\n"
+    )
+    said = python(target, code, tmp_path)
+    assert said.returncode == 0, said.stderr
+    shape, where = said.stdout.splitlines()
+    assert shape == "(1, 10)"
+    assert Path(where).is_relative_to(target)
 
 
 def test_a_script_that_reports_runs_by_hand_without_the_servers_libraries(

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from dray.spec import JobSpec
-from service.domain.planning.choice import plan_of
-from service.domain.planning.cost import CPU, Machine, step_time
-from service.domain.planning.memory import memory_of
-from service.domain.planning.meshes import meshes, name_of
-from service.domain.planning.shapes import Unknown, shapes_of
+from service.planning.model.choice import plan_of
+from service.planning.model.cost import CPU, Machine, step_time
+from service.planning.model.memory import memory_of
+from service.planning.model.meshes import meshes, name_of
+from service.planning.model.shapes import Unknown, shapes_of
 
 MODEL = {"name": "gpt", "num_layers": 4, "num_heads": 4, "width": 256, "context_length": 64}
 

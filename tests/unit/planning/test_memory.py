@@ -18,11 +18,16 @@ from dray.spec import JobSpec
 from ray_workers.recipes.models import images
 from ray_workers.recipes.models.gpt import Gpt
 from ray_workers.recipes.models.unet import Unet
-from service.domain.planning import gpt
-from service.domain.planning.memory import elements_of, fits, memory_of, tapes_of
-from service.domain.planning.meshes import meshes
-from service.domain.planning.playing import Gradients, Playing, peak_bytes, saved_bytes
-from service.domain.planning.shapes import Shapes, shapes_of
+from service.planning.model import gpt
+from service.planning.model.memory import elements_of, fits, memory_of, tapes_of
+from service.planning.model.memory_simulator import (
+    Gradients,
+    MemorySimulation,
+    peak_bytes,
+    saved_bytes,
+)
+from service.planning.model.meshes import meshes
+from service.planning.model.shapes import Shapes, shapes_of
 from tests.unit.training.ranks import run_in_group
 
 WITHIN = 0.15
@@ -76,18 +81,18 @@ def test_the_peak_is_what_torch_counts(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "how",
     [
-        Playing(),
-        Playing(gradients=Gradients.COPIED, adds_to_gradients=True),
-        Playing(gradients=Gradients.SCATTERED, holders=4),
-        Playing(gradients=Gradients.SCATTERED, holders=4, gathers_again=False),
-        Playing(keeps_casts=True),
+        MemorySimulation(),
+        MemorySimulation(gradients=Gradients.COPIED, adds_to_gradients=True),
+        MemorySimulation(gradients=Gradients.SCATTERED, holders=4),
+        MemorySimulation(gradients=Gradients.SCATTERED, holders=4, gathers_again=False),
+        MemorySimulation(keeps_casts=True),
     ],
     ids=["kept", "copied", "sharded", "gathered once", "casts kept"],
 )
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("samples", [1, 30], ids=["weights", "activations"])
 def test_layers_that_are_alike_are_played_once(
-    monkeypatch: pytest.MonkeyPatch, how: Playing, recompute: str, half: bool, samples: int
+    monkeypatch: pytest.MonkeyPatch, how: MemorySimulation, recompute: str, half: bool, samples: int
 ) -> None:
     """And give to the byte what all of them would."""
     how = dataclasses.replace(how, recompute=recompute)

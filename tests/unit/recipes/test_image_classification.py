@@ -8,11 +8,11 @@ from torch import Tensor
 
 from dray.spec import JobSpec
 from ray_workers import recipes
-from ray_workers.contracts import DataPolicy
 from ray_workers.recipes.models import images as networks
-from ray_workers.training.errors import DataError
-from ray_workers.training.initialising import materialise
-from ray_workers.training.workload import Workload
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.errors import DataError
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.parallel.meta_init import materialise
 
 MODELS = [
     {"name": "cnn", "width": 12},

@@ -12,12 +12,12 @@ from torch import nn
 from dray import spec
 from dray.spec import JobSpec
 from ray_workers import recipes
-from ray_workers.contracts import DataPolicy
 from ray_workers.recipes import measures
 from ray_workers.recipes.models.unet import Unet
-from ray_workers.training.errors import DataError
-from ray_workers.training.initialising import materialise
-from ray_workers.training.workload import Workload
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.errors import DataError
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.parallel.meta_init import materialise
 from tests.unit.training.jobs import series, weights
 from tests.unit.training.ranks import run_ranks
 

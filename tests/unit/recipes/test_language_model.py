@@ -8,11 +8,11 @@ import torch
 
 from dray.spec import JobSpec
 from ray_workers import recipes
-from ray_workers.contracts import DataPolicy
 from ray_workers.recipes.models import gpt
-from ray_workers.training.errors import DataError
-from ray_workers.training.initialising import materialise
-from ray_workers.training.workload import Workload
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.errors import DataError
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.parallel.meta_init import materialise
 
 SMALL = {"name": "gpt", "num_layers": 2, "num_heads": 2, "width": 16, "context_length": 8}
 SENTENCE = "the quick brown fox jumps over the lazy dog. "

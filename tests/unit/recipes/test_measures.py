@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
+import sklearn.exceptions
 import sklearn.metrics
 import torch
 
@@ -30,6 +33,53 @@ def test_metrics_of_classes_are_scikit_learns(batch: int) -> None:
     assert values == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_class_that_no_sample_has_is_not_in_the_mean() -> None:
+    labels = torch.tensor([0, 2, 4, 4, 2, 0, 2, 4])
+    for logits in (torch.eye(5)[labels] * 9, torch.randn(8, 5, generator=GENERATOR)):
+        logits[1] = logits[2]  # ties, between classes and within one
+        logits[3] = logits[4] = 0.0
+        found = measures.of_classes(5, 8)
+        found.update(logits, labels)
+        chances = logits.softmax(dim=1).numpy()
+        areas = [sklearn.metrics.roc_auc_score(labels == c, chances[:, c]) for c in (0, 2, 4)]
+        values = {name: value.item() for name, value in found.compute().items()}
+        predicted = logits.argmax(dim=1)
+        assert values == pytest.approx(
+            {
+                "accuracy": sklearn.metrics.accuracy_score(labels, predicted),
+                "f1": sklearn.metrics.f1_score(labels, predicted, average="macro"),
+                "auroc": np.mean(areas),
+            },
+            abs=1e-6,
+        )
+
+
+@pytest.mark.parametrize("num_samples", [1, 10**9], ids=["exact", "by bins"])
+def test_of_one_class_alone_there_is_no_curve(num_samples: int) -> None:
+    found = measures.of_classes(3, num_samples)
+    found.update(LOGITS[:1, :3], torch.tensor([1]))
+    values = {name: value.item() for name, value in found.compute().items()}
+    right = float(LOGITS[0, :3].argmax() == 1)
+    assert values == pytest.approx({"accuracy": right, "f1": right, "auroc": np.nan}, nan_ok=True)
+
+
+def test_the_area_by_bins_is_near_the_exact_one_where_all_chances_are_small() -> None:
+    labels = torch.arange(1000) % 200  # and 100 that are absent
+    logits = torch.randn(1000, 300, generator=GENERATOR) * 0.2
+    logits[torch.arange(1000), labels] += 0.3
+    exact, near = (measures.of_classes(300, num_samples)["auroc"] for num_samples in (1, 10**9))
+    for found in (exact, near):
+        found.update(logits, labels)
+    assert near.compute().item() == pytest.approx(exact.compute().item(), abs=5e-3)
+
+
+@pytest.mark.parametrize("num_samples", [1, 10**9], ids=["exact", "by bins"])
+def test_a_model_that_diverged_ranks_nothing(num_samples: int) -> None:
+    found = measures.of_classes(4, num_samples)
+    found.update(LOGITS * torch.nan, LABELS)
+    assert found.compute()["auroc"].item() == 0.5
+
+
 def test_logits_that_look_like_chances_are_still_logits() -> None:
     logits, labels = LOGITS.sigmoid(), LABELS
     found = measures.of_classes(4, len(labels))
@@ -54,6 +104,30 @@ def test_metrics_of_numbers_are_scikit_learns() -> None:
         },
         rel=1e-4,
     )
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        [3.0],
+        [7.5, 7.5, 7.5],
+        [1e-3, 2e-3, 4e-3],
+        [16_000_000.0, 16_000_001.0, 16_000_003.0, 16_000_002.0, 16_000_000.0],
+    ],
+    ids=["one sample", "all the same", "small", "large and close together"],
+)
+@pytest.mark.parametrize("error", [0.0, 0.25])
+def test_r2_of_any_targets_is_scikit_learns(targets: list[float], error: float) -> None:
+    there = torch.tensor(targets)
+    predicted = there * (1 + error * torch.tensor([(-1.0) ** i for i in range(len(there))]))
+    found = measures.of_numbers()
+    found.update(predicted[:2], there[:2])
+    if len(there) > 2:
+        found.update(predicted[2:], there[2:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sklearn.exceptions.UndefinedMetricWarning)
+        expected = sklearn.metrics.r2_score(there.double(), predicted.double())
+    assert found.compute()["r2"].item() == pytest.approx(expected, rel=1e-9, nan_ok=True)
 
 
 def pixels() -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,3 +186,10 @@ def test_perplexity_is_e_to_the_loss_of_a_token() -> None:
     values = found.compute()
     assert values["perplexity"].item() == pytest.approx(loss.exp().item(), rel=1e-4)
     assert values["accuracy"].item() == pytest.approx((LOGITS.argmax(1) == LABELS).float().mean())
+
+
+def test_a_large_loss_has_a_large_perplexity_and_no_infinite_one() -> None:
+    logits = torch.tensor([[[0.0, 200.0], [0.0, 400.0]]])
+    found = measures.of_tokens()
+    found.update(logits, torch.tensor([[0, 0]]))
+    assert found.compute()["perplexity"].item() == pytest.approx(np.exp(300.0))

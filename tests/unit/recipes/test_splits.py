@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ray_workers.recipes import splits
-from ray_workers.training.errors import DataError
+from ray_workers.training.core.errors import DataError
 
 LABELS = np.arange(1797) % 10
 
@@ -39,5 +39,3 @@ def test_a_split_that_leaves_nothing_is_the_datas_fault() -> None:
         splits.at_random(10, 0.99, seed=0)
     with pytest.raises(DataError, match="each needs at least one"):
         splits.at_the_end(1, 0.5)
-    with pytest.raises(DataError, match="and 1 for validation; they need at least 1 and 2"):
-        splits.at_random(5, 0.2, seed=0, least=2)

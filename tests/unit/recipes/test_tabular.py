@@ -12,9 +12,10 @@ import torch
 
 from dray.spec import JobSpec
 from ray_workers import recipes
-from ray_workers.contracts import DataPolicy
-from ray_workers.training.initialising import materialise
-from ray_workers.training.workload import Workload
+from ray_workers.recipes.table_inputs import TableForm, UnseenCategoryWarning
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.parallel.meta_init import materialise
 
 COLOURS = ["red", "green", "blue"]
 
@@ -63,9 +64,12 @@ def test_a_class_is_predicted_from_rows_as_they_are_in_the_table(
     predictor = recipes.load(tmp_path)
     row = {"size": 0.001, "weight": 2e6, "colour": "blue", "price": 4e6}
     unknown = {**row, "colour": "ultraviolet"}
-    predicted = predictor.predict([row, unknown])
+    with pytest.warns(UnseenCategoryWarning) as warned:
+        predicted = predictor.predict([row, unknown])
+    assert warned[0].filename == __file__, "it points at the caller's line"
     assert set(predicted) <= {"heavy", "light"}
-    inputs = torch.tensor([predictor._encoded(row), predictor._encoded(unknown)])
+    with pytest.warns(UnseenCategoryWarning, match="'ultraviolet', which training never saw"):
+        inputs = predictor.form.tensor([row, unknown])
     assert inputs[1, -1] == 0.0
     expected = work.model.eval()(inputs).argmax(dim=1).tolist()
     assert predicted == [predictor.labels[i] for i in expected]
@@ -147,5 +151,73 @@ def test_a_category_is_found_by_the_value_it_has_in_the_table(
     work = build("tabular_regression", data=data)
     work.write_results(work.model, {}, 1, tmp_path)
     predictor = recipes.load(tmp_path)
-    assert predictor._encoded({"kind": asked, "size": 1})[-1] != 0.0
-    assert predictor._encoded({"kind": "never seen", "size": 1})[-1] == 0.0
+    assert predictor.form.tensor({"kind": asked, "size": 1})[0, -1] != 0.0
+    with pytest.warns(UnseenCategoryWarning, match="'never seen'"):
+        assert predictor.form.tensor({"kind": "never seen", "size": 1})[0, -1] == 0.0
+
+
+FORM = TableForm(["size", "weight"], {"colour": {"red": 1, "blue": 2}})
+ROWS = [{"size": 1.5, "weight": 2, "colour": "red"}, {"size": 3, "weight": 4, "colour": "blue"}]
+
+
+class PandasLike:
+    """Of a frame what is used: pandas is no dependency."""
+
+    columns = ("size", "weight", "colour")
+
+    def to_dict(self, orient: str) -> list[dict[str, Any]]:
+        assert orient == "records"
+        return ROWS
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ROWS,
+        iter(ROWS),
+        PandasLike(),
+        pyarrow.Table.from_pylist(ROWS),
+        {"size": [1.5, 3], "weight": np.array([2, 4]), "colour": ["red", "blue"]},
+        [{**row, "size": str(row["size"]), "more": None} for row in ROWS],
+    ],
+    ids=["rows", "iterator", "pandas", "arrow", "columns", "text"],
+)
+def test_rows_are_taken_as_people_have_them(rows: Any) -> None:
+    assert FORM.tensor(rows).tolist() == [[1.5, 2.0, 1.0], [3.0, 4.0, 2.0]]
+
+
+def test_a_single_row_and_an_array_are_rows_too() -> None:
+    assert FORM.tensor(ROWS[0]).tolist() == [[1.5, 2.0, 1.0]]
+    assert TableForm(["a", "b"], {}).tensor(np.ones((3, 2))).shape == (3, 2)
+    assert TableForm(["a"], {}, decimal=",").tensor([{"a": "-1,5"}, {"a": 2.5}]).tolist() == [
+        [-1.5],
+        [2.5],
+    ]
+    assert FORM.tensor([]).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fault"),
+    [
+        ([ROWS[0], {"Size": 1, "weight": 2, "colour": "red"}], "row 1: there is no column 'size'"),
+        ({**ROWS[0], "size": None}, "row 0: the column 'size' has no value"),
+        ({**ROWS[0], "size": float("nan")}, "row 0: the column 'size' has no value"),
+        ({**ROWS[0], "colour": None}, "row 0: the column 'colour' has no value"),
+        ({**ROWS[0], "size": "big"}, "row 0: the column 'size' is 'big', no number"),
+        ({"size": [1, 2], "weight": [1], "colour": ["red", "red"]}, "as many values each"),
+        (np.ones((2, 3)), "an array names no columns, and 'colour' hold names or dates"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_said(rows: Any, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        FORM.tensor(rows)
+
+
+def test_probabilities_are_of_the_labels(table: str, tmp_path: Path) -> None:
+    work = build("tabular_classification", data={"source": table, "target": "kind"})
+    work.write_results(work.model, {}, 1, tmp_path)
+    predictor = recipes.load(tmp_path)
+    row = {"size": 0.001, "weight": 2e6, "colour": "blue", "price": 4e6}
+    (chances,) = predictor.predict_proba(row)
+    assert chances.sum() == pytest.approx(1.0)
+    assert predictor.labels[chances.argmax()] == predictor.predict(row)[0]

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from dray import AsyncClient, Client, JobSpec, JobState, errors
-from dray._transport import Retry
-from ray_workers.contracts import Cause
+from dray._http.transport import Retry
+from ray_workers.shared.contracts import Cause
 from tests.unit.api.serving import LiveServer, serving, wait_until
 from tests.unit.api.test_checkpoints import saved
 from tests.unit.sdk.lossy import Lossy
@@ -367,3 +367,36 @@ def test_jobs_are_narrowed_by_time_owner_and_project(client: Client) -> None:
     assert not list(client.jobs(label=chosen, created_before=before - timedelta(hours=1)))
     assert [job.id for job in client.jobs(label=chosen, owner=made.owner)] == [made.id]
     assert not list(client.jobs(label=chosen, project="another"))
+
+
+def test_a_job_is_found_by_how_its_id_begins_and_by_its_name(client: Client) -> None:
+    first, second = (client.submit({**JOB, "name": name}).id for name in ("found a", "found b"))
+    assert client.resolve(first) == first
+    assert client.resolve("found a") == first
+    assert client.resolve(second[:-1]) == second
+    assert client.resolve("@last") == second
+    assert [job.id for job in client.jobs(name="found a", owner="@me")] == [first]
+    unknown = "job-" + "0" * 26
+    assert client.resolve(unknown) == unknown  # whole: whoever uses it hears that it is not there
+    for reference in ("job-zzz", "none of this name"):
+        with pytest.raises(errors.JobNotFound, match=f"there is no job {reference}"):
+            client.resolve(reference)
+    with pytest.raises(ValueError, match="no id"):
+        client.resolve("..")
+
+
+def test_a_name_that_several_jobs_have_is_an_error_with_the_newest_first(client: Client) -> None:
+    made = [client.submit({**JOB, "name": "twice"}).id for _ in range(12)]
+    with pytest.raises(errors.AmbiguousJob, match="means more than 10 jobs") as caught:
+        client.resolve("twice")
+    assert [job.id for job in caught.value.candidates] == made[:1:-1]
+
+
+def test_the_asynchronous_client_resolves_as_well(server: LiveServer) -> None:
+    async def last() -> str:
+        async with AsyncClient(server.url) as client:
+            job = await client.submit(JOB)
+            assert await client.resolve("@last") == job.id
+            return job.id
+
+    assert asyncio.run(last())

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from dray import AsyncClient, Client, errors
-from dray._downloads import destination
-from dray._transport import Retry
+from dray._http.downloads import destination
+from dray._http.transport import Retry
 from tests.unit.api.serving import LiveServer
 from tests.unit.api.test_checkpoints import saved
 

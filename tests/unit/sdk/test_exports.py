@@ -17,6 +17,7 @@ def test_the_exported_names_are_these() -> None:
         "Retry",
         "__version__",
         "errors",
+        "load",
         "load_spec",
         "validate",
     ]

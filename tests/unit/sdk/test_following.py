@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from dray import AsyncClient, Client, JobState, errors
-from dray._transport import Retry
+from dray._http.transport import Retry
 from dray.views import Event
 from tests.unit.api.serving import LiveServer, serving, wait_until
 from tests.unit.service.helpers import metrics

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dray import errors
-from dray._sse import Decoder, Message
+from dray._http.sse import Decoder, Message
 
 STREAM = (
     'retry: 1500\n\nevent: moved\r\nid: 1\r\ndata: {"a": "ü\u2028\x85x"}\r\n\r\n'

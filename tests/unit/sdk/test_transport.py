@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from dray import errors
-from dray._transport import Call, Connection, Flow, Retry, Send, Sleep, exchange, segment
+from dray._http.transport import Call, Connection, Flow, Retry, Send, Sleep, exchange, segment
 
 URL = "http://server:1"
 

@@ -12,6 +12,7 @@ from dray import errors
 from tests.unit.api.serving import LiveServer
 
 JOB = {"recipe": "image_classification"}
+MEANT_BATCH = "did you mean 'global_batch_size'?"
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,14 @@ JOB = {"recipe": "image_classification"}
         ({**JOB, "train": {"epochs": 0}}, "/train/epochs", None),
         ({**JOB, "epochs": 3}, "/epochs", "did you mean '/train/epochs'?"),
         ({**JOB, "train": {"lr": 3}}, "/train/lr", "did you mean '/train/optimizer/lr'?"),
+        ({**JOB, "batch_size": 8}, "/batch_size", "did you mean '/train/global_batch_size'?"),
+        ({**JOB, "train": {"batch_size": 8}}, "/train/batch_size", MEANT_BATCH),
+        ({**JOB, "train": {"batchSize": 8}}, "/train/batchSize", MEANT_BATCH),
+        ({**JOB, "resources": {"gpus": 1}}, "/resources/gpus", "did you mean 'gpus_per_worker'?"),
+        ({**JOB, "learning-rate": 1}, "/learning-rate", "did you mean '/train/optimizer/lr'?"),
+        ({**JOB, "train": {"precision": "float16"}}, "/train/precision", "did you mean 'fp16'?"),
+        ({**JOB, "max_runtime_s": "2 hours"}, "/max_runtime_s", None),
+        ({**JOB, "resources": {"memory_bytes": "8G"}}, "/resources/memory_bytes", None),
         ({**JOB, "num_heads": 3}, "/num_heads", "did you mean '/model/num_heads'?"),
         ({**JOB, "train": 3}, "/train", None),
         ({**JOB, "resources": {"num_workers": True}}, "/resources/num_workers", None),

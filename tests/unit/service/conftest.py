@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.db.session import Database
-from service.storage import Storage
+from service.storage.storage import Storage
 from tests.unit.service.helpers import Service
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dray import views
 from dray.spec import JobSpec
-from ray_workers.contracts import (
+from ray_workers.shared.contracts import (
     SUPERVISOR_RANK,
     Cause,
     Frame,
@@ -20,15 +20,17 @@ from ray_workers.contracts import (
     PollReply,
     attempt_prefix,
 )
-from service import recording, transitions
+from service.config.settings import Settings
+from service.db.repositories import attempts
 from service.db.session import Database
 from service.domain import policy
-from service.faults import Faults
-from service.jobs import Jobs
-from service.reading import Reading
-from service.recording import Recorded
-from service.settings import Settings
-from service.storage import Storage
+from service.ingest import attempt_results
+from service.ingest.attempt_results import Recorded
+from service.jobs.faults_api import FaultService
+from service.jobs.queries import Queries
+from service.jobs.service import Jobs
+from service.lifecycle import transitions
+from service.storage.storage import Storage
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 SHA = hashlib.sha256(b"").hexdigest()
@@ -123,8 +125,8 @@ class Service:
         self.settings = Settings(home=home, **settings)
         self.now = START
         self.jobs = Jobs(database, storage, database.signals, self.settings, clock=lambda: self.now)
-        self.reading = Reading(database, storage, database.signals, self.settings)
-        self.faults = Faults(database, self.settings, clock=lambda: self.now)
+        self.reading = Queries(database, storage, database.signals, self.settings)
+        self.faults = FaultService(database, self.settings, clock=lambda: self.now)
         self._cursors: dict[tuple[str, int], int] = {}
 
     def advance(self, seconds: float) -> None:
@@ -177,11 +179,19 @@ class Service:
             times[Phase.RUNNING] = at
         if phase is Phase.ENDED:
             times[Phase.ENDED] = at
-        return PollReply({"rank-0": cursor}, phase, times, tuple(frames), outcome=outcome)
+        return PollReply(
+            {"rank-0": cursor}, phase, times, tuple(frames), more=False, outcome=outcome, silent=()
+        )
+
+    def cursor(self, job_id: str, attempt: int) -> Mapping[str, int]:
+        """As it is stored."""
+        return self.database.read_sync(
+            lambda s: attempts.get(s, job_id, attempt).cursor  # type: ignore[union-attr]
+        )
 
     def store(self, job_id: str, attempt: int, reply: PollReply, **more: Any) -> Recorded:
         return self.database.write_sync(
-            lambda session: recording.record(
+            lambda session: attempt_results.record(
                 session, self.storage, job_id, attempt, reply, self.now, **more
             )
         )
@@ -203,8 +213,10 @@ class Service:
         cause: Cause = Cause.SUCCEEDED,
         message: str = "it ended",
         frames: Sequence[Frame] = (),
+        *,
+        slowness: float = 1.0,
     ) -> Recorded:
-        outcome = Outcome(cause, message)
+        outcome = Outcome(cause, message, slowness=slowness)
         reply = self.reply(job_id, attempt, frames, phase=Phase.ENDED, outcome=outcome)
         return self.store(job_id, attempt, reply)
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from dray.views import JobState
-from ray_workers.contracts import Frame, FrameKind, attempt_prefix
+from ray_workers.shared.contracts import Frame, FrameKind, attempt_prefix
 from service.__main__ import main
-from service.backup import BackupError, backup, restore
+from service.config.home_lock import HomeInUse, HomeLock
+from service.config.settings import Settings
 from service.db.session import Database
-from service.home import HomeInUse, HomeLock
-from service.settings import Settings
-from service.storage import Storage
+from service.storage.backup import BackupError, backup, restore
+from service.storage.storage import Storage
 from tests.unit.service.helpers import Service, frame, log, metrics
 
 pytestmark = pytest.mark.anyio

@@ -69,6 +69,7 @@ def test_local_steps_go_on_with_the_same_outer_optimizer_alone() -> None:
             "/model",
             "is {name: mlp, width: 25, .*}, and was {name: mlp, width: 24",
         ),
+        (after(data={"source": "file:///x"}), "/data/source", "is of files, and was sklearn://d"),
         (after(data={"validation_fraction": 0.5}), "/data/validation_fraction", "another order"),
         (after(train={"global_batch_size": 100}), "/train/global_batch_size", "is 100, and was 2"),
         (after(train={"seed": 1}), "/train/seed", "is 1, and was 0: .* another order"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 from pydantic import ValidationError
 
 from dray.spec import JobSpec
-from ray_workers.contracts import DataPolicy
-from service import data_sources
+from ray_workers.shared.contracts import DataPolicy
+from service.config.settings import Settings
 from service.domain.errors import DataSourceForbidden
-from service.settings import Settings
+from service.jobs import data_policy
 
 pytestmark = pytest.mark.anyio
 
@@ -52,23 +53,23 @@ def answer_with(address: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 )
 async def test_what_lies_within_is_refused_by_its_url(source: str) -> None:
     with pytest.raises(DataSourceForbidden) as raised:
-        await data_sources.refuse_forbidden(job(source), DataPolicy())
+        await data_policy.refuse_forbidden(job(source), DataPolicy())
     assert raised.value.pointer == "/data/source"
     assert "DRAY_DATA_PRIVATE_HOSTS" in (raised.value.hint or "")
     with pytest.raises(DataSourceForbidden) as raised:
-        await data_sources.refuse_forbidden(job("file:///t.txt", source), DataPolicy())
+        await data_policy.refuse_forbidden(job("file:///t.txt", source), DataPolicy())
     assert raised.value.pointer == "/model/tokenizer"
 
 
 async def test_a_name_is_judged_by_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = answer_with("10.1.2.3", monkeypatch)
     with pytest.raises(DataSourceForbidden, match=r"10\.1\.2\.3 is a private address"):
-        await data_sources.refuse_forbidden(job("https://data.example.org/t"), DataPolicy())
+        await data_policy.refuse_forbidden(job("https://data.example.org/t"), DataPolicy())
     for allowed in ("data.example.org", "10.0.0.0/8"):
         policy = DataPolicy(private_hosts=(allowed,))
-        await data_sources.refuse_forbidden(job("https://data.example.org/t"), policy)
+        await data_policy.refuse_forbidden(job("https://data.example.org/t"), policy)
     answer_with("93.184.215.14", monkeypatch)
-    await data_sources.refuse_forbidden(job("https://data.example.org/t"), DataPolicy())
+    await data_policy.refuse_forbidden(job("https://data.example.org/t"), DataPolicy())
     assert set(asked) == {"data.example.org"}
 
 
@@ -79,12 +80,12 @@ async def test_a_name_that_nobody_answers_for_is_left_to_the_worker(
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    await data_sources.refuse_forbidden(job("https://data.example.org/t"), DataPolicy())
+    await data_policy.refuse_forbidden(job("https://data.example.org/t"), DataPolicy())
 
     answered = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: answered.wait(30) and [])
-    monkeypatch.setattr(data_sources, "LOOKUP_TIMEOUT_S", 0.05)
-    await data_sources.refuse_forbidden(job("https://data.example.org/t"), DataPolicy())
+    monkeypatch.setattr(data_policy, "LOOKUP_TIMEOUT_S", 0.05)
+    await data_policy.refuse_forbidden(job("https://data.example.org/t"), DataPolicy())
     answered.set()
 
 
@@ -94,24 +95,24 @@ async def test_a_name_that_nobody_answers_for_is_left_to_the_worker(
 async def test_files_outside_the_folders_are_refused(path: str) -> None:
     policy = DataPolicy(file_roots=("/data/sets", "/more"))
     with pytest.raises(DataSourceForbidden, match="lies outside the folders") as raised:
-        await data_sources.refuse_forbidden(job(f"file://{path}"), policy)
+        await data_policy.refuse_forbidden(job(f"file://{path}"), policy)
     assert raised.value.hint == "they are /data/sets, /more"
 
 
 async def test_files_within_the_folders_are_not() -> None:
     policy = DataPolicy(file_roots=("/data/sets/", "/more"))
     for path in ("/data/sets/a", "/data/sets", "/more/./b"):
-        await data_sources.refuse_forbidden(job(f"file://{path}"), policy)
+        await data_policy.refuse_forbidden(job(f"file://{path}"), policy)
 
 
 async def test_with_tokens_no_file_is_read_unless_folders_are_named(tmp_path: Path) -> None:
-    closed = data_sources.policy_of(Settings(home=tmp_path, tokens_file=tmp_path / "tokens"))
+    closed = data_policy.policy_of(Settings(home=tmp_path, tokens_file=tmp_path / "tokens"))
     with pytest.raises(DataSourceForbidden, match="files of the nodes may not be read here"):
-        await data_sources.refuse_forbidden(job("file:///data/a"), closed)
+        await data_policy.refuse_forbidden(job("file:///data/a"), closed)
     opened = Settings(home=tmp_path, tokens_file=tmp_path / "tokens", data_roots=("/data",))
-    await data_sources.refuse_forbidden(job("file:///data/a"), data_sources.policy_of(opened))
-    anybody = data_sources.policy_of(Settings(home=tmp_path))
-    await data_sources.refuse_forbidden(job("file:///data/a"), anybody)
+    await data_policy.refuse_forbidden(job("file:///data/a"), data_policy.policy_of(opened))
+    anybody = data_policy.policy_of(Settings(home=tmp_path))
+    await data_policy.refuse_forbidden(job("file:///data/a"), anybody)
 
 
 async def test_the_settings_become_the_policy(
@@ -126,7 +127,9 @@ async def test_the_settings_become_the_policy(
     }.items():
         monkeypatch.setenv(f"DRAY_DATA_{name}", value)
     monkeypatch.setenv("DRAY_S3_ENDPOINT_URL", "https://minio.internal:9000")
-    assert data_sources.policy_of(Settings(home=tmp_path)) == DataPolicy(
+    policy = data_policy.policy_of(Settings(home=tmp_path))
+    assert all(getattr(policy, f.name) != f.default for f in fields(DataPolicy)), "one is forgotten"
+    assert policy == DataPolicy(
         cache_dir="/cache",
         cache_limit_bytes=1 << 30,
         private_hosts=("data.internal", "10.0.0.0/8"),

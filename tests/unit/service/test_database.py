@@ -17,10 +17,10 @@ from sqlalchemy.orm import Session
 
 from service.db.migrate import SchemaTooNew, migrate
 from service.db.models import Base, DeploymentRow
+from service.db.notifications import Signals
 from service.db.repositories.cluster import ensure_deployment
 from service.db.session import Database, normalise_url, notify
 from service.domain.errors import DatabaseUnavailable
-from service.signals import Signals
 
 pytestmark = pytest.mark.anyio
 

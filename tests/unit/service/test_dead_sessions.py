@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ray_workers import paths
-from ray_workers.processes import place
-from service.cluster import embedded
+from ray_workers.node.rank_environment import RAY_INSTANCE
+from ray_workers.shared import paths
+from ray_workers.shared.procfs import place
+from service.cluster.ray import embedded
 
 
 def _await_exec(pid: int) -> None:
@@ -32,7 +33,7 @@ def test_only_what_is_certainly_dead_is_deleted(
         if text is not None:
             (tmp_path / f"ray-{name}" / embedded.PLACE).write_text(text)
     (tmp_path / "deployment").mkdir()
-    environment = {**os.environ, embedded.INSTANCE_VARIABLE: "alive"}
+    environment = {**os.environ, RAY_INSTANCE: "alive"}
     with subprocess.Popen(["sleep", "600"], env=environment) as process:
         _await_exec(process.pid)
         embedded.remove_dead_sessions()

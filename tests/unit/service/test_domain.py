@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dray.views import JobState
-from ray_workers.contracts import Cause
+from ray_workers.shared.contracts import Cause
 from service.domain import cursors, documents, ids, states
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor
@@ -78,7 +78,7 @@ def test_every_cause_of_an_attempts_end_has_a_rule() -> None:
         assert (fault if isinstance(decision, Retry) else decision.code) in codes
 
 
-@pytest.mark.parametrize("fault", [Fault.BAD_DATA, Fault.RUNTIME_EXCEEDED])
+@pytest.mark.parametrize("fault", [Fault.BAD_DATA, Fault.CANNOT_RUN, Fault.RUNTIME_EXCEEDED])
 def test_what_another_attempt_would_not_mend_is_not_tried_again(fault: Fault) -> None:
     assert isinstance(decide(fault, BUDGETS), GiveUp)
 
@@ -125,6 +125,20 @@ def test_what_a_drill_broke_is_free_and_what_it_did_not_is_charged_as_ever(fault
         assert decision.budget is Budget.FREE
     else:
         assert decision == decide(fault, Budgets(0, 0))
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_what_an_overloaded_machine_broke_is_free_and_tried_ever_later(fault: Fault) -> None:
+    delays = []
+    for before in (0, 1, 2, 10**6):
+        decision = decide(fault, Budgets(0, 0, free_requeues=before), by_overload=True)
+        if fault not in (Fault.WORKER_LOST, Fault.INFRASTRUCTURE):
+            assert decision == decide(fault, Budgets(0, 0, free_requeues=before))
+            return
+        assert isinstance(decision, Retry)
+        assert decision.budget is Budget.FREE
+        delays.append(decision.delay_s)
+    assert delays == [2, 4, 8, 60]
 
 
 def test_delays_double_up_to_a_minute() -> None:

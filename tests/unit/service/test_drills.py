@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from dray.requests import DrillRequest
 from dray.views import DrillKind, DrillState, JobState
-from ray_workers.contracts import Cause
+from ray_workers.shared.contracts import Cause
 from service.db.repositories import jobs as repository
 from service.domain.errors import (
     DrillImpossible,
@@ -19,8 +19,8 @@ from service.domain.errors import (
     JobNotRunning,
     NotFound,
 )
-from service.idempotency import IdempotencyKey
-from service.queue import snapshot
+from service.jobs.idempotency import IdempotencyKey
+from service.loops.queue_view import snapshot
 from tests.unit.service.helpers import (
     START,
     Service,

@@ -112,6 +112,13 @@ def test_a_ledger_has_every_class_and_they_add_up_to_what_was_held() -> None:
     assert ledger.useful_share({}) is None
 
 
+def test_nobody_can_say_what_a_script_was_of_use_that_reported_no_step() -> None:
+    unknown = ledger.checked({"starting": 0.5, "unreported": 9.0, "checkpointing": 0.5})
+    assert ledger.useful_share(unknown) is None
+    assert ledger.useful_share(unknown | {"useful": 10.0}) == 0.5
+    assert ledger.useful_share(unknown | {"recomputed": 10.0}) == 0.0
+
+
 def test_the_sum_over_attempts_takes_the_newest_word_of_each() -> None:
     job: dict[str, float] = {}
     said: dict[int, dict[str, float]] = {1: {}, 2: {}}

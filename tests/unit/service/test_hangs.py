@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ray_workers.contracts import Cause
-from service import hangs
+from ray_workers.shared.contracts import Cause
 from service.db.repositories import faults as repository
 from service.domain.errors import (
     NotFound,
 )
 from service.domain.ledger import SlotClass
+from service.ingest import hangs
 from tests.unit.service.helpers import (
     START,
     Service,

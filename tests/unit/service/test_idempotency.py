@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from service.db.session import Database
 from service.domain.errors import IdempotencyInFlight, InitFromNotFound
-from service.idempotency import IdempotencyKey
-from service.storage import Storage
+from service.jobs.idempotency import IdempotencyKey
+from service.storage.storage import Storage
 from tests.unit.service.helpers import Service, spec
 
 pytestmark = pytest.mark.anyio

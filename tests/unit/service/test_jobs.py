@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 
 from dray.views import Job, JobState
-from ray_workers.contracts import Cause, Phase
-from service import nodes
+from ray_workers.shared.contracts import Cause, Phase
 from service.cluster.port import ClusterNode, ClusterSnapshot
+from service.db.notifications import events_of
 from service.domain.cursors import encode_cursor
 from service.domain.errors import (
     ArtifactNotFound,
@@ -22,9 +22,9 @@ from service.domain.errors import (
     NotFound,
     Unsatisfiable,
 )
-from service.idempotency import IdempotencyKey
-from service.listing import JobFilter
-from service.signals import events_of
+from service.jobs.idempotency import IdempotencyKey
+from service.jobs.listing import JobFilter
+from service.nodes import node_table
 from tests.unit.service.helpers import START, Service, log, metrics, spec
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 def see_cluster(service: Service, **resources: float) -> None:
     node = ClusterNode("node-a", "host", True, resources, resources, True)
     snapshot = ClusterSnapshot("session-1", "ray://x", "http://dash", False, (node,))
-    service.database.write_sync(lambda s: nodes.store(s, snapshot, None, service.now))
+    service.database.write_sync(lambda s: node_table.store(s, snapshot, None, service.now))
 
 
 async def test_a_submitted_job_is_answered_as_it_was_written(service: Service) -> None:
@@ -128,7 +128,7 @@ async def test_a_job_that_can_never_fit_is_refused_with_the_field_at_fault(
 
 async def test_while_the_cluster_is_unknown_every_job_is_taken(service: Service) -> None:
     see_cluster(service, CPU=1.0)
-    service.database.write_sync(lambda s: nodes.store(s, None, "Ray is away", service.now))
+    service.database.write_sync(lambda s: node_table.store(s, None, "Ray is away", service.now))
     await service.submit(resources={"num_workers": 8})
 
 

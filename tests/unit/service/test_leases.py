@@ -12,8 +12,8 @@ from service.db.repositories import leases as repository
 from service.db.session import Database
 from service.domain import leases
 from service.domain.leases import Lease
-from service.fencing import LoopDatabase, Term
-from service.leader import Leader
+from service.loops.fencing import LoopDatabase, Term
+from service.loops.leader import Leader
 from tests.unit.service.helpers import START
 
 pytestmark = pytest.mark.anyio

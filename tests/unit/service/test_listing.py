@@ -10,11 +10,11 @@ from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service import listing
 from service.db.session import Database
 from service.domain.errors import BadCursor
 from service.domain.ids import ids_since, ids_up_to, new_job_id
-from service.listing import JobFilter
+from service.jobs import listing
+from service.jobs.listing import JobFilter
 from tests.unit.service.helpers import START, Service
 
 pytestmark = pytest.mark.anyio
@@ -76,6 +76,19 @@ async def test_pages_by_labels_hold_the_jobs_with_all_of_them(service: Service) 
     assert await ids(service, labels={"odd": "1", "n": "2"}) == []
 
 
+async def test_jobs_are_found_by_name_and_by_how_their_id_begins(service: Service) -> None:
+    made = [await service.submit(name=name) for name in ("a", "b", "a")]
+    assert await ids(service, name="a") == [made[2], made[0]]
+    assert await ids(service, name="c\0") == []
+    for job_id in made:
+        assert await ids(service, id_prefix=job_id) == [job_id]
+        assert await ids(service, id_prefix=job_id[:-1]) == [
+            other for other in made[::-1] if other.startswith(job_id[:-1])
+        ]
+    assert await ids(service, id_prefix="job-") == made[::-1]
+    assert await ids(service, id_prefix="job-z") == []
+
+
 async def test_a_cursor_is_no_place_in_a_listing_with_other_filters(service: Service) -> None:
     for _ in range(3):
         await service.submit(labels={"a": "1", "b": "2"})
@@ -92,6 +105,7 @@ async def test_a_cursor_is_no_place_in_a_listing_with_other_filters(service: Ser
         JobFilter(states=(JobState.QUEUED,), labels={"a": "1", "b": "2"}, created_after=START),
         JobFilter(states=first.states, labels={"a": "1"}, created_after=START),
         JobFilter(states=first.states, labels=first.labels, created_before=START),
+        JobFilter(states=first.states, labels=first.labels, created_after=START, name="a"),
     ):
         with pytest.raises(BadCursor):
             await service.jobs.list(other, limit=1, cursor=cursor)
@@ -112,6 +126,8 @@ def test_ids_of_one_moment_rise_and_lie_between_its_bounds() -> None:
         (JobFilter(queue="a"), "ix_jobs_queue_id"),
         (JobFilter(owner="a"), "ix_jobs_owner_id"),
         (JobFilter(project="a"), "ix_jobs_project_id"),
+        (JobFilter(name="a"), "ix_jobs_name_id"),
+        (JobFilter(id_prefix="job-01k"), "sqlite_autoindex_jobs_1"),
         (JobFilter(labels={"a": "b"}), "ix_job_labels_key_value_job_id"),
         (JobFilter(labels={"a": "b", "c": "d"}), "ix_job_labels_key_value_job_id"),
         (JobFilter(created_after=START), "sqlite_autoindex_jobs_1"),

@@ -9,11 +9,12 @@ import pytest
 from sqlalchemy import select
 
 from dray.views import LogLine
-from ray_workers.contracts import Cause
+from ray_workers.shared.contracts import Cause, Outcome, Phase
 from service.db.models import LogChunkRow
 from service.db.session import Database
 from service.domain.errors import BadCursor, StorageUnavailable
-from service.storage import Storage
+from service.storage.storage import Storage
+from service.telemetry import log_writer
 from tests.unit.service.helpers import START, Service, log
 
 pytestmark = pytest.mark.anyio
@@ -127,22 +128,86 @@ async def test_the_end_is_told_only_when_the_job_is_over_and_all_was_read(
     assert rest.complete
 
 
-async def test_over_the_limit_lines_are_counted_and_one_line_says_so(
+async def test_beyond_the_limit_the_newest_lines_stay_and_the_others_are_counted(
+    database: Database, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "TAIL_BYTES", 1000)
+    service = Service(database, storage, tmp_path, log_limit_bytes=1024)
+    job_id = await service.running()
+    for begin in range(0, 300, 30):
+        service.report(job_id, 1, [log(i, f"{i:099d}") for i in range(begin, begin + 30)])
+        read = [line.text for line in await read_all(service, job_id)]
+        numbers = [int(text) for text in read if not text.startswith("[dray]")]
+        assert numbers[:10] == list(range(10)), "the head"
+        newest = numbers[10:]
+        assert newest == list(range(begin + 30 - len(newest), begin + 30)), "the tail"
+        left_out = begin + 30 - len(numbers)
+        assert f"{left_out} lines are left out here" in read[10]
+    assert 5 < len(newest) < 10
+    service.report(job_id, 1, [log(0, "z", rank=1)])
+    assert [line.text for line in await read_all(service, job_id, rank=1)][1:] == ["z"]
+    service.end(job_id, 1)
+    events = (await service.reading.events(job_id)).items
+    assert [event.type for event in events].count("log_limit") == 1
+    assert events[-1].data["log_lines_dropped"] == left_out
+
+
+async def test_a_line_that_exceeds_the_limit_is_the_first_of_the_tail(
     database: Database, storage: Storage, tmp_path: Path
 ) -> None:
     service = Service(database, storage, tmp_path, log_limit_bytes=1024)
     job_id = await service.running()
-    service.report(job_id, 1, [log(i, "x" * 99) for i in range(50)])
-    service.report(job_id, 1, [log(i, "y" * 99) for i in range(50, 60)])
-    service.report(job_id, 1, [log(0, "z", rank=1)])
-    lines = [line.text for line in await read_all(service, job_id)]
-    assert lines[:10] == ["x" * 99] * 10
-    assert "limit of 1024 bytes" in lines[10]
-    assert len(lines) == 11
+    service.report(job_id, 1, [log(0, "a"), log(1, "b" * 2000), log(2, "c")])
+    service.end(job_id, 1, frames=[log(3, "bye")])
+    texts = [line.text for line in await read_all(service, job_id)]
+    assert texts[0] == "a"
+    assert "0 lines are left out here" in texts[1]
+    assert texts[2:] == ["b" * 2000, "c", "bye"]
+
+
+async def test_lines_that_were_lost_and_then_left_out_are_counted_once(
+    database: Database, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "TAIL_BYTES", 1000)
+    service = Service(database, storage, tmp_path, log_limit_bytes=1024)
+    job_id = await service.running()
+    service.report(job_id, 1, [log(i, "x" * 99) for i in range(20)])
+    service.report(job_id, 1, [log(i, "y" * 99) for i in range(120, 140)])
+    texts = [line.text for line in await read_all(service, job_id)]
+    kept = sum(not text.startswith("[dray]") for text in texts)
+    assert f"{140 - kept} lines are left out here" in texts[10]
     service.end(job_id, 1)
-    events = (await service.reading.events(job_id)).items
-    assert [event.type for event in events].count("log_limit") == 1
-    assert events[-1].data["log_lines_dropped"] == 40 + 10 + 1
+    last = (await service.reading.events(job_id)).items[-1]
+    assert last.data["log_lines_dropped"] == 140 - kept
+
+
+async def test_who_follows_a_log_beyond_its_limit_reads_on_where_it_was(
+    database: Database, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "TAIL_BYTES", 1000)
+    service = Service(database, storage, tmp_path, log_limit_bytes=1024)
+    job_id = await service.running()
+    read, cursor = [], None
+    for begin in range(0, 60, 3):
+        service.report(job_id, 1, [log(i, f"{i:099d}") for i in range(begin, begin + 3)])
+        page = await service.reading.logs(job_id, cursor=cursor)
+        read += [line.text for line in page.items if not line.text.startswith("[dray]")]
+        cursor = page.next_cursor
+    assert [int(text) for text in read] == list(range(60))
+
+
+async def test_what_an_attempt_could_not_keep_is_said_at_the_end_of_each_log(
+    service: Service,
+) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [log(0, "a"), log(0, "b", rank=1)])
+    outcome = Outcome(Cause.SUCCEEDED, "done", log_lines_lost={0: 333, 1: None})
+    service.store(job_id, 1, service.reply(job_id, 1, phase=Phase.ENDED, outcome=outcome))
+    zero, one = [await read_all(service, job_id, rank=rank) for rank in (0, 1)]
+    assert "333 lines were lost here" in zero[-1].text
+    assert "may be missing" in one[-1].text
+    last = (await service.reading.events(job_id)).items[-1]
+    assert last.data["log_lines_dropped"] == 333
 
 
 async def test_a_cursor_of_another_jobs_logs_is_refused(service: Service) -> None:

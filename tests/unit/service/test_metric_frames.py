@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from ray_workers.contracts import Frame
-from service import metric_frames
+from ray_workers.shared.contracts import Frame
 from service.db.models import AttemptRow, EventRow, JobRow, MetricChunkRow
-from service.intake import MAX_STEP
-from service.metric_frames import run_of, runs
+from service.ingest import metric_columns
+from service.ingest.metric_columns import run_of, runs
+from service.ingest.rank_frames import MAX_STEP
 from tests.unit.service.helpers import START, Service, log, metrics
 
 pytestmark = pytest.mark.anyio
@@ -101,7 +101,7 @@ async def test_a_reply_is_stored_as_its_frames_one_by_one(
     service, frames = sqlite_service, some_frames(seed)
     by_run, by_frame = await service.running(), await service.running()
     service.report(by_run, 1, frames)
-    monkeypatch.setattr(metric_frames, "run_of", lambda *_: None)
+    monkeypatch.setattr(metric_columns, "run_of", lambda *_: None)
     service.report(by_frame, 1, frames)
     found = stored(service, by_run)
     assert found == stored(service, by_frame)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from ray_workers.contracts import Cause, Frame
+from ray_workers.shared.contracts import Cause, Frame
 from service.db.models import MetricChunkRow
 from service.db.repositories import chunks as repository
 from service.db.repositories.chunks import MetricChunk
 from service.domain.series import CHUNK_POINTS, outline, summarise, unpack
-from service.metric_store import MAX_KEYS, summary_of
+from service.telemetry.metric_writer import MAX_KEYS, summary_of
 from tests.unit.service.helpers import Service, events_of, metrics, resumed
 
 pytestmark = pytest.mark.anyio

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from dray.checkpoints import CheckpointRef
+from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.contracts import Frame, FrameKind
+from ray_workers.shared.contracts import Frame, FrameKind
 from service.db.repositories import jobs as repository
 from service.domain.errors import CheckpointInUse, InitFromDiffers, InitFromNotFound
 from tests.unit.service.helpers import SHA, Service, frame, spec
@@ -129,6 +129,19 @@ async def test_all_that_it_holds_goes_only_to_training_of_its_kind(service: Serv
     )
     assert claimed is not None
     assert claimed.init_from == ref(service, first, 10)
+
+
+async def test_weights_of_another_width_are_refused_and_nothing_is_stored(
+    service: Service,
+) -> None:
+    first = await source(service, 10)
+    for take in ("weights", "everything"):
+        asked = {"job": first, "take": take}
+        with pytest.raises(InitFromDiffers, match="/model/width is 64, and was 32: its") as caught:
+            await service.submit(init_from=asked, model={"name": "cnn", "width": 64})
+        assert caught.value.pointer == "/model/width"
+        assert f"can't begin with the weights of {first}" in caught.value.message
+    assert [job.id for job in (await service.jobs.list()).items] == [first]
 
 
 async def test_of_a_document_that_is_no_longer_read_only_the_weights_are_taken(

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from service.home import HomeInUse, HomeLock
-from service.settings import Settings
-from service.storage import BadKey, Storage, check_key
+from service.config.home_lock import HomeInUse, HomeLock
+from service.config.settings import Settings
+from service.storage.storage import BadKey, Storage, check_key
 
 HOLD = """
 import sys
 from pathlib import Path
-from service.home import HomeLock
+from service.config.home_lock import HomeLock
 lock = HomeLock.acquire(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -9,11 +9,11 @@ import pytest
 from dray import views
 from dray.requests import PlanRequest
 from dray.spec import JobSpec
-from service.calibrating import STEP_TIME
 from service.domain.errors import NotPlannable, OutOfMemory
-from service.domain.planning.memory import memory_of
-from service.domain.planning.shapes import shapes_of
-from service.plans import Plans
+from service.planning.calibration import STEP_TIME
+from service.planning.model.memory import memory_of
+from service.planning.model.shapes import shapes_of
+from service.planning.service import Plans
 from tests.unit.service.helpers import Service, metrics, resumed
 from tests.unit.service.test_jobs import see_cluster
 

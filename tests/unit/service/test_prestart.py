@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.cluster import prestart
-from service.cluster.prestart import APPEARS_S, CALM_S, IDLE_WORKERS, Count, Prestarter
+from service.cluster.ray import prestart
+from service.cluster.ray.prestart import APPEARS_S, CALM_S, IDLE_WORKERS, Count, Prestarter
 
 
 class Clock:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dray.views import Event, JobState
-from ray_workers.contracts import Cause
-from ray_workers.quarantine import Quarantined
-from service import nodes
+from ray_workers.shared.contracts import Cause
+from ray_workers.shared.quarantine import Quarantined
 from service.cluster.port import ClusterNode, ClusterSnapshot
+from service.nodes import node_table
 from tests.unit.service.helpers import START, Service
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +20,7 @@ NODE = ClusterNode("node-a", "big.lan", True, {"CPU": 4.0}, {"CPU": 3.0}, True)
 
 def see(service: Service, *there: ClusterNode) -> None:
     snapshot = ClusterSnapshot("session-1", "ray://x", None, False, there)
-    service.database.write_sync(lambda s: nodes.store(s, snapshot, None, service.now))
+    service.database.write_sync(lambda s: node_table.store(s, snapshot, None, service.now))
 
 
 def keeping(job_id: str, reason: str = "pid 7 (python, state D) is there") -> ClusterNode:
@@ -80,7 +80,7 @@ async def test_a_quarantine_ends_with_its_node(service: Service) -> None:
 async def test_while_the_cluster_is_away_nothing_is_told(service: Service) -> None:
     job_id = await ended(service)
     see(service, keeping(job_id))
-    service.database.write_sync(lambda s: nodes.store(s, None, "it is away", service.now))
+    service.database.write_sync(lambda s: node_table.store(s, None, "it is away", service.now))
     see(service, keeping(job_id))
     assert len(await told(service, job_id)) == 1
 

@@ -9,9 +9,9 @@ import pytest
 
 from dray import views
 from dray.spec import JobSpec
-from ray_workers.contracts import WORKER_MTBF_S, Cause, FrameKind, Phase
-from service import reliability
+from ray_workers.shared.contracts import WORKER_MTBF_S, Cause, FrameKind, Phase
 from service.domain.reliability import Seen, worker_mtbf_s
+from service.loops import mtbf as mtbf_loop
 from tests.unit.service.helpers import SHA, Service, frame, metrics, resumed
 
 pytestmark = pytest.mark.anyio
@@ -174,7 +174,7 @@ async def test_losses_of_workers_count_by_the_time_that_they_ran(service: Servic
         return job_id
 
     def mtbf(job_id: str) -> float:
-        return service.database.read_sync(lambda s: reliability.worker_mtbf(s, job_id, service.now))
+        return service.database.read_sync(lambda s: mtbf_loop.worker_mtbf(s, job_id, service.now))
 
     assert mtbf("job-none") == WORKER_MTBF_S
     await lose(Cause.SUCCEEDED, 1, 3600.0)
@@ -188,7 +188,7 @@ async def test_losses_of_workers_count_by_the_time_that_they_ran(service: Servic
 
 def test_only_a_job_that_asks_for_it_is_told() -> None:
     def asks(**said: Any) -> bool:
-        return reliability.asks(JobSpec(recipe="image_classification", **said))
+        return mtbf_loop.asks(JobSpec(recipe="image_classification", **said))
 
     assert asks(checkpoint={"every_steps": "auto"})
     assert not asks(checkpoint={"every_steps": 5})

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dray.views import JobState
-from ray_workers.contracts import Cause, FrameKind, Outcome, Phase, PollReply
-from service import recording
+from ray_workers.shared.contracts import Cause, FrameKind, Outcome, Phase, PollReply
+from service.ingest import attempt_results
 from tests.unit.service.helpers import SHA, START, Service, frame, log, metrics, resumed
 
 pytestmark = pytest.mark.anyio
@@ -49,9 +49,9 @@ async def test_a_reply_that_comes_twice_is_stored_once(service: Service) -> None
     job_id = await service.submit()
     service.claim(job_id)
     reply = full_reply(service, job_id)
-    assert service.store(job_id, 1, reply) == recording.Recorded(True, True, reply.cursor)
+    assert service.store(job_id, 1, reply) == attempt_results.Recorded(True, True, reply.cursor)
     before = await everything(service, job_id)
-    assert service.store(job_id, 1, reply) == recording.Recorded(False, True, reply.cursor)
+    assert service.store(job_id, 1, reply) == attempt_results.Recorded(False, True, reply.cursor)
     assert await everything(service, job_id) == before
     assert before["metrics"]["series"]["train/loss"] == {"steps": [1], "values": [2.0]}
     assert [line["text"] for line in before["logs"]["items"]] == ["hello"]
@@ -68,13 +68,81 @@ async def test_a_reply_from_an_older_cursor_changes_nothing(service: Service) ->
     assert await everything(service, job_id) == before
 
 
+DIVERGES = {"step": 7, "loss": float("nan"), "grad_norm": float("inf"), "then": "rollback"}
+
+
+async def test_the_first_step_that_is_not_finite_is_an_event_and_a_warning(
+    service: Service,
+) -> None:
+    job_id = await service.running()
+    assert (await service.jobs.get(job_id)).warnings == []
+    service.report(job_id, 1, [frame(FrameKind.DIVERGENCE, DIVERGES)])
+    events = (await service.reading.events(job_id)).items
+    (event,) = [event for event in events if event.type == "divergence"]
+    assert event.data == {"step": 7, "loss": "NaN", "grad_norm": "Infinity"}
+    service.end(job_id, 1)
+    (warning,) = (await service.jobs.get(job_id)).warnings
+    assert warning.code == "diverges"
+    assert "the loss of step 7 is NaN and the norm of its gradient Infinity" in warning.message
+
+
+async def test_a_rollback_halves_the_rate_three_times_and_is_charged_to_nobody(
+    service: Service,
+) -> None:
+    job_id = await service.submit(train={"on_divergence": "rollback"}, max_retries=0)
+    for attempt in (1, 2, 3):
+        claimed = service.claim(job_id, attempt - 1)
+        assert claimed is not None
+        assert claimed.spec.train.optimizer.lr == 1e-3 * 0.5 ** (attempt - 1)
+        service.report(job_id, attempt, [service.checkpoint(job_id, attempt, attempt)])
+        service.end(job_id, attempt, Cause.DIVERGED, "training diverged")
+        job = await service.jobs.get(job_id)
+        assert (job.state, job.reason.code) == (JobState.QUEUED, "diverged")
+        assert f"rollback {attempt} of 3" in job.reason.message
+    claimed = service.claim(job_id, 3)
+    assert claimed is not None
+    assert [ref.step for ref in claimed.resume_from] == [3, 2, 1]
+    assert job.spec["train"]["optimizer"]["lr"] == 1e-3, "the document stays what it was"
+    service.report(job_id, 4)
+    service.end(job_id, 4, Cause.DIVERGED, "training diverged")
+    job = await service.jobs.get(job_id)
+    assert (job.state, job.reason.code) == (JobState.FAILED, "diverged")
+
+
+async def test_a_training_that_diverges_is_not_tried_again(service: Service) -> None:
+    job_id = await service.running(max_retries=5)
+    service.end(job_id, 1, Cause.DIVERGED, "training diverged")
+    job = await service.jobs.get(job_id)
+    assert (job.state, job.reason.code) == (JobState.FAILED, "diverged")
+
+
+async def test_an_end_that_an_overloaded_machine_made_uses_up_no_budget(
+    service: Service,
+) -> None:
+    most = 10  # the default of DRAY_INFRA_RETRIES
+    job_id = await service.submit(max_retries=0)
+    for attempt in range(1, most + 3):
+        assert service.claim(job_id, attempt - 1) is not None
+        service.report(job_id, attempt, [])
+        service.end(job_id, attempt, Cause.WORKER_LOST, "not whole in time", slowness=31.0)
+        job = await service.jobs.get(job_id)
+        assert job.state is JobState.QUEUED
+        assert job.reason.message.endswith("not counted)")
+    charged = [
+        e.data["charged_to"]
+        for e in (await service.reading.events(job_id)).items
+        if "charged_to" in e.data
+    ]
+    assert charged == ["free"] * (most + 2)
+
+
 async def test_an_end_that_is_told_twice_ends_the_job_once(service: Service) -> None:
     job_id = await service.running()
     outcome = Outcome(Cause.SUCCEEDED, "done")
     reply = service.reply(job_id, 1, [log(0, "bye")], phase=Phase.ENDED, outcome=outcome)
-    assert service.store(job_id, 1, reply) == recording.Recorded(changed=True, live=False)
+    assert service.store(job_id, 1, reply) == attempt_results.Recorded(changed=True, live=False)
     before = await everything(service, job_id)
-    assert service.store(job_id, 1, reply) == recording.Recorded(changed=False, live=False)
+    assert service.store(job_id, 1, reply) == attempt_results.Recorded(changed=False, live=False)
     assert await everything(service, job_id) == before
     assert before["job"]["state"] == JobState.SUCCEEDED
 
@@ -116,7 +184,7 @@ async def test_a_script_without_metrics_runs_when_its_process_is_seen(service: S
     service.advance(1)
     service.report(job_id, 1, phase=Phase.RUNNING)
     job = await service.jobs.get(job_id)
-    assert (job.state, job.first_step_at) == (JobState.RUNNING, service.now)
+    assert (job.state, job.first_step_at) == (JobState.RUNNING, None)
 
 
 async def test_progress_and_summary_show_the_newest_of_rank_0(service: Service) -> None:
@@ -233,7 +301,9 @@ async def test_an_attempt_that_never_got_slots_uses_no_running_time(service: Ser
     service.report(job_id, 1, phase=Phase.ACQUIRING)
     service.advance(500)
     dead = Outcome(Cause.SUPERVISOR_LOST, "its supervisor is gone")
-    service.database.write_sync(lambda s: recording.end_attempt(s, job_id, 1, dead, service.now))
+    service.database.write_sync(
+        lambda s: attempt_results.end_attempt(s, job_id, 1, dead, service.now)
+    )
     again = service.claim(job_id, 1)
     assert again is not None
     assert again.max_runtime_s == 100
@@ -289,10 +359,14 @@ async def test_artifacts_and_checkpoints_outside_of_the_attempts_folder_are_refu
         frame(FrameKind.LOG, {"line": "0", "text": "x"}),
         frame(FrameKind.LOG, {"line": 0, "text": b"bytes"}),
         frame(FrameKind.ARTIFACT, {"path": "../x", "url": "", "size_bytes": 0, "sha256": SHA}),
+        *(
+            frame(FrameKind.ARTIFACT, {"path": p, "url": "", "size_bytes": 0, "sha256": SHA})
+            for p in ("a\nb", "a\x9bb", "a\u202eb", "a\ud800b")
+        ),
         frame(FrameKind.CHECKPOINT_DROPPED, {"url": None}),
         frame(FrameKind.RESUMED, {"step": 1.5}),
     ],
-    ids=lambda bad: f"{bad.kind}-{str(dict(bad.body))[:40]}",
+    ids=lambda bad: ascii(f"{bad.kind}-{str(dict(bad.body))[:40]}"),
 )
 async def test_a_malformed_frame_is_refused_and_the_rest_is_stored(
     service: Service, bad: Any

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dray.views import JobState
-from ray_workers.contracts import Cause, Frame, FrameKind, Phase
+from ray_workers.shared.contracts import Cause, Frame, FrameKind, Phase
 from tests.unit.service.helpers import (
     Service,
     events_of,

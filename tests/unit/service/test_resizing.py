@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from dray.views import JobState
-from ray_workers.contracts import Cause, Frame, FrameKind, Grant, Phase
-from ray_workers.contracts import Slice as Part
-from service import resizing
+from ray_workers.shared.contracts import Cause, Frame, FrameKind, Grant, Phase
+from ray_workers.shared.contracts import Slice as Part
 from service.domain import policy
 from service.domain.policy import Slice
 from service.domain.resizing import (
@@ -20,7 +19,8 @@ from service.domain.resizing import (
     Resized,
     resized,
 )
-from service.queue import LiveAttempt, snapshot
+from service.lifecycle import resizing
+from service.loops.queue_view import LiveAttempt, snapshot
 from tests.unit.service.helpers import Service, events_of, frame, regrouped, regrouping, told
 
 pytestmark = pytest.mark.anyio

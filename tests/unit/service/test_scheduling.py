@@ -12,14 +12,15 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.contracts import Cause
-from service import nodes, transitions
+from ray_workers.shared.contracts import Cause
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.db.models import AttemptRow
 from service.db.repositories import jobs as repository
 from service.domain import policy
 from service.domain.states import IllegalTransition, Trigger
-from service.queue import snapshot
+from service.lifecycle import transitions
+from service.loops.queue_view import snapshot
+from service.nodes import node_table
 from tests.unit.service.helpers import START, Service
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 def see_nodes(service: Service, *there: ClusterNode) -> None:
     snapshot = ClusterSnapshot("session-1", "ray://x", "http://dash", False, there)
-    service.database.write_sync(lambda s: nodes.store(s, snapshot, None, service.now))
+    service.database.write_sync(lambda s: node_table.store(s, snapshot, None, service.now))
 
 
 def host(
@@ -146,11 +147,39 @@ async def test_why_a_job_waits_is_stored_once_and_explained(service: Service) ->
     assert (explained.position, explained.blocked_by) == (1, [blocker])
     assert explained.expected_start_at == START + timedelta(seconds=100)
     assert len((await service.reading.events(job_id)).items) == 1
+    assert (await service.jobs.get(job_id)).position == 1
     service.claim(job_id, workers=4)
     assert note() == 0
+    assert (await service.jobs.get(job_id)).position is None
     explained = await service.reading.explain(job_id)
     assert (explained.position, explained.blocked_by) == (None, [])
     assert explained.reason.code == "claimed"
+
+
+async def test_a_waiting_job_names_who_waits_before_it_and_who_runs(service: Service) -> None:
+    runs = await service.running(name="runs")
+    normal = await service.submit(name="normal")
+    urgent = await service.submit(name="urgent", priority=90)
+    last = await service.submit(name="last")
+    await service.submit(name="later")
+    explained = await service.reading.explain(last)
+    assert (explained.position, explained.queue_length) == (3, 4)
+    assert [(job.id, job.name) for job in explained.ahead] == [
+        (urgent, "urgent"),
+        (normal, "normal"),
+    ]
+    assert [(job.id, job.name, job.state) for job in explained.running] == [
+        (runs, "runs", "RUNNING")
+    ]
+    explained = await service.reading.explain(runs)
+    assert (explained.position, explained.ahead, explained.running) == (None, [], [])
+
+
+async def test_a_long_queue_is_counted_and_its_head_is_named(service: Service) -> None:
+    made = [await service.submit() for _ in range(25)]
+    explained = await service.reading.explain(made[-1])
+    assert (explained.position, explained.queue_length) == (25, 25)
+    assert [job.id for job in explained.ahead] == made[:20]
 
 
 async def test_when_a_job_starts_is_not_guessed(service: Service) -> None:
@@ -211,7 +240,7 @@ async def test_the_cluster_is_shown_as_last_seen_with_what_we_hold(service: Serv
     assert (await service.jobs.get(job_id)).links.ray_dashboard == "http://dash"
     see_nodes(service, host("node-c", 2.0))
     assert [n.node_id for n in (await service.reading.cluster()).nodes] == ["node-c"]
-    service.database.write_sync(lambda s: nodes.store(s, None, "it is away", service.now))
+    service.database.write_sync(lambda s: node_table.store(s, None, "it is away", service.now))
     seen = await service.reading.cluster()
     assert (seen.connected, seen.reason) == (False, "it is away")
     assert [n.node_id for n in seen.nodes] == ["node-c"]

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from service import nodes, presenting, status, transitions
 from service.cluster.port import ClusterSnapshot
 from service.db.session import Database
 from service.domain import policy
 from service.domain.errors import NotFound
-from service.status import StatusCache
+from service.jobs import serializers, status_cache
+from service.jobs.status_cache import StatusCache
+from service.lifecycle import transitions
+from service.nodes import node_table
 from tests.unit.service.helpers import Service, metrics
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +36,7 @@ def see_cluster(service: Service) -> None:
     picture = ClusterSnapshot(
         session="s", address="head:6379", dashboard_url="http://dash", nodes=(), shared=False
     )
-    service.database.write_sync(lambda s: nodes.store(s, picture, None, service.now))
+    service.database.write_sync(lambda s: node_table.store(s, picture, None, service.now))
 
 
 def wait(service: Service, job_id: str) -> None:
@@ -85,7 +87,7 @@ async def test_an_answer_that_was_overtaken_is_not_kept(
     service, cache = sqlite_service, StatusCache(sqlite_service.database)
     job_id = await service.submit()
     reading, changed = threading.Event(), threading.Event()
-    present = presenting.status
+    present = serializers.status
 
     def slowly(row: Any) -> Any:
         view = present(row)
@@ -93,7 +95,7 @@ async def test_an_answer_that_was_overtaken_is_not_kept(
         assert changed.wait(60)
         return view
 
-    monkeypatch.setattr(presenting, "status", slowly)
+    monkeypatch.setattr(serializers, "status", slowly)
     answer = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(cache.read(job_id))))
     assert await asyncio.to_thread(reading.wait, 60)
     assert await asyncio.to_thread(service.claim, job_id) is not None
@@ -117,7 +119,7 @@ async def test_on_postgresql_others_write_too_and_nothing_is_kept(postgres_url: 
 async def test_only_so_many_answers_are_kept(
     sqlite_service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "MAX_ANSWERS", 2)
+    monkeypatch.setattr(status_cache, "MAX_ANSWERS", 2)
     service, cache = sqlite_service, StatusCache(sqlite_service.database)
     ids = [await service.submit() for _ in range(3)]
     for job_id in ids:

@@ -9,11 +9,11 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service import transitions
 from service.db.models import JobRow
 from service.db.repositories import jobs as repository
 from service.domain import policy
 from service.domain.states import Trigger
+from service.lifecycle import transitions
 from tests.unit.service.helpers import Service
 
 pytestmark = pytest.mark.anyio

@@ -18,16 +18,16 @@ from sqlalchemy import Table, insert, inspect, make_url, select
 from sqlalchemy.orm import DeclarativeBase
 
 from dray.views import JobState
-from ray_workers.contracts import Cause, attempt_prefix
-from ray_workers.quarantine import Quarantined
+from ray_workers.shared.contracts import Cause, attempt_prefix
+from ray_workers.shared.quarantine import Quarantined
+from service.checkpoints.init_from import InitFromCheckpoint
 from service.db import models
 from service.db.migrate import MIGRATIONS, alembic_config, migrate
 from service.db.repositories import leases
 from service.db.session import Database
 from service.domain.series import CHUNK_POINTS, pack, summarise
-from service.hangs import bundle
-from service.origins import Origin
-from service.storage import Storage
+from service.ingest.hangs import bundle
+from service.storage.storage import Storage
 from tests.unit.service.helpers import SHA, START, Service, hang, metrics, resumed
 
 pytestmark = pytest.mark.anyio
@@ -108,7 +108,7 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
         ),
     )
     url = storage.url_of(f"{attempt_prefix(JOB, 1)}/checkpoints/step-5")
-    origin = Origin(JOB, "latest", 1, 5, url, SHA)
+    origin = InitFromCheckpoint(JOB, "latest", 1, 5, url, SHA)
     waiting = job(WAITING, JobState.QUEUED, attempt=0)
     yield models.JobRow, {**waiting, "init_from": origin.as_row(), "init_from_job": JOB}
     yield models.JobLabelRow, {"job_id": JOB, "key": "team", "value": "a"}

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
+import shutil
+import tempfile
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -12,16 +16,16 @@ from typing import Any
 import pytest
 
 from dray.views import JobState
-from ray_workers.contracts import attempt_prefix
-from service import upkeep
+from ray_workers.shared.contracts import attempt_prefix
 from service.db.repositories import jobs as repository
 from service.db.session import Database
 from service.domain import capacity
 from service.domain.errors import NotFound, QuotaExceeded
-from service.jobs import IdempotencyKey
-from service.storage import Storage
-from service.storage_watch import StorageWatch
-from service.upkeep import Upkeep
+from service.jobs.service import IdempotencyKey
+from service.loops import retention
+from service.loops.retention import Retention
+from service.storage.quota import StorageWatch
+from service.storage.storage import Storage
 from tests.unit.service.helpers import Service, spec
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +44,9 @@ class Kept(Service):
     def __init__(self, database: Database, storage: Storage, home: Path, **settings: Any) -> None:
         super().__init__(database, storage, home, **settings)
         self.watch: StorageWatch = self.jobs.storage_watch
-        self.upkeep = Upkeep(database, self.watch, self.jobs, self.settings, clock=lambda: self.now)
+        self.upkeep = Retention(
+            database, self.watch, self.jobs, self.settings, clock=lambda: self.now
+        )
 
     async def finished(self, project: str = "vision", **fields: Any) -> str:
         job, _ = await self.jobs.submit(spec(**fields), owner="ann", project=project)
@@ -65,7 +71,7 @@ async def test_jobs_that_ended_long_ago_are_deleted_and_a_line_says_so(
     here.advance(timedelta(days=1).total_seconds())
     young = await here.finished()
     here.advance(timedelta(days=1, seconds=1).total_seconds())
-    with caplog.at_level(logging.INFO, logger="service.upkeep"):
+    with caplog.at_level(logging.INFO, logger="service.loops.retention"):
         assert await here.upkeep.run_once() == 1
     assert await here.ids() == [live, young]
     assert f"deleted the job {old} of the project vision: it ended more than 2 days" in caplog.text
@@ -156,6 +162,25 @@ async def test_deleting_frees_the_storage(service: Service, tmp_path: Path) -> N
     assert (await here.reading.cluster()).storage.used_bytes == 0
 
 
+async def test_a_disk_that_takes_nothing_is_named_without_any_limit(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = service.jobs.storage_watch
+    assert await watch.full_folders() is None
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
+        problem = await watch.full_folders()
+        assert problem is not None
+        assert f"{tmp_path / 'storage'} is full: 1 MiB free" in problem
+
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    assert "takes no file: Disk quota exceeded" in str(await watch.full_folders())
+
+
 async def test_too_little_free_disk_counts_as_full(service: Service, tmp_path: Path) -> None:
     here = kept(service, tmp_path, min_free_bytes=1 << 60)
     assert "must stay free" in str(await here.watch.look(here.now))
@@ -189,8 +214,8 @@ async def test_a_deletion_that_was_cut_off_is_taken_up_after_a_while(
 
     await here.upkeep.run_once()
     assert hidden() == [job_id], "whoever began it may still be at it"
-    then = here.database.read_sync(here.database.time) + 2 * upkeep.DELETION_GRACE
-    later = Upkeep(here.database, here.watch, here.jobs, here.settings, clock=lambda: then)
+    then = here.database.read_sync(here.database.time) + 2 * retention.DELETION_GRACE
+    later = Retention(here.database, here.watch, here.jobs, here.settings, clock=lambda: then)
     await later.run_once()
     assert hidden() == []
 
@@ -222,13 +247,13 @@ async def test_the_loop_goes_on_after_a_failed_round(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     here = kept(service, tmp_path, retention_days=1)
-    monkeypatch.setattr(upkeep, "PERIOD_S", 0.01)
+    monkeypatch.setattr(retention, "PERIOD_S", 0.01)
     job_id = await here.finished()
     here.advance(10**6)
     rounds = iter([RuntimeError("the first round fails")])
     delete = here.jobs.delete
 
-    async def fails_once(job_id: str) -> None:
+    async def fails_once(job_id: str, actor: str) -> None:
         for error in rounds:
             raise error
         await delete(job_id)
@@ -250,7 +275,7 @@ async def test_a_job_that_somebody_deleted_first_is_passed_over(
     here.advance(10**6)
     delete = here.jobs.delete
 
-    async def races(job_id: str) -> None:
+    async def races(job_id: str, actor: str) -> None:
         await delete(job_id)
         if job_id == first:
             await delete(first)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from service.signals import events_of
+from service.db.notifications import events_of
 from tests.unit.service.helpers import Service, log, metrics
 
 pytestmark = pytest.mark.anyio

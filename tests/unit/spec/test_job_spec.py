@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dray import faults
+from dray import validation
 from dray.spec import RECIPES, JobSpec
 from dray.spec.recipes import MINIMISED
 
@@ -96,6 +96,40 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
             recipe("image_classification", data={"source": "s3://b/x", "format": "text"}),
             "/data/format",
             "is text, and this recipe reads",
+        ),
+        *(
+            (
+                recipe(
+                    "tabular_classification",
+                    data={"source": "s3://b/x.csv", "target": "y", **options},
+                ),
+                pointer,
+                message,
+            )
+            for options, pointer, message in (
+                ({"delimiter": "a"}, "/data/delimiter", "String should match pattern"),
+                ({"delimiter": ";;"}, "/data/delimiter", "String should match pattern"),
+                ({"encoding": "klingon"}, "/data/encoding", "no encoding of text that Python"),
+                ({"encoding": "base64"}, "/data/encoding", "no encoding of text that Python"),
+                ({"decimal": ","}, "/data/decimal", "is a comma, and so is data.delimiter"),
+            )
+        ),
+        (
+            recipe("tabular_classification", data={"source": "sklearn://iris", "missing": "mean"}),
+            "/data/missing",
+            "is for csv, parquet, and the data are sklearn",
+        ),
+        (
+            recipe(
+                "tabular_classification",
+                data={
+                    "source": "s3://b/x.csv",
+                    "target": "y",
+                    "missing_columns": {"y": "mean"},
+                },
+            ),
+            "/data/missing_columns",
+            "must be error or drop of the target, 'y'",
         ),
         (
             recipe("image_classification", data={"image_size": [8, 8]}),
@@ -446,7 +480,9 @@ def test_fields_that_do_not_go_together_are_refused_where_the_fault_is(
         ("https://host/x.csv?X-Amz-Signature=abc", "must not hold a secret"),
         ("https://host/x.csv?access_token=abc", "must not hold a secret"),
         ("https://host/../../x.csv", "must not contain '..'"),
-        ("https://host/a b.csv", "should match pattern"),
+        ("file:///a%00b.csv", "must not contain %00"),
+        ("https://host\\@elsewhere/x.csv", "must not contain a backslash"),
+        ("https://host/a b.csv", "must not contain a backslash or a space"),
     ],
 )
 def test_a_source_is_a_url_without_secrets(source: str, message: str) -> None:
@@ -520,8 +556,8 @@ def test_the_interval_of_checkpoints_is_a_number_or_left_to_dray(every: Any) -> 
 @pytest.mark.parametrize("every", [0, -1, 10**12 + 1, "always", "10", True, 1.5, [5]])
 def test_any_other_interval_of_checkpoints_is_refused_where_it_stands(every: Any) -> None:
     document = recipe("image_classification", checkpoint={"every_steps": every})
-    with pytest.raises(faults.Fault, match="'auto'") as caught:
-        faults.check(document)
+    with pytest.raises(validation.Fault, match="'auto'") as caught:
+        validation.check(document)
     assert caught.value.pointer == "/checkpoint/every_steps"
 
 

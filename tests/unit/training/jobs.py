@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from dray.spec import JobSpec
 from ray_workers import recipes
-from ray_workers.contracts import DataPolicy, RankTask
-from ray_workers.training import samples
-from ray_workers.training.initialising import materialise
-from ray_workers.training.loop import Loop
-from ray_workers.training.workload import Workload
+from ray_workers.shared.contracts import DataPolicy, RankTask
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.data import device_dataset
+from ray_workers.training.loop.trainer import Trainer
+from ray_workers.training.parallel.meta_init import materialise
 from tests.unit.training.ranks import frames
 
 
@@ -56,15 +56,15 @@ def series(home: Path, key: str, *, rank: int = 0, attempt: int = 1) -> dict[int
 
 
 def die_at_step_18(task: RankTask) -> None:
-    step_of = Loop._step
+    step_of = Trainer._step
 
-    def step(loop: Loop, number: int) -> None:
+    def step(loop: Trainer, number: int) -> None:
         step_of(loop, number)
         if number == 18:
-            loop.keeper.wait()  # else that of step 15 may not be committed yet
+            loop.checkpoints.wait()  # else that of step 15 may not be committed yet
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Loop._step = step  # type: ignore[method-assign]
+    Trainer._step = step  # type: ignore[method-assign]
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -94,5 +94,5 @@ def change_the_data(task: RankTask) -> None:
 
 
 def keep_nothing_in_memory(task: RankTask) -> None:
-    samples.RESIDENT_BYTES = 0
-    samples.ResidentSamples = None  # type: ignore[assignment,misc]  # to make one is an error
+    device_dataset.RESIDENT_BYTES = 0
+    device_dataset.InMemorySamples = None  # type: ignore[assignment,misc]  # to make one is an error

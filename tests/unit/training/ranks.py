@@ -28,15 +28,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from dray.checkpoints import CheckpointRef
 from dray.spec import JobSpec
-from dray.spool import segments
-from ray_workers import pages
-from ray_workers.contracts import AWAITING, RankTask
-from ray_workers.pages import Look, Place
-from ray_workers.spool import parse_key, spool_key
-from ray_workers.training import entry
-from ray_workers.training.store import new_store
+from dray.train.checkpoints import CheckpointRef
+from dray.train.spool import segments
+from ray_workers.shared import heartbeat
+from ray_workers.shared.contracts import AWAITING, RankTask
+from ray_workers.shared.heartbeat import RankAssignment, RankStatus
+from ray_workers.shared.spool_reader import parse_key, spool_key
+from ray_workers.training.elastic.store_server import loopback_store
+from ray_workers.training.loop import rank_main
+from tests.wire import rank_task
 
 DEADLINE_S = 200.0
 """A fault, not slowness: the longest run takes 20 s of two processors."""
@@ -62,25 +63,23 @@ def make_task(
     """A task whose spool, checkpoints and artifacts lie under `home`."""
     base = home / f"attempt-{attempt}"
     stream = "metrics" if generation == 0 else "early"
-    return RankTask(
-        job_id="job",
+    return rank_task(
         attempt=attempt,
         rank=rank,
         incarnation=incarnation,
         world_size=world_size,
         local_rank=rank,
         local_world_size=world_size,
-        node_rank=0,
-        master_addr="127.0.0.1",
         master_port=port,
         spec=JobSpec.model_validate(spec).model_dump(mode="json"),
         spool_dir=str(base / "spool" / spool_key(rank, incarnation, stream)),
         checkpoint_url=(base / "checkpoints").as_uri(),
         artifact_url=(base / "artifacts").as_uri(),
+        work_dir=str(home / "work" / "job"),
         resume_from=tuple(resume_from),
         init_from=init_from,
         device=device,
-        page_prefix=pages.prefix_of(base / "pages", rank, incarnation),
+        page_prefix=heartbeat.prefix_of(base / "pages", rank, incarnation),
         generation=generation,
     )
 
@@ -102,7 +101,7 @@ def run_ranks(
     replaced, as a supervisor would do, and the exit code is its last process's."""
 
     def train() -> list[int | None]:
-        store = new_store()
+        store = loopback_store()
         make = functools.partial(
             make_task,
             home,
@@ -134,7 +133,7 @@ def run_in_group(part: Callable[..., None], world_size: int, *given: Any) -> Non
     """Run `part(rank, *given)` in processes that form a gloo group; AssertionError if one fails."""
 
     def run() -> list[int | None]:
-        store = new_store()
+        store = loopback_store()
         place = (world_size, store.port)
         ranks = [
             _context.Process(target=_member, args=(part, rank, *place, given), daemon=True)
@@ -260,11 +259,11 @@ class Gang:
         """Give these processes the ranks of the next generation, in this order."""
         self._generation += 1
         for rank, task in enumerate(tasks):
-            place = Place(self._generation, rank, len(tasks))
+            place = RankAssignment(self._generation, rank, len(tasks))
             deadline = time.monotonic() + DEADLINE_S
             while True:
                 try:
-                    pages.announce(task.page_prefix, place)
+                    heartbeat.announce(task.page_prefix, place)
                     break
                 except FileNotFoundError:  # it has just been started
                     assert time.monotonic() < deadline, "a rank made no page"
@@ -291,14 +290,14 @@ def frames(home: Path, *, rank: int = 0, attempt: int = 1, kind: str | None = No
 def replaced(home: Path, *, attempt: int = 1) -> list[int]:
     """Ranks whose process was killed and replaced, once for each time, in the order of the losses:
     each process has left its page."""
-    seen = pages.see(home / f"attempt-{attempt}" / "pages")
+    seen = heartbeat.observe_ranks(home / f"attempt-{attempt}" / "pages")
     later = [(sight.incarnation, sight.rank) for sight in seen if sight.incarnation]
     return [rank for _, rank in sorted(later)]
 
 
-def last_look(home: Path, rank: int, *, incarnation: int = 0) -> Look:
+def last_look(home: Path, rank: int, *, incarnation: int = 0) -> RankStatus:
     """What a process, dead by now, had written on its page."""
-    seen = pages.see(home / "attempt-1" / "pages")
+    seen = heartbeat.observe_ranks(home / "attempt-1" / "pages")
     (page,) = [s.look for s in seen if (s.rank, s.incarnation) == (rank, incarnation)]
     return page
 
@@ -313,7 +312,7 @@ def _child(task: str, before: Callable[[RankTask], None] | None) -> None:
     decoded = RankTask.from_json(task)
     if before is not None:
         before(decoded)
-    sys.exit(entry.main(decoded))
+    sys.exit(rank_main.main(decoded))
 
 
 importlib.import_module("ray_workers.training.preload").preload()

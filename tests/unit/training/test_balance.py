@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_workers.contracts import RankTask
-from ray_workers.training.data import Batch, share_by
-from ray_workers.training.feeding import Share
-from ray_workers.training.strategies import balance
-from ray_workers.training.strategies.balance import in_proportion
-from ray_workers.training.strategies.replica import Objective
+from ray_workers.shared.contracts import RankTask
+from ray_workers.training.data.prefetcher import Share
+from ray_workers.training.data.sampler import Batch, share_by
+from ray_workers.training.parallel.data_parallel import load_balance
+from ray_workers.training.parallel.data_parallel.load_balance import in_proportion
+from ray_workers.training.parallel.gradients import Objective
 from tests.unit.training.jobs import series
 from tests.unit.training.ranks import frames, run_ranks
 from tests.unit.training.test_divided import EQUAL, furthest, images
@@ -75,8 +75,8 @@ class _CostlyModel(torch.nn.Linear):
 def test_a_sample_takes_as_long_however_its_share_is_cut(
     monkeypatch: pytest.MonkeyPatch, pieces: list[int]
 ) -> None:
-    monkeypatch.setattr(balance, "time", SimpleNamespace(perf_counter=lambda: _Costly.clock))
-    replica = balance.TimedReplica(
+    monkeypatch.setattr(load_balance, "time", SimpleNamespace(perf_counter=lambda: _Costly.clock))
+    replica = load_balance.TimedGradientEngine(
         _CostlyModel(2, 2), lambda outputs, targets: (outputs - targets).sum(), nullcontext
     )
     batch = Batch(0, torch.arange(sum(pieces)), sum(pieces), is_empty=False)
@@ -118,7 +118,7 @@ def test_shares_stay_equal_to_the_bit_where_nothing_is_won_by_others(
 def _count_time(difference: float, task: RankTask) -> None:
     """Each pass over a share takes rank 0 a second, and rank 1 longer by this part of it."""
     seconds = itertools.count(step=1 + difference * task.rank)
-    balance.time = SimpleNamespace(perf_counter=lambda: next(seconds))  # type: ignore[assignment]
+    load_balance.time = SimpleNamespace(perf_counter=lambda: next(seconds))  # type: ignore[assignment]
 
 
 def test_shares_stay_as_they_are_while_a_rank_has_had_nothing_to_do(tmp_path: Path) -> None:

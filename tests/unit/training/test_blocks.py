@@ -10,10 +10,10 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from dray import spec
-from ray_workers.contracts import RankTask
 from ray_workers.recipes.models.gpt import Gpt
-from ray_workers.training.blocks import prepare_blocks
-from ray_workers.training.initialising import materialise
+from ray_workers.shared.contracts import RankTask
+from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
+from ray_workers.training.parallel.meta_init import materialise
 from tests.unit.training.jobs import assert_same, weights
 from tests.unit.training.ranks import run_ranks
 from tests.unit.training.test_divided import EQUAL, brief, furthest, images, text

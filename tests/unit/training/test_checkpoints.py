@@ -10,22 +10,32 @@ from typing import Any
 import pytest
 import torch
 
-from dray.checkpoints import CheckpointRef
-from dray.spool import Known
-from ray_workers.training import checkpoints, resuming, storage
-from ray_workers.training.checkpoints import About, Loaded, PassedOver, Saved, superseded
-from ray_workers.training.errors import BrokenCheckpointError
+from dray.train import files
+from dray.train.checkpoints import CheckpointRef
+from dray.train.spool import Known
+from dray.train.storage_room import StorageError
+from ray_workers.training.checkpoint import checkpoint_files, direct_io, resuming
+from ray_workers.training.checkpoint.checkpoint_files import (
+    CheckpointMetadata,
+    CommittedCheckpoint,
+    LoadedCheckpoint,
+    SkippedCheckpoint,
+    superseded,
+)
+from ray_workers.training.core.errors import BrokenCheckpointError
 
 POSITION = {"epoch": 1, "step_in_epoch": 2}
 
 
 def save(folder: Path, step: int, **metrics: float) -> CheckpointRef:
     state = {"model": {"w": torch.full((3,), float(step))}}
-    saved = checkpoints.save(folder.as_uri(), About(step, metrics, POSITION, loss=1 / step), state)
+    saved = checkpoint_files.save(
+        folder.as_uri(), CheckpointMetadata(step, metrics, POSITION, loss=1 / step), state
+    )
     return CheckpointRef(saved.url, step, saved.manifest_sha256)
 
 
-def choose(*refs: CheckpointRef) -> tuple[Loaded | None, list[PassedOver]]:
+def choose(*refs: CheckpointRef) -> tuple[LoadedCheckpoint | None, list[SkippedCheckpoint]]:
     return resuming.choose(refs, lambda sound: sound)
 
 
@@ -36,7 +46,7 @@ def folder_of(ref: CheckpointRef) -> Path:
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     ref = save(tmp_path, 7, **{"val/loss": 0.5})
     assert ref.url.endswith("/step-000000000007")
-    loaded = checkpoints.load(ref)
+    loaded = checkpoint_files.load(ref)
     assert loaded.saved.step == 7
     assert loaded.saved.metrics == {"val/loss": 0.5}
     assert torch.equal(loaded.state["model"]["w"], torch.full((3,), 7.0))
@@ -48,25 +58,26 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
 
 def test_any_url_that_fsspec_knows_will_do() -> None:
     state = {"model": {"w": torch.ones(2)}}
-    saved = checkpoints.save("memory://runs/c", About(3, {}, POSITION), state)
+    saved = checkpoint_files.save("memory://runs/c", CheckpointMetadata(3, {}, POSITION), state)
     ref = CheckpointRef(saved.url, 3, saved.manifest_sha256)
-    assert torch.equal(checkpoints.load(ref).state["model"]["w"], torch.ones(2))
-    checkpoints.drop(saved)
+    assert torch.equal(checkpoint_files.load(ref).state["model"]["w"], torch.ones(2))
+    checkpoint_files.drop(saved)
     with pytest.raises(BrokenCheckpointError):
-        checkpoints.load(ref)
+        checkpoint_files.load(ref)
 
 
 def test_what_is_not_needed_of_a_state_takes_no_memory(tmp_path: Path) -> None:
     num = 1 << 25
     state = {"model": {"w": torch.ones(num), "b": torch.ones(3)}}
-    saved = checkpoints.save(tmp_path.as_uri(), About(3, {}, POSITION), state)
+    saved = checkpoint_files.save(tmp_path.as_uri(), CheckpointMetadata(3, {}, POSITION), state)
     before = own_memory_bytes()
-    loaded = checkpoints.load(CheckpointRef(saved.url, 3, saved.manifest_sha256))
+    loaded = checkpoint_files.load(CheckpointRef(saved.url, 3, saved.manifest_sha256))
     assert own_memory_bytes() - before < num
     weights = loaded.state["model"]["w"]
     weights[: num // 4] += 1.0  # which the file does not learn
-    assert num < own_memory_bytes() - before < 3 * num
-    checkpoints.drop(saved)
+    # A quarter of 4 bytes each is `num`; other memory of this process comes and goes meanwhile.
+    assert num // 2 < own_memory_bytes() - before < 3 * num
+    checkpoint_files.drop(saved)
     assert weights.sum() == num * 1.25
 
 
@@ -84,7 +95,7 @@ def test_what_an_older_dray_saved_is_loaded(tmp_path: Path) -> None:
     entry["sha256"] = hashlib.sha256(data).hexdigest()
     manifest = {"version": 1, "step": 4, "position": POSITION, "metrics": {}, "files": [entry]}
     ref = with_manifest(CheckpointRef(tmp_path.as_uri(), 4, ""), json.dumps(manifest))
-    loaded = checkpoints.load(ref)
+    loaded = checkpoint_files.load(ref)
     assert torch.equal(loaded.state["model"]["w"], torch.ones(2))
     assert loaded.state["optimizer"]["state"][0]["step"] == 1
     assert loaded.loss is None
@@ -132,7 +143,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_sentence_in_the_log(
     older, newer = save(tmp_path, 5), save(tmp_path, 9)
     damage(folder_of(newer) / name)
     with pytest.raises(BrokenCheckpointError, match=name.partition(".")[0]):
-        checkpoints.load(newer)
+        checkpoint_files.load(newer)
     loaded, passed_over = choose(newer, older)
     assert loaded is not None
     assert loaded.saved.step == 5
@@ -187,7 +198,7 @@ def test_a_state_that_is_hashed_but_no_state_is_passed_over(tmp_path: Path, tree
     manifest["files"][1]["sha256"] = hashlib.sha256(tree.encode()).hexdigest()
     ref = with_manifest(ref, json.dumps(manifest))
     with pytest.raises(BrokenCheckpointError, match="holds no state"):
-        checkpoints.load(ref)
+        checkpoint_files.load(ref)
 
 
 def test_nothing_sound_means_a_fresh_start(tmp_path: Path) -> None:
@@ -197,13 +208,34 @@ def test_nothing_sound_means_a_fresh_start(tmp_path: Path) -> None:
     assert choose() == (None, [])
 
 
+def test_a_storage_that_gives_nothing_is_no_reason_to_begin_afresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newer = save(tmp_path, 5), save(tmp_path, 9)
+    read = files.read
+
+    def fail(url: str) -> bytes:
+        if url.startswith(newer.url) or both_fail:
+            raise PermissionError(f"no {url}")
+        return read(url)
+
+    both_fail = True
+    monkeypatch.setattr(files, "read", fail)
+    with pytest.raises(StorageError, match="step 9"):
+        choose(newer, older)
+    both_fail = False
+    loaded, _ = choose(newer, older)
+    assert loaded is not None
+    assert loaded.saved.step == 5
+
+
 def test_one_that_another_rank_can_not_read_is_passed_over_here_too(tmp_path: Path) -> None:
     older, newer = save(tmp_path, 5), save(tmp_path, 9)
     answers = iter([False, True])
     loaded, passed_over = resuming.choose([newer, older], lambda sound: next(answers))
     assert loaded is not None
     assert loaded.saved.step == 5
-    assert passed_over == [PassedOver(9, "another rank found it broken")]
+    assert passed_over == [SkippedCheckpoint(9, "another rank found it broken")]
 
 
 def test_a_save_that_dies_midway_leaves_no_checkpoint(
@@ -214,17 +246,19 @@ def test_a_save_that_dies_midway_leaves_no_checkpoint(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(storage, "_write_all", die)
+    monkeypatch.setattr(direct_io, "_write_all", die)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 5)
     assert not folder_of(ref).exists(), "something was left"
 
 
-def named(step: int, **metrics: float) -> Saved:
-    return Saved(f"u{step}", step, "", 0, {f"val/{key}": value for key, value in metrics.items()})
+def named(step: int, **metrics: float) -> CommittedCheckpoint:
+    return CommittedCheckpoint(
+        f"u{step}", step, "", 0, {f"val/{key}": value for key, value in metrics.items()}
+    )
 
 
-def dropped(saved: list[Saved], keep: int, best: str | None = None) -> list[int]:
+def dropped(saved: list[CommittedCheckpoint], keep: int, best: str | None = None) -> list[int]:
     return [one.step for one in superseded(saved, keep=keep, best=best)]
 
 

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from dray import spec
-from ray_workers.training.strategies.compression import TopK, compress
+from ray_workers.training.parallel.data_parallel.compression import TopK, compress
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import replaced, run_in_group, run_ranks
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from ray_workers.contracts import RankTask
-from ray_workers.training.loop import Loop
-from ray_workers.training.snapshots import Camera, hold_for
-from ray_workers.training.statefile import read_tensors, restore
+from ray_workers.shared.contracts import RankTask
+from ray_workers.training.checkpoint.safetensors_layout import read_tensors, restore
+from ray_workers.training.checkpoint.staging import Stager, hold_for
+from ray_workers.training.loop.trainer import Trainer
 from tests.unit.training.jobs import assert_same, weights
 from tests.unit.training.ranks import frames, run_ranks
 
@@ -55,19 +55,19 @@ CYCLES = 150_000_000
 
 def _keep_busy(task: RankTask) -> None:
     """Have the GPU do nothing for a while at the begin of each step."""
-    step_of = Loop._step
+    step_of = Trainer._step
 
-    def step(loop: Loop, number: int) -> None:
+    def step(loop: Trainer, number: int) -> None:
         torch.cuda._sleep(CYCLES)
         step_of(loop, number)
 
-    Loop._step = step  # type: ignore[method-assign]
+    Trainer._step = step  # type: ignore[method-assign]
 
 
 def test_a_snapshot_is_the_state_as_it_was_though_the_gpu_goes_on() -> None:
     weights = torch.zeros(50_000_000, device="cuda")
     buffer, on_host = torch.zeros(3, device="cuda"), torch.zeros(())
-    camera = Camera()
+    camera = Stager()
     for number in range(3):
         state = {"w": weights, "b": buffer, "step": on_host}
         snapshot = camera.take(state, [buffer])
@@ -83,7 +83,7 @@ def test_a_snapshot_is_the_state_as_it_was_though_the_gpu_goes_on() -> None:
 
 def test_a_snapshot_outlives_what_it_was_taken_of() -> None:
     """The memory of a state that was made for it alone goes to whatever is computed next."""
-    camera, size = Camera(), 50_000_000
+    camera, size = Stager(), 50_000_000
     for number in range(3):
         snapshot = camera.take({"w": torch.full((size,), float(number), device="cuda")})
         others = [torch.full((size,), -1.0, device="cuda") for _ in range(4)]
@@ -112,10 +112,10 @@ def test_optimizer_state_that_is_offloaded_leaves_room_and_changes_nothing(tmp_p
 
 def _tell_memory(home: str, task: RankTask) -> None:
     """Write down what the GPU holds between two steps."""
-    step_of = Loop._step
+    step_of = Trainer._step
 
-    def step(loop: Loop, number: int) -> None:
+    def step(loop: Trainer, number: int) -> None:
         Path(home, "held").write_text(str(torch.cuda.memory_allocated()))
         step_of(loop, number)
 
-    Loop._step = step  # type: ignore[method-assign]
+    Trainer._step = step  # type: ignore[method-assign]

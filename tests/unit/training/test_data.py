@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ray_workers.training.data import Batches, derive_seed, epoch_order, share, steps_per_epoch
+from ray_workers.training.data.sampler import (
+    DistributedBatchSampler,
+    derive_seed,
+    epoch_order,
+    share,
+    steps_per_epoch,
+)
 
 
 def test_an_order_holds_every_sample_once_and_differs_by_epoch_and_seed() -> None:
@@ -31,8 +37,10 @@ def test_each_sample_is_computed_once_an_epoch_and_the_global_batches_hold_at_an
 ) -> None:
     num_samples, size = 103, 10  # the last batch has 3 samples: fewer than five ranks
 
-    def loader(rank: int, ranks: int) -> Batches:
-        return Batches(num_samples, global_batch_size=size, seed=1, shares=[rank], num_shares=ranks)
+    def loader(rank: int, ranks: int) -> DistributedBatchSampler:
+        return DistributedBatchSampler(
+            num_samples, global_batch_size=size, seed=1, shares=[rank], num_shares=ranks
+        )
 
     alone = loader(0, 1)
     ranks = [loader(rank, world_size) for rank in range(world_size)]
@@ -51,8 +59,8 @@ def test_each_sample_is_computed_once_an_epoch_and_the_global_batches_hold_at_an
 
 
 def test_a_batch_depends_on_the_step_alone_not_on_what_was_read_before() -> None:
-    def fresh() -> Batches:
-        return Batches(50, global_batch_size=8, seed=0, shares=[1], num_shares=2)
+    def fresh() -> DistributedBatchSampler:
+        return DistributedBatchSampler(50, global_batch_size=8, seed=0, shares=[1], num_shares=2)
 
     walked = fresh()
     for step in range(1, 20):

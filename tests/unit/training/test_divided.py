@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from benchmarks.equality import work
-from ray_workers.contracts import LEFT_EXIT_CODE, Cause, RankTask
-from ray_workers.training import checkpoints
-from ray_workers.training.strategies.mesh import Mesh
-from ray_workers.training.strategies.update import Update
-from ray_workers.training.strategies.zero import ZeroRedundancyOptimizer
+from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
+from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.parallel.data_parallel.zero1 import ZeroRedundancyOptimizer
+from ray_workers.training.parallel.model_parallel.device_mesh import Mesh
+from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
 from tests.unit.training.test_localsteps import ask_rank_0_to_leave
@@ -300,8 +300,8 @@ def test_it_resumes_equal_to_the_bit(
     assert codes == [-signal.SIGKILL] * 2
     refs = checkpoint_refs(killed)
     assert run_ranks(killed, spec, world_size=2, attempt=2, resume_from=refs) == [0, 0]
-    one = checkpoints.load(checkpoint_refs(left_alone)[0])
-    other = checkpoints.load(checkpoint_refs(killed, attempt=2)[0])
+    one = checkpoint_files.load(checkpoint_refs(left_alone)[0])
+    other = checkpoint_files.load(checkpoint_refs(killed, attempt=2)[0])
     assert_same(one.state, other.state)
 
 
@@ -469,7 +469,7 @@ def test_a_twin_gives_the_loss_scale_and_the_average_too(
 
 def _die_in_step_7(task: RankTask, culprit: int) -> None:
     if task.rank == culprit and task.incarnation == 0:
-        at_call(Update, "loss_scale", 7)
+        at_call(OptimizerStep, "loss_scale", 7)
 
 
 @pytest.mark.parametrize("zero", [1, 3])
@@ -502,7 +502,9 @@ def test_parts_that_nobody_has_any_more_end_the_attempt(tmp_path: Path) -> None:
 
 def _die_with_the_twin(task: RankTask, folder: Path) -> None:
     if task.rank in (1, 3) and task.incarnation == 0:
-        at_call(Update, "loss_scale", 7, act=functools.partial(_die_together, task.rank, folder))
+        at_call(
+            OptimizerStep, "loss_scale", 7, act=functools.partial(_die_together, task.rank, folder)
+        )
 
 
 def _die_together(rank: int, folder: Path) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ray_workers.training.dtensors import Cut, local, part_of, whole_of
+from ray_workers.training.parallel.dtensor import Cut, local, part_of, whole_of
 from tests.unit.training.ranks import run_in_group
 
 SHARD, TENSOR = 4, 2

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from dray.spec import JobSpec
-from ray_workers.contracts import RankTask
-from ray_workers.training.entry import environment
+from ray_workers.shared import heartbeat
+from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.heartbeat import TimeCategory
+from ray_workers.training.loop.rank_main import environment
 from tests.unit.training.ranks import frames, make_task, run_ranks
 
 RECIPE = {"recipe": "image_classification", "model": {"name": "mlp"}}
@@ -54,7 +56,7 @@ def test_a_script_written_for_torchrun_just_works(tmp_path: Path) -> None:
         "--lr",
         "a b",
     )
-    assert run_ranks(tmp_path, spec, world_size=2, before=go_home) == [0, 0]
+    assert run_ranks(tmp_path, spec, world_size=2) == [0, 0]
     for rank in (0, 1):
         assert frames(tmp_path, rank=rank, kind="metrics") == [
             {"step": 1, "values": {"total": 30.0, "local": float(rank)}}
@@ -63,10 +65,33 @@ def test_a_script_written_for_torchrun_just_works(tmp_path: Path) -> None:
     assert [a["path"] for a in frames(tmp_path, kind="artifact")] == ["args.txt"]
 
 
-def go_home(task: RankTask) -> None:
-    folder = Path(task.spool_dir).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    os.chdir(folder)
+KEEPS_A_SNAPSHOT = """
+import json, os
+print(json.load(open("config.json"))["lr"], open("data/words.txt").read())
+had = os.path.exists("out/snapshot.pt")
+with open("out/snapshot.pt", "a") as file:
+    file.write("x")
+from dray import train
+train.report(1, {"had": had})
+"""
+
+
+def test_a_scripts_files_are_its_jobs_own_on_the_node_and_stay_between_attempts(
+    tmp_path: Path,
+) -> None:
+    project = tmp_path / "project"
+    for folder in ("data", "out"):
+        (project / folder).mkdir(parents=True)
+    (project / "config.json").write_text('{"lr": 0.1}')
+    (project / "data" / "words.txt").write_text("a b")
+    spec = script(project, KEEPS_A_SNAPSHOT)
+    found = []
+    for home, attempt in ((tmp_path / "one", 1), (tmp_path / "one", 2), (tmp_path / "two", 1)):
+        assert run_ranks(home, spec, world_size=1, attempt=attempt) == [0]
+        (metrics,) = frames(home, attempt=attempt, kind="metrics")
+        found.append(metrics["values"]["had"])
+    assert found == [0.0, 1.0, 0.0]
+    assert list((project / "out").iterdir()) == []
 
 
 def test_what_a_script_raises_is_told_and_ends_it_with_1(tmp_path: Path) -> None:
@@ -75,7 +100,7 @@ def test_what_a_script_raises_is_told_and_ends_it_with_1(tmp_path: Path) -> None
     (error,) = frames(tmp_path, kind="error")
     assert error["cause"] == "user_error"
     assert error["type"] == "ValueError"
-    assert error["message"] == "loss is NaN"
+    assert error["message"] == "ValueError: loss is NaN (train_it.py, line 2)"
     assert "in fail" in error["traceback"]
 
 
@@ -102,7 +127,23 @@ def test_a_scripts_exit_code_is_honoured(tmp_path: Path, leave: str, code: int) 
     told = frames(tmp_path, kind="error")
     assert len(told) == (1 if code else 0)
     if leave == "sys.exit('no data')":
-        assert told[0]["message"] == "no data"
+        assert told[0]["message"] == "SystemExit: no data (train_it.py, line 2)"
+
+
+def test_what_a_scripts_time_went_into_is_seen_on_its_page(tmp_path: Path) -> None:
+    text = """
+        import time
+        from dray import train
+        for step in (1, 2, 3):
+            time.sleep(0.1)
+            train.report(step, {"train/loss": 1.0})
+        time.sleep(0.3)
+    """
+    assert run_ranks(tmp_path, script(tmp_path, text), world_size=1) == [0]
+    (sight,) = heartbeat.observe_ranks(tmp_path / "attempt-1" / "pages")
+    assert (sight.look.step, sight.look.doing) == (3, heartbeat.RankPhase.FINISH)
+    assert sight.look.uses[TimeCategory.USEFUL] >= 0.5
+    assert sight.look.uses[TimeCategory.UNREPORTED] >= 0.1
 
 
 def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -110,7 +151,44 @@ def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert run_ranks(tmp_path, spec, world_size=1) == [1]
     (error,) = frames(tmp_path, kind="error")
     assert "absent.py" in error["message"]
-    assert error["cause"] == "user_error"
+    assert error["cause"] == "cannot_run"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "message"),
+    [
+        ("row = {}\nrow['income']\n", "user_error", "KeyError: 'income' (train_it.py, line 2)"),
+        (
+            "x = 0\nassert x > 1\n",
+            "user_error",
+            "AssertionError: assert x > 1 (train_it.py, line 2)",
+        ),
+        (
+            "try:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('no a') from e\n",
+            "user_error",
+            "ValueError: no a (train_it.py, line 4); "
+            "it came from KeyError: 'a' (train_it.py, line 2)",
+        ),
+        (
+            "import sys\nsys.exit(3)\n",
+            "user_error",
+            "SystemExit: the training code exited with code 3 (train_it.py, line 2)",
+        ),
+        ("x = 1\nif x\n", "cannot_run", "SyntaxError: expected ':' (train_it.py, line 2)"),
+        (
+            "import no_such_module\n",
+            "cannot_run",
+            "ModuleNotFoundError: No module named 'no_such_module' (train_it.py, line 1)",
+        ),
+    ],
+    ids=["key", "assert", "chained", "exit", "syntax", "module"],
+)
+def test_a_reason_has_the_type_the_words_and_the_users_line(
+    tmp_path: Path, text: str, cause: str, message: str
+) -> None:
+    assert run_ranks(tmp_path, script(tmp_path, text), world_size=1) != [0]
+    (error,) = frames(tmp_path, kind="error")
+    assert (error["cause"], error["message"]) == (cause, message)
 
 
 def test_the_survivor_of_a_dead_peer_blames_the_peer(tmp_path: Path) -> None:
@@ -146,6 +224,7 @@ def test_the_environment_is_torchruns_and_the_task_has_the_last_word(tmp_path: P
     assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     assert env["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
     assert env["DRAY_ATTEMPT"] == "3"
+    assert env["TMPDIR"] == task.temp_dir
     own = RankTask(**{**task.__dict__, "env": {"OMP_NUM_THREADS": "6", "MORE": "1"}})
     assert variables(own) == env | {"OMP_NUM_THREADS": "6", "MORE": "1"}
 
@@ -162,3 +241,24 @@ def test_other_nodes_are_not_reached_through_the_loopback(tmp_path: Path) -> Non
     task = make_task(tmp_path, RECIPE)
     env = variables(RankTask(**{**task.__dict__, "master_addr": "10.0.0.5"}))
     assert "GLOO_SOCKET_IFNAME" not in env
+
+
+def write_output_to(folder: Path, task: RankTask) -> None:
+    os.dup2(os.open(folder / f"log-{task.rank}", os.O_CREAT | os.O_WRONLY), 1)
+
+
+def test_rank_0_alone_says_how_the_table_was_taken(tmp_path: Path) -> None:
+    rows = "".join(f"{'' if at % 3 else at},{'ab'[at % 2]}\n" for at in range(40))
+    (tmp_path / "table.csv").write_text(f"x,y\n{rows}")
+    data = {"source": (tmp_path / "table.csv").as_uri(), "target": "y", "missing": "median"}
+    spec = {
+        "recipe": "tabular_classification",
+        "data": data,
+        "train": {"epochs": 1, "global_batch_size": 8},
+        "resources": {"num_workers": 2},
+    }
+    before = functools.partial(write_output_to, tmp_path)
+    assert run_ranks(tmp_path, spec, world_size=2, before=before) == [0, 0]
+    said = (tmp_path / "log-0").read_text()
+    assert "dray:   'x': number, missing in 26 rows, filled in by " in said
+    assert "'x'" not in (tmp_path / "log-1").read_text()

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import errno
+
 import pytest
 import torch.distributed as dist
 
-from ray_workers.contracts import Cause
-from ray_workers.training.errors import DataError, SourceUnavailableError, cause_of
+from dray.train import storage_room
+from ray_workers.shared.contracts import Cause
+from ray_workers.training.core.errors import (
+    DataError,
+    SourceUnavailableError,
+    UnreachableCheckpointError,
+    cause_of,
+)
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] "
 
@@ -35,6 +43,45 @@ def test_the_echo_of_a_dead_peer_is_not_the_users_error(error: Exception) -> Non
     ],
 )
 def test_what_the_training_code_raised_is_its_own(error: BaseException) -> None:
+    assert cause_of(error) is Cause.USER_ERROR
+
+
+def _raised_from(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+class SafetensorError(Exception):
+    """As safetensors raises it."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EIO, "Input/output error"),
+        storage_room.StorageError("s3://bucket/model: SlowDown"),
+        UnreachableCheckpointError("step-5/manifest.json cannot be read"),
+        _raised_from(ValueError("could not save"), OSError(errno.EDQUOT, "Disk quota exceeded")),
+        _raised_from(DataError("can't be read"), OSError(errno.EIO, "Input/output error")),
+        SafetensorError('I/O error: Os { code: 28, kind: StorageFull, message: "No space" }'),
+        RuntimeError("[enforce fail] PytorchStreamWriter failed writing file data/0: file write"),
+    ],
+)
+def test_a_storage_fault_is_the_machines(error: BaseException) -> None:
+    assert cause_of(error) is Cause.INFRASTRUCTURE
+
+
+def test_an_error_that_a_storage_fault_led_to_is_the_machines() -> None:
+    error = RuntimeError("my save failed")
+    error.__context__ = OSError(errno.ENOSPC, "No space left on device")
+    assert cause_of(error) is Cause.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError(errno.ENOENT, "no data.csv"), PermissionError(errno.EACCES, "no")]
+)
+def test_a_file_that_the_script_may_not_have_is_its_own_error(error: OSError) -> None:
     assert cause_of(error) is Cause.USER_ERROR
 
 

@@ -13,10 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_workers.training import samples
-from ray_workers.training.data import Batches
-from ray_workers.training.feeding import Feed
-from ray_workers.training.samples import DistantSamples, ResidentSamples, Rows, Samples
+from ray_workers.training.data import device_dataset
+from ray_workers.training.data.device_dataset import (
+    InMemorySamples,
+    MemoryMappedSamples,
+    Rows,
+    Samples,
+)
+from ray_workers.training.data.prefetcher import Prefetcher
+from ray_workers.training.data.sampler import DistributedBatchSampler
 
 CPU = torch.device("cpu")
 ROWS = np.arange(30)[::-1].copy()
@@ -27,24 +32,24 @@ def fetch(rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def feed(
-    kept: ResidentSamples | DistantSamples, last_step: int = 20, loader_workers: int = 0
-) -> Feed:
-    batches = Batches(30, global_batch_size=8, seed=3, shares=[1], num_shares=2)
-    return Feed(kept, batches, 3, last_step=last_step, loader_workers=loader_workers)
+    kept: InMemorySamples | MemoryMappedSamples, last_step: int = 20, loader_workers: int = 0
+) -> Prefetcher:
+    batches = DistributedBatchSampler(30, global_batch_size=8, seed=3, shares=[1], num_shares=2)
+    return Prefetcher(kept, batches, 3, last_step=last_step, loader_workers=loader_workers)
 
 
-def distant(reads: list[Rows] | None = None) -> DistantSamples:
+def distant(reads: list[Rows] | None = None) -> MemoryMappedSamples:
     def told(rows: Rows) -> tuple[Tensor, Tensor]:
         if reads is not None:
             reads.append(rows)
         return fetch(rows)
 
-    return DistantSamples(Samples(ROWS, told), CPU)
+    return MemoryMappedSamples(Samples(ROWS, told), CPU)
 
 
 @pytest.mark.parametrize("loader_workers", [0, 1, 3])
 def test_samples_are_the_same_from_memory_and_from_afar(loader_workers: int) -> None:
-    resident = samples.on_device(Samples(ROWS, fetch), CPU)
+    resident = device_dataset.on_device(Samples(ROWS, fetch), CPU)
     at_hand, from_afar = feed(resident), feed(distant(), loader_workers=loader_workers)
     for step in [1, 2, 3, 4, 5, 9, 2, 20, 1]:
         one, other = at_hand.at(step), from_afar.at(step)
@@ -66,7 +71,7 @@ def test_the_next_step_is_read_while_this_one_is_computed() -> None:
             second_read.set()
         return fetch(rows)
 
-    ahead = feed(DistantSamples(Samples(ROWS, told), CPU))
+    ahead = feed(MemoryMappedSamples(Samples(ROWS, told), CPU))
     ahead.at(1)
     assert second_read.wait(60), "step 2 was not read until it was asked for"
     ahead.at(2)
@@ -88,7 +93,7 @@ def test_what_goes_wrong_while_reading_ahead_is_raised_at_its_step() -> None:
         return fetch(rows)
 
     taken: list[Rows] = [ROWS]
-    whole = feed(DistantSamples(Samples(ROWS, broken), CPU))
+    whole = feed(MemoryMappedSamples(Samples(ROWS, broken), CPU))
     whole.at(1)
     with pytest.raises(OSError, match="the disk is gone"):
         whole.at(2)
@@ -97,7 +102,7 @@ def test_what_goes_wrong_while_reading_ahead_is_raised_at_its_step() -> None:
 def test_a_loader_process_that_is_killed_is_replaced_and_its_step_is_read_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    resident = samples.on_device(Samples(ROWS, fetch), CPU)
+    resident = device_dataset.on_device(Samples(ROWS, fetch), CPU)
     at_hand, from_afar = feed(resident), feed(dying(tmp_path, 1), loader_workers=2)
     for step in range(1, 7):
         (mine,), (theirs,) = at_hand.at(step).shares, from_afar.at(step).shares
@@ -116,7 +121,7 @@ def test_loader_processes_that_are_killed_each_time_end_the_training_with_what_t
         hopeless.at(1)
 
 
-def dying(folder: Path, times: int) -> DistantSamples:
+def dying(folder: Path, times: int) -> MemoryMappedSamples:
     """Samples whose reader is killed that often."""
 
     def told(rows: Rows) -> tuple[Tensor, Tensor]:
@@ -128,7 +133,7 @@ def dying(folder: Path, times: int) -> DistantSamples:
             os.kill(os.getpid(), signal.SIGKILL)
         return fetch(rows)
 
-    return DistantSamples(Samples(ROWS, told), CPU)
+    return MemoryMappedSamples(Samples(ROWS, told), CPU)
 
 
 def test_a_loader_process_holds_no_connection_of_its_rank() -> None:
@@ -141,7 +146,9 @@ def test_a_loader_process_holds_no_connection_of_its_rank() -> None:
         return torch.full((len(rows), 1), float(held)), torch.from_numpy(rows)
 
     with ours, theirs:
-        (share,) = feed(DistantSamples(Samples(ROWS, told), CPU), loader_workers=1).at(1).shares
+        (share,) = (
+            feed(MemoryMappedSamples(Samples(ROWS, told), CPU), loader_workers=1).at(1).shares
+        )
     assert [inputs.max().item() for inputs, _ in share.micro_batches] == [0.0, 0.0]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dray import spec
-from ray_workers.training.optimizers import build_optimizer, set_lr
+from ray_workers.training.parallel.optim.optimizers import build_optimizer, set_lr
 
 STEPS = 5
 DECAY = 0.1

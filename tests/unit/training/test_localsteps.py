@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from dray.spec import JobSpec
-from ray_workers import pages
-from ray_workers.contracts import LEFT_EXIT_CODE, DataPolicy, RankTask
 from ray_workers.recipes import RECIPES
-from ray_workers.training import checkpoints
-from ray_workers.training.data import Batches
-from ray_workers.training.initialising import materialise
-from ray_workers.training.loop import Loop
+from ray_workers.shared import heartbeat
+from ray_workers.shared.contracts import LEFT_EXIT_CODE, DataPolicy, RankTask
+from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.data.sampler import DistributedBatchSampler
+from ray_workers.training.loop.trainer import Trainer
+from ray_workers.training.parallel.meta_init import materialise
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, run_ranks
 
@@ -53,7 +53,7 @@ def reference(spec: dict[str, Any], world_size: int, outer: dict[str, float] | N
     optimizers = [torch.optim.SGD(m.parameters(), lr=LR, momentum=MOMENTUM) for m in models]
     for step in range(1, 2 * STEPS_PER_EPOCH + 1):
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            batches = Batches(
+            batches = DistributedBatchSampler(
                 len(workload.train),
                 global_batch_size=asked.train.global_batch_size,
                 seed=asked.train.seed,
@@ -128,8 +128,8 @@ def test_it_resumes_equal_to_the_bit_with_the_state_that_each_rank_had(tmp_path:
     refs = checkpoint_refs(killed)
     assert refs[0].step == 15
     assert run_ranks(killed, spec, world_size=2, attempt=2, resume_from=refs) == [0, 0]
-    one = checkpoints.load(checkpoint_refs(left_alone)[0])
-    other = checkpoints.load(checkpoint_refs(killed, attempt=2)[0])
+    one = checkpoint_files.load(checkpoint_refs(left_alone)[0])
+    other = checkpoint_files.load(checkpoint_refs(killed, attempt=2)[0])
     assert len(one.state["local"]["inner"]) == 1
     assert_same(one.state, other.state)
 
@@ -157,13 +157,13 @@ def _ask_to_leave_at_step_4(task: RankTask) -> None:
 
 def ask_rank_0_to_leave(task: RankTask, *, at_step: int, others_end_at: int) -> None:
     """The supervisor ends the others once rank 0 has left."""
-    original = Loop._step
+    original = Trainer._step
 
-    def asking(self: Loop, step: int) -> None:
+    def asking(self: Trainer, step: int) -> None:
         if step == at_step and task.rank == 0:
-            pages.ask_to_leave(task.page_prefix)
+            heartbeat.ask_to_leave(task.page_prefix)
         if step == others_end_at:
             os._exit(0)
         original(self, step)
 
-    Loop._step = asking  # type: ignore[method-assign]
+    Trainer._step = asking  # type: ignore[method-assign]

@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ray_workers import pages, recipes
-from ray_workers.contracts import Cause, RankTask
-from ray_workers.pages import Page
-from ray_workers.training import checkpoints, pacing, storage
-from ray_workers.training.loop import Loop
+from dray.train import files, storage_room
+from ray_workers import recipes
+from ray_workers.recipes import results
+from ray_workers.shared import heartbeat
+from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, RankTask
+from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.training.checkpoint import checkpoint_files, direct_io, interval
+from ray_workers.training.loop.trainer import Trainer
 from tests.unit.training.jobs import (
     change_the_data,
     digits,
@@ -107,20 +110,57 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_never_the_job(
     assert run_ranks(tmp_path, spec, world_size=2, before=fill_the_disk_twice) == [0, 0]
     assert [ref.step for ref in checkpoint_refs(tmp_path)] == [24, 20, 5]
     for ref in checkpoint_refs(tmp_path):
-        assert checkpoints.load(ref).saved.step == ref.step
+        assert checkpoint_files.load(ref).saved.step == ref.step
     folder = tmp_path / "attempt-1" / "checkpoints"
     assert sorted(path.name[-2:] for path in folder.iterdir()) == ["05", "20", "24"]
 
 
 def fill_the_disk_twice(task: RankTask) -> None:
-    write_all = storage._write_all
+    write_all = direct_io._write_all
 
     def write(fd: int, chunk: memoryview) -> None:
         if re.search("step-0*1[05]/", str(Path(f"/proc/self/fd/{fd}").readlink())):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write_all(fd, chunk)
 
-    storage._write_all = write
+    direct_io._write_all = write
+
+
+def test_a_result_waits_for_room_and_nothing_is_trained_again(tmp_path: Path) -> None:
+    assert run_ranks(tmp_path, document(2), world_size=2, before=fill_the_disk_at_the_end) == [0, 0]
+    told = [body["path"] for body in frames(tmp_path, kind="artifact")]
+    assert sorted(set(told)) == ["config.json", "labels.json", "metrics.json", "model.safetensors"]
+    assert weights(tmp_path)
+
+
+def fill_the_disk_at_the_end(task: RankTask) -> None:
+    storage_room.PAUSE_S = 0.05
+    store, refusals = files.store, iter(range(3))
+
+    def refuse(source: Path, url: str) -> tuple[int, str]:
+        if next(refusals, None) is not None:
+            raise files.StorageError(f"{url} can't be written: no space left on device")
+        return store(source, url)
+
+    files.store = refuse
+
+
+def test_a_disk_that_stays_full_at_the_end_is_the_machines_fault(tmp_path: Path) -> None:
+    codes = run_ranks(tmp_path, document(1), world_size=1, before=leave_no_room_for_a_result)
+    assert codes == [STORAGE_EXIT_CODE]
+    (error,) = frames(tmp_path, kind="error")
+    assert error["cause"] == Cause.INFRASTRUCTURE
+    assert "the result could not be written within 0.2 s" in error["message"]
+    assert checkpoint_refs(tmp_path)[0].step == 24, "another attempt has only the result to write"
+
+
+def leave_no_room_for_a_result(task: RankTask) -> None:
+    storage_room.PAUSE_S, storage_room.WAIT_S = 0.05, 0.2
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    results.save_file = refuse
 
 
 def test_an_interval_of_its_own_choice_changes_nothing_that_is_learned(
@@ -140,7 +180,7 @@ def test_an_interval_of_its_own_choice_changes_nothing_that_is_learned(
 
 
 def save_at_once(task: RankTask) -> None:
-    pacing.FIRST_SAVE_S = 0.0
+    interval.FIRST_SAVE_S = 0.0
 
 
 @pytest.mark.parametrize(
@@ -160,14 +200,14 @@ def test_an_evaluation_goes_by_what_a_rank_computes_at_once_and_says_that_it_get
 
 
 def note_what_moves(task: RankTask) -> None:
-    move = Page.move
+    move = HeartbeatPage.move
 
-    def noted(page: Page) -> None:
+    def noted(page: HeartbeatPage) -> None:
         with Path(task.page_prefix).with_name(f"{task.rank}.moved").open("a") as file:
-            print(pages.look(page._map[:]).doing.name, file=file)
+            print(heartbeat.parse_status(page._map[:]).doing.name, file=file)
         move(page)
 
-    Page.move = noted  # type: ignore[method-assign]
+    HeartbeatPage.move = noted  # type: ignore[method-assign]
 
 
 def test_the_best_checkpoint_is_measured_and_outlives_newer_ones(tmp_path: Path) -> None:
@@ -213,20 +253,11 @@ def test_an_overflow_in_fp16_changes_no_weight_and_lowers_the_scale(tmp_path: Pa
     spec = document(1, precision="fp16", max_steps=1) | {"checkpoint": {"every_steps": 1}}
     assert run_ranks(tmp_path, spec, world_size=1, before=scale_the_loss_too_high) == [0]
     (ref,) = checkpoint_refs(tmp_path)
-    state = checkpoints.load(ref).state
+    state = checkpoint_files.load(ref).state
     assert state["scaler"]["scale"] == 2.0**126
     assert not math.isfinite(series(tmp_path, "train/grad_norm")[1])
     for name, tensor in digits().model.state_dict().items():
         assert torch.equal(state["model"][name], tensor)
-
-
-def test_gradients_that_are_finite_at_no_scale_end_the_job(tmp_path: Path) -> None:
-    sgd = {"name": "sgd", "lr": 1000.0}
-    spec = document(1, precision="fp16", optimizer=sgd, schedule={"name": "constant"}, epochs=10)
-    assert run_ranks(tmp_path, spec, world_size=1) == [1]
-    (error,) = frames(tmp_path, kind="error")
-    assert error["cause"] == Cause.USER_ERROR
-    assert "not finite at any scale of the loss" in error["message"]
 
 
 def scale_the_loss_too_high(task: RankTask) -> None:
@@ -237,7 +268,7 @@ def scale_the_loss_too_high(task: RankTask) -> None:
 def test_the_average_of_the_weights_is_what_is_judged_and_left(tmp_path: Path) -> None:
     spec = document(2, ema={"decay": 0.5}) | {"checkpoint": {"every_steps": 1, "keep": 24}}
     assert run_ranks(tmp_path, spec, world_size=2) == [0, 0]
-    saved = {ref.step: checkpoints.load(ref).state for ref in checkpoint_refs(tmp_path)}
+    saved = {ref.step: checkpoint_files.load(ref).state for ref in checkpoint_refs(tmp_path)}
     for name in saved[1]["model"]:
         average = saved[1]["model"][name]
         for step in range(2, 25):
@@ -267,13 +298,13 @@ def test_an_evaluation_that_is_done_again_is_no_reason_to_stop(tmp_path: Path) -
 
 
 def measure_twice(task: RankTask) -> None:
-    evaluate = Loop._evaluate
+    evaluate = Trainer._evaluate
 
-    def twice(loop: Loop, step: int) -> None:
+    def twice(loop: Trainer, step: int) -> None:
         evaluate(loop, step)
         evaluate(loop, step)
 
-    Loop._evaluate = twice  # type: ignore[method-assign]
+    Trainer._evaluate = twice  # type: ignore[method-assign]
 
 
 def test_ranks_that_read_different_data_say_so(tmp_path: Path) -> None:

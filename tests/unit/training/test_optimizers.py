@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from dray import spec
-from ray_workers.training.optimizers import build_optimizer, parameter_groups, set_lr
+from ray_workers.training.parallel.optim.optimizers import build_optimizer, parameter_groups, set_lr
 
 
 def model() -> nn.Module:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from ray_workers.training import checkpoints
+from ray_workers.training.checkpoint import checkpoint_files
 from tests.unit.training.jobs import digits, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, run_ranks
 
@@ -78,5 +78,5 @@ def test_the_rate_warms_up_grows_with_the_batch_and_falls_as_the_document_says(
     assert run_ranks(tmp_path, document(2, **options), world_size=2) == [0, 0]
     told = series(tmp_path, "train/lr")
     assert told == pytest.approx(dict(enumerate(expected, start=1)), rel=1e-6)
-    groups = checkpoints.load(checkpoint_refs(tmp_path)[0]).state["optimizer"]["param_groups"]
+    groups = checkpoint_files.load(checkpoint_refs(tmp_path)[0]).state["optimizer"]["param_groups"]
     assert {group["lr"] for group in groups} == {told[6]}

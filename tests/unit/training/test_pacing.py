@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from ray_workers.training.checkpoints import About
-from ray_workers.training.keeper import Keeper
-from ray_workers.training.pacing import (
+from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata
+from ray_workers.training.checkpoint.interval import (
     FIRST_SAVE_S,
     MAX_INTERVAL_S,
     MAX_SHARE,
-    Pace,
+    CheckpointInterval,
     StallMeter,
     interval_s,
     young_interval_s,
 )
-from ray_workers.training.saves import Saves
+from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.triggers import CheckpointTriggers
 from tests.unit.training.ranks import frames
 
 DAY = 24 * 3600.0
@@ -82,7 +82,7 @@ def test_before_the_first_usual_step_only_what_blocks_is_known() -> None:
 
 
 def test_the_first_save_is_early_and_the_next_by_what_it_cost() -> None:
-    pace = Pace(mtbf_s=3600.0)
+    pace = CheckpointInterval(mtbf_s=3600.0)
     pace.starts_at(40)
     steps = 0
     while not pace.is_due(40 + steps):
@@ -98,13 +98,13 @@ def test_the_first_save_is_early_and_the_next_by_what_it_cost() -> None:
 
 
 def test_one_outlier_does_not_change_the_interval() -> None:
-    pace = Pace(mtbf_s=3600.0)
+    pace = CheckpointInterval(mtbf_s=3600.0)
     for cost in (0.5, 0.5, 90.0):
         assert pace.measured(cost, 1.0, step_s=0.5) == 120
 
 
 def test_steps_that_become_slower_are_not_waited_for() -> None:
-    pace = Pace(mtbf_s=3600.0)
+    pace = CheckpointInterval(mtbf_s=3600.0)
     pace.starts_at(0)
     pace.measured(0.5, 1.0, step_s=0.5)
     pace.step_took(MAX_INTERVAL_S)
@@ -112,7 +112,7 @@ def test_steps_that_become_slower_are_not_waited_for() -> None:
 
 
 def test_an_interval_has_a_step_at_least() -> None:
-    assert Pace(mtbf_s=3600.0).measured(0.0, 0.0, step_s=100.0) == 1
+    assert CheckpointInterval(mtbf_s=3600.0).measured(0.0, 0.0, step_s=100.0) == 1
 
 
 @pytest.fixture
@@ -122,15 +122,15 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_each_save_is_told_with_its_stall_once(tmp_path: Path, told: Any) -> None:
-    keeper = Keeper((tmp_path / "c").as_uri(), keep=9, best=None)
-    saves = Saves(keeper, None)
+    manager = CheckpointManager((tmp_path / "c").as_uri(), keep=9, best=None)
+    saves = CheckpointTriggers(manager, None)
     state = {"w": torch.ones(3)}
     for step in range(1, 5):
         saves.step_took(step, 1.0)
         assert not saves.is_due(step)
         if step >= 2:
-            saves.save(About(step, {}, {}), state)
-    keeper.wait()
+            saves.save(CheckpointMetadata(step, {}, {}), state)
+    manager.wait()
     saves.step_took(5, 1.0)
     assert sum("perf/checkpoint_stall_s" in values for values in told().values()) == 3
     assert all(list(values) == ["perf/checkpoint_stall_s"] for values in told().values())
@@ -140,14 +140,14 @@ def test_each_save_is_told_with_its_stall_once(tmp_path: Path, told: Any) -> Non
 def test_the_interval_is_told_and_logged(
     tmp_path: Path, told: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keeper = Keeper((tmp_path / "c").as_uri(), keep=9, best=None)
-    pace = Pace(mtbf_s=DAY)
-    saves = Saves(keeper, pace)
+    manager = CheckpointManager((tmp_path / "c").as_uri(), keep=9, best=None)
+    pace = CheckpointInterval(mtbf_s=DAY)
+    saves = CheckpointTriggers(manager, pace)
     saves.starts_at(0)
     saves.step_took(1, FIRST_SAVE_S)
     assert saves.is_due(1)
-    saves.save(About(1, {}, {}), {"w": torch.ones(3)})
-    keeper.wait()
+    saves.save(CheckpointMetadata(1, {}, {}), {"w": torch.ones(3)})
+    manager.wait()
     assert not saves.is_due(1)
     saves.step_took(2, FIRST_SAVE_S)
     values = told()[2]

@@ -19,10 +19,10 @@ found = {
     "ray": "ray" in sys.modules,
 }
 from pathlib import Path
-from ray_workers.contracts import RankTask
-from ray_workers.training import entry
+from ray_workers.shared.contracts import RankTask
+from ray_workers.training.loop import rank_main
 preloaded = set(sys.modules)
-code = entry.main(RankTask.from_json(sys.argv[1]))
+code = rank_main.main(RankTask.from_json(sys.argv[1]))
 print(json.dumps(found | {"code": code, "late": sorted(set(sys.modules) - preloaded)}))
 """
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dray.spec import Profile
-from ray_workers.training.profiling import Recorder, summarise
+from ray_workers.training.loop.profiler import Profiler, summarise
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import replaced, run_ranks
 from tests.unit.training.test_recovery import Fault
@@ -135,6 +135,6 @@ def test_a_job_that_ends_before_the_last_of_the_steps_leaves_those_that_came(
 
 
 def test_steps_that_never_come_are_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    Recorder(Profile(at_step=500), torch.device("cpu")).finish(8)
+    Profiler(Profile(at_step=500), torch.device("cpu")).finish(8)
     said = "profile asks for steps 500 to 502, and the training ended with step 8"
     assert said in capsys.readouterr().out

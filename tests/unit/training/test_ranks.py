@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_workers.contracts import RankTask
+from ray_workers.shared.contracts import RankTask
 from tests.unit.training.jobs import document
 from tests.unit.training.ranks import frames, run_in_group, run_ranks
 

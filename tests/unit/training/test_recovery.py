@@ -16,17 +16,19 @@ import torch
 from torch import nn
 
 from dray import spec
-from ray_workers.contracts import RankTask
-from ray_workers.pages import Doing, Page
 from ray_workers.recipes.models import images
-from ray_workers.training import checkpoints, membership, process_group, samples, storage
-from ray_workers.training.evaluation import Evaluation
-from ray_workers.training.feeding import Feed
-from ray_workers.training.keeper import Keeper
-from ray_workers.training.loop import Loop
-from ray_workers.training.membership import Membership
-from ray_workers.training.strategies.replica import Replica
-from ray_workers.training.strategies.update import Update
+from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase
+from ray_workers.training.checkpoint import checkpoint_files, direct_io
+from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.data import device_dataset
+from ray_workers.training.data.prefetcher import Prefetcher
+from ray_workers.training.elastic import process_group, rendezvous
+from ray_workers.training.elastic.rendezvous import RendezvousHandler
+from ray_workers.training.loop.evaluation import Evaluation
+from ray_workers.training.loop.trainer import Trainer
+from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import (
     DEADLINE_S,
@@ -85,10 +87,10 @@ def at_call(
 def _in_backward(step: int, *, exchanged: bool) -> None:
     """Between the forward and the backward pass, or in the midst of the backward pass, when some
     of the gradients may be on their way."""
-    original = Replica.backward
+    original = GradientEngine.backward
     calls = 0
 
-    def dying(self: Replica, parts: Any, *args: Any, **kwargs: Any) -> None:
+    def dying(self: GradientEngine, parts: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal calls
         calls += 1
         if calls == step and not exchanged:
@@ -98,26 +100,26 @@ def _in_backward(step: int, *, exchanged: bool) -> None:
             last.register_hook(lambda grad: die())  # type: ignore[no-untyped-call]
         original(self, parts, *args, **kwargs)
 
-    Replica.backward = dying  # type: ignore[method-assign]
+    GradientEngine.backward = dying  # type: ignore[method-assign]
 
 
 POINTS: dict[str, Callable[[int], None]] = {
-    "before the first step": lambda _: at_call(Loop, "fit", 1),
-    "while the group is formed": lambda _: at_call(Loop, "enter", 1),
-    "in the data loader": lambda step: at_call(Feed, "at", step),
+    "before the first step": lambda _: at_call(Trainer, "fit", 1),
+    "while the group is formed": lambda _: at_call(Trainer, "enter", 1),
+    "in the data loader": lambda step: at_call(Prefetcher, "at", step),
     "before the backward pass": lambda step: _in_backward(step, exchanged=False),
     "in the backward pass": lambda step: _in_backward(step, exchanged=True),
-    "after the all-reduce, before the optimizer": lambda step: at_call(Update, "step", step),
+    "after the all-reduce, before the optimizer": lambda step: at_call(OptimizerStep, "step", step),
     "in the optimizer": lambda step: at_call(torch.optim.AdamW, "step", step, after=True),
-    "after the step": lambda step: at_call(Update, "step", step, after=True),
+    "after the step": lambda step: at_call(OptimizerStep, "step", step, after=True),
     "before the evaluation": lambda _: at_call(Evaluation, "measure", 1),
     "after the evaluation": lambda _: at_call(Evaluation, "measure", 1, after=True),
-    "when a checkpoint was begun": lambda _: at_call(Keeper, "save", 1, after=True),
-    "before a checkpoint is written": lambda _: at_call(checkpoints, "commit", 1),
-    "before a checkpoint's manifest": lambda _: at_call(storage, "write_buffer", 3),
-    "when a checkpoint was committed": lambda _: at_call(checkpoints, "commit", 1, after=True),
-    "before the result is written": lambda _: at_call(Loop, "finish", 1),
-    "when the result was written": lambda _: at_call(Loop, "_write_result", 1, after=True),
+    "when a checkpoint was begun": lambda _: at_call(CheckpointManager, "save", 1, after=True),
+    "before a checkpoint is written": lambda _: at_call(checkpoint_files, "commit", 1),
+    "before a checkpoint's manifest": lambda _: at_call(direct_io, "write_buffer", 3),
+    "when a checkpoint was committed": lambda _: at_call(checkpoint_files, "commit", 1, after=True),
+    "before the result is written": lambda _: at_call(Trainer, "finish", 1),
+    "when the result was written": lambda _: at_call(Trainer, "_write_result", 1, after=True),
 }
 RANK_0_ONLY = {
     "when a checkpoint was begun",
@@ -186,7 +188,7 @@ def test_rank_0_is_replaced_in_the_midst_of_its_own_work(
     # What was not committed yet is made up for, at the step where the others were by then.
     latest = 8 if point == "when a checkpoint was committed" else 16
     assert 8 <= refs[-1].step <= latest
-    assert checkpoints.load(refs[0]).saved.step == 16
+    assert checkpoint_files.load(refs[0]).saved.step == 16
 
 
 def test_of_four_ranks_the_one_across_learns_of_it_too(
@@ -209,7 +211,7 @@ def test_who_waits_for_a_rank_that_died_before_it_had_connected_is_woken(
 
 def _die_unconnected(task: RankTask) -> None:
     """The others know that it is there, and wait for its address."""
-    membership.FORMING_LIMIT_S = 600.0
+    rendezvous.FORMING_LIMIT_S = 600.0
     if task.rank == 2 and task.incarnation == 0:
         at_call(process_group, "join", 1)
 
@@ -229,9 +231,9 @@ def _leave_rank_0_behind(task: RankTask) -> None:
         raise RuntimeError("Connection closed by peer")
 
     if task.rank == 0:
-        at_call(Update, "step", 8, act=lose_it)
+        at_call(OptimizerStep, "step", 8, act=lose_it)
     if task.rank == 2 and task.incarnation == 0:
-        at_call(Update, "step", 8, after=True)
+        at_call(OptimizerStep, "step", 8, after=True)
 
 
 def test_two_of_three_ranks_die_one_after_the_other(
@@ -266,18 +268,18 @@ class InAllReduce:
             return
         is_culprit = task.rank == self.rank
         is_late = self.late == ("culprit" if is_culprit else "others")
-        groups: list[Membership] = []
-        fit, exchange = Loop.fit, Page.exchange
+        groups: list[RendezvousHandler] = []
+        fit, exchange = Trainer.fit, HeartbeatPage.exchange
         calls = 0
 
-        def fitting(loop: Loop, membership: Membership) -> None:
+        def fitting(loop: Trainer, membership: RendezvousHandler) -> None:
             groups.append(membership)
             if is_culprit:  # the gradient of this one comes last
                 parameter = next(iter(loop.strategy.model.parameters()))
                 parameter.register_hook(lambda _: waiting())  # type: ignore[no-untyped-call]
             fit(loop, membership)
 
-        def entering(page: Page) -> None:
+        def entering(page: HeartbeatPage) -> None:
             nonlocal calls
             calls += 1
             if calls == STEP and is_late:
@@ -291,15 +293,15 @@ class InAllReduce:
             if calls == STEP:
                 time.sleep(DEADLINE_S)
 
-        Loop.fit, Page.exchange = fitting, entering  # type: ignore[method-assign]
+        Trainer.fit, HeartbeatPage.exchange = fitting, entering  # type: ignore[method-assign]
 
-    def _die_when_sent(self, membership: Membership, before: int) -> None:
+    def _die_when_sent(self, membership: RendezvousHandler, before: int) -> None:
         while _sent(membership) < before + self.sent:
             time.sleep(0.0002)
         die()
 
 
-def _sent(membership: Membership) -> int:
+def _sent(membership: RendezvousHandler) -> int:
     sent = membership.sent_bytes()
     assert sent is not None
     return sent
@@ -314,7 +316,7 @@ def test_a_rank_is_killed_in_the_midst_of_an_all_reduce_and_nothing_is_lost(
     codes = run_ranks(tmp_path, wide(), world_size=2, before=fault, mends=True)
     assert (codes, replaced(tmp_path)) == ([0, 0], [rank])
     end = last_look(tmp_path, rank)
-    assert (end.step, end.doing, end.collective) == (STEP - 1, Doing.EXCHANGE, STEP)
+    assert (end.step, end.doing, end.collective) == (STEP - 1, RankPhase.EXCHANGE, STEP)
     assert_same(tmp_path, undisturbed_wide)
 
 
@@ -391,7 +393,7 @@ class FromAfar:
         self.then = then
 
     def __call__(self, task: RankTask) -> None:
-        samples.RESIDENT_BYTES = 0
+        device_dataset.RESIDENT_BYTES = 0
         if self.then is not None:
             self.then(task)
 
@@ -445,9 +447,9 @@ class Raising:
         self.rank, self.step = rank, step
 
     def __call__(self, task: RankTask) -> None:
-        membership.PLACE_LIMIT_S = 0.5
+        rendezvous.PLACE_LIMIT_S = 0.5
         if task.rank == self.rank:
-            at_call(Update, "step", self.step, act=_raise)
+            at_call(OptimizerStep, "step", self.step, act=_raise)
 
 
 def _raise() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from ray_workers import pages
-from ray_workers.contracts import AWAITING, RankTask
-from ray_workers.training.data import Batches
-from ray_workers.training.loop import Loop
-from ray_workers.training.store import new_store
+from ray_workers.shared import heartbeat
+from ray_workers.shared.contracts import AWAITING, RankTask
+from ray_workers.training.data.sampler import DistributedBatchSampler
+from ray_workers.training.elastic.store_server import loopback_store
+from ray_workers.training.loop.trainer import Trainer
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import DEADLINE_S, Gang, make_task, run_ranks
 from tests.unit.training.test_recovery import RunningMeans, once
@@ -39,15 +39,15 @@ class Slowly:
     def __call__(self, task: RankTask) -> None:
         if self.first is not None:
             self.first(task)
-        original = Loop._step
+        original = Trainer._step
 
-        def step(loop: Loop, number: int) -> None:
+        def step(loop: Trainer, number: int) -> None:
             time.sleep(STEP_S)
             while any(number >= s and loop.page.wanted < g for s, g in self.leash):
                 time.sleep(STEP_S)
             original(loop, number)
 
-        Loop._step = step  # type: ignore[method-assign]
+        Trainer._step = step  # type: ignore[method-assign]
 
 
 class Resized:
@@ -62,7 +62,7 @@ class Resized:
         before: Callable[[RankTask], None] | None = None,
     ) -> None:
         self.pages = home / "attempt-1" / "pages"
-        self._store = new_store()
+        self._store = loopback_store()
         make = functools.partial(
             make_task, home, spec, world_size=world_size, port=self._store.port
         )
@@ -76,7 +76,9 @@ class Resized:
             time.sleep(0.005)
 
     def until_step(self, step: int) -> None:
-        self.until(lambda: any(s.look.step >= step for s in pages.see(self.pages) if s.state))
+        self.until(
+            lambda: any(s.look.step >= step for s in heartbeat.observe_ranks(self.pages) if s.state)
+        )
 
     def lose(self, *seats: int) -> None:
         for seat in seats:
@@ -89,9 +91,12 @@ class Resized:
         """One more, which is told its place when it is ready for one."""
         seat = len(self.gang.tasks)
         task = self.gang.add(rank=seat, incarnation=1, generation=AWAITING)
-        waiting = pages.Doing.STAND_BY
+        waiting = heartbeat.RankPhase.STAND_BY
         self.until(
-            lambda: any(s.rank == seat and s.look.doing is waiting for s in pages.see(self.pages))
+            lambda: any(
+                s.rank == seat and s.look.doing is waiting
+                for s in heartbeat.observe_ranks(self.pages)
+            )
         )
         self.tasks.append(task)
         self.gang.next_generation(self.tasks)
@@ -228,14 +233,16 @@ def test_each_sample_comes_once_in_an_epoch_under_any_sizes(seed: int) -> None:
     """Every step of an epoch is done by a world of another size."""
     generator = torch.Generator().manual_seed(seed)
     num_samples, batch = (int(torch.randint(1, 200, (), generator=generator)) for _ in range(2))
-    whole = Batches(num_samples, global_batch_size=batch, seed=seed, shares=[0], num_shares=1)
+    whole = DistributedBatchSampler(
+        num_samples, global_batch_size=batch, seed=seed, shares=[0], num_shares=1
+    )
     seen: list[int] = []
     for step in range(1, whole.steps_per_epoch + 1):
         world_size = int(torch.randint(1, 9, (), generator=generator))
         shares = [
             found
             for rank in range(world_size)
-            for found in Batches(
+            for found in DistributedBatchSampler(
                 num_samples,
                 global_batch_size=batch,
                 seed=seed,

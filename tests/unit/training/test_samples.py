@@ -7,8 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_workers.training import samples
-from ray_workers.training.samples import DistantSamples, ResidentSamples, Rows, Samples
+from ray_workers.training.data import device_dataset
+from ray_workers.training.data.device_dataset import (
+    InMemorySamples,
+    MemoryMappedSamples,
+    Rows,
+    Samples,
+)
 
 CPU = torch.device("cpu")
 ROWS = np.arange(30)[::-1].copy()
@@ -19,6 +24,6 @@ def fetch(rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def test_a_split_that_is_small_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(samples.on_device(Samples(ROWS, fetch), CPU), ResidentSamples)
-    monkeypatch.setattr(samples, "RESIDENT_BYTES", 100)
-    assert isinstance(samples.on_device(Samples(ROWS, fetch), CPU), DistantSamples)
+    assert isinstance(device_dataset.on_device(Samples(ROWS, fetch), CPU), InMemorySamples)
+    monkeypatch.setattr(device_dataset, "RESIDENT_BYTES", 100)
+    assert isinstance(device_dataset.on_device(Samples(ROWS, fetch), CPU), MemoryMappedSamples)

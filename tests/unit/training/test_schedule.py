@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dray.spec import Checkpoint, LrScaling, Schedule, Train
-from ray_workers.training.schedule import Calendar, lr_at, scaled_lr
+from ray_workers.training.core.schedule import Calendar, lr_at, scaled_lr
 
 
 def rates(schedule: Schedule, total_steps: int, lr: float = 1.0) -> list[float]:

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from dray import checkpoints, files, train
-from dray.checkpoints import CheckpointRef
-from dray.spool import begin_count, note_known, segments
+from dray import train
+from dray.train import checkpoints, files, reporting
+from dray.train.checkpoints import CheckpointRef
+from dray.train.spool import begin_count, note_known, segments
 from tests.unit.training.test_train_api import written
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a process that has just begun."""
-    monkeypatch.setattr(train, "_job_checkpoints", None)
-    monkeypatch.setattr(train.atexit, "register", lambda *_: None)
+    monkeypatch.setattr(reporting, "_job_checkpoints", None)
+    monkeypatch.setattr(reporting.atexit, "register", lambda *_: None)
     for name in ("DRAY_CHECKPOINT_URL", "DRAY_RESUME_FROM", "DRAY_SPOOL_DIR", "RANK"):
         monkeypatch.delenv(name, raising=False)
 
@@ -63,7 +64,7 @@ def next_attempt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spool: Path) -
     monkeypatch.setenv("DRAY_RESUME_FROM", json.dumps(known))
     monkeypatch.setenv("DRAY_SPOOL_DIR", str(tmp_path / "next-spool"))
     monkeypatch.setenv("DRAY_CHECKPOINT_URL", (tmp_path / "attempt-2").as_uri())
-    monkeypatch.setattr(train, "_job_checkpoints", None)
+    monkeypatch.setattr(reporting, "_job_checkpoints", None)
 
 
 def test_a_checkpoint_is_copied_hashed_committed_and_told(spool: Path, state: Path) -> None:
@@ -241,6 +242,20 @@ def test_a_storage_that_takes_nothing_costs_the_checkpoint_and_not_the_job(
     assert train.save_checkpoint(state, 10) is None
     assert "the checkpoint of step 10 could not be saved" in capsys.readouterr().out
     assert not spool.exists() or told(spool, "checkpoint") == []
+
+
+def test_a_storage_that_gives_nothing_is_no_reason_to_begin_anew(
+    spool: Path, state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    train.save_checkpoint(state, 10)
+    next_attempt(monkeypatch, tmp_path, spool)
+
+    def fail(url: str) -> bytes:
+        raise PermissionError(f"no {url}")
+
+    monkeypatch.setattr(files, "read", fail)
+    with pytest.raises(train.StorageError, match="can't be read"):
+        train.load_checkpoint()
 
 
 def test_files_that_lie_far_away_are_brought_here(

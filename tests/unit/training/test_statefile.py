@@ -10,8 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ray_workers.training.snapshots import Camera
-from ray_workers.training.statefile import PAGE_BYTES, flatten, lay_out, read_tensors, restore
+from ray_workers.training.checkpoint.safetensors_layout import (
+    PAGE_BYTES,
+    flatten,
+    lay_out,
+    read_tensors,
+    restore,
+)
+from ray_workers.training.checkpoint.staging import Stager
 
 STATE: dict[str, Any] = {
     "model": {"a": torch.randn(3, 5), "b/c": torch.arange(4), "b": {"c": torch.tensor(True)}},
@@ -27,7 +33,7 @@ STATE: dict[str, Any] = {
 
 
 def through_the_files(state: dict[str, Any]) -> Any:
-    snapshot = Camera().take(state)
+    snapshot = Stager().take(state)
     snapshot.wait()
     tensors = read_tensors(bytes(snapshot.data[: snapshot.num_bytes]))
     return restore(json.loads(json.dumps(snapshot.tree)), tensors)
@@ -58,7 +64,7 @@ def test_views_and_shared_tensors_are_saved_as_they_are_seen() -> None:
 
 
 def test_the_file_is_one_of_safetensors_whose_data_begin_at_a_page(tmp_path: Any) -> None:
-    snapshot = Camera().take(STATE)
+    snapshot = Stager().take(STATE)
     path = tmp_path / "x.safetensors"
     path.write_bytes(snapshot.data[: snapshot.num_bytes])
     assert torch.equal(load_file(path)["model/a"], STATE["model"]["a"])

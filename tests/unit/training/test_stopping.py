@@ -5,12 +5,12 @@ import math
 import pytest
 
 from dray.spec import EarlyStopping
-from ray_workers.training.stopping import Patience
+from ray_workers.training.core.early_stopping import EarlyStoppingState
 
 
 def stops_at(rule: EarlyStopping, values: list[float]) -> int | None:
     """Number of the evaluation after which training ends."""
-    patience = Patience()
+    patience = EarlyStoppingState()
     for number, value in enumerate(values, start=1):
         patience = patience.after(rule, {rule.metric: value})
         if patience.is_over(rule):

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from dray import spec
-from ray_workers.contracts import RankTask
-from ray_workers.training import checkpoints
-from ray_workers.training.optimizers import build_optimizer
-from ray_workers.training.strategies import stowing, update
-from ray_workers.training.strategies.stowing import Stowed, rounded
+from ray_workers.shared.contracts import RankTask
+from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.parallel.optim import optimizer_offload, optimizer_step
+from ray_workers.training.parallel.optim.optimizer_offload import OffloadedState, rounded
+from ray_workers.training.parallel.optim.optimizers import build_optimizer
 from tests.unit.training.jobs import assert_same, die_at_step_18, series, weights
 from tests.unit.training.ranks import checkpoint_refs, replaced, run_ranks
 from tests.unit.training.test_divided import images, text
@@ -38,7 +38,7 @@ def trained(options: spec.Optimizer, **stowed: Any) -> tuple[nn.Module, torch.op
     model = nn.Sequential(nn.Linear(20, 30), nn.LayerNorm(30), nn.Linear(30, 5))
     optimizer = build_optimizer(model, options)
     if stowed:
-        Stowed(optimizer, **stowed)
+        OffloadedState(optimizer, **stowed)
     inputs = torch.randn(64, 20)
     for _ in range(10):
         model(inputs).square().mean().backward()
@@ -50,7 +50,7 @@ def trained(options: spec.Optimizer, **stowed: Any) -> tuple[nn.Module, torch.op
 def without_count(state: dict[str, Any]) -> dict[str, Any]:
     """What the optimizer itself would have."""
     (first, *others) = state["param_groups"]
-    own = {name: value for name, value in first.items() if name != stowing.NUM_STEPS}
+    own = {name: value for name, value in first.items() if name != optimizer_offload.NUM_STEPS}
     assert own.keys() < first.keys()
     return {**state, "param_groups": [own, *others]}
 
@@ -59,7 +59,7 @@ def without_count(state: dict[str, Any]) -> dict[str, Any]:
 def test_bucket_by_bucket_a_step_is_the_same_to_the_bit(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(stowing, "BUCKET_BYTES", 200)
+    monkeypatch.setattr(optimizer_offload, "BUCKET_BYTES", 200)
     plain, one = trained(OPTIMIZERS[name])
     apart, other = trained(OPTIMIZERS[name], home=CPU)
     assert_same(dict(plain.state_dict()), dict(apart.state_dict()))
@@ -108,7 +108,7 @@ def test_no_two_moments_that_are_loaded_are_at_hand_at_once() -> None:
     """All of them may be more than the device holds."""
     model, optimizer = trained(OPTIMIZERS["adamw"], home=CPU)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    saved = copy.deepcopy(update.named_state(optimizer, names))
+    saved = copy.deepcopy(optimizer_step.named_state(optimizer, names))
     made: list[weakref.ref[Tensor]] = []
 
     def part(value: Any, parameter: Tensor) -> Any:
@@ -118,7 +118,7 @@ def test_no_two_moments_that_are_loaded_are_at_hand_at_once() -> None:
             made.append(weakref.ref(own))
         return own
 
-    update.load_named_state(optimizer, names, saved, stowing.made_later(part))
+    optimizer_step.load_named_state(optimizer, names, saved, optimizer_offload.made_later(part))
     assert len(made) == 2 * len(names)
     for parameter, name in names.items():
         for moment in ("exp_avg", "exp_avg_sq", "step"):
@@ -141,8 +141,8 @@ def test_a_run_with_small_state_resumes_equal_to_the_bit(
     assert codes == [-signal.SIGKILL] * 2
     refs = checkpoint_refs(killed)
     assert run_ranks(killed, job, world_size=2, attempt=2, resume_from=refs) == [0, 0]
-    one = checkpoints.load(checkpoint_refs(left_alone)[0])
-    other = checkpoints.load(checkpoint_refs(killed, attempt=2)[0])
+    one = checkpoint_files.load(checkpoint_refs(left_alone)[0])
+    other = checkpoint_files.load(checkpoint_refs(killed, attempt=2)[0])
     assert_same(one.state, other.state)
     moments = [each["exp_avg"] for each in one.state["optimizer"]["state"].values()]
     assert {moment.dtype for moment in moments} == {torch.bfloat16}
@@ -155,7 +155,7 @@ def test_state_that_lies_elsewhere_is_whole_in_a_checkpoint(tmp_path: Path) -> N
     plain, apart = tmp_path / "plain", tmp_path / "apart"
     assert run_ranks(plain, job, world_size=2) == [0, 0]
     assert run_ranks(apart, job, world_size=2, before=_stow_apart) == [0, 0]
-    one, other = (checkpoints.load(checkpoint_refs(home)[0]) for home in (plain, apart))
+    one, other = (checkpoint_files.load(checkpoint_refs(home)[0]) for home in (plain, apart))
     optimizer = without_count(other.state["optimizer"])
     assert_same(one.state, {**other.state, "optimizer": optimizer})
     refs = checkpoint_refs(apart)
@@ -176,11 +176,11 @@ def test_a_twin_gives_what_lies_elsewhere_as_well(tmp_path: Path) -> None:
 def _stow_apart_and_die(task: RankTask) -> None:
     _stow_apart(task)
     if task.rank == 1 and task.incarnation == 0:
-        at_call(update.Update, "loss_scale", 7)
+        at_call(optimizer_step.OptimizerStep, "loss_scale", 7)
 
 
 def _stow_apart(task: RankTask) -> None:
-    update._stowed = lambda optimizer, options: Stowed(optimizer, home=CPU)
+    optimizer_step._stowed = lambda optimizer, options: OffloadedState(optimizer, home=CPU)
 
 
 def test_what_is_sent_in_bf16_takes_half_and_learns_nearly_the_same(tmp_path: Path) -> None:

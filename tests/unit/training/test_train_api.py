@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from dray import train
-from dray.spool import segments
+from dray.train import storage_room
+from dray.train.spool import segments
 
 
 @pytest.fixture
@@ -97,6 +98,51 @@ def test_an_artifact_is_copied_hashed_and_told(spool: Path, tmp_path: Path) -> N
         "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
     }
     assert saved.url == copy.as_uri()
+
+
+def test_an_artifact_waits_for_room(
+    spool: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(storage_room, "PAUSE_S", 0.0)
+    monkeypatch.setenv("DRAY_ARTIFACT_URL", (tmp_path / "kept").as_uri())
+    (tmp_path / "kept").write_text("no folder yet")
+    (tmp_path / "model.bin").write_bytes(b"model")
+
+    def make_room() -> None:
+        (tmp_path / "kept").unlink(missing_ok=True)
+
+    monkeypatch.setattr(storage_room.time, "sleep", lambda _: make_room())
+    train.save_artifact(tmp_path / "model.bin")
+    assert (tmp_path / "kept" / "model.bin").read_bytes() == b"model"
+    assert "the artifact model.bin can't be written and waits for room" in capsys.readouterr().out
+
+
+def test_an_artifact_that_finds_no_room_in_time_is_the_storages_fault(
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_room, "WAIT_S", 0.0)
+    monkeypatch.setenv("DRAY_ARTIFACT_URL", (tmp_path / "kept").as_uri())
+    (tmp_path / "kept").write_text("no folder")
+    (tmp_path / "model.bin").write_bytes(b"model")
+    with pytest.raises(train.StorageError, match="could not be written within 0 s"):
+        train.save_artifact(tmp_path / "model.bin")
+
+
+def test_an_artifact_is_told_of_though_the_metrics_fill_the_spool(
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAY_SPOOL_LIMIT_BYTES", "1000")
+    monkeypatch.setattr("dray.train.spool.SEGMENT_BYTES", 500)
+    monkeypatch.setenv("DRAY_ARTIFACT_URL", (tmp_path / "kept").as_uri())
+    (tmp_path / "model.bin").write_bytes(b"model")
+    for step in range(100):
+        train.report(step, {"loss": 1.0})
+    assert len(written(spool)) < 100
+    train.save_artifact(tmp_path / "model.bin")
+    assert written(spool)[-1]["body"]["path"] == "model.bin"
 
 
 def test_an_artifact_goes_to_any_url_that_fsspec_knows(

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ray_workers.forking import ForkedProcess
-from tests.unit.workers.test_contracts import task
+from ray_workers.node.forkserver_client import ForkedProcess
+from tests.wire import rank_task
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 60.0
@@ -76,7 +76,7 @@ class Server:
 
 
 async def fork(socket_path: str, code: str, **fields: Any) -> Forked:
-    request = {"op": "rank", "task": json.loads(task(spec={"code": code}, **fields).to_json())}
+    request = {"op": "rank", "task": json.loads(rank_task(spec={"code": code}, **fields).to_json())}
     return Forked(await ForkedProcess.start(socket_path, request))
 
 

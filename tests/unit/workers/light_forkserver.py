@@ -13,9 +13,9 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-from ray_workers import forkserver
-from ray_workers.contracts import RankTask
-from ray_workers.processes import Session, find_members
+from ray_workers.node import forkserver
+from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.procfs import Session, find_members
 
 GHOST = (1 << 22) + 1
 """Above the largest pid that Linux gives."""
@@ -50,5 +50,5 @@ def find(sessions: Sequence[Session]) -> dict[str, list[int]]:
 
 if __name__ == "__main__":
     stand_in("preload", preload=lambda: None)
-    stand_in("entry", main=run)
+    stand_in("loop.rank_main", main=run)
     forkserver.main(sys.argv[1], find)

@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from ray_workers.addresses import AllowedHosts, refused_address, refused_host
+from ray_workers.shared.net_policy import AllowedHosts, refused_address, refused_host
 
 NOBODY = AllowedHosts()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_workers import records
-from ray_workers.forking import list_tasks
+from ray_workers.node import session_records
+from ray_workers.node.forkserver_client import list_tasks
 from tests.unit.workers.forked import PATIENCE_S, Forked, Server, is_alive, light, server, until
 from tests.unit.workers.light_forkserver import GHOST
 
@@ -88,9 +88,9 @@ async def test_what_can_not_be_ended_is_named_and_stays_listed_until_it_is_gone(
 
 
 async def test_a_session_is_written_down_while_it_lasts(server: Server) -> None:
-    directory = records.sessions_dir(Path(server.path).parent)
+    directory = session_records.sessions_dir(Path(server.path).parent)
     forked = await server.fork("import time; time.sleep(600)", job_id="j", attempt=4, rank=2)
-    (record,) = records.read_sessions(directory)
+    (record,) = session_records.read_sessions(directory)
     assert (record.job_id, record.attempt, record.rank, record.pid) == ("j", 4, 2, forked.pid)
     assert record.server_pid == server.process.pid
     assert record.is_of_this_boot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from dray.spec import JobSpec
-from ray_workers import forking, processes
-from ray_workers.forking import ForkedProcess, ForkFailed, list_tasks
+from ray_workers.node import forkserver_client
+from ray_workers.node.forkserver_client import ForkedProcess, ForkFailed, list_tasks
+from ray_workers.shared import procfs
 from tests.unit.workers.forked import PATIENCE_S, Forked, Server, is_alive, light, server, until
-from tests.unit.workers.test_contracts import task
+from tests.wire import rank_task
 
 __all__ = ["light", "server"]
 
@@ -73,6 +75,81 @@ async def test_a_forked_process_starts_clean(server: Server) -> None:
     )
 
 
+async def test_a_rank_stands_back_as_far_as_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = os.nice(0)
+    monkeypatch.setenv("DRAY_RANK_NICENESS", str(own + 2))
+    server = Server("tests.unit.workers.light_forkserver")
+    try:
+        await server.serves()
+        group = "/proc/self/autogroup"
+        code = (
+            "import os, pathlib\n"
+            f"group = pathlib.Path({group!r})\n"
+            "print(os.nice(0), group.read_text().split()[-1] if group.exists() else os.nice(0))\n"
+        )
+        _, text = await (await server.fork(code)).end()
+        assert text.split() == [str(own + 2)] * 2
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("attack", "ends"),
+    [
+        ("os.kill(os.getppid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.killpg(os.getpgid(os.getppid()), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getppid(), signal.SIGTERM); os._exit(4)", 4),
+        ("os.kill(0, signal.SIGTERM)", -signal.SIGTERM),
+        ("os.kill(os.getppid(), signal.SIGSTOP)", -signal.SIGKILL),
+    ],
+)
+async def test_a_rank_that_signals_its_parent_hits_itself_alone(
+    server: Server, attack: str, ends: int
+) -> None:
+    other = await server.fork("print('here', flush=True); import time; time.sleep(60)")
+    assert await other.line() == "here"
+    wait = "; print('done', flush=True); time.sleep(60)"
+    forked = await server.fork(f"import os, signal, time; {attack}{wait}")
+    if "STOP" in attack:
+        assert await forked.line() == "done"
+        forked.process.signal(signal.SIGKILL)
+    assert (await forked.end())[0] == ends
+    assert is_alive(server.process.pid)
+    assert is_alive(other.pid)
+    assert [each["pid"] for each in await list_tasks(server.path)] == [other.pid]
+
+
+async def test_what_a_rank_leaves_behind_has_not_the_forkserver_as_its_parent(
+    server: Server,
+) -> None:
+    code = (
+        "import os, time\n"
+        "if not os.fork():\n"
+        "    rank = os.getppid()\n"
+        "    if not os.fork():\n"
+        "        while os.getppid() != int(open(f'/proc/{rank}/stat').read().split()[3]): pass\n"
+        "        print(os.getppid(), flush=True)\n"
+        "    os._exit(0)\n"
+        "time.sleep(60)"
+    )
+    forked = await server.fork(code)
+    assert int(await forked.line()) != server.process.pid
+    forked.process.abandon()
+
+
+async def test_the_end_of_a_rank_whose_init_is_stopped_is_seen(server: Server) -> None:
+    forked = await server.fork("import time; print('here', flush=True); time.sleep(600)")
+    assert await forked.line() == "here"
+    os.kill(int(procfs.stat_fields(forked.pid)[1]), signal.SIGSTOP)
+    os.kill(forked.pid, signal.SIGKILL)
+    await until(lambda: not is_alive(forked.pid), "it lives on")
+    await list_tasks(server.path)  # as the keeper asks every few seconds
+    assert await asyncio.wait_for(forked.process.wait(), PATIENCE_S) == -signal.SIGKILL
+    assert await list_tasks(server.path) == []
+
+
 async def test_many_forks_at_once_each_end_by_their_own_code(server: Server) -> None:
     forked = await asyncio.gather(*(server.fork(f"import sys; sys.exit({n})") for n in range(12)))
     ends = await asyncio.gather(*(each.end() for each in forked))
@@ -84,10 +161,10 @@ async def test_a_signal_reaches_the_whole_session(server: Server) -> None:
     code = "import subprocess, sys\nsubprocess.run(['sleep', '60'], stderr=sys.stderr)"
     forked = await server.fork("print('here', flush=True)\n" + code)
     assert await forked.line() == "here"
-    session = processes.Session(forked.pid, 0, processes.new_mark())
+    session = procfs.Session(forked.pid, 0, procfs.new_mark())
 
     def members() -> list[int]:
-        return processes.find_members([session])[session.mark]
+        return procfs.find_members([session])[session.mark]
 
     await until(lambda: len(members()) == 2, "there is no child")
     whole = members()
@@ -170,7 +247,7 @@ async def test_without_its_node_agent_everything_ends(server: Server) -> None:
 async def test_a_killed_forkserver_takes_its_ranks_along(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forking, "RESTART_LIMIT_S", 0.0)
+    monkeypatch.setattr(forkserver_client, "RESTART_LIMIT_S", 0.0)
     forked = await server.fork("print('here', flush=True); import time; time.sleep(60)")
     assert await forked.line() == "here"
     server.process.kill()
@@ -213,14 +290,21 @@ async def test_the_real_one_runs_scripts_and_the_store_with_torch_at_hand(tmp_pa
     script.write_text("import sys\nprint('torch' in sys.modules, __name__, sys.argv[1:])\n")
     spec = JobSpec.model_validate({"script": {"entrypoint": str(script), "args": ["a"]}})
     document = spec.model_dump(mode="json")
-    described = json.loads(task(spec=document, spool_dir=str(tmp_path / "spool")).to_json())
-    server = Server("ray_workers.forkserver")
+    described = json.loads(
+        rank_task(
+            spec=document, spool_dir=str(tmp_path / "spool"), work_dir=str(tmp_path / "work")
+        ).to_json()
+    )
+    server = Server("ray_workers.node.forkserver")
     try:
         await server.serves()
         rank = Forked(await ForkedProcess.start(server.path, {"op": "rank", "task": described}))
         assert await rank.end() == (0, "True __main__ ['a']\n")
-        store = Forked(await ForkedProcess.start(server.path, {"op": "store"}))
-        assert 0 < int(await store.line()) < 65536
+        request = {"op": "store", "address": "127.0.0.1", "temp_dir": str(tmp_path)}
+        store = Forked(await ForkedProcess.start(server.path, request))
+        port, secret = (await store.line()).split()
+        assert 0 < int(port) < 65536
+        assert len(bytes.fromhex(secret)) == 32
         store.process.abandon()
         await until(lambda: not is_alive(store.pid), "the store lives on")
     finally:

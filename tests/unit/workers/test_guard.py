@@ -7,21 +7,23 @@ import signal
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from dray.spec import JobSpec
-from ray_workers import guard as guarding
-from ray_workers import seeing, watchdog
-from ray_workers.contracts import AttemptSpec, Cause, FrameKind, Outcome, Slice
-from ray_workers.drills import Drills
-from ray_workers.guard import Guard
-from ray_workers.mender import Mender
-from ray_workers.mending import why_never
-from ray_workers.pages import Doing, Look, Sight, Use
-from ray_workers.verdict import RankExit
-from ray_workers.watchdog import FIRST_STEP_LEAST_S, LEAST_S, PATIENCE, Hang
+from ray_workers.shared.contracts import AttemptSpec, Cause, FrameKind, Outcome, Slice
+from ray_workers.shared.heartbeat import RankObservation, RankPhase, RankStatus, TimeCategory
+from ray_workers.shared.machine_pace import MachinePace
+from ray_workers.supervision import group_monitor as guarding
+from ray_workers.supervision import hang_detector, node_clients
+from ray_workers.supervision.failure_attribution import RankExit
+from ray_workers.supervision.fault_injection import FaultInjector
+from ray_workers.supervision.group_monitor import GroupMonitor
+from ray_workers.supervision.hang_detector import FIRST_STEP_LEAST_S, LEAST_S, PATIENCE, Hang
+from ray_workers.supervision.recovery import RecoveryController
+from ray_workers.supervision.recovery_rules import why_never
+from tests.wire import attempt_spec
 
 pytestmark = pytest.mark.anyio
 
@@ -41,14 +43,10 @@ def attempt(document: dict[str, Any]) -> AttemptSpec:
     workers = document["resources"]["num_workers"]
     has_gpus = "gpus_per_worker" in document["resources"]
     unmended = why_never(JobSpec.model_validate(document), num_workers=workers, has_gpus=has_gpus)
-    return AttemptSpec(
-        deployment_id="d",
-        job_id="j",
-        attempt=1,
+    return attempt_spec(
         spec=document,
         slices=(Slice("n", workers),),
         bundle={"CPU": 1.0} | ({"GPU": 1.0} if has_gpus else {}),
-        storage_url="file:///nowhere",
         is_mendable=unmended is None,
     )
 
@@ -71,7 +69,7 @@ class Standing:
     """A group of which a test says where its ranks stand; who is killed ends."""
 
     def __init__(self, num_ranks: int) -> None:
-        self.seen: list[Sight] = []
+        self.seen: list[RankObservation] = []
         self.signals: list[tuple[int, int]] = []
         self.slots: list[Any] = []
         self.num_looks = 0
@@ -93,7 +91,7 @@ class Standing:
     async def store_is_lost(self) -> None:
         await asyncio.Event().wait()
 
-    async def sights(self) -> list[Sight]:
+    async def sights(self) -> list[RankObservation]:
         self.num_looks += 1
         return self.seen
 
@@ -112,31 +110,57 @@ class Standing:
 
 def sight(
     rank: int,
-    doing: Doing = Doing.COMPUTE,
+    doing: RankPhase = RankPhase.COMPUTE,
     age_s: float = 0.1,
     *,
     state: str = "S",
     step: int = 50,
     collective: int = 50,
-) -> Sight:
-    look = Look(step, doing, collective, 0.0, 0, 0, 1.0, 100 + rank, Use.USEFUL, {})
-    return Sight(rank, 0, look, age_s, state)
+) -> RankObservation:
+    look = RankStatus(step, doing, collective, 0.0, 0, 0, 1.0, 100 + rank, TimeCategory.USEFUL, {})
+    return RankObservation(rank, 0, look, age_s, state)
+
+
+@pytest.mark.parametrize(
+    ("step", "first_at", "use", "otherwise"),
+    [
+        (0, 0.0, TimeCategory.STARTING, TimeCategory.STARTING),
+        (0, 0.0, TimeCategory.UNREPORTED, TimeCategory.UNREPORTED),
+        (0, 1.0, TimeCategory.USEFUL, TimeCategory.IDLE),  # a script that counts its steps from 0
+        (9, 1.0, TimeCategory.USEFUL, TimeCategory.IDLE),
+    ],
+)
+async def test_time_that_no_process_accounts_for_is_of_no_use_once_there_was_a_step(
+    step: int, first_at: float, use: TimeCategory, otherwise: TimeCategory
+) -> None:
+    spec = attempt(SCRIPT)
+    group: Any = Standing(2)
+    drills = FaultInjector(heard := cast(Any, Heard()))
+    pace = MachinePace()
+    recovery = RecoveryController(spec, group, group, heard, drills, lambda: None, pace)
+    guard = GroupMonitor(spec, group, group, heard, drills, recovery, pace)
+    assert guard.use is TimeCategory.STARTING
+    look = RankStatus(step, RankPhase.COMPUTE, 0, 0.0, 0, 0, first_at, 100, use, {})
+    group.seen = [RankObservation(0, 0, look, 0.1, "S")]
+    await guard.see()
+    assert guard.use is otherwise
 
 
 def watched(document: dict[str, Any], heard: Any) -> tuple[Standing, asyncio.Future[Any]]:
     spec = attempt(document)
     group = Standing(document["resources"]["num_workers"])
     everybody: Any = group
-    drills = Drills(heard)
-    mender = Mender(spec, everybody, everybody, heard, drills, lambda: None)
-    guard = Guard(spec, everybody, everybody, heard, drills, mender)
+    drills = FaultInjector(heard)
+    pace = MachinePace()
+    recovery = RecoveryController(spec, everybody, everybody, heard, drills, lambda: None, pace)
+    guard = GroupMonitor(spec, everybody, everybody, heard, drills, recovery, pace)
     return group, asyncio.ensure_future(guard.watch())
 
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarding, "LOOK_S", 0.01)
-    monkeypatch.setattr(watchdog, "SURE_S", 0.02)
+    monkeypatch.setattr(hang_detector, "SURE_S", 0.02)
 
 
 @pytest.mark.parametrize("kind", UNMENDED)
@@ -147,7 +171,7 @@ async def test_a_stopped_rank_of_what_is_not_mended_ends_the_attempt_and_is_told
     num_ranks = document["resources"]["num_workers"]
     heard, culprit = Heard(), num_ranks - 1
     group, watching = watched(document, heard)
-    waiting = [sight(rank, Doing.EXCHANGE, 6.0, collective=51) for rank in range(culprit)]
+    waiting = [sight(rank, RankPhase.EXCHANGE, 6.0, collective=51) for rank in range(culprit)]
     group.seen = [*waiting, sight(culprit, age_s=6.0, state="T")]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     said = f"rank {culprit} stood still for 6.0 s in compute, and was ended"
@@ -162,10 +186,10 @@ async def test_a_stopped_rank_of_what_is_not_mended_ends_the_attempt_and_is_told
 async def test_it_is_given_more_time_where_a_false_alarm_costs_more() -> None:
     heard = Heard()
     group, watching = watched(RECIPE | UNMENDED["a single rank"], heard)
-    group.seen = [sight(0, age_s=LEAST_S[Doing.COMPUTE] * PATIENCE - 0.1)]
+    group.seen = [sight(0, age_s=LEAST_S[RankPhase.COMPUTE] * PATIENCE - 0.1)]
     await asyncio.sleep(0.1)
     assert not watching.done()
-    group.seen = [sight(0, age_s=LEAST_S[Doing.COMPUTE] * PATIENCE + 0.1)]
+    group.seen = [sight(0, age_s=LEAST_S[RankPhase.COMPUTE] * PATIENCE + 0.1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert outcome == Outcome(
         Cause.WORKER_LOST, "rank 0 stood still for 40.1 s in compute, and was ended", 0
@@ -173,10 +197,10 @@ async def test_it_is_given_more_time_where_a_false_alarm_costs_more() -> None:
 
 
 async def test_one_look_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "SURE_S", 600.0)
+    monkeypatch.setattr(hang_detector, "SURE_S", 600.0)
     heard = Heard()
     group, watching = watched(RECIPE, heard)
-    waits = sight(0, Doing.EXCHANGE, 30.0, collective=51)
+    waits = sight(0, RankPhase.EXCHANGE, 30.0, collective=51)
     group.seen = [waits, sight(1, age_s=30.0)]
     async with asyncio.timeout(PATIENCE_S):
         while group.num_looks < 3:
@@ -188,7 +212,7 @@ async def test_one_look_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_where_nobody_is_to_blame_the_attempt_ends_too() -> None:
     heard = Heard()
     group, watching = watched(RECIPE | UNMENDED["a sharded model"], heard)
-    group.seen = [sight(rank, Doing.UPDATE, 41.0) for rank in (0, 1)]
+    group.seen = [sight(rank, RankPhase.UPDATE, 41.0) for rank in (0, 1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     message = "all ranks stood still at the same place for 41.0 s"
     assert outcome == Outcome(Cause.WORKER_LOST, message)
@@ -249,17 +273,18 @@ class Leaving(Standing):
 def watched_and_asked_to_leave(grace_s: float) -> tuple[Leaving, asyncio.Future[Any]]:
     spec, group, heard = attempt(RECIPE), Leaving(2), Heard()
     everybody: Any = group
-    parts: tuple[Any, Any, Any, Drills] = (everybody, everybody, heard, Drills(heard))  # type: ignore[arg-type]
-    guard = Guard(spec, *parts, Mender(spec, *parts, lambda: None))
+    parts: tuple[Any, Any, Any, FaultInjector] = (everybody, everybody, heard, FaultInjector(heard))  # type: ignore[arg-type]
+    pace = MachinePace()
+    guard = GroupMonitor(spec, *parts, RecoveryController(spec, *parts, lambda: None, pace), pace)
     group.seen = [sight(rank) for rank in (0, 1)]
     guard.leave(grace_s)
     return group, asyncio.ensure_future(guard.watch())
 
 
 def test_a_bundle_says_who_is_to_blame_and_where_everyone_was() -> None:
-    waits = sight(0, Doing.EXCHANGE, 6.5, step=50, collective=51)
-    stuck = sight(1, Doing.DATA, 7.0, step=49, collective=50)
-    bundle = seeing.hang_bundle(Hang((stuck,), 6.5, 4.0), [waits, stuck], {0: STACK})
+    waits = sight(0, RankPhase.EXCHANGE, 6.5, step=50, collective=51)
+    stuck = sight(1, RankPhase.DATA, 7.0, step=49, collective=50)
+    bundle = node_clients.hang_bundle(Hang((stuck,), 6.5, 4.0), [waits, stuck], {0: STACK})
     assert bundle == {
         "culprits": [1],
         "step": 49,
@@ -288,6 +313,6 @@ def test_a_bundle_says_who_is_to_blame_and_where_everyone_was() -> None:
 
 
 def test_a_bundle_without_a_culprit_says_what_all_were_at() -> None:
-    everyone = [sight(rank, Doing.UPDATE, 41.0) for rank in (0, 1)]
-    bundle = seeing.hang_bundle(Hang((), 41.0, FIRST_STEP_LEAST_S), everyone, {})
+    everyone = [sight(rank, RankPhase.UPDATE, 41.0) for rank in (0, 1)]
+    bundle = node_clients.hang_bundle(Hang((), 41.0, FIRST_STEP_LEAST_S), everyone, {})
     assert (bundle["culprits"], bundle["step"], bundle["phase"]) == ([], 50, "update")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import dray
-from ray_workers.node_agent import NodeReport
-from service.cluster.ray_side import GatewayConfig, refusal
+from ray_workers.node.agent import NodeReport
+from ray_workers.shared.contracts import ProcessKind, SilentProcess
+from service.cluster.ray.node_agents import GatewayConfig, JoinedNode, NodeAgents, refusal
 
 CONFIG = GatewayConfig(
     deployment_id="d",
@@ -15,6 +17,7 @@ CONFIG = GatewayConfig(
     shared=True,
     storage_url="file:///srv/dray",
     storage_nonce="the-nonce",
+    silence_limit_s=60.0,
 )
 SOUND = NodeReport(
     node_id="n",
@@ -53,3 +56,19 @@ def test_shared_object_storage_needs_no_nonce() -> None:
 def test_a_failed_preload_is_the_nodes_stated_problem() -> None:
     problem = "its forkserver ended with code 1: No module named 'torch'"
     assert refusal(replace(SOUND, problem=problem), CONFIG) == problem
+
+
+def test_a_node_whose_forkserver_is_silent_gets_no_work_and_its_jobs_are_told() -> None:
+    unasked: Any = None
+    node = JoinedNode(None, unasked, 0.0, unasked, problem=None)
+    agents = NodeAgents(CONFIG)
+    agents._nodes["n"] = node
+    assert node.refused is None
+    assert agents.silent_forkservers(["n"]) == ()
+    node.forkserver_silent_since = 1_767_268_800.0
+    assert node.refused == "its forkserver has not answered since 2026-01-01 12:00:00 UTC"
+    silent = SilentProcess(ProcessKind.FORKSERVER, "n", 1_767_268_800.0)
+    assert agents.silent_forkservers(["n", "gone"]) == (silent,)
+    node.silent_since = 1_767_268_810.0  # of what its forkserver does nobody can tell any more
+    assert node.refused == "its node agent has not answered since 2026-01-01 12:00:10 UTC"
+    assert agents.silent_forkservers(["n"]) == ()

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from ray_workers import gpu_memory, leftovers, records
-from ray_workers.gpu_memory import NvmlMemory
-from ray_workers.leftovers import Leftovers
-from ray_workers.processes import carry_mark, started_ticks
-from ray_workers.quarantine import QuarantineBook, Quarantined
+from ray_workers.node import attempt_residue, gpu_memory, session_records
+from ray_workers.node.attempt_residue import AttemptResidue
+from ray_workers.node.gpu_memory import NvmlMemory
+from ray_workers.shared.procfs import carry_mark, started_ticks
+from ray_workers.shared.quarantine import QuarantineBook, Quarantined
 from tests.unit.workers.test_orphans import record
 
 NOBODY = (1 << 22) + 1
@@ -35,8 +35,10 @@ class FakeGpuMemory:
         return dict(self.by_pid)
 
 
-def left(directory: Path, *tasks: dict[str, Any], gpu: FakeGpuMemory | None = None) -> Leftovers:
-    return leftovers.of_attempt(directory, tasks, "j", 1, gpu or FakeGpuMemory({}))
+def left(
+    directory: Path, *tasks: dict[str, Any], gpu: FakeGpuMemory | None = None
+) -> AttemptResidue:
+    return attempt_residue.of_attempt(directory, tasks, "j", 1, gpu or FakeGpuMemory({}))
 
 
 def task(pid: int, **more: Any) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def test_what_the_forkserver_lists_is_left(tmp_path: Path) -> None:
 
 
 def test_a_sentence_names_the_process() -> None:
-    sentence = Leftovers((os.getpid(),)).sentence()
+    sentence = AttemptResidue((os.getpid(),)).sentence()
     assert f"pid {os.getpid()} (" in sentence
     assert "state R" in sentence
 
@@ -61,7 +63,7 @@ def test_a_sentence_names_the_process() -> None:
 def test_what_an_ending_forkserver_still_looks_after_is_left(tmp_path: Path) -> None:
     """One that is not asked any more: its node agent was started again."""
     entry = record(server_started=started_ticks(os.getpid()))
-    records.write_session(tmp_path, entry)
+    session_records.write_session(tmp_path, entry)
     code = "import time; time.sleep(600)"
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", code], preexec_fn=lambda: carry_mark(entry.mark)
@@ -75,19 +77,19 @@ def test_what_an_ending_forkserver_still_looks_after_is_left(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("holder", [OF_THE_DEAD, NOBODY])
 def test_memory_of_the_dead_keeps_a_gpu_from_being_free(tmp_path: Path, holder: int) -> None:
-    records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="GPU-1"))
+    session_records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="GPU-1"))
     found = left(tmp_path, gpu=FakeGpuMemory({holder: 3 << 20, os.getpid(): 1 << 30}))
     assert (found.pids, found.gpu_bytes, len(found)) == ((), {"GPU-1": 3 << 20}, 1)
     assert found.sentence() == "GPU GPU-1: 3 MiB held for processes that are gone"
     clean = FakeGpuMemory({os.getpid(): 1 << 30})  # others may use it
     assert not left(tmp_path, gpu=clean)
     assert clean.asked == ["GPU-1"]
-    assert records.read_sessions(tmp_path) == [], "it is done with"
+    assert session_records.read_sessions(tmp_path) == [], "it is done with"
 
 
 def test_of_a_gpu_is_asked_only_when_its_processes_are_gone(tmp_path: Path) -> None:
-    records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="0"))
-    records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="1", attempt=2))
+    session_records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="0"))
+    session_records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="1", attempt=2))
     gpu = FakeGpuMemory({NOBODY: 1})
     assert left(tmp_path, task(OF_THE_DEAD), gpu=gpu).pids == (OF_THE_DEAD,)
     assert gpu.asked == []

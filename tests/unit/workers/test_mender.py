@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ray_workers import guard as guarding
-from ray_workers.contracts import AttemptSpec, Slice
-from ray_workers.drills import Drills
-from ray_workers.guard import Guard
-from ray_workers.mender import WHOLE_LIMIT_S, Mender
-from ray_workers.pages import Doing, Look, Sight, Use
-from ray_workers.telling import Teller
-from ray_workers.verdict import RankExit
+from ray_workers.shared.contracts import Slice
+from ray_workers.shared.heartbeat import RankObservation, RankPhase, RankStatus, TimeCategory
+from ray_workers.shared.machine_pace import MachinePace
+from ray_workers.supervision import group_monitor as guarding
+from ray_workers.supervision.failure_attribution import RankExit
+from ray_workers.supervision.fault_injection import FaultInjector
+from ray_workers.supervision.group_monitor import GroupMonitor
+from ray_workers.supervision.recovery import WHOLE_LIMIT_S, RecoveryController
+from ray_workers.supervision.reporter import Reporter
+from tests.wire import attempt_spec
 
 pytestmark = pytest.mark.anyio
 
 PATIENCE_S = 60.0
-SPEC = AttemptSpec(
-    deployment_id="d",
-    job_id="j",
-    attempt=1,
+SPEC = attempt_spec(
     spec={"recipe": "image_classification", "resources": {"num_workers": 2}},
     slices=(Slice("n", 2),),
-    bundle={"CPU": 1.0},
-    storage_url="file:///nowhere",
     is_mendable=True,
 )
 
@@ -89,26 +85,39 @@ class SlowGroup:
         await asyncio.Event().wait()
 
 
+@pytest.mark.parametrize("slowness", [1.0, 20.0])
 async def test_a_replacement_that_is_not_there_yet_is_not_overdue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, slowness: float
 ) -> None:
-    teller = Teller(tmp_path / "spool", 1 << 20)
+    hands = SimpleNamespace(now=0.0)
+    pace = MachinePace(lambda: hands.now)
+    pace.learn(slowness)
+    reporter = Reporter(tmp_path / "spool", 1 << 20)
     group = SlowGroup()
     nodes: Any = Nodes()
-    mender = Mender(SPEC, group, nodes, teller, Drills(teller), lambda: None)  # type: ignore[arg-type]
+    told: tuple[Any, Any, Reporter, FaultInjector] = (
+        group,
+        nodes,
+        reporter,
+        FaultInjector(reporter),
+    )
+    recovery = RecoveryController(SPEC, *told, lambda: None, pace)
     lost: Any = group.lost
-    mending = asyncio.ensure_future(mender.mend([lost], code="killed"))
+    mending = asyncio.ensure_future(recovery.mend([lost], code="killed"))
     await asyncio.wait_for(group.asked.wait(), PATIENCE_S)
-    assert await mender.look([]) is None
+    assert await recovery.look([]) is None
     group.replaced.set()
     assert await mending
     assert group.announced == [1]
-    assert await mender.look([]) is None
-    later = time.monotonic() + WHOLE_LIMIT_S + 1
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    outcome = await mender.look([])
+    assert await recovery.look([]) is None
+    hands.now += slowness * (WHOLE_LIMIT_S - 1)
+    assert await recovery.look([]) is None
+    assert pace.overrun == 1.0
+    hands.now += slowness * 2
+    outcome = await recovery.look([])
     assert outcome is not None
     assert "not whole again" in outcome.message
+    assert pace.overrun == slowness
 
 
 async def test_a_next_group_that_could_not_be_formed_is_followed_by_another(
@@ -116,13 +125,15 @@ async def test_a_next_group_that_could_not_be_formed_is_followed_by_another(
 ) -> None:
     monkeypatch.setattr(guarding, "STRAY_S", 0.05)
     group, nodes = SlowGroup(), Nodes()
-    mender, watching = await _watched_and_mended(group, nodes, tmp_path)
+    recovery, watching = await _watched_and_mended(group, nodes, tmp_path)
     nodes.seen = [_sight(0, generation=0), _sight(1, generation=0)]
 
     while group.announced != [1, 2]:
         await asyncio.sleep(0.01)
-    nodes.seen = [_sight(rank, generation=2, doing=Doing.COMPUTE, first_at=1.0) for rank in (0, 1)]
-    while mender.regrouping is not None:
+    nodes.seen = [
+        _sight(rank, generation=2, doing=RankPhase.COMPUTE, first_at=1.0) for rank in (0, 1)
+    ]
+    while recovery.regrouping is not None:
         await asyncio.sleep(0.01)
     assert group.announced == [1, 2]
 
@@ -138,46 +149,54 @@ async def test_who_is_not_told_that_its_connection_broke_is_ended(
 ) -> None:
     monkeypatch.setattr(guarding, "SEVERING_S", 0.05)
     group, nodes = SlowGroup(), Nodes()
-    mender, watching = await _watched_and_mended(group, nodes, tmp_path)
-    newcomer = _sight(1, doing=Doing.JOINING, age_s=10.0)
-    nodes.seen = [_sight(0, doing=Doing.EXCHANGE, age_s=3.0), newcomer]
+    recovery, watching = await _watched_and_mended(group, nodes, tmp_path)
+    newcomer = _sight(1, doing=RankPhase.JOINING, age_s=10.0)
+    nodes.seen = [_sight(0, doing=RankPhase.EXCHANGE, age_s=3.0), newcomer]
     await asyncio.sleep(0.2)
     assert nodes.killed == [], "it may still be computing"
-    nodes.seen = [_sight(0, doing=Doing.EXCHANGE, age_s=100.0), newcomer]
+    nodes.seen = [_sight(0, doing=RankPhase.EXCHANGE, age_s=100.0), newcomer]
     while nodes.killed != [0]:
         await asyncio.sleep(0.01)
     nodes.seen = []
     group.placed[0].exit.set_result(group.placed[0].end)
     assert await asyncio.wait_for(watching, PATIENCE_S) is None, "the only one that held the state"
-    assert mender.generation == 1
+    assert recovery.generation == 1
 
 
 async def _watched_and_mended(
     group: SlowGroup, nodes: Nodes, folder: Path
-) -> tuple[Mender, asyncio.Future[Any]]:
+) -> tuple[RecoveryController, asyncio.Future[Any]]:
     """A group that has just been told its next generation, and the guard that watches it."""
-    teller = Teller(folder / "spool", 1 << 20)
+    reporter = Reporter(folder / "spool", 1 << 20)
     ends = [asyncio.get_running_loop().create_future() for _ in group.placed]
     for member, end in zip(group.placed, ends, strict=True):
         member.exit = end
-    parts: tuple[Any, Any, Teller, Drills] = (group, nodes, teller, Drills(teller))
-    mender = Mender(SPEC, *parts, lambda: None)
-    watching = asyncio.ensure_future(Guard(SPEC, *parts, mender).watch())
+    parts: tuple[Any, Any, Reporter, FaultInjector] = (
+        group,
+        nodes,
+        reporter,
+        FaultInjector(reporter),
+    )
+    pace = MachinePace()
+    recovery = RecoveryController(SPEC, *parts, lambda: None, pace)
+    watching = asyncio.ensure_future(GroupMonitor(SPEC, *parts, recovery, pace).watch())
     lost: Any = group.lost
     group.replaced.set()
-    nodes.seen = [_sight(0, doing=Doing.EXCHANGE)]
-    assert await mender.mend([lost], code="killed")
-    return mender, watching
+    nodes.seen = [_sight(0, doing=RankPhase.EXCHANGE)]
+    assert await recovery.mend([lost], code="killed")
+    return recovery, watching
 
 
 def _sight(
     rank: int,
     *,
     generation: int = 0,
-    doing: Doing = Doing.STAND_BY,
+    doing: RankPhase = RankPhase.STAND_BY,
     first_at: float = 0.0,
     age_s: float = 1.0,
-) -> Sight:
+) -> RankObservation:
     """A process that has done five steps; `first_at` of its first one in this generation."""
-    look = Look(5, doing, 0, 0.0, generation, 4, first_at, 100 + rank, Use.RECOVERING, {})
-    return Sight(rank, 0, look, age_s, "S")
+    look = RankStatus(
+        5, doing, 0, 0.0, generation, 4, first_at, 100 + rank, TimeCategory.RECOVERING, {}
+    )
+    return RankObservation(rank, 0, look, age_s, "S")

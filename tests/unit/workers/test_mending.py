@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from dray.spec import JobSpec
-from ray_workers import mending
-from ray_workers.contracts import Cause, Frame, FrameKind
-from ray_workers.mending import MOST_WITHOUT_A_STEP
-from ray_workers.pages import Doing, Look, Sight, Use
-from ray_workers.verdict import RankExit
+from ray_workers.shared.contracts import Cause, Frame, FrameKind
+from ray_workers.shared.heartbeat import RankObservation, RankPhase, RankStatus, TimeCategory
+from ray_workers.supervision import recovery_rules
+from ray_workers.supervision.failure_attribution import RankExit
+from ray_workers.supervision.recovery_rules import MOST_WITHOUT_A_STEP
 
 RECIPE: dict[str, Any] = {"recipe": "image_classification"}
 SCRIPT: dict[str, Any] = {"script": {"entrypoint": "train.py"}}
@@ -25,12 +25,12 @@ def error(rank: int, cause: Cause) -> Frame:
 def refused(
     *lost: RankExit, errors: dict[int, Frame] | None = None, survivors: int = 1, mended: int = 0
 ) -> str | None:
-    return mending.refused(lost, errors or {}, num_holders=survivors, without_a_step=mended)
+    return recovery_rules.refused(lost, errors or {}, num_holders=survivors, without_a_step=mended)
 
 
 def why_never(changes: dict[str, Any], *, workers: int = 2, gpus: bool = False) -> str | None:
     document = JobSpec.model_validate({"resources": {"num_workers": 2}} | changes)
-    return mending.why_never(document, num_workers=workers, has_gpus=gpus)
+    return recovery_rules.why_never(document, num_workers=workers, has_gpus=gpus)
 
 
 def test_a_group_that_holds_one_state_together_is_mended() -> None:
@@ -78,20 +78,20 @@ def test_without_a_survivor_there_is_no_state_left() -> None:
     assert reason == "nobody is left who holds the state"
 
 
-def sight(seat: int, incarnation: int, step: int) -> Sight:
-    page = Look(
+def sight(seat: int, incarnation: int, step: int) -> RankObservation:
+    page = RankStatus(
         step=step,
-        doing=Doing.STAND_BY,
+        doing=RankPhase.STAND_BY,
         collective=0,
         since=0.0,
         generation=incarnation,
         resumed_step=0,
         first_at=0.0,
         pid=1,
-        use=Use.RECOVERING,
+        use=TimeCategory.RECOVERING,
         uses={},
     )
-    return Sight(seat, incarnation, page, 0.0, "S")
+    return RankObservation(seat, incarnation, page, 0.0, "S")
 
 
 def test_a_replacement_holds_no_state_until_it_is_in_the_group() -> None:
@@ -111,8 +111,10 @@ def test_before_the_first_step_nobody_has_a_state_to_lose() -> None:
     assert holders([], {(1, 0)}) == 1
 
 
-def holders(sights: list[Sight], running: set[tuple[int, int]], furthest_step: int = 0) -> int:
-    return mending.num_holders(sights, running, furthest_step=furthest_step)
+def holders(
+    sights: list[RankObservation], running: set[tuple[int, int]], furthest_step: int = 0
+) -> int:
+    return recovery_rules.num_holders(sights, running, furthest_step=furthest_step)
 
 
 def test_a_group_that_breaks_before_every_step_is_not_mended_for_ever() -> None:
@@ -133,12 +135,12 @@ def test_a_group_that_breaks_before_every_step_is_not_mended_for_ever() -> None:
     ],
 )
 def test_how_it_ended_is_said_in_a_few_words(code: int | None, words: str) -> None:
-    assert mending.how(RankExit(3, code)) == words
+    assert recovery_rules.how(RankExit(3, code)) == words
 
 
 def test_where_memory_was_short_a_kill_says_so() -> None:
-    said = mending.how(RankExit(3, -9, memory_kills=1))
+    said = recovery_rules.how(RankExit(3, -9, memory_kills=1))
     assert said.startswith(
         "rank 3 was killed by SIGKILL (meanwhile the kernel of its node ended 1 "
     )
-    assert mending.how(RankExit(3, -11, memory_kills=1)) == "rank 3 was killed by SIGSEGV"
+    assert recovery_rules.how(RankExit(3, -11, memory_kills=1)) == "rank 3 was killed by SIGSEGV"

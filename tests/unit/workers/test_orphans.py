@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ray_workers import orphans, processes, records
-from ray_workers.processes import carry_mark, new_mark, started_ticks
-from ray_workers.records import SessionRecord
+from ray_workers.node import orphans, session_records
+from ray_workers.node.session_records import SessionRecord
+from ray_workers.shared import procfs
+from ray_workers.shared.procfs import carry_mark, new_mark, started_ticks
 from tests.unit.workers.forked import PATIENCE_S, Server, is_alive, light, server, until
 from tests.unit.workers.test_escapes import AS_A_FORK, AS_A_PROGRAM, escaped
 
@@ -28,8 +29,8 @@ pytestmark = pytest.mark.anyio
 def record(**more: object) -> SessionRecord:
     """Of a session whose forkserver is dead and of which nothing is left."""
     fields: dict[str, object] = {
-        "place": processes.place(),
-        "boot_id": processes.boot_id(),
+        "place": procfs.place(),
+        "boot_id": procfs.boot_id(),
         "server_pid": os.getpid(),
         "server_started": 1,
         "pid": os.getpid(),
@@ -62,7 +63,7 @@ def marked_sleeper(mark: str, environment: dict[str, str] | None) -> subprocess.
 async def test_what_a_killed_forkserver_could_not_take_along_is_ended(
     server: Server, then: str
 ) -> None:
-    directory = records.sessions_dir(Path(server.path).parent)
+    directory = session_records.sessions_dir(Path(server.path).parent)
     forked, escapee = await escaped(server, then, "time.sleep(600)")
     assert orphans.reap(directory) == []
     assert is_alive(escapee), "it has a forkserver that looks after it"
@@ -75,7 +76,7 @@ async def test_what_a_killed_forkserver_could_not_take_along_is_ended(
     await until(lambda: not orphans.reap(directory), "it is not gone")
     # A process that is just ending has no memory any more in which its mark could be seen.
     await until(lambda: not is_alive(escapee), "it lives on")
-    assert records.read_sessions(directory) == []
+    assert session_records.read_sessions(directory) == []
 
 
 @pytest.mark.parametrize("environment", [{}, None])
@@ -84,7 +85,7 @@ async def test_a_mark_is_enough_to_be_found(
 ) -> None:
     orphan = record()
     process = marked_sleeper(orphan.mark, environment)
-    records.write_session(records.sessions_dir(tmp_path / "node"), orphan)
+    session_records.write_session(session_records.sessions_dir(tmp_path / "node"), orphan)
     reaping = asyncio.create_task(
         asyncio.to_thread(orphans.reap_within, [tmp_path / "node"], PATIENCE_S)
     )
@@ -97,7 +98,7 @@ async def test_a_leader_is_ended_by_pid_and_start(
 ) -> None:
     started = started_ticks(sleeper.pid)
     assert started is not None
-    records.write_session(tmp_path, record(pid=sleeper.pid, started=started))
+    session_records.write_session(tmp_path, record(pid=sleeper.pid, started=started))
     assert [orphan.pids for orphan in orphans.reap(tmp_path)] == [(sleeper.pid,)]
     assert await asyncio.to_thread(sleeper.wait, PATIENCE_S) == -9
 
@@ -107,18 +108,18 @@ async def test_a_pid_that_is_used_again_is_nobody_of_ours(
 ) -> None:
     started = started_ticks(sleeper.pid)
     assert started is not None
-    records.write_session(tmp_path, record(pid=sleeper.pid, started=started - 1))
+    session_records.write_session(tmp_path, record(pid=sleeper.pid, started=started - 1))
     assert orphans.reap(tmp_path) == []
     assert sleeper.poll() is None
-    assert records.read_sessions(tmp_path) == []
+    assert session_records.read_sessions(tmp_path) == []
 
 
 async def test_records_of_another_host_or_container_are_left_alone(tmp_path: Path) -> None:
     orphan = record(place="another host")
     process = marked_sleeper(orphan.mark, None)
-    records.write_session(tmp_path, orphan)
+    session_records.write_session(tmp_path, orphan)
     assert orphans.reap(tmp_path) == []
-    assert records.read_sessions(tmp_path) == [orphan]
+    assert session_records.read_sessions(tmp_path) == [orphan]
     assert process.poll() is None
     process.kill()
     process.wait()
@@ -127,11 +128,11 @@ async def test_records_of_another_host_or_container_are_left_alone(tmp_path: Pat
 async def test_records_of_another_boot_are_only_deleted(tmp_path: Path) -> None:
     orphan = record(boot_id="another")
     process = marked_sleeper(orphan.mark, None)
-    records.write_session(tmp_path, orphan)
+    session_records.write_session(tmp_path, orphan)
     (tmp_path / "torn" / "1").mkdir(parents=True)
     (tmp_path / "torn" / "1" / "x.json").write_text("{")
     assert orphans.reap(tmp_path) == []
-    assert records.read_sessions(tmp_path) == []
+    assert session_records.read_sessions(tmp_path) == []
     assert process.poll() is None
     process.kill()
     process.wait()
@@ -141,7 +142,7 @@ async def test_what_survives_is_answered_when_the_time_is_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orphan = record()
-    records.write_session(records.sessions_dir(tmp_path / "node"), orphan)
+    session_records.write_session(session_records.sessions_dir(tmp_path / "node"), orphan)
     monkeypatch.setattr(orphans, "find_members", lambda _: {orphan.mark: [(1 << 22) + 1]})
     left = orphans.reap_within([tmp_path / "node"], 0.1)
     assert [(each.record, each.pids) for each in left] == [(orphan, ((1 << 22) + 1,))]
@@ -153,13 +154,13 @@ def node_folder(root: Path, name: str, **owner: object) -> Path:
     folder = root / name
     (folder / "spool" / "j" / "1").mkdir(parents=True)
     said = {
-        "place": processes.place(),
-        "boot_id": processes.boot_id(),
+        "place": procfs.place(),
+        "boot_id": procfs.boot_id(),
         "raylet": os.getpid(),
         "started": 1,
         **owner,
     }
-    (folder / records.OWNER).write_text(json.dumps(said))
+    (folder / session_records.OWNER).write_text(json.dumps(said))
     return folder
 
 
@@ -178,17 +179,17 @@ def test_folders_of_nodes_that_are_certainly_dead_are_deleted(tmp_path: Path) ->
 
 def test_a_dead_node_s_folder_stays_while_something_of_it_runs(tmp_path: Path) -> None:
     own, dead = tmp_path / "own", node_folder(tmp_path, "dead")
-    directory = records.sessions_dir(dead)
+    directory = session_records.sessions_dir(dead)
     left = record()
     process = marked_sleeper(left.mark, None)
-    records.write_session(directory, left)
+    session_records.write_session(directory, left)
     assert orphans.remove_dead_nodes(tmp_path, own) == []
     process.kill()
     process.wait()
     with_a_forkserver = replace(left, server_started=started_ticks(os.getpid()) or 0)
-    records.write_session(directory, with_a_forkserver)
+    session_records.write_session(directory, with_a_forkserver)
     assert orphans.remove_dead_nodes(tmp_path, own) == []
-    records.write_session(directory, left)
+    session_records.write_session(directory, left)
     assert orphans.remove_dead_nodes(tmp_path, own) == [dead]
     assert not dead.exists()
 
@@ -200,15 +201,15 @@ async def test_records_are_read_while_others_go(tmp_path: Path) -> None:
         while not ends.is_set():
             for job in "abcdefgh":
                 passing = record(job_id=job)
-                records.write_session(tmp_path, passing)
-                records.remove_session(tmp_path, passing)
+                session_records.write_session(tmp_path, passing)
+                session_records.remove_session(tmp_path, passing)
 
     coming = asyncio.create_task(asyncio.to_thread(come_and_go))
     staying = record(job_id="stays")
-    records.write_session(tmp_path, staying)
+    session_records.write_session(tmp_path, staying)
     try:
         for _ in range(1000):
-            assert staying in await asyncio.to_thread(records.read_sessions, tmp_path)
+            assert staying in await asyncio.to_thread(session_records.read_sessions, tmp_path)
     finally:
         ends.set()
         await coming

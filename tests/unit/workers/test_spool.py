@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-import dray.spool
-from dray.spool import SpoolWriter, segments
-from ray_workers import spool
-from ray_workers.contracts import FrameKind
+from dray.train import spool
+from dray.train.spool import SpoolWriter, segments
+from ray_workers.shared import spool_reader
+from ray_workers.shared.contracts import FrameKind
 
 SEGMENT_BYTES = 300
-KEY = spool.spool_key(3, 1, "metrics")
+KEY = spool_reader.spool_key(3, 1, "metrics")
 
 
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dray.spool, "SEGMENT_BYTES", SEGMENT_BYTES)
+    monkeypatch.setattr(spool, "SEGMENT_BYTES", SEGMENT_BYTES)
 
 
 @pytest.fixture
@@ -36,12 +36,12 @@ def size_of(directory: Path) -> int:
 
 
 def numbers(data: bytes) -> list[int]:
-    return [frame.body["n"] for frame in spool.decode(KEY, data)]
+    return [frame.body["n"] for frame in spool_reader.decode(KEY, data)]
 
 
 def read_all(directory: Path, offset: int = 0, max_bytes: int = 1 << 20) -> bytes:
     data = b""
-    while chunk := spool.read(directory, offset + len(data), max_bytes):
+    while chunk := spool_reader.read(directory, offset + len(data), max_bytes):
         data += chunk
     return data
 
@@ -54,20 +54,20 @@ def test_the_writer_sees_how_far_the_service_knows_it(directory: Path) -> None:
     writer = SpoolWriter(directory, limit_bytes=1 << 30)
 
     def ask(stored: int) -> tuple[float, float]:
-        spool.read_all(directory.parent, [KEY], {KEY: stored}, 1 << 20)
-        return dray.spool.known(directory)
+        spool_reader.read_all(directory.parent, [KEY], {KEY: stored}, 1 << 20)
+        return spool.known(directory)
 
     append(writer, 1)
     first = writer.position
     assert ask(first) == (math.inf, math.inf), "nobody counts"
-    dray.spool.begin_count(directory)
-    assert dray.spool.known(directory) == (0, 0)
+    spool.begin_count(directory)
+    assert spool.known(directory) == (0, 0)
     assert ask(0) == (0, first)
     append(writer, 2)
     assert ask(first) == (first, writer.position)
     assert ask(0)[0] == first, "an older question takes nothing back"
-    dray.spool.begin_count(directory)
-    assert dray.spool.known(directory)[0] == first
+    spool.begin_count(directory)
+    assert spool.known(directory)[0] == first
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -84,16 +84,16 @@ def test_any_interleaving_of_writes_reads_and_discards_delivers_each_frame_once(
             written += 1
         if chance.random() < 0.4:
             max_bytes = chance.choice([1, 50, 333, 5000])
-            chunk = spool.read(directory, offset, max_bytes)
-            assert chunk == spool.read(directory, offset, max_bytes)
+            chunk = spool_reader.read(directory, offset, max_bytes)
+            assert chunk == spool_reader.read(directory, offset, max_bytes)
             assert len(chunk) <= max_bytes or chunk.count(b"\n") == 1
-            assert bool(chunk) == spool.has_more(directory, offset)
+            assert bool(chunk) == spool_reader.has_more(directory, offset)
             found += numbers(chunk)
             offset += len(chunk)
         if chance.random() < 0.3:
-            spool.discard(directory, before=offset)
+            spool_reader.discard(directory, before=offset)
     assert found == list(range(150))
-    assert not spool.has_more(directory, offset)
+    assert not spool_reader.has_more(directory, offset)
 
 
 @pytest.mark.parametrize("max_bytes", [1, 7, 64, SEGMENT_BYTES, 10_000])
@@ -113,7 +113,7 @@ def test_discarding_what_was_delivered_keeps_all_that_was_not(directory: Path) -
     offset = 0
     for line in whole.splitlines(keepends=True):
         offset += len(line)
-        spool.discard(directory, before=offset)
+        spool_reader.discard(directory, before=offset)
         assert read_all(directory, offset) == whole[offset:]
     assert len(segments(directory)) == 1 < before
 
@@ -125,7 +125,7 @@ def test_what_the_writer_adds_after_a_discard_is_read_on_from_the_same_offset(
     for n in range(20):
         append(writer, n, 50)
     offset = len(read_all(directory))
-    spool.discard(directory, before=offset)
+    spool_reader.discard(directory, before=offset)
     for n in range(20, 40):
         append(writer, n, 50)
     assert numbers(read_all(directory, offset)) == list(range(20, 40))
@@ -151,19 +151,19 @@ def test_a_spool_that_nobody_reads_stays_within_its_limit_and_counts_what_it_dro
     assert size_of(directory) <= limit + SEGMENT_BYTES
     delivered = read_all(directory)
     assert numbers(delivered) == kept == list(range(len(kept)))
-    spool.discard(directory, before=len(delivered))
+    spool_reader.discard(directory, before=len(delivered))
     assert append(writer, 200)
     last: dict[str, Any] = json.loads(read_all(directory, len(delivered)))
     assert (last["body"]["n"], last["dropped"]) == (200, 200 - len(kept))
     assert append(writer, 201)
-    assert "dropped" not in json.loads(spool.tail(directory).splitlines()[-1])
+    assert "dropped" not in json.loads(spool_reader.tail(directory).splitlines()[-1])
 
 
 def test_what_a_full_disk_does_not_take_is_written_when_it_has_room(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = SpoolWriter(directory, limit_bytes=1 << 30)
-    monkeypatch.setattr(dray.spool, "WAITING_BYTES", 2000)
+    monkeypatch.setattr(spool, "WAITING_BYTES", 2000)
     append(writer, 0)
     with monkeypatch.context() as full:
         full.setattr(os, "write", _no_room)
@@ -195,9 +195,9 @@ def test_half_a_frame_is_left_until_its_rest_is_there(directory: Path) -> None:
         for cut in range(len(line)):
             file.write(line[cut : cut + 1])
             file.flush()
-            seen = spool.read(directory, offset, 1)
+            seen = spool_reader.read(directory, offset, 1)
             assert seen == (line if cut == len(line) - 1 else b"")
-    assert numbers(spool.tail(directory)) == [0, 1]
+    assert numbers(spool_reader.tail(directory)) == [0, 1]
 
 
 def test_the_tail_of_a_killed_writer_holds_its_whole_frames_only(directory: Path) -> None:
@@ -206,40 +206,40 @@ def test_the_tail_of_a_killed_writer_holds_its_whole_frames_only(directory: Path
     writer.close()
     with segments(directory)[-1][1].open("ab") as file:
         file.write(b'{"kind":"err')
-    assert numbers(spool.tail(directory)) == [7]
+    assert numbers(spool_reader.tail(directory)) == [7]
 
 
 def test_a_spool_that_is_not_there_is_empty(directory: Path) -> None:
     assert segments(directory) == []
-    assert spool.read(directory, 0, 100) == b""
-    assert not spool.has_more(directory, 0)
-    assert spool.tail(directory) == b""
-    spool.discard(directory, before=100)
+    assert spool_reader.read(directory, 0, 100) == b""
+    assert not spool_reader.has_more(directory, 0)
+    assert spool_reader.tail(directory) == b""
+    spool_reader.discard(directory, before=100)
 
 
 def test_frames_say_which_rank_and_incarnation_they_come_from(directory: Path) -> None:
     writer = SpoolWriter(directory, limit_bytes=1 << 30)
     writer.append(FrameKind.LOG, {"line": 0, "text": "naïve ☂\n"})
-    (frame,) = spool.decode(KEY, read_all(directory))
+    (frame,) = spool_reader.decode(KEY, read_all(directory))
     assert (frame.rank, frame.incarnation, frame.kind) == (3, 1, FrameKind.LOG)
     assert frame.body == {"line": 0, "text": "naïve ☂\n"}
-    assert spool.parse_key(KEY) == (3, 1)
+    assert spool_reader.parse_key(KEY) == (3, 1)
 
 
 def test_removing_an_attempt_takes_its_jobs_folder_with_the_last(directory: Path) -> None:
     job = directory.parent.parent
     for attempt in ("1", "2"):
         SpoolWriter(job / attempt / KEY, limit_bytes=1 << 20).append(FrameKind.LOG, {})
-    spool.remove(job / "1")
+    spool_reader.remove(job / "1")
     assert [path.name for path in job.iterdir()] == ["2"]
-    spool.remove(job / "2")
+    spool_reader.remove(job / "2")
     assert not job.exists()
-    spool.remove(job / "2")
+    spool_reader.remove(job / "2")
 
 
 def test_a_replacements_frames_come_after_all_of_the_rank_before_it(tmp_path: Path) -> None:
     """Also with little room in each reply, ten replacements, and a last frame that was cut off."""
-    keys = [spool.spool_key(1, incarnation, "metrics") for incarnation in range(12)]
+    keys = [spool_reader.spool_key(1, incarnation, "metrics") for incarnation in range(12)]
     for incarnation, key in enumerate(keys):
         writer = SpoolWriter(tmp_path / key, limit_bytes=1 << 20)
         for n in range(20):
@@ -247,13 +247,13 @@ def test_a_replacements_frames_come_after_all_of_the_rank_before_it(tmp_path: Pa
         writer.close()
         with segments(tmp_path / key)[-1][1].open("ab") as file:
             file.write(b'{"kind": "metr')
-    other = spool.spool_key(0, 0, "metrics")
+    other = spool_reader.spool_key(0, 0, "metrics")
     append(SpoolWriter(tmp_path / other, limit_bytes=1 << 20), 7)
-    ordered = sorted([other, *keys], key=spool.parse_key)
+    ordered = sorted([other, *keys], key=spool_reader.parse_key)
     cursor: dict[str, int] = {}
     seen: list[int] = []
     others: list[int] = []
-    while found := spool.read_all(tmp_path, ordered, cursor, 700).data:
+    while found := spool_reader.read_all(tmp_path, ordered, cursor, 700).data:
         for key, data in found.items():
             (others if key == other else seen).extend(numbers(data))
             cursor[key] = cursor.get(key, 0) + len(data)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ray_workers import processes, stacks
-from ray_workers.dumping import END
-from ray_workers.forking import ForkFailed, ask_dump, list_tasks, send_to_rank
-from ray_workers.pages import prefix_of, stack_path
+from ray_workers.node import stack_collector
+from ray_workers.node.forkserver_client import ForkFailed, ask_dump, list_tasks, send_to_rank
+from ray_workers.shared import procfs
+from ray_workers.shared.heartbeat import prefix_of, stack_path
+from ray_workers.shared.stack_writer import END
 from tests.unit.workers.forked import PATIENCE_S, Forked, Server, is_alive, light, server, until
 
 __all__ = ["light", "server"]
@@ -26,7 +27,7 @@ MANY_DUMPS = 300
 STUCK = """
 import signal, threading, time
 from pathlib import Path
-from ray_workers.dumping import dump_on
+from ray_workers.shared.stack_writer import dump_on
 def a_thread_of_its_own():
     time.sleep(600)
 def threads_come_and_go():
@@ -62,7 +63,7 @@ async def stuck(
 
 
 async def collected(server: Server, directory: Path, ranks: list[int]) -> dict[int, str]:
-    return await stacks.collect(server.path, directory, "j", 1, ranks, wait_s=20.0)
+    return await stack_collector.collect(server.path, directory, "j", 1, ranks, wait_s=20.0)
 
 
 async def test_stacks_are_of_the_newest_process_at_each_rank_asked_for(
@@ -83,7 +84,7 @@ async def test_stacks_are_of_the_newest_process_at_each_rank_asked_for(
 async def test_every_thread_is_in_it(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "QUIET_S", PATIENCE_S)
+    monkeypatch.setattr(stack_collector, "QUIET_S", PATIENCE_S)
     forked = await stuck(server, tmp_path, 0)
     text = (await collected(server, tmp_path, [0]))[0]
     assert is_alive(forked.pid)
@@ -129,9 +130,9 @@ async def test_a_second_dump_is_not_the_first_one_again(server: Server, tmp_path
 async def test_a_stopped_rank_writes_its_stack_too(server: Server, tmp_path: Path) -> None:
     forked = await stuck(server, tmp_path, 0)
     assert await send_to_rank(server.path, "j", 1, 0, signal.SIGSTOP) == [forked.pid]
-    await until(lambda: processes.is_stopped(forked.pid), "it was not stopped")
+    await until(lambda: procfs.is_stopped(forked.pid), "it was not stopped")
     assert "the_place_it_is_stuck_at" in (await collected(server, tmp_path, [0]))[0]
-    assert not processes.is_stopped(forked.pid)
+    assert not procfs.is_stopped(forked.pid)
 
 
 async def test_a_rank_without_the_handler_lives_on_and_is_left_out(
@@ -155,7 +156,7 @@ async def test_a_rank_that_does_not_write_in_time_is_left_out(
     forked = await server.fork(code, job_id="j", attempt=1, rank=0)
     assert await forked.line() == "here"
     async with asyncio.timeout(PATIENCE_S):
-        assert await stacks.collect(server.path, tmp_path, "j", 1, [0], wait_s=0.1) == {}
+        assert await stack_collector.collect(server.path, tmp_path, "j", 1, [0], wait_s=0.1) == {}
 
 
 async def test_a_signal_ends_the_newest_process_at_a_rank_with_its_children(
@@ -180,5 +181,5 @@ async def test_nobody_at_that_rank_is_told(server: Server, tmp_path: Path) -> No
     for job_id, attempt, rank in (("j", 1, 1), ("j", 2, 0), ("k", 1, 0)):
         assert await send_to_rank(server.path, job_id, attempt, rank, signal.SIGKILL) == []
     with pytest.raises(ForkFailed):
-        await stacks.collect(f"{server.path}.none", tmp_path, "j", 1, [0], wait_s=1.0)
+        await stack_collector.collect(f"{server.path}.none", tmp_path, "j", 1, [0], wait_s=1.0)
     assert is_alive(forked.pid)

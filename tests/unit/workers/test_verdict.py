@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
-from ray_workers.contracts import Cause, Frame, FrameKind
-from ray_workers.verdict import RankExit, judge
+from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, Frame, FrameKind
+from ray_workers.supervision.failure_attribution import RankExit, judge
 
 
 def said(rank: int, cause: Cause, message: str) -> dict[int, Frame]:
@@ -56,6 +58,12 @@ def test_where_all_lost_someone_the_first_is_told() -> None:
     assert (outcome.cause, outcome.rank, outcome.message) == (Cause.WORKER_LOST, 0, "peer 1")
 
 
+@pytest.mark.parametrize("code", [STORAGE_EXIT_CODE, -signal.SIGBUS])
+def test_a_rank_that_found_no_room_to_say_why_is_not_the_users_error(code: int) -> None:
+    outcome = judge(exits(0, code), {})
+    assert (outcome.cause, outcome.rank) == (Cause.INFRASTRUCTURE, 1)
+
+
 def test_bad_data_stays_bad_data() -> None:
     outcome = judge(exits(1, 1), said(1, Cause.BAD_DATA, "a sample is torn"))
     assert (outcome.cause, outcome.rank) == (Cause.BAD_DATA, 1)
@@ -95,3 +103,11 @@ def test_what_nccls_watchdog_aborts_lost_its_peers() -> None:
     outcome = judge(exits(-6, -6), told, under_nccl=True)
     assert (outcome.cause, outcome.rank) == (Cause.USER_ERROR, 1)
     assert judge(exits(-11), {}, under_nccl=True).cause is Cause.USER_ERROR
+
+
+def test_the_end_of_a_nodes_forkserver_is_nobodys() -> None:
+    lost = RankExit(1, None, lost_forkserver=True)
+    outcome = judge([RankExit(0, 1), lost], said(0, Cause.WORKER_LOST, "peer is gone"))
+    assert (outcome.cause, outcome.rank) == (Cause.NODE_LOST, 1)
+    assert "forkserver" in outcome.message
+    assert judge([RankExit(0, None)], {}).cause is Cause.WORKER_LOST

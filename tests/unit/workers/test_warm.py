@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ("torch", "dray.spec", "pandas", "sqlalchemy", "fastapi")
 FOR_SERIALIZERS = ("numpy", "pyarrow", "pydantic", "starlette")
 
@@ -17,7 +19,7 @@ def modules_after(program: str) -> set[str]:
 
 
 def test_a_worker_process_imports_nothing_that_takes_long() -> None:
-    assert modules_after("import ray_workers.supervisor").isdisjoint(HEAVY)
+    assert modules_after("import ray_workers.supervision.supervisor").isdisjoint(HEAVY)
 
 
 def test_ray_registers_no_serializers_that_a_worker_process_never_needs() -> None:
@@ -26,8 +28,23 @@ def test_ray_registers_no_serializers_that_a_worker_process_never_needs() -> Non
         "serialization_addons.apply(Mock())"
     )
     assert modules_after(registering) >= set(FOR_SERIALIZERS), "Ray does not ask for them any more"
-    assert modules_after(f"import ray_workers.lean; {registering}").isdisjoint(FOR_SERIALIZERS)
+    assert modules_after(
+        f"import ray_workers.supervision.preload_minimal; {registering}"
+    ).isdisjoint(FOR_SERIALIZERS)
 
 
 def test_on_a_cluster_of_others_they_are_imported_before_they_are_needed() -> None:
-    assert modules_after("import ray_workers.warm") >= set(FOR_SERIALIZERS)
+    assert modules_after("import ray_workers.supervision.preload") >= set(FOR_SERIALIZERS)
+
+
+@pytest.mark.parametrize("leads_already", [False, True])
+def test_each_worker_of_an_embedded_ray_leads_a_session(leads_already: bool) -> None:
+    code = "import os, ray_workers.supervision.preload_minimal; print(os.getsid(0) == os.getpid())"
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        start_new_session=leads_already,
+    )
+    assert said.stdout.split() == ["True"]

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ray_workers.pages import USES, Doing, Look, Sight, Use
-from ray_workers.watchdog import (
+from ray_workers.shared.heartbeat import (
+    TIME_CATEGORIES,
+    RankObservation,
+    RankPhase,
+    RankStatus,
+    TimeCategory,
+)
+from ray_workers.supervision.hang_detector import (
     FIRST_STEP_LEAST_S,
     LEAST_S,
     PATIENCE,
@@ -19,7 +25,7 @@ from ray_workers.watchdog import (
 
 def sight(
     rank: int,
-    doing: Doing,
+    doing: RankPhase,
     age_s: float,
     *,
     step: int = 10,
@@ -28,8 +34,8 @@ def sight(
     generation: int = 0,
     resumed_step: int = 0,
     since: float = 0.0,
-) -> Sight:
-    look = Look(
+) -> RankObservation:
+    look = RankStatus(
         step=step,
         doing=doing,
         collective=collective,
@@ -38,120 +44,120 @@ def sight(
         resumed_step=resumed_step,
         first_at=1.0,
         pid=1,
-        use=Use.USEFUL,
-        uses=dict.fromkeys(USES, 0.0),
+        use=TimeCategory.USEFUL,
+        uses=dict.fromkeys(TIME_CATEGORIES, 0.0),
     )
-    return Sight(rank, 0, look, age_s, state)
+    return RankObservation(rank, 0, look, age_s, state)
 
 
 LONG = 10.0
 
 
-def culprits(*sights: Sight) -> list[int] | None:
+def culprits(*sights: RankObservation) -> list[int] | None:
     hang = Watchdog().look(sights, now=100.0)
     return None if hang is None else [one.rank for one in hang.culprits]
 
 
 def test_the_rank_that_the_others_wait_for_is_to_blame() -> None:
-    waiting = [sight(rank, Doing.EXCHANGE, LONG, collective=6) for rank in (0, 2)]
-    assert culprits(*waiting, sight(1, Doing.COMPUTE, LONG)) == [1]
-    assert culprits(*waiting, sight(1, Doing.UPDATE, LONG, step=9)) == [1]
+    waiting = [sight(rank, RankPhase.EXCHANGE, LONG, collective=6) for rank in (0, 2)]
+    assert culprits(*waiting, sight(1, RankPhase.COMPUTE, LONG)) == [1]
+    assert culprits(*waiting, sight(1, RankPhase.UPDATE, LONG, step=9)) == [1]
 
 
 def test_nobody_is_to_blame_before_it_has_been_too_long() -> None:
-    waiting = sight(0, Doing.EXCHANGE, LONG, collective=6)
-    assert culprits(waiting, sight(1, Doing.COMPUTE, LEAST_S[Doing.COMPUTE])) is None
-    assert culprits(waiting, sight(1, Doing.DATA, LONG)) is None
-    assert culprits(waiting, sight(1, Doing.DATA, LEAST_S[Doing.DATA] + 1)) == [1]
+    waiting = sight(0, RankPhase.EXCHANGE, LONG, collective=6)
+    assert culprits(waiting, sight(1, RankPhase.COMPUTE, LEAST_S[RankPhase.COMPUTE])) is None
+    assert culprits(waiting, sight(1, RankPhase.DATA, LONG)) is None
+    assert culprits(waiting, sight(1, RankPhase.DATA, LEAST_S[RankPhase.DATA] + 1)) == [1]
 
 
 def test_who_saves_or_evaluates_keeps_the_others_waiting_with_good_reason() -> None:
-    waiting = sight(1, Doing.EXCHANGE, LONG, collective=6)
-    assert culprits(sight(0, Doing.SAVE, LONG), waiting) is None
-    assert culprits(sight(0, Doing.SAVE, LEAST_S[Doing.SAVE] + 1), waiting) == [0]
+    waiting = sight(1, RankPhase.EXCHANGE, LONG, collective=6)
+    assert culprits(sight(0, RankPhase.SAVE, LONG), waiting) is None
+    assert culprits(sight(0, RankPhase.SAVE, LEAST_S[RankPhase.SAVE] + 1), waiting) == [0]
 
 
 def test_where_all_stand_at_the_same_place_it_is_the_one_that_is_stopped() -> None:
-    same = [sight(rank, Doing.EXCHANGE, LONG) for rank in (0, 1)]
-    assert culprits(*same, sight(2, Doing.EXCHANGE, LONG, state="T")) == [2]
+    same = [sight(rank, RankPhase.EXCHANGE, LONG) for rank in (0, 1)]
+    assert culprits(*same, sight(2, RankPhase.EXCHANGE, LONG, state="T")) == [2]
 
 
 def test_where_all_stand_at_the_same_place_and_nobody_is_stopped_it_may_just_take_long() -> None:
     """Ending that costs the way back to the checkpoint, so it is waited for ten times as long."""
-    for doing in (Doing.EXCHANGE, Doing.EVALUATE):
+    for doing in (RankPhase.EXCHANGE, RankPhase.EVALUATE):
         long = LEAST_S[doing] * PATIENCE
         assert culprits(*(sight(rank, doing, long - 0.1) for rank in (0, 1))) is None
         assert culprits(*(sight(rank, doing, long + 0.1) for rank in (0, 1))) == []
 
 
 def test_a_stopped_rank_is_found_whatever_it_was_at() -> None:
-    joining = sight(0, Doing.JOINING, 60.0)
-    assert culprits(joining, sight(1, Doing.JOINING, STOPPED_S + 1, state="T")) == [1]
-    assert culprits(joining, sight(1, Doing.JOINING, STOPPED_S - 1, state="T")) is None
+    joining = sight(0, RankPhase.JOINING, 60.0)
+    assert culprits(joining, sight(1, RankPhase.JOINING, STOPPED_S + 1, state="T")) == [1]
+    assert culprits(joining, sight(1, RankPhase.JOINING, STOPPED_S - 1, state="T")) is None
 
 
-@pytest.mark.parametrize("doing", [Doing.JOINING, Doing.STAND_BY])
-def test_a_group_that_is_not_whole_does_not_hang(doing: Doing) -> None:
-    assert culprits(sight(0, Doing.EXCHANGE, 1000.0), sight(1, doing, 1000.0)) is None
+@pytest.mark.parametrize("doing", [RankPhase.JOINING, RankPhase.STAND_BY])
+def test_a_group_that_is_not_whole_does_not_hang(doing: RankPhase) -> None:
+    assert culprits(sight(0, RankPhase.EXCHANGE, 1000.0), sight(1, doing, 1000.0)) is None
 
 
 def test_two_generations_at_once_are_no_group() -> None:
-    old, new = sight(0, Doing.EXCHANGE, LONG), sight(1, Doing.COMPUTE, LONG, generation=1)
+    old, new = sight(0, RankPhase.EXCHANGE, LONG), sight(1, RankPhase.COMPUTE, LONG, generation=1)
     assert culprits(old, new) is None
 
 
 def test_the_first_step_of_a_group_may_take_longer() -> None:
-    first = [sight(rank, Doing.COMPUTE, LONG, step=7, resumed_step=7) for rank in (0, 1)]
+    first = [sight(rank, RankPhase.COMPUTE, LONG, step=7, resumed_step=7) for rank in (0, 1)]
     assert culprits(*first) is None
-    waits_already = sight(2, Doing.EXCHANGE, LONG, step=7, resumed_step=7)
+    waits_already = sight(2, RankPhase.EXCHANGE, LONG, step=7, resumed_step=7)
     assert culprits(*first, waits_already) is None
     long = FIRST_STEP_LEAST_S + 1
-    stuck = sight(0, Doing.COMPUTE, long, step=7, resumed_step=7)
-    waits = sight(1, Doing.EXCHANGE, long, step=7, resumed_step=7)
+    stuck = sight(0, RankPhase.COMPUTE, long, step=7, resumed_step=7)
+    waits = sight(1, RankPhase.EXCHANGE, long, step=7, resumed_step=7)
     assert culprits(stuck, waits) == [0]
 
 
 def test_who_has_updated_by_itself_is_behind_those_who_wait_to_agree() -> None:
     """With `sync.every` ranks agree on their weights after an update of their own."""
-    waiting = sight(0, Doing.EXCHANGE, LONG, collective=6)
-    assert culprits(waiting, sight(1, Doing.UPDATE, LONG, collective=5)) == [1]
+    waiting = sight(0, RankPhase.EXCHANGE, LONG, collective=6)
+    assert culprits(waiting, sight(1, RankPhase.UPDATE, LONG, collective=5)) == [1]
 
 
 def test_the_patient_watchdog_waits_for_longer_but_not_for_who_is_stopped() -> None:
     patient = Watchdog(patience=10.0)
-    stuck = sight(0, Doing.COMPUTE, LONG)
-    assert patient.limit_s(stuck) == 10 * LEAST_S[Doing.COMPUTE]
+    stuck = sight(0, RankPhase.COMPUTE, LONG)
+    assert patient.limit_s(stuck) == 10 * LEAST_S[RankPhase.COMPUTE]
     assert patient.look([stuck], now=100.0) is None
-    hang = patient.look([sight(0, Doing.COMPUTE, LONG, state="T")], now=100.0)
+    hang = patient.look([sight(0, RankPhase.COMPUTE, LONG, state="T")], now=100.0)
     assert hang is not None
     assert hang.limit_s == STOPPED_S
 
 
 def test_a_single_rank_can_hang_too() -> None:
-    assert culprits(sight(0, Doing.COMPUTE, LONG)) is None
-    assert culprits(sight(0, Doing.COMPUTE, LONG * PATIENCE)) == [0]
-    assert culprits(sight(0, Doing.COMPUTE, LONG, state="t")) == [0]
+    assert culprits(sight(0, RankPhase.COMPUTE, LONG)) is None
+    assert culprits(sight(0, RankPhase.COMPUTE, LONG * PATIENCE)) == [0]
+    assert culprits(sight(0, RankPhase.COMPUTE, LONG, state="t")) == [0]
 
 
 def test_the_limit_follows_the_jobs_own_steps() -> None:
     """A step of 2 s takes the limit to 20 s; a hundred quick ones later it is back."""
     watchdog = Watchdog()
-    stuck = sight(0, Doing.COMPUTE, LONG)
+    stuck = sight(0, RankPhase.COMPUTE, LONG)
     for number in range(5):
-        going_on = sight(0, Doing.COMPUTE, 0.1, step=number)
+        going_on = sight(0, RankPhase.COMPUTE, 0.1, step=number)
         assert watchdog.look([going_on], now=2.0 * number) is None
     assert watchdog.limit_s(stuck) == pytest.approx(20.0)
     for number in range(5, 130):
-        watchdog.look([sight(0, Doing.COMPUTE, 0.1, step=number)], now=8.0 + 0.1 * number)
-    assert watchdog.limit_s(stuck) == LEAST_S[Doing.COMPUTE]
-    waits = sight(1, Doing.EXCHANGE, LONG, step=129, collective=6)
-    hang = watchdog.look([sight(0, Doing.COMPUTE, LONG, step=129), waits], now=50.0)
+        watchdog.look([sight(0, RankPhase.COMPUTE, 0.1, step=number)], now=8.0 + 0.1 * number)
+    assert watchdog.limit_s(stuck) == LEAST_S[RankPhase.COMPUTE]
+    waits = sight(1, RankPhase.EXCHANGE, LONG, step=129, collective=6)
+    hang = watchdog.look([sight(0, RankPhase.COMPUTE, LONG, step=129), waits], now=50.0)
     assert hang is not None
-    assert (hang.waited_s, hang.limit_s) == (LONG, LEAST_S[Doing.COMPUTE])
+    assert (hang.waited_s, hang.limit_s) == (LONG, LEAST_S[RankPhase.COMPUTE])
 
 
 def test_who_stands_still_is_to_blame_once_it_was_watched_for_a_while() -> None:
-    waits, stuck = sight(0, Doing.EXCHANGE, LONG), sight(1, Doing.COMPUTE, LONG)
+    waits, stuck = sight(0, RankPhase.EXCHANGE, LONG), sight(1, RankPhase.COMPUTE, LONG)
     hang, suspicion = Hang((stuck,), LONG, 4.0), Suspicion()
     assert not suspicion.proves(hang, [waits, stuck], now=100.0)
     assert not suspicion.proves(hang, [waits, stuck], now=100.0 + SURE_S / 2)
@@ -163,6 +169,6 @@ def test_who_goes_on_meanwhile_is_not_to_blame(of_all: bool) -> None:
     """As after the whole machine was stopped."""
     suspicion = Suspicion()
     for number in range(9):
-        going_on = [sight(rank, Doing.COMPUTE, LONG, since=float(number)) for rank in (0, 1)]
+        going_on = [sight(rank, RankPhase.COMPUTE, LONG, since=float(number)) for rank in (0, 1)]
         hang = Hang(() if of_all else (going_on[1],), LONG, 4.0)
         assert not suspicion.proves(hang, going_on, now=100.0 + number * SURE_S)

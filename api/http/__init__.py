@@ -1,0 +1,1 @@
+"""Helpers of HTTP that several routes share: bodies, ranges, caching, downloads, connections."""

@@ -1,0 +1,139 @@
+"""The body of a request: read within its limit, parsed strictly, checked, and hashed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel
+
+from api.problems import Refused
+from dray import validation
+from dray.spec import JobSpec
+from dray.validation import TOO_DEEP, Fault
+
+D = TypeVar("D", bound=BaseModel)
+SMALL_BYTES = 64 << 10
+"""A larger body, which no job needs, is looked at in a thread: others are answered meanwhile."""
+
+
+async def read_as(
+    kind: type[D], request: Request, limit_bytes: int, *, optional: bool = False
+) -> tuple[D, dict[str, Any]]:
+    """The body as `kind`, and as it was written; with `optional`, no body is an empty document.
+
+    Refused if it is too large, not JSON, ambiguous JSON, or not what is asked for here.
+    """
+    body = await _read(request, limit_bytes)
+    if optional and not body:
+        return kind(), {}
+    _check_content_type(request.headers.get("content-type", ""))
+    document = parse(body)
+    return _checked(lambda: validation.check_as(kind, document)), document
+
+
+async def read_spec(request: Request, limit_bytes: int) -> tuple[JobSpec, str]:
+    """The job that the body describes, and the fingerprint of it.
+
+    Refused if the body is too large, not JSON, ambiguous JSON, or no job.
+    """
+    _check_content_type(request.headers.get("content-type", ""))
+    body = await _read(request, limit_bytes)
+    if len(body) <= SMALL_BYTES:
+        return _understand(body)
+    return await asyncio.to_thread(_understand, body)
+
+
+def _understand(body: bytes) -> tuple[JobSpec, str]:
+    document = parse(body)
+    return check(document), fingerprint(document)
+
+
+def _check_content_type(value: str) -> None:
+    media_type, _, parameters = value.partition(";")
+    charset = re.search(r'charset\s*=\s*"?([^\s;"]+)', parameters, re.IGNORECASE)
+    if media_type.strip().lower() != "application/json":
+        raise Refused(
+            "unsupported_media_type",
+            f"the content type is {value!r}, not application/json",
+            hint="a YAML document is turned into JSON by `dray submit`",
+        )
+    if charset and charset[1].lower() not in ("utf-8", "utf8"):
+        raise Refused("unsupported_media_type", f"the charset is {charset[1]!r}, not UTF-8")
+
+
+async def _read(request: Request, limit_bytes: int) -> bytes:
+    """The body; refused as soon as it is known to be too large, unread."""
+    too_large = Refused("body_too_large", f"the body is larger than {limit_bytes} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit_bytes:
+        raise too_large
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > limit_bytes:
+            raise too_large
+    return bytes(body)
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """A JSON object in UTF-8, each key once, no text that a database can't hold.
+
+    NaN and Infinity, which are no JSON, are read as numbers: the field that they stand in says why
+    it takes none such.
+    """
+    try:
+        document = json.loads(body.decode("utf-8"), object_pairs_hook=_each_key_once)
+    except RecursionError:
+        raise Refused("malformed_request", TOO_DEEP) from None
+    except UnicodeDecodeError:
+        raise Refused("malformed_request", "the body is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise Refused("malformed_request", f"the body is not JSON: {error.msg} ({where})") from None
+    except ValueError:  # of int(), which takes no more: nothing here needs as many
+        detail = "a number in the body has more than 4,300 digits"
+        raise Refused("malformed_request", detail) from None
+    if not isinstance(document, dict):
+        raise Refused("malformed_request", "the body is JSON, but not an object")
+    try:
+        validation.check_values(document)
+    except Fault as fault:
+        raise _refused(fault) from None
+    return document
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise Refused("malformed_request", f"the key {key[:100]!r} appears twice")
+        found[key] = value
+    return found
+
+
+def check(document: Mapping[str, Any]) -> JobSpec:
+    """The document as a JobSpec; Refused names the first field at fault, and says why."""
+    return _checked(lambda: validation.check(document))
+
+
+def _checked(check: Callable[[], D]) -> D:
+    try:
+        return check()
+    except Fault as fault:
+        raise _refused(fault) from None
+
+
+def _refused(fault: Fault) -> Refused:
+    return Refused(fault.code, fault.detail, fault.pointer, fault.hint)
+
+
+def fingerprint(document: Mapping[str, Any]) -> str:
+    """SHA-256 of the document in canonical form: what an idempotency key stands for."""
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

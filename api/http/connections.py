@@ -1,0 +1,400 @@
+"""Connections of callers, kept within bounds: uvicorn's HTTP protocol with limits of its own.
+
+With httptools, uvicorn bounds neither the size of headers nor the time that a caller takes for
+them; its `limit_concurrency` counts idle connections as well as busy ones. Here a connection that
+waits for its caller is closed when its time is over, or earlier if its place is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import resource
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import ClassVar
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from api.problems import MEDIA_TYPE, RETRY_AFTER_S, STATUS, Refused, title
+from service.config.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+ACCEPTED_AT_ONCE = 64
+"""asyncio accepts as many in one turn of its loop, before it looks at any of them."""
+RESERVED_DESCRIPTORS = 512
+"""For the database, files, pipes, and what is accepted before it can be refused."""
+DESCRIPTORS = 1 << 16
+"""Enough; some systems allow a billion, and some programs walk through all that are allowed."""
+SPARE = 32
+"""Connections above the limit: a caller needs one to be told 503."""
+SLICE_BYTES = 16 << 10
+MAX_PIPELINED = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the callers of one server may use."""
+
+    connections: int = 2048
+    per_client: int = 1024
+    head_bytes: int = 64 << 10
+    """Most of a request line and headers; parts of a body that are no content count alike."""
+    num_headers: int = 128
+    head_within_s: float = 20.0
+    """From the opening of a connection, or from the first byte of a later request."""
+    body_within_s: float = 60.0
+    send_within_s: float = 120.0
+    """How long a caller may take nothing of its answer."""
+    linger_s: float = 2.0
+    """How long a refused caller is listened to: a closed socket would reset what it was told."""
+    keep_alive_s: int = 75
+    """Longer than the pause between two polls, so that these don't open a connection each."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Limits:
+        """As the settings say, and no more than this process has descriptors for."""
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if descriptors == resource.RLIM_INFINITY:
+            descriptors = DESCRIPTORS
+        room = max(descriptors - RESERVED_DESCRIPTORS, SPARE)
+        connections = min(settings.max_connections, room)
+        per_client = settings.max_connections_per_client or max(connections // 2, 1)
+        return cls(connections=connections, per_client=min(per_client, connections))
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process and its children open as many files as they are allowed to."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class Connections:
+    """The open connections of one server, by client."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._open: dict[BoundedProtocol, str] = {}
+        self._of_client: Counter[str] = Counter()
+        self._waiting: dict[str, dict[BoundedProtocol, None]] = {}
+        """Those that owe a request, in the order in which they began to."""
+
+    def add(self, connection: BoundedProtocol, client: str) -> None:
+        """Count a new one; if that is one too many, the one that has waited longest goes.
+
+        It is one of the same client, or else of the client with the most of them, so that nobody
+        loses a place to others who take more.
+        """
+        self._open[connection] = client
+        self._of_client[client] += 1
+        self.wait(connection)
+        crowded = self.limits.per_client + SPARE
+        if self._of_client[client] > crowded:
+            self._evict(client)
+        elif len(self._open) > self.limits.connections + SPARE:
+            self._evict(max(self._waiting, key=lambda one: len(self._waiting[one])))
+
+    def wait(self, connection: BoundedProtocol) -> None:
+        """The connection has no request in progress."""
+        if (client := self._open.get(connection)) is not None:
+            self._waiting.setdefault(client, {})[connection] = None
+
+    def work(self, connection: BoundedProtocol) -> None:
+        """The connection has a request in progress, so it stays."""
+        client = self._open.get(connection, "")
+        if waiting := self._waiting.get(client):
+            waiting.pop(connection, None)
+            if not waiting:
+                del self._waiting[client]
+
+    def remove(self, connection: BoundedProtocol) -> None:
+        self.work(connection)
+        client = self._open.pop(connection, None)
+        if client is None:
+            return
+        self._of_client[client] -= 1
+        if not self._of_client[client]:
+            del self._of_client[client]
+
+    def _evict(self, client: str) -> None:
+        if waiting := self._waiting.get(client):
+            oldest = next(iter(waiting))
+            self.remove(oldest)
+            oldest.give_way()
+
+
+class Admission:
+    """Counts the requests in progress. One for an application, which answers 503 to the rest."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._num = 0
+        self._of_client: Counter[str] = Counter()
+
+    def enter(self, client: str) -> Refused | None:
+        """Count a request; what it is refused with if there are too many already."""
+        self._num += 1
+        self._of_client[client] += 1
+        if self._num > self._limits.connections:
+            detail = f"the server answers {self._limits.connections} requests at a time"
+        elif self._of_client[client] > self._limits.per_client:
+            detail = f"the server answers {self._limits.per_client} requests of a client at a time"
+        else:
+            return None
+        hint = "try again in a moment, or raise DRAY_MAX_CONNECTIONS[_PER_CLIENT] and its limit of "
+        return Refused("unavailable", detail, None, hint + "open files", {"Connection": "close"})
+
+    def leave(self, client: str) -> None:
+        self._num -= 1
+        self._of_client[client] -= 1
+        if not self._of_client[client]:
+            del self._of_client[client]
+
+
+class Awaited(Enum):
+    """What the server waits for on a connection."""
+
+    HEAD = auto()
+    BODY = auto()
+    NOTHING = auto()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. Subclasses made by `config` share their `connections`."""
+
+    shared: ClassVar[Connections]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._limits = self.shared.limits
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending: asyncio.TimerHandle | None = None
+        self._refused = False
+        self._begun = False
+        """Whether a part of a request has arrived."""
+        self._num_unused = 0
+        """Bytes that arrived since a head or a piece of a body was complete."""
+        self._num_head = 0
+        """Bytes of this request's target and headers."""
+        self._await(Awaited.HEAD, self._limits.head_within_s)
+        self.shared.add(self, self.client[0] if self.client else "")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.shared.remove(self)
+        for timer in (self._timer, self._sending):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._timer is None and self._awaited is Awaited.HEAD:
+            self._await(Awaited.HEAD, self._limits.head_within_s)
+        # In slices, so that bytes of one request hardly count for the next one. What is parsed is
+        # counted to the byte, and what is not yet, to a slice.
+        for start in range(0, len(data), SLICE_BYTES):
+            if self._refused or self.transport.is_closing():
+                return
+            piece = data[start : start + SLICE_BYTES]
+            self._num_unused += len(piece)
+            super().data_received(piece)
+            if self._num_unused > self._limits.head_bytes:
+                self._refuse_large_head()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._begun = True
+        self._num_head = 0
+        if self._awaited is Awaited.NOTHING:  # a pipelined one
+            self._await(Awaited.HEAD, self._limits.head_within_s)
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._awaited is Awaited.BODY:
+            return  # a trailer; it must not become one of the headers
+        self._count_head(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._num_head += num_bytes
+        limits = self._limits
+        if self._num_head > limits.head_bytes or len(self.headers) >= limits.num_headers:
+            self._refuse_large_head()
+            raise ValueError("too large a head")  # which ends the parsing
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.transport.abort()
+            raise ValueError("too many requests at once")
+        super().on_headers_complete()
+        self._num_unused = 0
+        self._await(Awaited.BODY, self._limits.body_within_s)
+        self.shared.work(self)
+
+    def on_body(self, body: bytes) -> None:
+        self._num_unused = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._num_unused = 0
+        self._begun = False
+        self._await(Awaited.NOTHING)
+        if self.cycle.response_complete:  # earlier than this
+            self._await(Awaited.HEAD, self._limits.keep_alive_s)
+            self.shared.wait(self)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._call(self._limits.send_within_s, self.transport.abort)
+        elif self._awaited is Awaited.BODY:  # the answer did not need it
+            self._await(Awaited.BODY, self._limits.linger_s)
+        elif self.cycle.response_complete:  # so are those of all requests before
+            if self._awaited is Awaited.NOTHING:
+                self._await(Awaited.HEAD)
+            self.shared.wait(self)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._sending = self._call(self._limits.send_within_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse("malformed_request", "the request is not HTTP/1.1 as it is written")
+
+    def give_way(self) -> None:
+        """Leave the place to another connection."""
+        if self._begun and not self._refused:
+            detail = "the server has too many connections; this one was slow to send its request"
+            self.transport.write(_answer("unavailable", detail))
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # it takes no answer either
+        else:
+            self._close()
+
+    def _await(self, awaited: Awaited, within_s: float | None = None) -> None:
+        self._awaited = awaited
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if within_s is None else self._call(within_s, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        answered = self._awaited is Awaited.BODY and self.cycle.response_complete
+        if self.flow.read_paused:  # by us: the caller may well have sent it
+            self._await(self._awaited, self._limits.linger_s)
+        elif self._begun and not answered:
+            self._refuse_slow()
+        else:
+            self._close()
+
+    def _refuse_slow(self) -> None:
+        part = "headers" if self._awaited is Awaited.HEAD else "body"
+        limits = self._limits
+        within_s = limits.head_within_s if part == "headers" else limits.body_within_s
+        self._refuse("request_too_slow", f"the {part} did not arrive within {within_s:g} s")
+
+    def _refuse_large_head(self) -> None:
+        limits = self._limits
+        self._refuse(
+            "headers_too_large",
+            f"a request may have {limits.num_headers} headers, of {limits.head_bytes} bytes in all",
+        )
+
+    def _refuse(self, code: str, detail: str) -> None:
+        """Answer a request that no application sees, and listen a little longer."""
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        host = self.client[0] if self.client else "-"
+        logger.info("%d to %s: %s", STATUS[code], host, detail)
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if cycle.response_started or self.pipeline:
+                self.transport.abort()  # an answer here would be read as a part of another
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._await(Awaited.NOTHING)
+        self.shared.wait(self)
+        self.transport.write(_answer(code, detail))
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._call(self._limits.linger_s, self.transport.abort)
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._call(self._limits.linger_s, self.transport.abort)  # if its answer is never taken
+
+    def _call(self, delay_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
+        return self.loop.call_later(delay_s, what)
+
+
+def _answer(code: str, detail: str) -> bytes:
+    """A whole response, after which the connection is closed."""
+    status = STATUS[code]
+    body = {
+        "type": f"urn:dray:problem:{code}",
+        "title": title(status),
+        "status": status,
+        "detail": detail,
+        "code": code,
+    }
+    content = json.dumps(body).encode()
+    lines = [
+        f"content-type: {MEDIA_TYPE}",
+        f"content-length: {len(content)}",
+        "cache-control: no-store",
+        "connection: close",
+    ]
+    lines += [f"retry-after: {RETRY_AFTER_S}"] if status == 503 else []
+    return STATUS_LINE[status] + "\r\n".join([*lines, "", ""]).encode() + content
+
+
+_TOLD_ELSEWHERE = (
+    "Invalid HTTP request received",
+    "Unsupported upgrade request",
+    "No supported WebSocket library",
+)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether uvicorn's own log says what no other line does. A request that is refused here, or
+    asks for another protocol and is answered in this one, has its line already."""
+    return not str(record.msg).startswith(_TOLD_ELSEWHERE)
+
+
+def config(app: ASGIApp, limits: Limits, *, stop_within_s: int) -> uvicorn.Config:
+    """How uvicorn serves `app` within `limits`."""
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    protocol = type("Connection", (BoundedProtocol,), {"shared": Connections(limits)})
+    return uvicorn.Config(
+        app,
+        port=0,
+        http=protocol,
+        ws="none",
+        backlog=ACCEPTED_AT_ONCE,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=limits.keep_alive_s,
+        timeout_graceful_shutdown=stop_within_s,
+    )

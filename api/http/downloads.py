@@ -1,0 +1,94 @@
+"""Files out of storage, whole or by ranges (RFC 9110, section 14)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+
+from api.http.caching import REVALIDATE, is_known, not_modified
+from api.http.ranges import Range, Unsatisfied, parse_range
+from api.problems import Refused
+from service.storage.storage import Storage
+
+PIECE_BYTES = 1 << 20
+BINARY = "application/octet-stream"
+
+_CONTENT = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
+DOWNLOAD: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The file.", "content": _CONTENT},
+    206: {"description": "The range of it that was asked for.", "content": _CONTENT},
+    304: {"description": "The caller has it already, by its `If-None-Match`."},
+}
+"""What a download may answer besides problems, for OpenAPI."""
+DOWNLOAD_HEAD: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Size, type and hash of the file are in the headers."},
+    304: DOWNLOAD[304],
+}
+"""The same of a HEAD."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file that is known to be in the storage."""
+
+    key: str
+    size_bytes: int
+    sha256: str
+    """Of the whole; its ETag."""
+    name: str
+    """What to save it as; a path's last part is taken."""
+
+
+def download(request: Request, storage: Storage, file: StoredFile) -> Response:
+    """The file, a range of it, or for HEAD what a GET would say of it.
+
+    Refused with `range_not_satisfiable` if it has no byte in the range.
+    """
+    etag = f'"{file.sha256}"'
+    if is_known(request, etag):
+        return not_modified(etag)
+    part = _wanted_range(request, file.size_bytes, etag)
+    headers = {
+        "Accept-Ranges": "bytes",
+        "X-Content-Type-Options": "nosniff",
+        "ETag": etag,
+        "Cache-Control": REVALIDATE,
+        "Content-Length": str(part.length if part else file.size_bytes),
+        "Content-Disposition": f"attachment; filename*=UTF-8''{_file_name(file.name)}",
+    }
+    if part:
+        headers["Content-Range"] = f"bytes {part.start}-{part.end - 1}/{file.size_bytes}"
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type=BINARY)
+    pieces = _pieces(storage, file.key, part or Range(0, file.size_bytes))
+    return StreamingResponse(pieces, 206 if part else 200, headers, media_type=BINARY)
+
+
+def _file_name(path: str) -> str:
+    return quote(path.rpartition("/")[2], safe="")
+
+
+def _wanted_range(request: Request, size: int, etag: str) -> Range | None:
+    """None for all of it, also when `If-Range` names another version (RFC 9110, 13.1.5)."""
+    if request.method != "GET" or request.headers.get("if-range", etag) != etag:
+        return None
+    try:
+        return parse_range(request.headers.get("range"), size)
+    except Unsatisfied:
+        raise Refused(
+            "range_not_satisfiable",
+            f"the file has {size} bytes, and none in that range",
+            headers={"Content-Range": f"bytes */{size}"},
+        ) from None
+
+
+async def _pieces(storage: Storage, key: str, part: Range) -> AsyncIterator[bytes]:
+    for start in range(part.start, part.end, PIECE_BYTES):
+        end = min(start + PIECE_BYTES, part.end)
+        yield await asyncio.to_thread(storage.read_bytes, key, start, end)

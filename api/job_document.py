@@ -1,0 +1,120 @@
+"""docs/job-document.md: every field of a job document, as its classes say.
+
+`python -m api.job_document` prints it; a test compares it with the page.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from dray.spec.describing import Part, parts
+from dray.spec.parallel import MODELS_OF
+from dray.spec.recipes import FORMATS_OF, RECIPES
+
+_HEAD = """# The job document
+
+Every field, made from the classes in `dray/spec` by `make reference`. Fields that are not written
+have their defaults; unknown ones are refused, with what was probably meant. A number of seconds may
+be written as a time (`90s`, `2h`, `1h30m`) and a number of bytes as a size (`500MB`, `8GiB`); a job
+is stored with the number.
+
+`dray init RECIPE` writes a document to begin with. `dray schema` prints the JSON Schema, which the
+server serves as `/v1/schema`; editors complete by it where a document begins with
+
+```yaml
+# yaml-language-server: $schema=http://127.0.0.1:8420/v1/schema
+```
+
+*For* says which recipes have a use for a field; a field that the job's recipe has no use for is
+refused, except where it only says how something else is done.
+"""
+
+_SCRIPTS = frozenset(
+    ("version", "name", "labels", "resources", "queue", "priority", "max_retries", "max_runtime_s")
+)
+"""Fields of the document that a script has a use for as well."""
+_BLOCKS = ("gpt", "resnet", "unet")
+
+
+def page() -> str:
+    sections = [_HEAD, _recipes()]
+    for part in parts():
+        rows = [
+            f"| `{field.name}` | {_cell(field.takes)} | {field.default} "
+            f"| {users(part, field.name)} | {_cell(field.sentence)} |"
+            for field in part.fields
+        ]
+        head = "| field | takes | default | for | meaning |\n|---|---|---|---|---|"
+        sections.append(
+            "\n".join([f"## {_title(part)}", "", part.sentence, "", head, *rows]).replace(
+                "\n\n\n", "\n\n"
+            )
+            + "\n"
+        )
+    return "\n".join(sections)
+
+
+def users(part: Part, field: str) -> str:
+    """Which recipes have a use for it."""
+    path = f"{part.path}.{field}" if part.path else field
+    top = path.partition(".")[0]
+    if top == "script":
+        return "scripts"
+    if top in _SCRIPTS:
+        return "all, scripts"
+    if part.path == "model" and part.variant:
+        return _of_models(part.variant)
+    if path == "train.recompute":
+        return _of_models(*_BLOCKS)
+    if part.path == "parallel" and field in MODELS_OF:
+        return _of_models(*MODELS_OF[field])
+    return _named(recipe for recipe in RECIPES if takes(recipe, path))
+
+
+def takes(recipe: str, path: str) -> bool:
+    """Whether a recipe has a use for a field that not all of them have one for."""
+    options = RECIPES[recipe]
+    part, _, field = path.partition(".")
+    if part == "data" and field in FORMATS_OF:
+        return bool({*FORMATS_OF[field]} & {*options.formats})
+    if path == "data.classes":
+        return options.reads_masks
+    return options.classifies if path == "train.label_smoothing" else True
+
+
+def _of_models(*models: str) -> str:
+    return _named(recipe for recipe, has in RECIPES.items() if {*models} & {*has.models})
+
+
+def _named(recipes: Iterable[str]) -> str:
+    found = list(recipes)
+    return "all" if len(found) == len(RECIPES) else ", ".join(found)
+
+
+def _recipes() -> str:
+    rows = [
+        f"| `{name}` | {_listed(has.models)} | {_listed(has.formats)} "
+        f"| {_listed(has.sklearn_sets)} | {_listed(has.metrics)} |"
+        for name, has in RECIPES.items()
+    ]
+    head = "| recipe | models | formats | of scikit-learn | metrics |\n|---|---|---|---|---|"
+    return "\n".join(["## The recipes", "", "The first model is the default.", "", head, *rows, ""])
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    return ", ".join(f"`{word}`" for word in words) or "none"
+
+
+def _title(part: Part) -> str:
+    if not part.path:
+        return "The document"
+    return f"`{part.path}`" + (f" with the name `{part.variant}`" if part.variant else "")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

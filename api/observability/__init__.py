@@ -1,0 +1,1 @@
+"""The access log and the Prometheus metrics of the server."""

@@ -1,0 +1,31 @@
+"""`/openapi.json`, and the reference page made from it at `/` and `/docs`."""
+
+from __future__ import annotations
+
+import json
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
+
+from api import reference
+from api.context import Caller, NoParameters, PageCaller
+from api.http.caching import answer_json
+
+router = APIRouter(include_in_schema=False, dependencies=[NoParameters])
+
+
+@router.get("/openapi.json")
+async def description(request: Request, _: Caller) -> Response:
+    """The description of the API, for programs."""
+    return answer_json(request, json.dumps(request.app.openapi()).encode())
+
+
+@router.get("/")
+@router.get("/docs")
+async def page(request: Request, _: PageCaller) -> Response:
+    """The same for people."""
+    state = request.app.state
+    if not hasattr(state, "reference"):
+        state.reference = reference.render(request.app.openapi())
+    headers = {"Content-Security-Policy": reference.POLICY, "Cache-Control": "private, no-cache"}
+    return HTMLResponse(state.reference, headers=headers)

@@ -1,0 +1,1 @@
+"""Access control: tokens, and the hosts and origins that may call."""

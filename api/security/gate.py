@@ -1,0 +1,112 @@
+"""Which names the server answers under, and to which web pages.
+
+A web page can make a browser call a server that only its user's machine can reach: directly, or
+under a name of its own that it points at 127.0.0.1 (DNS rebinding). Such a call says so in its
+Host, Origin or Sec-Fetch-Site header, which no page can forge. Without tokens nothing else stands
+between that page and the cluster, so then the rules hold by themselves; with tokens, once there
+are lists.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from api.problems import Refused
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::[0-9]{1,5})?")
+
+
+class Gate:
+    """The rules of one server. `hosts` and `origins` are what is answered besides."""
+
+    def __init__(
+        self,
+        *,
+        has_tokens: bool,
+        hosts: Iterable[str] | None = None,
+        origins: Iterable[str] | None = None,
+    ) -> None:
+        self._checks_hosts = not has_tokens or hosts is not None
+        self._checks_origins = not has_tokens or origins is not None
+        self._hosts = frozenset(host.lower() for host in hosts or ())
+        self.origins = frozenset(origin.lower().rstrip("/") for origin in origins or ())
+
+    def check(self, headers: Mapping[str, str]) -> Refused | None:
+        """What the request is refused with; None lets it pass."""
+        host = headers.get("host", "")
+        if self._checks_hosts and not self._answers_as(host):
+            return Refused(
+                "forbidden",
+                f"this server does not answer under the name {host[:255]!r}",
+                hint="call it as localhost or by its IP address, or add the name to "
+                "DRAY_ALLOWED_HOSTS",
+            )
+        if self._checks_origins and not self._answers_page(headers, host):
+            page = headers.get("origin", "another site")
+            return Refused(
+                "forbidden",
+                f"this server does not answer web pages of {page[:255]!r}",
+                hint="call it from a program, or add the page's origin to DRAY_ALLOWED_ORIGINS",
+            )
+        return None
+
+    def _answers_as(self, host: str) -> bool:
+        if not host:
+            return True  # HTTP/1.0; no browser leaves it out
+        match = _HOST.fullmatch(host)
+        name = match[1].strip("[]").lower() if match else "."
+        return name in self._hosts or _is_local_name(name)
+
+    def _answers_page(self, headers: Mapping[str, str], host: str) -> bool:
+        origin = headers.get("origin")
+        if origin is None:
+            # Of the calls that come without it, browsers mark those that pages elsewhere caused.
+            return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+        origin = origin.lower()
+        return origin in self.origins or origin in (
+            f"http://{host.lower()}",
+            f"https://{host.lower()}",
+        )
+
+
+def _is_local_name(name: str) -> bool:
+    """An address, or a name that every resolver keeps on this machine (RFC 6761, 6.3).
+
+    Another name without a dot may be a top-level domain, or be completed by a search domain.
+    """
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def cors(origins: Iterable[str]) -> dict[str, Any]:
+    """Arguments of starlette's CORSMiddleware: pages of these origins may use the whole API."""
+    return {
+        "allow_origins": sorted(origins),
+        "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
+        "allow_headers": [
+            "Authorization",
+            "Content-Type",
+            "Idempotency-Key",
+            "If-None-Match",
+            "If-Range",
+            "Last-Event-ID",
+            "Range",
+            "X-Request-Id",
+        ],
+        "expose_headers": [
+            "Content-Disposition",
+            "Content-Range",
+            "ETag",
+            "Location",
+            "Retry-After",
+            "X-Request-Id",
+        ],
+    }

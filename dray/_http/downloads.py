@@ -1,0 +1,178 @@
+"""Files of a job onto this machine: whole, checked by hash, and never outside their folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote
+
+import httpx
+
+from dray import errors, views
+from dray._http.calls import Calls
+from dray._http.transport import Call, Close, Flow, Read, Run, Sleep, no_answer, segment
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with a file's path, how many of its bytes are here, and how many it has."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file to fetch."""
+
+    url_path: str
+    path: str
+    """Where it goes, relative to the folder of the download."""
+    size_bytes: int
+    sha256: str
+
+
+def artifact_files(
+    job_id: str, items: Iterable[views.Artifact], wanted: str | None
+) -> list[RemoteFile]:
+    """All artifacts, or the one whose id or path is `wanted`; ArtifactNotFound if none is."""
+    base = f"/v1/jobs/{segment(job_id)}/artifacts"
+    return [
+        RemoteFile(f"{base}/{segment(item.id)}", item.path, item.size_bytes, item.sha256)
+        for item in _choose(items, job_id, wanted)
+    ]
+
+
+def checkpoint_files(
+    job_id: str, step: int, items: Iterable[views.CheckpointFile]
+) -> list[RemoteFile]:
+    base = f"/v1/jobs/{segment(job_id)}/checkpoints/{step}/files"
+    return [
+        RemoteFile(f"{base}/{quote(item.path)}", item.path, item.size_bytes, item.sha256)
+        for item in items
+    ]
+
+
+def _choose(
+    items: Iterable[views.Artifact], job_id: str, wanted: str | None
+) -> list[views.Artifact]:
+    """Of several attempts' files with one path, the newest."""
+    newest: dict[str, views.Artifact] = {}
+    for item in sorted(items, key=lambda item: item.created_at):
+        if item.id == wanted:
+            return [item]
+        newest[item.path] = item
+    if wanted is None:
+        return list(newest.values())
+    if wanted in newest:
+        return [newest[wanted]]
+    raise errors.ArtifactNotFound(
+        views.Problem(
+            type="about:blank",
+            title="Not Found",
+            status=404,
+            code=errors.ArtifactNotFound.code,
+            detail=f"job {job_id} has no artifact {wanted!r}",
+            hint=f"it has {', '.join(newest)}" if newest else "it has none yet",
+        )
+    )
+
+
+def fetch_all(
+    calls: Calls,
+    files: Iterable[RemoteFile],
+    dest: str | PathLike[str],
+    on_progress: OnProgress | None,
+) -> Flow[list[Path]]:
+    """The files' paths under `dest`. Before the first byte, each is known to stay there."""
+    root = Path(dest)
+    targets = [(file, destination(root, file.path)) for file in files]
+    tell = on_progress or (lambda _path, _done, _total: None)
+    for file, target in targets:
+        yield from _fetch(calls, file, target, tell)
+    return [target for _, target in targets]
+
+
+def _fetch(calls: Calls, file: RemoteFile, target: Path, tell: OnProgress) -> Flow[None]:
+    """Into a hidden `.part` beside the target, its hash checked before it gets its name."""
+    if (yield Run(partial(_matches, target, file))):
+        tell(file.path, file.size_bytes, file.size_bytes)
+        return
+    part = target.with_name(f".{target.name[:40]}.{file.sha256[:16]}.part")
+    offset: int = yield Run(partial(_begin, part, file.size_bytes))
+    retry = calls.patient
+    fruitless = 0
+    silent_since: float | None = None
+    while offset < file.size_bytes:
+        response = yield from calls.send(_range_call(file, offset), patient=True)
+        if response.status_code != 206:
+            offset = 0  # the range was ignored, or this is another version, and all of it came
+        fruitless += 1
+        broken: httpx.RequestError | None = None
+        try:
+            while offset <= file.size_bytes and (piece := (yield Read(response))):
+                yield Run(partial(_write_at, part, offset, piece))
+                offset += len(piece)
+                fruitless, silent_since = 0, None
+                tell(file.path, min(offset, file.size_bytes), file.size_bytes)
+        except httpx.RequestError as error:
+            broken = error
+        yield Close(response)
+        if broken is None:
+            break  # all that there is
+        silent_since = retry.clock() if silent_since is None else silent_since
+        if retry.clock() - silent_since > retry.patience_s:
+            raise no_answer(broken, calls.connection.url)
+        yield Sleep(retry.delay_s(fruitless + 1, None))
+    yield Run(partial(_finish, part, target, file))
+
+
+def _range_call(file: RemoteFile, offset: int) -> Call:
+    headers = {"Accept": "*/*", "Accept-Encoding": "identity"}
+    if offset:
+        headers |= {"Range": f"bytes={offset}-", "If-Range": f'"{file.sha256}"'}
+    return Call("GET", file.url_path, (), headers, streamed=True)
+
+
+def destination(root: Path, name: str) -> Path:
+    """Where the file `name` goes under `root`; IntegrityError if that is elsewhere."""
+    parts = PurePosixPath(name)
+    target = root.joinpath(*parts.parts)
+    unsafe = parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name
+    if unsafe or not parts.parts or not target.resolve().is_relative_to(root.resolve()):
+        raise errors.IntegrityError(f"the path {name!r} leads out of {root}: not fetched")
+    return target
+
+
+def _matches(path: Path, file: RemoteFile) -> bool:
+    if not path.is_file() or path.stat().st_size != file.size_bytes:
+        return False
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest() == file.sha256
+
+
+def _begin(part: Path, size_bytes: int) -> int:
+    """Make the part file; how many of its bytes an earlier download left."""
+    part.parent.mkdir(parents=True, exist_ok=True)
+    if part.is_symlink():
+        part.unlink()
+    with part.open("ab") as opened:
+        if opened.tell() > size_bytes:
+            opened.truncate(0)
+        return opened.seek(0, 2)
+
+
+def _write_at(part: Path, offset: int, content: bytes) -> None:
+    with part.open("r+b") as opened:
+        opened.seek(offset)
+        opened.truncate()
+        opened.write(content)
+
+
+def _finish(part: Path, target: Path, file: RemoteFile) -> None:
+    if not _matches(part, file):
+        part.unlink()
+        raise errors.IntegrityError(
+            f"{file.path} came with the wrong size or sha256 (expected {file.sha256}) "
+            "and was thrown away; download it again"
+        )
+    part.replace(target)

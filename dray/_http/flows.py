@@ -1,0 +1,261 @@
+"""What each method of the clients does, as flows over `dray._http.transport`: no I/O here."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dray import errors, views
+from dray._http import downloads, following
+from dray._http.calls import LONG_POLL_S, Calls, params
+from dray._http.downloads import OnProgress
+from dray._http.transport import Call, Flow, Item, Stream, segment
+from dray.views import JobState
+
+if TYPE_CHECKING:  # most commands need neither the document's classes nor YAML
+    from dray.spec import JobSpec
+
+Spec: TypeAlias = "JobSpec | Mapping[str, Any] | str | PathLike[str]"
+States: TypeAlias = JobState | str | Iterable[JobState | str]
+"""One state or several."""
+
+
+def _as_json(spec: Spec) -> bytes:
+    """The document as the body of a submit; defaults are left to the server."""
+    from dray.documents import load_document
+    from dray.spec import JobSpec
+
+    if isinstance(spec, JobSpec):
+        document: Any = {
+            "version": spec.version,
+            **spec.model_dump(mode="json", exclude_unset=True),
+        }
+    elif isinstance(spec, Mapping):
+        document = dict(spec)
+    else:
+        document = load_document(spec)
+    try:
+        return json.dumps(document, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.SpecError(f"the job can't be written as JSON: {error}") from None
+
+
+def _states(given: States | None) -> list[JobState]:
+    if given is None:
+        return []
+    return [JobState(state) for state in ([given] if isinstance(given, str) else given)]
+
+
+def _moment(time: datetime | None) -> str | None:
+    if time is not None and time.tzinfo is None:
+        raise ValueError(f"{time} has no time zone: use, for instance, datetime.now(UTC)")
+    return time.isoformat() if time is not None else None
+
+
+def _not_found(reference: str) -> errors.JobNotFound:
+    """As the server says it of an id."""
+    what = "there is no job of yours" if reference == "@last" else f"there is no job {reference}"
+    problem = views.Problem(
+        type="about:blank",
+        title="Job not found",
+        status=404,
+        detail=what,
+        code=errors.JobNotFound.code,
+        hint="`dray ls` shows the jobs there are",
+    )
+    return errors.JobNotFound(problem)
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """Which jobs to list; None is any."""
+
+    state: States | None = None
+    queue: str | None = None
+    label: Mapping[str, str] | None = None
+    owner: str | None = None
+    project: str | None = None
+    name: str | None = None
+    id_prefix: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+
+    def params(self) -> list[tuple[str, str]]:
+        return [
+            *(("state", state.value) for state in _states(self.state)),
+            *(("label", f"{key}={value}") for key, value in (self.label or {}).items()),
+            *params(
+                queue=self.queue,
+                owner=self.owner,
+                project=self.project,
+                name=self.name,
+                id_prefix=self.id_prefix,
+                created_after=_moment(self.created_after),
+                created_before=_moment(self.created_before),
+            ),
+        ]
+
+
+@dataclass(frozen=True)
+class Flows(Calls):
+    """One flow for each method, against one server."""
+
+    def submit(self, spec: Spec, idempotency_key: str | None) -> Flow[views.Job]:
+        # One key for all tries, so that a submit whose answer was lost makes one job.
+        headers = {
+            "Content-Type": "application/json",
+            "Idempotency-Key": uuid.uuid4().hex if idempotency_key is None else idempotency_key,
+        }
+        content = _as_json(spec)
+        return (yield from self.read(views.Job, Call("POST", "/v1/jobs", (), headers, content)))
+
+    def plan(self, spec: Spec, options: Mapping[str, float | None]) -> Flow[views.Plan]:
+        document = json.loads(_as_json(spec))
+        given = {name: value for name, value in options.items() if value is not None}
+        headers = {"Content-Type": "application/json"}
+        content = json.dumps({**document, **given}).encode()
+        return (yield from self.read(views.Plan, Call("POST", "/v1/plan", (), headers, content)))
+
+    def get(self, job_id: str, wait_s: float, known_state: JobState | None) -> Flow[views.Job]:
+        return following.get(self, job_id, wait_s, known_state)
+
+    def wait(self, job_id: str, timeout_s: float | None, states: States | None) -> Flow[views.Job]:
+        return following.wait_for_state(self, job_id, timeout_s, frozenset(_states(states)))
+
+    def jobs(self, chosen: JobFilter, page_size: int) -> Stream[views.Job]:
+        query = (*chosen.params(), *params(limit=page_size))
+        cursor: str | None = None
+        while True:
+            call = Call("GET", "/v1/jobs", (*query, *params(cursor=cursor)))
+            page = yield from self.read(views.JobPage, call)
+            for job in page.items:
+                yield Item(job)
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def resolve(self, reference: str) -> Flow[str]:
+        if re.fullmatch(r"job-[0-9a-z]{26}", reference):
+            return reference
+        segment(reference)
+        if reference == "@last":
+            wanted = [JobFilter(owner="@me")]
+        else:
+            is_prefix = re.fullmatch(r"job-[0-9a-z]{1,25}", reference)
+            by_id = [JobFilter(id_prefix=reference)] if is_prefix else []
+            wanted = [*by_id, JobFilter(name=reference)]
+        found: dict[str, views.Job] = {}
+        for chosen in wanted:
+            num = 1 if reference == "@last" else errors.MAX_CANDIDATES + 1
+            call = Call("GET", "/v1/jobs", (*chosen.params(), *params(limit=num)))
+            page = yield from self.read(views.JobPage, call)
+            found |= {job.id: job for job in page.items}
+        if len(found) > 1:
+            raise errors.AmbiguousJob(reference, list(found.values()))
+        for job_id in found:
+            return job_id
+        raise _not_found(reference)
+
+    def cancel(self, job_id: str) -> Flow[views.Job]:
+        call = Call("POST", f"/v1/jobs/{segment(job_id)}/cancel")
+        return (yield from self.read(views.Job, call))
+
+    def delete(self, job_id: str) -> Flow[None]:
+        yield from self.send(Call("DELETE", f"/v1/jobs/{segment(job_id)}"))
+
+    def metrics(
+        self,
+        job_id: str,
+        keys: Sequence[str] | None,
+        rank: int | None,
+        after_step: int | None,
+        max_points: int | None,
+    ) -> Flow[views.Metrics]:
+        call = following.metrics_call(job_id, keys, rank, after_step, max_points)
+        return (yield from self.read(views.Metrics, call))
+
+    def follow_metrics(
+        self, job_id: str, keys: Sequence[str] | None, rank: int | None
+    ) -> Stream[views.Point]:
+        return following.follow_metrics(self, job_id, keys, rank)
+
+    def logs(
+        self, job_id: str, rank: int | None, attempt: int | None, follow: bool
+    ) -> Stream[views.LogLine]:
+        cursor: str | None = None
+        clock = self.connection.retry.clock
+        path = f"/v1/jobs/{segment(job_id)}/logs"
+        wait_s = LONG_POLL_S if follow else 0.0
+        while True:
+            asked = clock()
+            query = params(rank=rank, attempt=attempt, cursor=cursor, wait_s=wait_s or None)
+            call = Call("GET", path, query, wait_s=wait_s)
+            page = yield from self.read(views.LogPage, call, patient=follow)
+            for line in page.items:
+                yield Item(line)
+            cursor = page.next_cursor
+            if page.complete or not (page.items or follow):
+                return
+            yield from self.pause_if_hurried(asked, wait_s, changed=bool(page.items))
+
+    def events(self, job_id: str, after_seq: int) -> Stream[views.Event]:
+        path = f"/v1/jobs/{segment(job_id)}/events"
+        while True:
+            call = Call("GET", path, params(after_seq=after_seq))
+            page = yield from self.read(views.EventPage, call)
+            for event in page.items:
+                yield Item(event)
+                after_seq = event.seq
+            if not page.items:
+                return
+
+    def follow(self, job_id: str, after_seq: int) -> Stream[views.Event]:
+        return following.follow_events(self, job_id, after_seq)
+
+    def attempts(self, job_id: str) -> Flow[list[views.Attempt]]:
+        call = Call("GET", f"/v1/jobs/{segment(job_id)}/attempts")
+        return (yield from self.read(views.AttemptPage, call)).items
+
+    def checkpoints(self, job_id: str) -> Flow[list[views.Checkpoint]]:
+        call = Call("GET", f"/v1/jobs/{segment(job_id)}/checkpoints")
+        return (yield from self.read(views.CheckpointPage, call)).items
+
+    def checkpoint_files(self, job_id: str, step: int) -> Flow[list[views.CheckpointFile]]:
+        call = Call("GET", f"/v1/jobs/{segment(job_id)}/checkpoints/{step}/files")
+        return (yield from self.read(views.CheckpointFilePage, call)).items
+
+    def artifacts(self, job_id: str) -> Flow[list[views.Artifact]]:
+        call = Call("GET", f"/v1/jobs/{segment(job_id)}/artifacts")
+        return (yield from self.read(views.ArtifactPage, call)).items
+
+    def explain(self, job_id: str) -> Flow[views.Explanation]:
+        call = Call("GET", f"/v1/jobs/{segment(job_id)}/explain")
+        return (yield from self.read(views.Explanation, call))
+
+    def cluster(self) -> Flow[views.Cluster]:
+        return (yield from self.read(views.Cluster, Call("GET", "/v1/cluster")))
+
+    def download(
+        self,
+        job_id: str,
+        dest: str | PathLike[str],
+        artifact: str | None,
+        on_progress: OnProgress | None,
+    ) -> Flow[list[Path]]:
+        found = yield from self.artifacts(job_id)
+        files = downloads.artifact_files(job_id, found, artifact)
+        return (yield from downloads.fetch_all(self, files, dest, on_progress))
+
+    def download_checkpoint(
+        self, job_id: str, step: int, dest: str | PathLike[str], on_progress: OnProgress | None
+    ) -> Flow[list[Path]]:
+        found = yield from self.checkpoint_files(job_id, step)
+        files = downloads.checkpoint_files(job_id, step, found)
+        return (yield from downloads.fetch_all(self, files, dest, on_progress))

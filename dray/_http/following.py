@@ -1,0 +1,154 @@
+"""Following a job: its events over one stream that is opened again whenever it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import httpx
+
+from dray import errors, views
+from dray._http import sse
+from dray._http.calls import LONG_POLL_S, Calls, params
+from dray._http.transport import Call, Close, Flow, Item, Read, Sleep, Stream, no_answer, segment
+
+EVENT_STREAM = "text/event-stream"
+SILENCE_S = 15.0
+"""On top of the timeout: longer than the pauses between a server's keep-alives."""
+RESET = "reset"
+"""The server can't resume after the id it was sent; all events follow, from the first."""
+METRIC_TICK_S = 1.0
+MOST_POINTS = 100_000
+"""Of a series in one answer; the server allows no more."""
+
+
+def follow_events(calls: Calls, job_id: str, after_seq: int) -> Stream[views.Event]:
+    """Each event after `after_seq` once, in order, up to the one that ends the job.
+
+    Raises TransportError when the server stays away, or sends nothing, for too long.
+    """
+    retry = calls.patient
+    given: dict[int, datetime] = {}
+    position, fruitless = after_seq, 0
+    silent_since: float | None = None
+    while True:
+        call = _stream_call(job_id, position)
+        response = yield from calls.send(call, patient=True)
+        if response.status_code == 204:  # the job is over, and there was no more to tell
+            return
+        if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
+            raise errors.TransportError(f"{calls.connection.url} answered with no event stream")
+        decoder = sse.Decoder()
+        fruitless += 1
+        broken: httpx.RequestError | None = None
+        try:
+            while piece := (yield Read(response)):
+                fruitless, silent_since = 0, None
+                for message in decoder.feed(piece):
+                    if message.name == RESET:
+                        position = 0
+                        continue
+                    event = calls.parse(views.Event, message.data, call)
+                    position = event.seq
+                    # Given already, before a reset; another event may have its number by now,
+                    # in a database that was restored from a backup.
+                    if event.seq <= after_seq or given.get(event.seq) == event.time:
+                        continue
+                    given[event.seq] = event.time
+                    yield Item(event)
+                    if event.to_state is not None and event.to_state.is_terminal:
+                        return
+        except httpx.RequestError as error:
+            broken = error
+        yield Close(response)
+        # Counted from the first break: before it, the caller may have taken long with an event.
+        silent_since = retry.clock() if silent_since is None else silent_since
+        if retry.clock() - silent_since > retry.patience_s:
+            if broken is not None:
+                raise no_answer(broken, calls.connection.url)
+            raise errors.TransportError(f"{calls.connection.url} ends every stream of events")
+        yield Sleep(retry.delay_s(fruitless + 1, decoder.retry_s))
+
+
+def _stream_call(job_id: str, position: int) -> Call:
+    headers = {"Accept": EVENT_STREAM, "Cache-Control": "no-store"}
+    if position:
+        headers["Last-Event-ID"] = str(position)
+    path = f"/v1/jobs/{segment(job_id)}/events"
+    return Call("GET", path, (), headers, wait_s=SILENCE_S, streamed=True)
+
+
+def wait_for_state(
+    calls: Calls, job_id: str, timeout_s: float | None, wanted: frozenset[views.JobState]
+) -> Flow[views.Job]:
+    """The job once it is over or in one of the `wanted` states, by long polls."""
+    clock = calls.connection.retry.clock
+    deadline = None if timeout_s is None else clock() + timeout_s
+    job = yield from get(calls, job_id, patient=True)
+    while not (job.state in wanted or job.state.is_terminal):
+        asked = clock()
+        left_s = LONG_POLL_S if deadline is None else deadline - asked
+        if left_s <= 0:
+            raise errors.WaitTimeout(job, timeout_s or 0.0)
+        wait_s = min(LONG_POLL_S, left_s)
+        known = job.state
+        job = yield from get(calls, job_id, wait_s, known, patient=True)
+        yield from calls.pause_if_hurried(asked, wait_s, changed=job.state != known)
+    return job
+
+
+def get(
+    calls: Calls,
+    job_id: str,
+    wait_s: float = 0.0,
+    known_state: views.JobState | None = None,
+    *,
+    patient: bool = False,
+) -> Flow[views.Job]:
+    """The job; with `wait_s` once its state is not `known_state`."""
+    query = params(wait_s=wait_s or None, state=known_state)
+    call = Call("GET", f"/v1/jobs/{segment(job_id)}", query, wait_s=wait_s)
+    return (yield from calls.read(views.Job, call, patient=patient))
+
+
+def follow_metrics(
+    calls: Calls, job_id: str, keys: Sequence[str] | None, rank: int | None
+) -> Stream[views.Point]:
+    """Each point once, in the order of steps, until the job is over."""
+    given: dict[str, int] = {}
+    after_step: int | None = None
+    # The state before the points: of a job that is over by then, they are all there will be.
+    job = yield from get(calls, job_id, patient=True)
+    while True:
+        call = metrics_call(job_id, keys, rank, after_step, MOST_POINTS)
+        found = yield from calls.read(views.Metrics, call, patient=True)
+        points = [
+            views.Point(key=key, step=step, value=value)
+            for key, series in found.series.items()
+            for step, value in zip(series.steps, series.values, strict=True)
+            if step > given.get(key, -1)
+        ]
+        for point in sorted(points, key=lambda point: (point.step, point.key)):
+            given[point.key] = point.step
+            yield Item(point)
+        after_step = found.next_step
+        if job.state.is_terminal:
+            return
+        asked = calls.connection.retry.clock()
+        known = job.state
+        job = yield from get(calls, job_id, METRIC_TICK_S, known, patient=True)
+        yield from calls.pause_if_hurried(asked, METRIC_TICK_S, changed=job.state != known)
+
+
+def metrics_call(
+    job_id: str,
+    keys: Sequence[str] | None,
+    rank: int | None,
+    after_step: int | None,
+    max_points: int | None,
+) -> Call:
+    query = (
+        *(("keys", key) for key in keys or ()),
+        *params(rank=rank, after_step=after_step, max_points=max_points),
+    )
+    return Call("GET", f"/v1/jobs/{segment(job_id)}/metrics", query)

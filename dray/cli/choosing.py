@@ -1,0 +1,134 @@
+"""Which jobs a command is about: named one by one, or chosen by label and state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dray.cli import completion
+from dray.cli.completion import job_ids
+
+if TYPE_CHECKING:
+    from dray.cli.base import Failures
+    from dray.client import Client
+
+References = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="JOB",
+        help="Jobs: ids or how these begin, names, or @last.",
+        autocompletion=job_ids,
+        show_default=False,
+    ),
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="KEY=VALUE", help="Instead: those with this label."),
+]
+States = Annotated[
+    list[str] | None,
+    typer.Option("--state", help="Those in this state.", autocompletion=completion.states),
+]
+Everything = Annotated[bool, typer.Option("--all", help="All of them.")]
+Owner = Annotated[
+    str, typer.Option(help="Whose jobs are chosen by label, state or --all; @me: your own.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+
+LIVE = ("QUEUED", "STARTING", "RUNNING", "RECOVERING", "CANCELLING")
+FINISHED = ("SUCCEEDED", "FAILED", "CANCELLED")
+MOST_SHOWN = 20
+"""Jobs that a question lists."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the command line says of the jobs."""
+
+    references: Sequence[str]
+    labels: Sequence[str]
+    states: Sequence[str]
+    """In any of these; by default those that the command can do something to."""
+    everything: bool
+    owner: str
+
+    @property
+    def is_by_rule(self) -> bool:
+        return bool(self.labels or self.states or self.everything)
+
+    def check(self) -> None:
+        """BadParameter unless it says which jobs, and says so in one way."""
+        if bool(self.references) == self.is_by_rule:
+            raise typer.BadParameter(
+                "name jobs, or choose them by --label, --state or --all"
+                + (", not both" if self.references else "")
+            )
+
+
+def choose(
+    client: Client, choice: Choice, failures: Failures, *, default_states: Sequence[str]
+) -> dict[str, str]:
+    """Ids of the jobs, each with what to call it. A reference that means no job, or several, is
+    told, and the others are dealt with."""
+    from dray.cli.output import warn
+
+    if not choice.is_by_rule:
+        found = {}
+        for reference in choice.references:
+            with failures.noted():
+                job_id = client.resolve(reference)
+                found[job_id] = job_id if reference in job_id else f"{job_id} {reference}"
+        return found
+    jobs = client.jobs(
+        state=state_names(choice.states) or default_states,
+        label=label_pairs(choice.labels),
+        owner=choice.owner,
+        page_size=500,
+    )
+    found = {job.id: f"{job.id} {job.state} {job.name}" for job in jobs}
+    if not found:
+        warn("there is no such job")
+    return found
+
+
+def ask(what: str, jobs: Sequence[str], *, yes: bool) -> None:
+    """Go on if the user says so, on a terminal; elsewhere only --yes does."""
+    import sys
+
+    from dray.cli.exits import Exit
+    from dray.cli.output import warn
+
+    if yes or not jobs:
+        return
+    number = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
+    question = what.format(jobs=number)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise typer.BadParameter(
+            f"{question} There is no terminal to answer on: add --yes", param_hint="--yes"
+        )
+    for job in jobs[:MOST_SHOWN]:
+        warn(f"  {job}")
+    if len(jobs) > MOST_SHOWN:
+        warn(f"  and {len(jobs) - MOST_SHOWN} more")
+    if not typer.confirm(question, err=True):
+        warn("nothing was done")
+        raise typer.Exit(Exit.INTERRUPTED)
+
+
+def state_names(names: Sequence[str] | None) -> list[str]:
+    wanted = [name.upper() for name in names or ()]
+    unknown = [name for name in wanted if name not in completion.STATES]
+    if unknown:
+        known = ", ".join(completion.STATES)
+        raise typer.BadParameter(f"{unknown[0]} is none of {known}", param_hint="--state")
+    return wanted
+
+
+def label_pairs(texts: Sequence[str] | None) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts or ()]
+    if any(not (key and equals) for key, equals, _ in pairs):
+        raise typer.BadParameter("write a label as KEY=VALUE", param_hint="--label")
+    return {key: value for key, _, value in pairs}

@@ -1,0 +1,29 @@
+"""Loading a trained model: the one part of the package that needs torch, when it is called."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+_NEEDED = frozenset({"numpy", "safetensors", "torch", "torchmetrics"})
+
+
+def load(folder: str | os.PathLike[str], *, device: str = "cpu") -> Any:
+    """The trained model in the folder of a job's artifacts, as `Client.download` leaves it.
+
+    Its `predict` takes what the recipe is about: paths, images of Pillow or arrays; rows as
+    mappings or a frame; a text. `predict_proba` gives probabilities, in the order of `labels`.
+
+    Raises ImportError where the packages of `dray[predict]` are absent, FileNotFoundError if the
+    folder holds no result of a recipe.
+    """
+    try:
+        from ray_workers.recipes import load as load_result
+    except ModuleNotFoundError as error:
+        if error.name not in _NEEDED:
+            raise
+        raise ImportError(
+            f"dray.load needs the package {error.name}: pip install 'dray[predict]'",
+            name=error.name,
+        ) from error
+    return load_result(folder, device=device)

@@ -1,0 +1,143 @@
+"""The job document as people read of it: each part with its fields, what each takes, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dray.spec.schema import job_schema
+
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FieldText:
+    name: str
+    takes: str
+    """Such as `integer, 1 to 4096`."""
+    default: str
+    """As in a document; empty if it has none."""
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """One object of the document, such as `train.optimizer`."""
+
+    path: str
+    """Empty for the document itself."""
+    variant: str | None
+    """Of `model`: the name that chooses this one."""
+    sentence: str
+    fields: tuple[FieldText, ...]
+
+    def field(self, name: str) -> FieldText:
+        return next(field for field in self.fields if field.name == name)
+
+
+def parts() -> list[Part]:
+    """All parts, each before those within it."""
+    schema = job_schema()
+    return list(_parts("", schema, schema["$defs"], is_variant=False))
+
+
+def _parts(path: str, node: Schema, defs: Schema, *, is_variant: bool) -> Iterator[Part]:
+    properties: Schema = node["properties"]
+    required = set(node.get("required", ()))
+    variant = properties["name"]["const"] if is_variant else None
+    fields = tuple(
+        FieldText(
+            name,
+            _takes(one, defs),
+            "" if name in required else _default(one),
+            one.get("description") or _of_objects(one, defs),
+        )
+        for name, one in properties.items()
+    )
+    yield Part(path, variant, node.get("description", ""), fields)
+    for name, one in properties.items():
+        objects = list(_objects(one, defs))
+        for inner in objects:
+            below = f"{path}.{name}" if path else name
+            yield from _parts(below, inner, defs, is_variant=len(objects) > 1)
+
+
+def _objects(node: Schema, defs: Schema) -> Iterator[Schema]:
+    """Those that a field can hold."""
+    if "$ref" in node:
+        target: Schema = defs[node["$ref"].rpartition("/")[2]]
+        if "properties" in target:
+            yield target
+    for option in node.get("anyOf", ()):
+        yield from _objects(option, defs)
+
+
+def _of_objects(node: Schema, defs: Schema) -> str:
+    """What a field without a sentence of its own holds."""
+    sentences = [str(inner.get("description", "")) for inner in _objects(node, defs)]
+    return sentences[0] if len(sentences) == 1 else ""
+
+
+def _default(node: Schema) -> str:
+    value = node.get("default")
+    return "" if value is None or value == {} else f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+def _takes(node: Schema, defs: Schema) -> str:
+    if "anyOf" in node:
+        options = [option for option in node["anyOf"] if option.get("type") != "null"]
+        return " or ".join(dict.fromkeys(_takes(option, defs) for option in options))
+    if "$ref" in node:
+        return "object"
+    if "const" in node:
+        return f"`{node['const']}`"
+    if "enum" in node:
+        return ", ".join(f"`{choice}`" for choice in node["enum"])
+    match node.get("type"):
+        case "array":
+            return _list_takes(node, defs)
+        case "object":
+            return "names with values" if "additionalProperties" not in node else "object"
+        case "boolean":
+            return "`true`, `false`"
+        case "string":
+            examples = node.get("examples")
+            return f"text such as `{examples[0]}`" if examples else "text"
+        case kind:
+            return f"{kind}{_range(node)}"
+
+
+def _list_takes(node: Schema, defs: Schema) -> str:
+    if "prefixItems" in node:
+        return " and ".join(_takes(item, defs) for item in node["prefixItems"])
+    items = node.get("items", {})
+    return f"list of: {_takes(items, defs)}"
+
+
+def _range(node: Schema) -> str:
+    """`, 1 to 4096`."""
+    parts = []
+    if "minimum" in node and "maximum" in node:
+        return f", {_number(node['minimum'])} to {_number(node['maximum'])}"
+    for word, sign in (
+        ("exclusiveMinimum", "above"),
+        ("minimum", "at least"),
+        ("exclusiveMaximum", "below"),
+        ("maximum", "at most"),
+    ):
+        if word in node:
+            parts.append(f"{sign} {_number(node[word])}")
+    return ", " + ", ".join(parts) if parts else ""
+
+
+def _number(value: float) -> str:
+    whole = int(value)
+    if whole != value:
+        return f"{value:g}"
+    for base in (2, 10):
+        power = len(bin(whole)) - 3 if base == 2 else len(str(whole)) - 1
+        if whole >= 100_000 and base**power in (whole, whole + 1):
+            return f"{base}^{power}"
+    return f"{whole:,}"

@@ -1,0 +1,46 @@
+"""What a training script imports to speak with dray.
+
+    from dray import train
+
+    checkpoint = train.load_checkpoint()            # None in the first attempt
+    train.report(step, {"train/loss": loss.item()}, total_steps=1000)
+    train.save_checkpoint("state", step)            # by one rank; "state" is a folder
+    train.save_artifact("model.safetensors")
+
+The same script runs without dray: there `report` does nothing, `save_artifact` and
+`save_checkpoint` leave files where they are, and there is no checkpoint to load.
+"""
+
+from __future__ import annotations
+
+from dray.train.checkpoints import Checkpoint, SavedCheckpoint
+from dray.train.reporting import MAX_KEYS as MAX_KEYS
+from dray.train.reporting import (
+    Context,
+    SavedArtifact,
+    context,
+    load_checkpoint,
+    report,
+    save_artifact,
+    save_checkpoint,
+)
+from dray.train.reporting import Observer as Observer
+from dray.train.reporting import emit as emit
+from dray.train.reporting import known as known
+from dray.train.reporting import observe as observe
+from dray.train.reporting import store_artifact as store_artifact
+from dray.train.reporting import tell as tell
+from dray.train.storage_room import StorageError
+
+__all__ = [
+    "Checkpoint",
+    "Context",
+    "SavedArtifact",
+    "SavedCheckpoint",
+    "StorageError",
+    "context",
+    "load_checkpoint",
+    "report",
+    "save_artifact",
+    "save_checkpoint",
+]

@@ -1,0 +1,207 @@
+"""Files by URL, for what training keeps: copied whole or not at all, read by their hash.
+
+A URL of any kind that fsspec knows; it is the worker's, not the client's, so it is imported only
+where a URL needs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+from urllib.parse import unquote, urlsplit
+
+from dray.train.storage_room import StorageError
+
+_COPY_BYTES = 1 << 20
+
+
+class _Writable(Protocol):
+    def write(self, data: bytes, /) -> Any: ...
+
+
+class _Sink:
+    def write(self, data: bytes, /) -> None:
+        """Take and forget: only the hash is wanted."""
+
+
+def local_path(url: str) -> Path | None:
+    """The path that a `file://` URL or a plain path names; None for any other scheme."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    return Path(url) if parts.scheme == "" else None
+
+
+def measure(path: Path) -> tuple[int, str]:
+    """(bytes, sha256) of a file."""
+    with path.open("rb") as source:
+        return _copy(source, _Sink())
+
+
+def store(source: Path, url: str) -> tuple[int, str]:
+    """Copy a file to a URL so that a reader sees all of it or none; (bytes, sha256).
+
+    StorageError if the storage does not take it.
+    """
+    path = local_path(url)
+    with source.open("rb") as file:
+        try:
+            if path is not None:
+                return _store_local(file, path)
+            if _is_asked_for():
+                size, sha256 = _ask("store", url, source)
+                return size, sha256
+            with _open_remote(url, "wb") as target:
+                return _copy(file, target)
+        except ImportError:
+            raise
+        except Exception as error:  # whatever the client of a store may raise
+            raise StorageError(f"{url} can't be written: {error}") from error
+
+
+def _store_local(file: Any, path: Path) -> tuple[int, str]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as target:
+            copied = _copy(file, target)
+            target.flush()
+            os.fsync(target.fileno())
+        shutil.copymode(file.name, partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return copied
+
+
+def fetch(url: str, target: Path) -> tuple[int, str]:
+    """Copy what is at a URL into a file; (bytes, sha256)."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if local_path(url) is None and _is_asked_for():
+        size, sha256 = _ask("fetch", url, target)
+        return size, sha256
+    with _open_remote(url, "rb") as file, target.open("wb") as copy:
+        return _copy(file, copy)
+
+
+def read(url: str) -> bytes:
+    """Raises FileNotFoundError if there is no such file."""
+    if local_path(url) is None and _is_asked_for():
+        with tempfile.TemporaryDirectory(prefix="dray-read-") as folder:
+            fetch(url, copy := Path(folder, "file"))
+            return copy.read_bytes()
+    with _open_remote(url, "rb") as file:
+        content: bytes = file.read()
+    return content
+
+
+def remove_file(url: str) -> None:
+    """Remove a file for good; it may be gone already."""
+    path = local_path(url)
+    if path is not None:
+        path.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            _sync_folder(path.parent)
+        return
+    if _is_asked_for():
+        _ask("remove_file", url)
+        return
+    filesystem, name = _fsspec(url).core.url_to_fs(url)
+    if filesystem.exists(name):
+        filesystem.rm_file(name)
+
+
+def remove_folder(url: str) -> None:
+    """Remove a folder and all below it; it may be gone already."""
+    path = local_path(url)
+    if path is not None:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    if _is_asked_for():
+        _ask("remove_folder", url)
+        return
+    filesystem, name = _fsspec(url).core.url_to_fs(url)
+    if filesystem.exists(name):
+        filesystem.rm(name, recursive=True)
+
+
+def sync_names(url: str) -> None:
+    """Return when the names of a folder's files, and its own, are on the disk: a rename or a new
+    folder is there only when the folder above is."""
+    path = local_path(url)
+    if path is not None:
+        _sync_folder(path)
+        _sync_folder(path.parent)
+
+
+# Storage that needs the node's credentials: a script asks another process for it.
+
+_asking = threading.Lock()
+_answers: BinaryIO | None = None
+
+
+def _is_asked_for() -> bool:
+    return "DRAY_STORAGE_FD" in os.environ
+
+
+def _ask(op: str, url: str, path: Path | None = None) -> Any:
+    """Have it done by the process at the other end of the socket
+    (`ray_workers.node.storage_access`)."""
+    global _answers
+    owner = os.environ.get("DRAY_SPOOL_PID", str(os.getpid()))
+    if owner != str(os.getpid()):
+        raise OSError(f"{url} is reached from the training process alone, and this is a child")
+    fd = int(os.environ["DRAY_STORAGE_FD"])
+    request = {"op": op, "url": url, "path": path and str(path.absolute())}
+    with _asking:
+        left = json.dumps(request).encode() + b"\n"
+        while left:
+            left = left[os.write(fd, left) :]
+        _answers = _answers or os.fdopen(fd, "rb", closefd=False)
+        line = _answers.readline()
+    if not line:
+        raise StorageError(f"{url}: the process that reaches the storage is gone")
+    answer = json.loads(line)
+    if "missing" in answer:
+        raise FileNotFoundError(answer["missing"])
+    if "error" in answer:
+        raise StorageError(answer["error"])
+    return answer["done"]
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _open_remote(url: str, mode: str) -> Any:
+    path = local_path(url)
+    return _fsspec(url).open(url, mode) if path is None else path.open(mode)
+
+
+def _fsspec(url: str) -> Any:
+    try:
+        return importlib.import_module("fsspec")
+    except ImportError as error:
+        raise ImportError(f"{url} needs the package fsspec, which is absent") from error
+
+
+def _copy(source: Any, target: _Writable) -> tuple[int, str]:
+    """Copy in pieces; (bytes, sha256)."""
+    digest = hashlib.sha256()
+    size = 0
+    while piece := source.read(_COPY_BYTES):
+        digest.update(piece)
+        target.write(piece)
+        size += len(piece)
+    return size, digest.hexdigest()

@@ -1,0 +1,322 @@
+"""What a training process tells dray: metrics, artifacts and checkpoints, through its spool."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import operator
+import os
+import re
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, SupportsFloat, SupportsIndex
+
+from dray.train import files, spool
+from dray.train.checkpoints import (
+    Checkpoint,
+    CheckpointRef,
+    SavedCheckpoint,
+    ScriptCheckpoints,
+    files_of,
+)
+from dray.train.spool import EVERYTHING, Known, SpoolWriter
+from dray.train.storage_room import StorageError, wait_for_room
+
+DEFAULT_SPOOL_LIMIT_BYTES = 64 << 20
+MAX_KEY_CHARS = 128
+MAX_KEYS = 1024
+
+_KEY = re.compile(r"[a-z0-9_]+(/[a-z0-9_.]+)*")
+_ARTIFACT_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Context:
+    """Which part of which job this process is; by hand, outside of dray, rank 0 of 1."""
+
+    job_id: str | None
+    """None outside of dray."""
+    attempt: int
+    rank: int
+    world_size: int
+    local_rank: int
+    """Number of this process among those of the job on its node. `LOCAL_RANK` is the index of
+    the GPU to use, which is 0 where each process sees only its own GPU."""
+    artifact_url: str | None
+    """Where `save_artifact` puts files."""
+    checkpoint_url: str | None
+    """A folder for this attempt's own checkpoints; no other attempt writes there."""
+    resume_url: str | None
+    """The newest checkpoint of an earlier attempt, if there is one. `load_checkpoint` finds it,
+    and if it is damaged the one before."""
+
+
+@dataclass(frozen=True)
+class SavedArtifact:
+    path: str
+    """Name under the artifact URL, which is how the API lists it."""
+    url: str
+    size_bytes: int
+    sha256: str
+
+
+def context() -> Context:
+    """Read the process's place from the environment dray and torchrun set."""
+    env = os.environ
+    return Context(
+        job_id=env.get("DRAY_JOB_ID"),
+        attempt=int(env.get("DRAY_ATTEMPT", "0")),
+        rank=int(env.get("RANK", "0")),
+        world_size=int(env.get("WORLD_SIZE", "1")),
+        local_rank=int(env.get("DRAY_LOCAL_RANK") or env.get("LOCAL_RANK", "0")),
+        artifact_url=env.get("DRAY_ARTIFACT_URL"),
+        checkpoint_url=env.get("DRAY_CHECKPOINT_URL"),
+        resume_url=env.get("DRAY_RESUME_URL"),
+    )
+
+
+def report(
+    step: SupportsIndex,
+    values: Mapping[str, SupportsFloat],
+    *,
+    epoch: int | None = None,
+    total_steps: int | None = None,
+    samples_per_s: float | None = None,
+) -> None:
+    """Record metrics of one step of this rank; they are served as the job's metrics.
+
+    step: optimizer steps done, 1 for the first. Report a key once for a step.
+    values: real numbers by key; NaN and infinities are kept. A key is lower-case words joined
+        by `/`, such as `val/accuracy`.
+    epoch, total_steps, samples_per_s: rank 0's are shown as the job's progress.
+
+    It costs one small write to a file on this node and never waits for the network. Raises
+    ValueError for a key or value that cannot be stored. Does nothing outside of dray.
+    """
+    number = operator.index(step)
+    if number < 0:
+        raise ValueError(f"report() was given step {number}; steps count from 0 upwards")
+    if len(values) > MAX_KEYS:
+        raise ValueError(f"report() was given {len(values)} keys; at most {MAX_KEYS} fit a step")
+    body: dict[str, Any] = {
+        "step": number,
+        "values": {_checked_key(key): _checked_number(key, value) for key, value in values.items()},
+    }
+    if epoch is not None:
+        body["epoch"] = epoch
+    if total_steps is not None:
+        body["total_steps"] = total_steps
+    if samples_per_s is not None:
+        body["samples_per_s"] = samples_per_s
+    emit("metrics", body)
+    if _observer is not None:
+        _observer.stepped(number)
+
+
+def save_artifact(path: str | os.PathLike[str], name: str | None = None) -> SavedArtifact:
+    """Keep a file as a result of the job, under `name` (the file's own name if not given).
+
+    Saving a name again replaces it, whichever rank saved it first, so give ranks names of their
+    own. Raises FileNotFoundError if `path` is no file and ValueError for a name that is not a
+    relative path of letters, digits, `.`, `_` and `-`. Where the storage is full or does not answer
+    it waits, for ten minutes at most, and then raises StorageError, which is counted as a fault of
+    the cluster. Outside of dray the file stays where it is, and the answer says so.
+    """
+    saved: list[SavedArtifact] = []
+    what = f"the artifact {Path(path).name if name is None else name}"
+    with _storing():
+        wait_for_room(what, lambda: saved.append(store_artifact(path, name)))
+    return saved[0]
+
+
+def store_artifact(path: str | os.PathLike[str], name: str | None = None) -> SavedArtifact:
+    """As `save_artifact`, for dray's own loop: raises StorageError without waiting."""
+    source = Path(path)
+    if not source.is_file():
+        raise FileNotFoundError(f"save_artifact() found no file at {source.absolute()}")
+    target = source.name if name is None else name
+    if not all(_ARTIFACT_PART.fullmatch(part) for part in target.split("/")):
+        raise ValueError(
+            f"artifact name {target!r} must be a relative path whose parts begin with a letter, "
+            "digit or _ and go on with letters, digits, ., _ or -"
+        )
+    base = os.environ.get("DRAY_ARTIFACT_URL")
+    if base is None:
+        size, sha256 = files.measure(source)
+        return SavedArtifact(target, source.absolute().as_uri(), size, sha256)
+    url = f"{base.rstrip('/')}/{target}"
+    size, sha256 = files.store(source, url)
+    told = tell("artifact", {"path": target, "url": url, "size_bytes": size, "sha256": sha256})
+    if math.isinf(told) or not _is_written():
+        raise StorageError(f"the disk of this node has no room to report the artifact {target}")
+    return SavedArtifact(target, url, size, sha256)
+
+
+def save_checkpoint(
+    folder: str | os.PathLike[str],
+    step: SupportsIndex,
+    metrics: Mapping[str, SupportsFloat] | None = None,
+    *,
+    keep: int = 2,
+) -> SavedCheckpoint | None:
+    """Copy the files of a folder as the job's checkpoint of a step: where the job is lost, its
+    next attempt goes on from it (`load_checkpoint`).
+
+    For one rank to call, when nobody writes into the folder any more. It returns when all is
+    written, hashed and committed. Of this attempt's and the earlier ones' the `keep` newest stay,
+    and until the service knows of these the `keep` newest that it knows of.
+
+    step: optimizer steps done; one that this process has saved is left as it is. metrics: of this
+    step; they are listed with the checkpoint.
+
+    None, and a line in the log, if the storage could not take it: training can go on. Raises
+    ValueError for a folder without files. Outside of dray the files stay where they are, and the
+    answer says so.
+    """
+    number = operator.index(step)
+    if number < 0 or keep < 1:
+        raise ValueError(f"step is {number} and keep {keep}; they count from 0 and 1 upwards")
+    source = Path(folder)
+    values = {_checked_key(k): _checked_number(k, v) for k, v in (metrics or {}).items()}
+    found = files_of(source)
+    base = os.environ.get("DRAY_CHECKPOINT_URL")
+    if base is None:
+        size = sum(path.stat().st_size for path in found)
+        return SavedCheckpoint(number, source.absolute().as_uri(), size)
+    with _storing():
+        return _checkpoints_of_the_job().save(source, base, number, values, keep)
+
+
+def load_checkpoint() -> Checkpoint | None:
+    """The newest checkpoint of the job's earlier attempts that is whole; None to begin anew.
+
+    Each rank may call it, before its first step; rank 0's call leaves a receipt with the job. A
+    checkpoint whose files are not what was committed is passed over, and the one before is taken.
+    Raises StorageError for a storage that can't be reached: another attempt may reach it.
+    """
+    with _storing():
+        return _checkpoints_of_the_job().load(leaves_receipt=context().rank == 0)
+
+
+class Observer(Protocol):
+    """Told what a script does, in the thread that does it, to know where its time goes."""
+
+    def stepped(self, step: int) -> None:
+        """The script reported this step."""
+
+    def storing(self) -> AbstractContextManager[None]:
+        """The script saves or loads files of the job within this context."""
+
+
+def observe(observer: Observer) -> None:
+    """For dray, before it runs a script in this process."""
+    global _observer
+    _observer = observer
+
+
+def _storing() -> AbstractContextManager[None]:
+    return nullcontext() if _observer is None else _observer.storing()
+
+
+def emit(kind: str, body: Mapping[str, Any]) -> bool:
+    """Leave one frame on this process's spool; False if it was dropped or there is no spool.
+
+    For dray's own loop: a script uses `report` and `save_artifact`.
+    """
+    return 0 < tell(kind, body) < math.inf
+
+
+def tell(kind: str, body: Mapping[str, Any]) -> float:
+    """As `emit`; up to where on the spool the frame lies (see `known`), infinite if it was dropped.
+    0 if there is no spool."""
+    directory = os.environ.get("DRAY_SPOOL_DIR")
+    if directory is None:
+        return 0.0
+    with _lock:
+        writer = _writer(directory)
+        is_kept = writer.append(kind, body, vital=kind != "metrics")
+        return writer.position if is_kept else math.inf
+
+
+def _is_written() -> bool:
+    """Whether everything that this process told lies on its node's disk."""
+    with _lock:
+        return _open_writer is None or _open_writer[2].flush()
+
+
+def known() -> Known:
+    """How far the service knows what this process told."""
+    directory = os.environ.get("DRAY_SPOOL_DIR")
+    return EVERYTHING if directory is None else spool.known(Path(directory))
+
+
+_observer: Observer | None = None
+_lock = threading.Lock()
+_open_writer: tuple[int, str, SpoolWriter] | None = None
+_known_keys: set[str] = set()
+_job_checkpoints: ScriptCheckpoints | None = None
+"""Once this process has saved or loaded one."""
+
+
+def _checkpoints_of_the_job() -> ScriptCheckpoints:
+    global _job_checkpoints
+    if _job_checkpoints is None:
+        told = json.loads(os.environ.get("DRAY_RESUME_FROM", "[]"))
+        earlier = [CheckpointRef(**one) for one in reversed(told)]
+        _job_checkpoints = ScriptCheckpoints(earlier, tell, known)
+        # The writer may be closed before that; what it is given then, it still writes.
+        atexit.register(_tidy, _job_checkpoints)
+    return _job_checkpoints
+
+
+def _tidy(checkpoints: ScriptCheckpoints) -> None:
+    with _storing():
+        checkpoints.tidy()
+
+
+def _writer(directory: str) -> SpoolWriter:
+    """The one writer of this process. A spool has one writer, so a forked or spawned helper,
+    which inherits the environment, is refused rather than left to tear the file."""
+    global _open_writer
+    pid = os.getpid()
+    if _open_writer is not None and _open_writer[:2] == (pid, directory):
+        return _open_writer[2]
+    owner = os.environ.get("DRAY_SPOOL_PID")
+    if owner is not None and owner != str(pid):
+        raise RuntimeError(
+            f"dray.train was called in process {pid}, a child of the training process {owner}; "
+            "hand the values back to the training process and report them there"
+        )
+    limit = int(os.environ.get("DRAY_SPOOL_LIMIT_BYTES", DEFAULT_SPOOL_LIMIT_BYTES))
+    if _open_writer is not None and _open_writer[0] == pid:
+        _open_writer[2].close()
+    writer = SpoolWriter(Path(directory), limit_bytes=limit)
+    atexit.register(writer.close)
+    _open_writer = (pid, directory, writer)
+    return writer
+
+
+def _checked_key(key: str) -> str:
+    if key in _known_keys:
+        return key
+    if not isinstance(key, str) or len(key) > MAX_KEY_CHARS or not _KEY.fullmatch(key):
+        raise ValueError(
+            f"metric key {key!r} must be at most {MAX_KEY_CHARS} characters: lower-case letters, "
+            "digits and _, in parts joined by /, such as train/loss"
+        )
+    if len(_known_keys) < MAX_KEYS:
+        _known_keys.add(key)
+    return key
+
+
+def _checked_number(key: str, value: SupportsFloat) -> float:
+    if isinstance(value, str | bytes):
+        raise ValueError(f"metric {key} is the text {value!r}; give it as a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"metric {key} is not one real number: {error}") from error

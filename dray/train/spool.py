@@ -1,0 +1,186 @@
+"""The spool: how a process leaves frames on its node for whoever delivers them.
+
+A spool is a directory of segment files named by the byte offset of their first frame. One
+process appends; a frame is one line of JSON, written by a single `write`, so that a reader that
+stops at the last newline never sees half a frame, whenever the writer is killed. The reader
+deletes segments that were delivered. A spool is bounded: beyond `limit_bytes` undelivered bytes
+frames that are not vital are dropped, counted, and the count is left in the next frame that fits.
+While the disk takes nothing, the writer keeps frames itself, up to `WAITING_BYTES`.
+
+Beside the segments lies how far the service knows them: up to where it has them in its store, and
+up to where it was sent them, and may have. A writer that destroys something once the service knows
+of what took its place looks there first. Where nobody reads nothing lies there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SEGMENT_BYTES = 1 << 20
+SEGMENT_SUFFIX = ".seg"
+WAITING_BYTES = 1 << 20
+KNOWN = "known"
+_COUNTS = struct.Struct("<QQ")
+
+# One encoder for all frames: `json.dumps` with separators builds one for every call.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def segment_path(directory: Path, offset: int) -> Path:
+    return directory / f"{offset:020d}{SEGMENT_SUFFIX}"
+
+
+def segments(directory: Path) -> list[tuple[int, Path]]:
+    """(first offset, path) of each segment, oldest first; empty if there is no such spool."""
+    try:
+        names = [path.name for path in directory.iterdir()]
+    except FileNotFoundError:
+        return []
+    found = (name for name in names if name.endswith(SEGMENT_SUFFIX))
+    return sorted((int(name.removesuffix(SEGMENT_SUFFIX)), directory / name) for name in found)
+
+
+class Known(NamedTuple):
+    """How far the service knows a spool, in bytes."""
+
+    stored: float
+    sent: float
+    """It may have stored all of this by now."""
+
+
+EVERYTHING = Known(math.inf, math.inf)
+"""Of a spool of which nobody counts that."""
+
+
+def begin_count(directory: Path) -> None:
+    """From now on it is told how far the service knows the spool, if the disk takes that."""
+    with contextlib.suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / KNOWN).open("xb") as file:
+            file.write(_COUNTS.pack(0, 0))
+
+
+def note_known(directory: Path, stored: int, sent: int) -> None:
+    """Say how far the service knows the spool, if that is counted."""
+    before = known(directory)
+    if before == EVERYTHING or before == (max(stored, before.stored), sent):
+        return
+    descriptor = os.open(directory / KNOWN, os.O_WRONLY)
+    try:
+        os.pwrite(descriptor, _COUNTS.pack(max(stored, int(before.stored)), sent), 0)
+    finally:
+        os.close(descriptor)
+
+
+def known(directory: Path) -> Known:
+    try:
+        return Known(*_COUNTS.unpack((directory / KNOWN).read_bytes()))
+    except (FileNotFoundError, struct.error):  # it is just being made
+        return EVERYTHING
+
+
+class SpoolWriter:
+    """Appends frames to one spool. Not for two processes, nor two threads, at once."""
+
+    def __init__(self, directory: Path, *, limit_bytes: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._limit_bytes = limit_bytes
+        self._fd = -1
+        self._offset = 0  # bytes ever appended
+        self._segment_start = 0
+        self._dropped = 0
+        self._is_full = False
+        """Too much of it is undelivered, when a segment was last to begin."""
+        self._waiting: deque[bytes] = deque()
+        """Frames that found no room on the disk, oldest first."""
+
+    def append(self, kind: str, body: Mapping[str, Any], *, vital: bool = False) -> bool:
+        """Add one frame; False if there is no room, here or on the disk, and it was dropped.
+
+        vital: the limit does not hold for this frame. Such frames are few.
+        """
+        frame: dict[str, Any] = {"kind": kind, "time": time.time(), "body": body}
+        if self._dropped:
+            frame["dropped"] = self._dropped
+        line = _encode(frame).encode() + b"\n"
+        if not (self.flush() and self._add(line, vital=vital)):
+            if not self._may_wait(line):
+                self._dropped += 1
+                return False
+            self._waiting.append(line)
+        self._dropped = 0
+        return True
+
+    @property
+    def num_waiting(self) -> int:
+        """Frames that are kept here because the disk did not take them."""
+        return len(self._waiting)
+
+    def flush(self) -> bool:
+        """Write the frames that wait for room on the disk; whether all of them are written."""
+        while self._waiting and self._add(self._waiting[0], vital=True):
+            self._waiting.popleft()
+        return not self._waiting
+
+    @property
+    def position(self) -> int:
+        """Where the next frame begins."""
+        return self._offset + sum(map(len, self._waiting))
+
+    def _add(self, line: bytes, *, vital: bool) -> bool:
+        full = self._fd < 0 or self._offset - self._segment_start >= SEGMENT_BYTES
+        if (full and not self._roll(len(line), vital=vital)) or not self._write(line):
+            return False
+        self._offset += len(line)
+        return True
+
+    def _may_wait(self, line: bytes) -> bool:
+        """Whether it is the disk that is full, and there is room to keep the frame here."""
+        waiting = sum(map(len, self._waiting))
+        return not self._is_full and waiting + len(line) <= WAITING_BYTES
+
+    def _write(self, line: bytes) -> bool:
+        """All of it or nothing: half a frame would spoil the one behind it."""
+        try:
+            written = os.write(self._fd, line)
+        except OSError:
+            return False
+        if written < len(line):
+            os.ftruncate(self._fd, self._offset - self._segment_start)
+        return written == len(line)
+
+    def _roll(self, next_bytes: int, *, vital: bool) -> bool:
+        """Begin a segment, unless what is undelivered leaves no room for one."""
+        retained = segments(self._directory)
+        undelivered = self._offset - retained[0][0] if retained else 0
+        needed = undelivered + max(next_bytes, SEGMENT_BYTES)
+        self._is_full = needed > self._limit_bytes + SEGMENT_BYTES and not vital
+        if self._is_full:
+            return False
+        self._end_segment()
+        path = segment_path(self._directory, self._offset)
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return False
+        self._segment_start = self._offset
+        return True
+
+    def close(self) -> None:
+        self.flush()
+        self._end_segment()
+
+    def _end_segment(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

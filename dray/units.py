@@ -1,0 +1,49 @@
+"""Numbers as people write them: `2h`, `8GiB`. A document is stored with plain numbers."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Final
+
+_NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
+_SECONDS_OF: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_BYTES_OF: Final = {
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgtp", 1)},
+}
+
+DURATION: Final = rf"^\s*(?:{_NUMBER}\s*(?:w|d|h|min|m|s)\s*)+$"
+"""Pattern of a time, such as `90s`, `2h` or `1h30m`."""
+SIZE: Final = rf"^\s*{_NUMBER}\s*[kKmMgGtTpP]?[iI]?[bB]\s*$"
+"""Pattern of a size, such as `500MB` (of 1000 each) or `8GiB` (of 1024 each)."""
+
+
+def seconds(text: str) -> int:
+    """`90s`, `45m`, `2h`, `1h30m`, `3d`, `1w` as seconds. ValueError for anything else."""
+    if not re.fullmatch(DURATION, text):
+        raise ValueError("must be a number of seconds, or a time such as 90s, 45m, 2h, 1h30m or 3d")
+    parts = re.findall(rf"({_NUMBER})\s*([a-z]+)", text)
+    return _whole(sum(Decimal(number) * _SECONDS_OF[unit] for number, unit in parts), "seconds")
+
+
+def num_bytes(text: str) -> int:
+    """`500MB`, `8GiB` as bytes. ValueError for anything else, also for `8G`, which some programs
+    take for 8 * 1000**3 and others for 8 * 1024**3."""
+    bare = re.fullmatch(rf"\s*({_NUMBER})\s*([kKmMgGtTpP])i?\s*", text)
+    if bare:
+        number, letter = bare[1], bare[2].upper()
+        raise ValueError(f"is ambiguous: write {number}{letter}iB (of 1024) or {number}{letter}B")
+    if not re.fullmatch(SIZE, text):
+        raise ValueError("must be a number of bytes, or a size such as 500MB or 8GiB")
+    parts = re.fullmatch(rf"\s*({_NUMBER})\s*([a-zA-Z]+)\s*", text)
+    if parts is None or parts[2].lower() not in _BYTES_OF:
+        raise ValueError("must be a number of bytes, or a size such as 500MB or 8GiB")
+    return _whole(Decimal(parts[1]) * _BYTES_OF[parts[2].lower()], "bytes")
+
+
+def _whole(number: Decimal | int, of: str) -> int:
+    if number != int(number):
+        raise ValueError(f"is no whole number of {of}")
+    return int(number)

@@ -1,0 +1,257 @@
+"""What is wrong with a document, in one sentence with its place and what was probably meant.
+
+The server answers with it and the client finds it offline, by these same functions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from dray.spec import JobSpec
+from dray.spec.synonyms import MEANT, MEANT_VALUES, as_ours
+
+MAX_DEPTH = 32
+"""Levels of objects and lists that a document may have."""
+MAX_FAULTS = 20
+"""Faults of one document that are looked at: who sends thousands must not keep a server busy."""
+TOO_DEEP = f"the document is nested deeper than {MAX_DEPTH} levels"
+
+_PLAINLY = (
+    ("Value error, ", ""),
+    ("Input should", "must"),
+    ("String should", "must"),
+    ("List should", "must"),
+    ("Value should", "must"),
+    ("Tuple should", "must"),
+    ("Dictionary should", "must"),
+)
+
+D = TypeVar("D", bound=BaseModel)
+Error = Mapping[str, Any]
+"""One of what pydantic's `ValidationError.errors()` gives."""
+
+
+class Fault(ValueError):
+    """A document that is no job: `code` is the API's, `pointer` leads to the field (RFC 6901)."""
+
+    def __init__(
+        self, code: str, detail: str, pointer: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+        self.pointer = pointer
+        self.hint = hint
+
+
+def check(document: Mapping[str, Any]) -> JobSpec:
+    """The document as a JobSpec; Fault names the first field at fault, and says why."""
+    return check_as(JobSpec, document)
+
+
+def check_as(kind: type[D], document: Mapping[str, Any]) -> D:
+    """The same for any kind of document."""
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise _first_of(error.errors(include_url=False), document, kind) from None
+
+
+def check_values(document: Any) -> None:
+    """Fault if it is too deep, or a text in it is none that a database can hold."""
+    level: list[tuple[str, Any]] = [("", document)]
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return
+        below: list[tuple[str, Any]] = []
+        for pointer, value in level:
+            if isinstance(value, str):
+                _check_text(value, pointer)
+            elif isinstance(value, Mapping):
+                for key, inner in value.items():
+                    _check_text(key, pointer)
+                    below.append((f"{pointer}/{_escaped(key)}", inner))
+            elif isinstance(value, list):
+                below += [(f"{pointer}/{index}", inner) for index, inner in enumerate(value)]
+        level = below
+    if level:
+        raise Fault("malformed_request", TOO_DEEP)
+
+
+def _check_text(text: Any, pointer: str) -> None:
+    if isinstance(text, str) and (
+        "\0" in text or (not text.isascii() and re.search("[\ud800-\udfff]", text))
+    ):
+        detail = "must not contain NUL or half of a surrogate pair"
+        raise Fault("invalid_document", detail, pointer)
+
+
+def _escaped(part: Any) -> str:
+    return str(part).replace("~", "~0").replace("/", "~1")
+
+
+def plainly(message: str) -> str:
+    """pydantic's message as what follows the name of a field."""
+    for theirs, ours in _PLAINLY:
+        if message.startswith(theirs):
+            return ours + message.removeprefix(theirs)
+    return message
+
+
+def _first_of(errors: Iterable[Error], document: Mapping[str, Any], root: type[BaseModel]) -> Fault:
+    """One fault of all that is wrong: the first field in full, the others by name."""
+    found: dict[str, list[Error]] = {}
+    for error in islice(errors, MAX_FAULTS):
+        found.setdefault(_pointer(error, document, root), []).append(error)
+    pointer, at_first = next(iter(found.items()))
+    detail = "; or ".join(dict.fromkeys(_message(error) for error in at_first))
+    others = [_cut(name) or "the document" for name in found if name != pointer]
+    if others:
+        more = " and more" if len(others) > 5 else ""
+        detail += f"; also wrong: {', '.join(others[:5])}{more}"
+    return Fault("invalid_document", detail, pointer, _hint(at_first[0], pointer, root))
+
+
+def _pointer(error: Error, document: Any, root: type[BaseModel]) -> str:
+    """RFC 6901, without the parts of pydantic's location that name types, not fields."""
+    if error["type"] == "wrong_together":
+        pointer: str = error["ctx"]["pointer"]
+        return pointer
+    location: Sequence[Any] = error["loc"]
+    pointer, here = "", document
+    models = [root]
+    for part in location:
+        chosen = _tagged(models, part)
+        if chosen is not None:
+            models = [chosen]
+            continue
+        is_item = isinstance(here, list) and isinstance(part, int) and part < len(here)
+        if is_item or (isinstance(here, Mapping) and part in here):
+            here = here[part]
+        elif isinstance(here, Mapping) and error["type"] == "missing":
+            here = None
+        else:
+            break
+        models = _models_of(models, part)
+        pointer += f"/{_escaped(part)}"
+    return pointer + "/name" if error["type"].startswith("union_tag_") else pointer
+
+
+def _message(error: Error) -> str:
+    match error["type"]:
+        case "extra_forbidden":
+            return f"there is no field {_shown(error['loc'][-1])}"
+        case "missing":
+            return f"the field {error['loc'][-1]!r} is missing"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "must be an object with fields"
+        case "union_tag_invalid":
+            return f"must be one of {error['ctx']['expected_tags']}"
+        case "union_tag_not_found":
+            return "the field 'name' is missing"
+        case _:
+            return plainly(str(error["msg"]))
+
+
+def _shown(name: Any) -> str:
+    return repr(_cut(str(name)))
+
+
+def _cut(text: str) -> str:
+    """The text up to where nobody would read on."""
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def _hint(error: Error, pointer: str, root: type[BaseModel]) -> str | None:
+    """What was probably meant, by likeness."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        *parents, name = error["loc"]
+        candidates = list(_fields_at(parents, root))
+        listed = f"its fields are {', '.join(candidates)}" if candidates else None
+        return (
+            _elsewhere(str(name), pointer, root)
+            or _meant(str(name), pointer, root)
+            or _nearest(str(name), candidates)
+            or listed
+        )
+    if kind == "union_tag_invalid":
+        return _nearest(context["tag"], _quoted(context["expected_tags"]))
+    if kind in ("literal_error", "enum") and isinstance(error.get("input"), str):
+        choices = _quoted(str(context.get("expected", "")))
+        meant = MEANT_VALUES.get(as_ours(error["input"]))
+        return _nearest(meant if meant in choices else error["input"], choices)
+    return None
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"'([^']*)'", text)
+
+
+def _nearest(name: str, candidates: Sequence[str]) -> str | None:
+    # A long name is like none, and comparing it would take long.
+    close = difflib.get_close_matches(name, candidates, n=1) if len(name) <= 100 else []
+    return f"did you mean {close[0]!r}?" if close else None
+
+
+def _elsewhere(name: str, pointer: str, root: type[BaseModel]) -> str | None:
+    """A field of this very name stands in another part: `epochs` belongs into `train`.
+
+    The place at `pointer`, where it was found wrong, is none: another model may have it there.
+    """
+    parts: list[tuple[str, list[type[BaseModel]]]] = [("", [root])]
+    for part, models in parts:
+        for field in dict.fromkeys(field for model in models for field in model.model_fields):
+            place = f"{part}/{field}"
+            if field == name and place != pointer:
+                return f"did you mean {place!r}?"
+            below = _models_of(models, field)
+            if below:
+                parts.append((place, below))
+    return None
+
+
+def _meant(name: str, pointer: str, root: type[BaseModel]) -> str | None:
+    """The field of a job that other programs call so: `batch_size` is `global_batch_size`."""
+    ours = as_ours(name) if len(name) <= 100 else ""
+    place = MEANT.get(ours)
+    if place is None or not issubclass(root, JobSpec):
+        return None
+    part, _, field = place.rpartition("/")
+    is_here = part == pointer.rpartition("/")[0]
+    return f"did you mean {(field if is_here else place)!r}?"
+
+
+def _fields_at(parents: Iterable[Any], root: type[BaseModel]) -> Iterator[str]:
+    """Names of the fields of the part of the document that `parents` leads to."""
+    models = [root]
+    for parent in parents:
+        chosen = _tagged(models, parent)
+        models = [chosen] if chosen is not None else _models_of(models, parent)
+    yield from dict.fromkeys(name for model in models for name in model.model_fields)
+
+
+def _tagged(models: Sequence[type[BaseModel]], part: Any) -> type[BaseModel] | None:
+    """The model that `part` of a location chooses, where it is the tag of a union."""
+    if len(models) < 2:
+        return None
+    named = (model for model in models if "name" in model.model_fields)
+    return next((model for model in named if model.model_fields["name"].default == part), None)
+
+
+def _models_of(models: Iterable[type[BaseModel]], field: Any) -> list[type[BaseModel]]:
+    fields = [m.model_fields[str(field)] for m in models if str(field) in m.model_fields]
+    return [model for found in fields for model in _models_in(found.annotation)]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)

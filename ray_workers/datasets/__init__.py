@@ -1,0 +1,57 @@
+"""Data sets by URL, as arrays that may be larger than memory.
+
+What a source holds is fetched once per node, checked, and turned into plain numpy files that all
+ranks of the node map into their memory; so any sample can be read at once, by its number, and the
+order of samples is a matter of arithmetic alone.
+
+All functions raise `ray_workers.training.core.errors.DataError` for what another attempt would not
+mend, in one sentence that names the source, the file, the line or sample, and the fault.
+"""
+
+from __future__ import annotations
+
+from dray import spec
+from ray_workers.datasets.core.types import Images, MaskedImages, Table, Tokens
+from ray_workers.datasets.formats import images, masks, tables, text, toy_datasets
+from ray_workers.shared.contracts import DataPolicy
+
+__all__ = [
+    "Images",
+    "MaskedImages",
+    "Table",
+    "Tokens",
+    "open_images",
+    "open_masked_images",
+    "open_table",
+    "open_text",
+    "preload",
+]
+
+
+def open_images(data: spec.Data, policy: DataPolicy) -> Images:
+    """For formats `images`, `npz` and scikit-learn's sets of images."""
+    if data.scheme == "sklearn":
+        return toy_datasets.images(toy_datasets.name_of(data))
+    return images.open_images(data, policy)
+
+
+def open_masked_images(data: spec.Data, policy: DataPolicy) -> MaskedImages:
+    """For formats `images` and `npz`."""
+    return masks.open_masked_images(data, policy)
+
+
+def open_table(data: spec.Data, policy: DataPolicy, *, classifies: bool) -> Table:
+    """For formats `csv`, `parquet`, `npz` and scikit-learn's tables."""
+    if data.scheme == "sklearn":
+        return toy_datasets.table(toy_datasets.name_of(data), classifies=classifies)
+    return tables.open_table(data, policy, classifies=classifies)
+
+
+def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tokens:
+    """For format `text`. `tokenizer` is the URL of a `tokenizer.json`; None for bytes."""
+    return text.open_text(data, policy, tokenizer)
+
+
+def preload() -> None:
+    """Read what the forkserver shares with all that it forks. Starts no thread."""
+    toy_datasets.images("digits")

@@ -1,0 +1,115 @@
+"""The sentences in which a data set is refused, and which errors are the data's."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+from collections.abc import Iterable, Iterator
+
+from dray.train.storage_room import StorageError
+from ray_workers.datasets.sources.protocol import TransferError
+from ray_workers.training.core.errors import DataError, SourceUnavailableError
+
+MAX_SHOWN = 12
+MAX_FAULT_CHARS = 300
+_OF_DATA = (
+    None,  # a library's own OSError, such as Pillow's of a truncated image
+    errno.EEXIST,
+    errno.EILSEQ,
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENOMEM,
+    errno.ENOTDIR,
+    errno.EOVERFLOW,
+)
+"""What the system says of names, offsets and sizes that a file asks for."""
+_NO_THREAD = "can't start new thread"
+_PANIC = "PanicException"
+"""What a library in Rust raises when it gives up. It is no Exception."""
+
+
+def broken(place: str, fault: str) -> DataError:
+    """`place` is a source, or a source and the line or sample within it."""
+    return DataError(f"{printable(place)}: {printable(fault)}")
+
+
+def printable(text: str) -> str:
+    """The text on one line, with escapes for what is not to be printed: names come from outside,
+    and need not be UTF-8."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+@contextlib.contextmanager
+def reading(place: str, fault: str = "can't be read") -> Iterator[None]:
+    """Make a DataError of whatever is raised while data are read.
+
+    Libraries raise errors of any type (OverflowError, struct.error, KeyError) for bytes that they
+    did not expect, and the same bytes raise the same error again. Only a disk or a system call that
+    failed on this node says nothing of the data: it becomes a StorageError, which is retried.
+    """
+    try:
+        yield
+    except (DataError, SourceUnavailableError, StorageError, TransferError, ImportError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
+        if _is_the_nodes(error):
+            words = f"could not be read on this node: {error}"
+            raise StorageError(f"{printable(place)} {words}") from error
+        raise _broken_by(error, place, fault) from error
+
+
+def _is_the_nodes(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno not in _OF_DATA
+    return isinstance(error, RuntimeError) and _NO_THREAD in str(error)
+
+
+def _broken_by(error: BaseException, place: str, fault: str) -> DataError:
+    words = next(iter(str(error).splitlines()), "")[:MAX_FAULT_CHARS].rstrip(". ")
+    said = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return broken(place, f"{fault} ({said}); mend the data or replace them")
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names, as many as a person reads."""
+    every = list(names)
+    shown = ", ".join(shortened(name) for name in every[:MAX_SHOWN])
+    return shown if len(every) <= MAX_SHOWN else f"{shown} and {len(every) - MAX_SHOWN:,} more"
+
+
+def shortened(value: object, limit: int = 60) -> str:
+    """A value of the data as it may stand in a sentence: in quotes, on one line, not too long."""
+    text = repr(str(value)[: limit + 1])
+    return text if len(str(value)) <= limit else f"{text[:limit]}…'"
+
+
+def no_such_name(what: str, wanted: str, names: Iterable[str]) -> str:
+    """That there is no `what` of that name, which there are, and which was probably meant."""
+    every = list(names)
+    folded = {name.casefold(): name for name in every}
+    close = difflib.get_close_matches(wanted.casefold(), folded, n=1)
+    meant = f"; did you mean {shortened(folded[close[0]])}?" if close else ""
+    return f"there is no {what} {shortened(wanted)}, only {listed(every)}{meant}"
+
+
+class Budget:
+    """Bytes that preparing one data set may write, so that no archive can fill a node's disk."""
+
+    def __init__(self, place: str, limit_bytes: int) -> None:
+        self._place = place
+        self._limit_bytes = limit_bytes
+        self._left_bytes = limit_bytes
+
+    def spend(self, size_bytes: int) -> None:
+        """Raises DataError when more is spent than there is."""
+        self._left_bytes -= size_bytes
+        if self._left_bytes < 0:
+            raise broken(
+                self._place,
+                f"unpacked, it needs more than the {self._limit_bytes:,} bytes that a node's "
+                "cache may take (DRAY_DATA_CACHE_LIMIT_BYTES)",
+            )

@@ -1,0 +1,98 @@
+"""What a data set is to a recipe: arrays that may be larger than memory, and their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ray_workers.datasets.formats.dates import PARTS
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of one size, each of a class."""
+
+    pixels: npt.NDArray[Any]
+    """(N, channels, height, width), uint8 or float32; may be a read-only memory map."""
+    max_value: float
+    """What white is: 255 for decoded images, 16 for scikit-learn's digits, 1 for floats."""
+    labels: npt.NDArray[np.int64]
+    """(N,) indices into `classes`."""
+    classes: tuple[str, ...]
+    fingerprint: str
+    """SHA-256 of the content, in hex: the same data give the same text on every node."""
+
+
+@dataclass(frozen=True)
+class MaskedImages:
+    """Images of one size, each with a mask that has a class for every pixel."""
+
+    pixels: npt.NDArray[Any]
+    """(N, channels, height, width), uint8 or float32; may be a read-only memory map."""
+    max_value: float
+    """What white is: 255 for decoded images, 1 for floats."""
+    masks: npt.NDArray[np.uint8]
+    """(N, height, width) indices into `classes`; may be a read-only memory map."""
+    classes: tuple[str, ...]
+    """The first is the background."""
+    fingerprint: str
+    """SHA-256 of the content, in hex."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of numbers and categories, and what to predict from them."""
+
+    numeric: npt.NDArray[np.float32]
+    """(N, F), finite, or NaN where a value is missing; may be a read-only memory map. Columns of
+    numbers come first, and then those that each date is made into."""
+    categories: npt.NDArray[np.int32]
+    """(N, C) codes into the vocabulary of each column, -1 where a value is missing; may be a
+    read-only memory map."""
+    target: npt.NDArray[Any]
+    """(N,) int64 codes into `classes`, or float32 where there are none."""
+    numeric_names: tuple[str, ...]
+    category_names: tuple[str, ...]
+    vocabularies: tuple[tuple[str, ...], ...]
+    """Of each category column, its values in the order of their codes."""
+    classes: tuple[str, ...] | None
+    """None for regression."""
+    target_name: str
+    fingerprint: str
+    """SHA-256 of the content, in hex."""
+    num_missing: Mapping[str, int] = field(default_factory=dict)
+    """In how many rows of the file a column has no value; columns that always have one are not
+    in it."""
+    num_dropped: int = 0
+    """Rows that were left out, because a column of theirs has no value."""
+    date_names: tuple[str, ...] = ()
+    ignored: Sequence[str] = ()
+    """Columns that are there and neither the target nor features."""
+
+    @property
+    def numeric_sources(self) -> tuple[str, ...]:
+        """(F,): the column of the file that each one of `numeric` is from."""
+        return sources_of(self.numeric_names, self.date_names)
+
+
+def sources_of(numbers: Sequence[str], dates: Sequence[str]) -> tuple[str, ...]:
+    """The name of each column of numbers, and that of each date once for each of its parts."""
+    return (*numbers, *(name for name in dates for _ in PARTS))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text as one row of numbers."""
+
+    ids: npt.NDArray[Any]
+    """(T,) uint8, uint16 or uint32; may be a read-only memory map."""
+    vocabulary_size: int
+    """256 where a token is a byte."""
+    fingerprint: str
+    """SHA-256 of the content, in hex."""
+    tokenizer_json: bytes | None
+    """The tokenizer's file, to be left with the result; None where a token is a byte."""

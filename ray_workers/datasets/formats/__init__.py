@@ -1,0 +1,1 @@
+"""Formats of data: tables, images, masks, arrays, text and archives of them."""

@@ -1,0 +1,120 @@
+"""Compressed files and archives, unpacked into a folder without trusting a word of them."""
+
+from __future__ import annotations
+
+import gzip
+import stat
+import tarfile
+import zipfile
+from pathlib import Path, PurePosixPath
+from typing import IO, Self
+
+from ray_workers.datasets.core.errors import Budget, broken, reading, shortened
+from ray_workers.datasets.formats.prepared import Workshop
+from ray_workers.datasets.sources.source import SourceFile
+
+PIECE_BYTES = 1 << 20
+_GZIP = b"\x1f\x8b"
+MEMBER_BYTES = 512
+"""What a file costs a disk, however small it is."""
+
+
+def plain_file(shop: Workshop) -> tuple[Path, str]:
+    """(path, place) of the source's one file, unpacked first if it is gzip."""
+    (file,) = shop.files
+    return gunzipped(file, shop.scratch / "plain", shop.budget), file.place
+
+
+def gunzipped(file: SourceFile, target: Path, budget: Budget) -> Path:
+    """The file itself, or `target` with what it holds compressed. Raises DataError."""
+    with open(file.path, "rb") as source:
+        if source.read(2) != _GZIP:
+            return file.path
+    with reading(file.place, "can't be unpacked to its end"), gzip.open(file.path) as packed:
+        _copy(packed, target, budget)
+    return target
+
+
+def unpack_member(file: SourceFile, name: str, target: Path, budget: Budget) -> Path:
+    """Write one member of a zip archive to `target`. Raises DataError."""
+    with (
+        reading(file.place, "is no zip archive, or not a whole one"),
+        zipfile.ZipFile(file.path) as archive,
+        archive.open(name) as packed,
+    ):
+        _copy(packed, target, budget)
+    return target
+
+
+def unpack_archive(
+    file: SourceFile, folder: Path, budget: Budget, suffixes: tuple[str, ...]
+) -> None:
+    """Write the members with such an ending below `folder`. Raises DataError for what is no zip or
+    tar archive, and for members that would lead out of the folder."""
+    with reading(file.place, "is no zip or tar archive, or not a whole one"):
+        if zipfile.is_zipfile(file.path):
+            with zipfile.ZipFile(file.path) as archive:
+                _unpack_zip(archive, file.place, folder, budget, suffixes)
+        else:
+            with tarfile.open(file.path, "r:*", tarinfo=_Member) as members:
+                _unpack_tar(members, file.place, folder, budget, suffixes)
+
+
+def _unpack_zip(
+    archive: zipfile.ZipFile, place: str, folder: Path, budget: Budget, suffixes: tuple[str, ...]
+) -> None:
+    for member in archive.infolist():
+        kind = stat.S_IFMT(member.external_attr >> 16)
+        if kind == stat.S_IFLNK:
+            raise broken(place, f"the member {shortened(member.filename)} is a link")
+        path = _path_of(member.filename, place, suffixes)
+        if path is not None and not member.is_dir():
+            with archive.open(member) as packed:
+                _copy(packed, folder / path, budget)
+
+
+class _Member(tarfile.TarInfo):
+    """A header whose size leads on: behind one that leads back, the reading would never end."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if member.size < 0:
+            raise tarfile.HeaderError(f"a member has the size {member.size}")
+        return member
+
+
+def _unpack_tar(
+    archive: tarfile.TarFile, place: str, folder: Path, budget: Budget, suffixes: tuple[str, ...]
+) -> None:
+    for member in archive:
+        if member.size < 0:  # by an extended header
+            raise broken(place, f"the member {shortened(member.name)} has the size {member.size}")
+        if member.issym() or member.islnk():
+            raise broken(place, f"the member {shortened(member.name)} is a link")
+        path = _path_of(member.name, place, suffixes)
+        if member.isdir() or path is None:
+            continue
+        packed = archive.extractfile(member)
+        if packed is None:
+            raise broken(place, f"the member {shortened(member.name)} is no regular file")
+        with packed:
+            _copy(packed, folder / path, budget)
+
+
+def _path_of(name: str, place: str, suffixes: tuple[str, ...]) -> Path | None:
+    """The member's path within the folder; None if it doesn't count."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+        raise broken(place, f"the member {shortened(name)} would lead out of the archive")
+    hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+    return None if hidden or path.suffix.lower() not in suffixes else Path(path)
+
+
+def _copy(source: IO[bytes] | gzip.GzipFile, target: Path, budget: Budget) -> None:
+    budget.spend(MEMBER_BYTES)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target, "wb") as file:
+        while piece := source.read(PIECE_BYTES):
+            budget.spend(len(piece))
+            file.write(piece)

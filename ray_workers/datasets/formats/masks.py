@@ -1,0 +1,126 @@
+"""Images with a mask each: the folders `images` and `masks`, an archive of them, or arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dray import spec
+from ray_workers.datasets.core.errors import broken
+from ray_workers.datasets.core.types import MaskedImages
+from ray_workers.datasets.formats import class_ids, image_decoding, npz
+from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare
+from ray_workers.datasets.sources.source import SourceFile
+from ray_workers.shared.contracts import DataPolicy
+
+MASK_MODES = ("1", "L", "P")
+"""One channel of at most 8 bits. Of an image with a palette the indices count, not the colours."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    image: SourceFile
+    mask: SourceFile
+
+
+def open_masked_images(data: spec.Data, policy: DataPolicy) -> MaskedImages:
+    """Raises DataError."""
+    is_npz = data.known_format == "npz"
+    how: dict[str, Any] = {"kind": "masks", "size": data.image_size, "classes": data.classes}
+    if is_npz:
+        how |= {"kind": "mask arrays", "target": data.target, "features": data.features}
+
+    def build(shop: Workshop) -> Mapping[str, Any]:
+        return npz.build_masks(shop, data) if is_npz else _build(shop, data)
+
+    prepared = prepare(
+        data, policy, how, build, suffixes=None if is_npz else image_decoding.SUFFIXES
+    )
+    return MaskedImages(
+        pixels=prepared.array("pixels"),
+        max_value=prepared.meta["max_value"],
+        masks=prepared.array("masks"),
+        classes=tuple(prepared.meta["classes"]),
+        fingerprint=prepared.fingerprint,
+    )
+
+
+def _build(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
+    pairs = _pairs(shop)
+    for pair in pairs:
+        _check_sizes(pair)
+    height, width, channels = image_decoding.common_form(
+        [pair.image for pair in pairs], data.image_size
+    )
+    shape = (channels, height, width)
+    seen: dict[int, str] = {}
+    with (
+        ArrayWriter(shop.output, "pixels", shape, np.uint8, shop.budget) as pixels,
+        ArrayWriter(shop.output, "masks", shape[1:], np.uint8, shop.budget) as masks,
+    ):
+        for pair in pairs:
+            mask = _decoded_mask(pair.mask, height, width)
+            class_ids.note(seen, mask, pair.mask.place)
+            pixels.append(image_decoding.decoded(pair.image, height, width, channels)[None])
+            masks.append(mask[None])
+    classes = class_ids.settle(shop, seen, data.classes)
+    return {"classes": classes, "max_value": image_decoding.WHITE}
+
+
+def _pairs(shop: Workshop) -> list[_Pair]:
+    """Every image with the mask of the same path, endings apart. In the order of the paths."""
+    found: dict[str, dict[str, SourceFile]] = {"images": {}, "masks": {}}
+    for file, parts in image_decoding.files_by_path(shop):
+        if len(parts) < 2 or parts[0] not in found:
+            raise broken(file.place, "lies neither in the folder images nor in the folder masks")
+        name = PurePosixPath(*parts[1:]).with_suffix("").as_posix()
+        if other := found[parts[0]].get(name):
+            raise broken(file.place, f"has the same name as {other.name}, but for its ending")
+        found[parts[0]][name] = file
+    images, masks = found["images"], found["masks"]
+    for name, file in images.items():
+        if name not in masks:
+            raise broken(file.place, f"has no mask: there is no masks/{name}.png")
+    for name, file in masks.items():
+        if name not in images:
+            raise broken(file.place, f"has no image: there is no file images/{name}")
+    return [_Pair(file, masks[name]) for name, file in images.items()]
+
+
+def _check_sizes(pair: _Pair) -> None:
+    """By the headers alone."""
+    size, found = _size(pair.image), _size(pair.mask)
+    if found != size:
+        raise broken(
+            pair.mask.place,
+            f"is {found[0]} x {found[1]} pixels (height x width), but its image "
+            f"{pair.image.name} is {size[0]} x {size[1]}",
+        )
+
+
+def _size(file: SourceFile) -> tuple[int, int]:
+    with image_decoding.opened(file) as image:
+        return image_decoding.upright_size(image)
+
+
+def _decoded_mask(file: SourceFile, height: int, width: int) -> npt.NDArray[np.uint8]:
+    """uint8 (height, width), turned upright as is done with images."""
+    from PIL import Image, ImageOps
+
+    with image_decoding.opened(file) as image:
+        if image.format == "JPEG":
+            raise broken(file.place, "is a JPEG, which blurs the numbers of classes; give a PNG")
+        if image.mode not in MASK_MODES:
+            raise broken(
+                file.place,
+                f"has pixels of the mode {image.mode}; a mask has one channel of 8 bits",
+            )
+        ready = ImageOps.exif_transpose(image)
+        if ready.size != (width, height):
+            ready = ready.resize((width, height), Image.Resampling.NEAREST)
+        return np.asarray(ready).astype(np.uint8)

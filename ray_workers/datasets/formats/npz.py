@@ -1,0 +1,263 @@
+"""numpy archives (`.npz`): tables, images and masks that are arrays already."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dray import spec
+from ray_workers.datasets.core.errors import broken, no_such_name, reading, shortened
+from ray_workers.datasets.formats import class_ids
+from ray_workers.datasets.formats.archives import unpack_member
+from ray_workers.datasets.formats.columns import (
+    MAX_CLASSES,
+    MAX_FRACTIONAL_CLASSES,
+    in_order,
+    number_name,
+)
+from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop
+
+BLOCK_BYTES = 8 << 20
+DEFAULT_INPUTS = "x"
+DEFAULT_TARGET = "y"
+CHANNELS = ((1, 3), (4,))
+"""The usual numbers of them, the likeliest first."""
+_MEMBER = ".npy"
+WHITE_OF_BYTES = 255.0
+WHITE_OF_FLOATS = 1.0
+
+Array = npt.NDArray[Any]
+
+
+def build_table(shop: Workshop, data: spec.Data, *, classifies: bool) -> Mapping[str, Any]:
+    """Inputs of (N,) or (N, F) numbers, and N targets. Raises DataError."""
+    inputs, target, names = _arrays(shop, data)
+    target = _one_each(target, f"{shop.place}, array {shortened(names[1])}")
+    place = f"{shop.place}, array {shortened(names[0])}"
+    if inputs.ndim not in (1, 2) or inputs.dtype.kind not in "biuf" or inputs.size == 0:
+        raise broken(
+            place,
+            f"has the shape {inputs.shape} and the type {inputs.dtype}; a table has (samples, "
+            "features) numbers",
+        )
+    rows = inputs.reshape(len(inputs), -1)
+    width = rows.shape[1]
+    with ArrayWriter(shop.output, "numeric", (width,), np.float32, shop.budget) as numeric:
+        for first, block in _blocks(rows):
+            numeric.append(_finite(block, place, first))
+    with ArrayWriter(shop.output, "categories", (0,), np.int32, shop.budget) as categories:
+        categories.append(np.empty((len(rows), 0), dtype=np.int32))
+    classes = _write_target(shop, target, names[1], classifies=classifies)
+    return {
+        "numeric_names": [f"{names[0]}{at}" for at in range(width)],
+        "category_names": [],
+        "vocabularies": [],
+        "classes": classes,
+        "target_name": names[1],
+    }
+
+
+def build_images(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
+    """Inputs of (N, H, W), (N, C, H, W) or (N, H, W, C), and N classes. Raises DataError."""
+    inputs, target, names = _arrays(shop, data)
+    target = _one_each(target, f"{shop.place}, array {shortened(names[1])}")
+    _, white = _write_pixels(shop, inputs, names[0])
+    classes = _write_target(shop, target, names[1], classifies=True, name_of_file="labels")
+    return {"classes": classes, "max_value": white}
+
+
+def build_masks(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
+    """Inputs as of images, and N masks of their height and width. Raises DataError."""
+    inputs, target, names = _arrays(shop, data)
+    place = f"{shop.place}, array {shortened(names[1])}"
+    masks = _without_channel(target, place)
+    size, white = _write_pixels(shop, inputs, names[0])
+    if masks.shape[1:] != size:
+        raise broken(
+            place,
+            f"has masks of {masks.shape[1]} x {masks.shape[2]} pixels (height x width), but the "
+            f"images are {size[0]} x {size[1]}",
+        )
+    seen: dict[int, str] = {}
+    with ArrayWriter(shop.output, "masks", size, np.uint8, shop.budget) as written:
+        for first, block in _blocks(masks):
+            for number, mask in enumerate(block, first):
+                class_ids.note(seen, mask, f"{place}, sample {number}")
+            written.append(block.astype(np.uint8))
+    return {"classes": class_ids.settle(shop, seen, data.classes), "max_value": white}
+
+
+def _write_pixels(shop: Workshop, inputs: Array, name: str) -> tuple[tuple[int, int], float]:
+    """Write the images; (height, width), and what white is."""
+    place = f"{shop.place}, array {shortened(name)}"
+    pixels = _channels_first(inputs, place)
+    is_float = pixels.dtype.kind == "f"
+    dtype = np.float32 if is_float else np.uint8
+    with ArrayWriter(shop.output, "pixels", pixels.shape[1:], dtype, shop.budget) as written:
+        for first, block in _blocks(pixels):
+            if not is_float and (block.min() < 0 or block.max() > WHITE_OF_BYTES):
+                raise broken(place, "has whole numbers outside of 0 to 255, so they are no pixels")
+            written.append(_finite(block, place, first) if is_float else block.astype(np.uint8))
+    white = 1.0 if pixels.dtype.kind == "b" else WHITE_OF_FLOATS if is_float else WHITE_OF_BYTES
+    return (pixels.shape[2], pixels.shape[3]), white
+
+
+def _arrays(shop: Workshop, data: spec.Data) -> tuple[Array, Array, tuple[str, str]]:
+    """(inputs, target, their names), mapped from files. DataError if they don't go together."""
+    (file,) = shop.files
+    wanted = (data.features[0] if data.features else DEFAULT_INPUTS, data.target or DEFAULT_TARGET)
+    with (
+        reading(file.place, "is no npz file, or not a whole one"),
+        zipfile.ZipFile(file.path) as archive,
+    ):
+        members = [name for name in archive.namelist() if name.endswith(_MEMBER)]
+        there = [name.removesuffix(_MEMBER) for name in members]
+    for option, name in zip(("data.features", "data.target"), wanted, strict=True):
+        if name not in there:
+            raise broken(file.place, f"{option}: {no_such_name('array', name, there)}")
+    inputs, target = (
+        _mapped(
+            unpack_member(file, f"{name}{_MEMBER}", shop.scratch / f"{at}.npy", shop.budget),
+            f"{file.place}, array {shortened(name)}",
+        )
+        for at, name in enumerate(wanted)
+    )
+    place = f"{file.place}, array {shortened(wanted[1])}"
+    counts = [len(array) if array.ndim else 1 for array in (inputs, target)]
+    if inputs.ndim == 0 or counts[0] != counts[1]:
+        raise broken(place, f"has {counts[1]} values, but {wanted[0]!r} has {counts[0]} samples")
+    if counts[1] == 0:
+        raise broken(place, "has no value: there is no sample")
+    return inputs, target, wanted
+
+
+def _one_each(target: Array, place: str) -> Array:
+    """(N,), or DataError."""
+    if target.ndim == 2 and target.shape[1] == 1:
+        target = target[:, 0]
+    if target.ndim != 1 or target.dtype.kind not in "biufU":
+        raise broken(
+            place,
+            f"has the shape {target.shape} and the type {target.dtype}; targets are one number or "
+            "text for each sample",
+        )
+    return target
+
+
+def _without_channel(target: Array, place: str) -> Array:
+    """(N, H, W), or DataError."""
+    masks = target
+    if target.ndim == 4 and 1 in (target.shape[1], target.shape[3]):
+        masks = target[:, 0] if target.shape[1] == 1 else target[..., 0]
+    if masks.ndim != 3 or masks.dtype.kind not in "biu":
+        raise broken(
+            place,
+            f"has the shape {target.shape} and the type {target.dtype}; masks are whole numbers of "
+            "(samples, height, width)",
+        )
+    return masks
+
+
+def _mapped(path: Path, place: str) -> Array:
+    """The array in a `.npy` file. Its header may say anything: DataError for one that is not
+    true of the file."""
+    with reading(place, "is no array that can be read"):
+        try:
+            array: Array = np.lib.format.open_memmap(path, mode="r")
+        except ValueError as error:
+            if "object" in str(error).lower():
+                fault = "holds Python objects; only numbers and text are read"
+                raise broken(place, fault) from None
+            raise
+        return array
+
+
+def _channels_first(inputs: Array, place: str) -> Array:
+    """(N, C, H, W) without a copy."""
+    if inputs.dtype.kind in "biuf" and inputs.size:
+        if inputs.ndim == 3:
+            return inputs[:, None]
+        if inputs.ndim == 4:
+            for channels in CHANNELS:
+                if inputs.shape[1] in channels:
+                    return inputs
+                if inputs.shape[3] in channels:
+                    return inputs.transpose(0, 3, 1, 2)
+    raise broken(
+        place,
+        f"has the shape {inputs.shape} and the type {inputs.dtype}; images are numbers of "
+        "(samples, height, width), or of that with 1, 3 or 4 channels, first or last",
+    )
+
+
+def _blocks(rows: Array) -> Iterator[tuple[int, Array]]:
+    """(first row, some rows), as many as memory bears."""
+    step = max(1, BLOCK_BYTES // max(1, rows[0].nbytes))
+    for first in range(0, len(rows), step):
+        yield first, rows[first : first + step]
+
+
+def _finite(block: Array, place: str, first: int) -> npt.NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        found = block.astype(np.float32)
+    bad = ~np.isfinite(found).reshape(len(found), -1).all(axis=1)
+    if bad.any():
+        sample = first + int(np.flatnonzero(bad)[0])
+        raise broken(f"{place}, sample {sample}", "has a value that is missing or not finite")
+    return found
+
+
+def _write_target(
+    shop: Workshop, target: Array, name: str, *, classifies: bool, name_of_file: str = "target"
+) -> tuple[str, ...] | None:
+    """Write the targets; the classes, if they are some."""
+    place = f"{shop.place}, array {shortened(name)}"
+    if not classifies:
+        if target.dtype.kind == "U":
+            raise broken(
+                place, "is text; regression predicts numbers, tabular_classification names"
+            )
+        with ArrayWriter(shop.output, name_of_file, (), np.float32, shop.budget) as written:
+            for first, block in _blocks(target):
+                written.append(_finite(block, place, first))
+        return None
+    different = _different(target)
+    if target.dtype.kind == "f":
+        if not np.isfinite(different).all():
+            raise broken(place, "has a value that is missing or not finite")
+        if np.count_nonzero(different % 1) > MAX_FRACTIONAL_CLASSES:
+            raise broken(
+                place,
+                f"has more than {MAX_FRACTIONAL_CLASSES} different fractions, which are no "
+                "classes; tabular_regression predicts numbers",
+            )
+    if len(different) > MAX_CLASSES:
+        raise broken(place, f"has more than {MAX_CLASSES:,} different values")
+    if len(different) == 1:
+        raise broken(place, f"has one class only, {shortened(different[0])}; it takes two")
+    names = [_class_name(value) for value in different.tolist()]
+    classes = in_order(set(names))
+    codes = np.array([classes.index(one) for one in names], dtype=np.int64)
+    with ArrayWriter(shop.output, name_of_file, (), np.int64, shop.budget) as coded:
+        for _, block in _blocks(target):
+            coded.append(codes[np.searchsorted(different, block)])
+    return classes
+
+
+def _different(target: Array) -> Array:
+    """The values that occur, in order: all of them, or more than there may be classes."""
+    found: Array = target[:0]
+    for _, block in _blocks(target):
+        found = np.union1d(found, block)
+        if len(found) > MAX_CLASSES:
+            break
+    return found
+
+
+def _class_name(value: str | bool | int | float) -> str:
+    return number_name(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,230 @@
+"""CSV and Parquet files as batches of columns, read from the start as often as is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ray_workers.datasets.core.errors import broken, reading, shortened
+from ray_workers.datasets.formats.dates import is_date_type
+from ray_workers.datasets.formats.utf8 import first_bad_byte, likely_encoding
+from ray_workers.training.core.errors import DataError
+
+BLOCK_BYTES = 1 << 20
+"""Of a CSV file that are parsed together; no row may be longer. Arrow reads a few dozen ahead."""
+DELIMITERS = (",", ";", "\t", "|")
+"""The usual ones, which a header that has them was probably meant to be read by."""
+BUFFER_BYTES = 1 << 20
+"""Of a Parquet file's column that are read together."""
+BATCH_ROWS = 16_384
+
+
+class TableFile(Protocol):
+    place: str
+    names: tuple[str, ...]
+
+    def refuse(self, names: Sequence[str], *, dates: bool = True) -> None:
+        """Raises DataError if one of the columns can't be used, or is one of dates without that."""
+
+    def batches(self, names: Sequence[str]) -> Iterator[list[Any]]:
+        """The columns, a batch of rows at a time, as Arrow arrays. Raises DataError."""
+
+    def where(self, row: int) -> str:
+        """The place of a row, counted from 0, as a person finds it."""
+
+    @property
+    def hint(self) -> str:
+        """What to set, if the columns were probably read in another way than they are meant."""
+
+
+class CsvFile:
+    """RFC 4180 with a header line, in UTF-8. Every column comes as text."""
+
+    def __init__(self, path: Path, place: str, delimiter: str = ",") -> None:
+        self._path = path
+        self.place = place
+        self._delimiter = delimiter
+        self.names = self._header()
+        _refuse_double_names(self.names, place)
+
+    def refuse(self, names: Sequence[str], *, dates: bool = True) -> None:
+        if "" in names:
+            at = self.names.index("") + 1
+            raise broken(
+                self.place,
+                f"column {at} has no name: name it in the header, or list data.features without it",
+            )
+
+    def batches(self, names: Sequence[str]) -> Iterator[list[Any]]:
+        import pyarrow as pa
+        from pyarrow import csv as arrow_csv
+
+        try:
+            reader = arrow_csv.open_csv(
+                str(self._path),
+                read_options=arrow_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+                parse_options=arrow_csv.ParseOptions(
+                    delimiter=self._delimiter, newlines_in_values=True
+                ),
+                convert_options=arrow_csv.ConvertOptions(
+                    column_types=dict.fromkeys(self.names, pa.string()),
+                    include_columns=list(dict.fromkeys(names)),
+                    strings_can_be_null=False,
+                ),
+            )
+            for batch in reader:
+                yield [batch.column(name) for name in names]
+        except pa.ArrowInvalid as error:
+            raise self._explained(error) from None
+
+    def where(self, row: int) -> str:
+        # A column that nobody asked for may hold what can't be read.
+        with contextlib.suppress(UnicodeDecodeError, csv.Error):
+            for number, (line, _) in enumerate(self._records()):
+                if number == row + 1:  # the first is the header
+                    return f"{self.place}, line {line}"
+        return f"{self.place}, row {row + 1}"
+
+    @property
+    def hint(self) -> str:
+        header = self._delimiter.join(self.names)
+        if "\0" in header:
+            return "; is it in another encoding? data.encoding: utf-16-le is one with zero bytes"
+        counts = {mark: header.count(mark) for mark in DELIMITERS if mark != self._delimiter}
+        likely = max(counts, key=lambda mark: counts[mark])
+        if counts[likely] < len(self.names):
+            return ""
+        mark = "tab" if likely == "\t" else f'"{likely}"'
+        return f"; data.delimiter: {mark} would find {counts[likely] + 1} columns"
+
+    def _header(self) -> tuple[str, ...]:
+        try:
+            first = next(self._records(), None)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise self._explained(error) from None
+        if first is None:
+            raise broken(self.place, "is empty: it has not even a header")
+        return tuple(first[1])
+
+    def _records(self) -> Iterator[tuple[int, list[str]]]:
+        """(line it begins on, fields) of the header and of each row."""
+        csv.field_size_limit(BLOCK_BYTES)
+        with open(self._path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=self._delimiter)
+            begins = 1
+            for fields in reader:
+                if fields:
+                    yield begins, fields
+                begins = reader.line_num + 1
+
+    def _explained(self, error: Exception) -> DataError:
+        """What made Arrow give up, found by reading the file again, slowly."""
+        at = first_bad_byte(self._path)
+        if at is not None:
+            return broken(
+                self.place,
+                f"is not UTF-8: the byte at offset {at:,} is not text; data.encoding names another "
+                f"encoding, such as {likely_encoding(self._path)}",
+            )
+        try:
+            for line, fields in self._records():
+                if len(fields) != len(self.names):
+                    return broken(
+                        f"{self.place}, line {line}",
+                        f"has {len(fields)} fields, but the header names {len(self.names)}",
+                    )
+        except csv.Error:
+            return self._row_too_long()
+        if "straddling" in str(error):
+            return self._row_too_long()
+        fault = f"is no CSV file that can be read: {shortened(error, 200)}"
+        return broken(self.place, fault)
+
+    def _row_too_long(self) -> DataError:
+        fault = f"has a row of more than {BLOCK_BYTES:,} bytes; is a quotation mark left open?"
+        return broken(self.place, fault)
+
+
+class ParquetFile:
+    """A Parquet file. Columns come as they are typed; of text, as text."""
+
+    hint = ""
+
+    def __init__(self, path: Path, place: str) -> None:
+        from pyarrow import parquet
+
+        self.place = place
+        with reading(place, "is no Parquet file, or not a whole one"):
+            # Else a column is read by the row group, and a file may be a single one.
+            self._file = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
+            self._schema = self._file.schema_arrow
+            self.names = tuple(self._schema.names)
+        _refuse_double_names(self.names, place)
+
+    def refuse(self, names: Sequence[str], *, dates: bool = True) -> None:
+        import pyarrow as pa
+
+        for name in names:
+            kind = self._schema.field(name).type
+            if pa.types.is_null(kind):
+                fault = "has no value in any row; leave it out of data.features"
+                raise broken(self.place, f"the column {shortened(name)} {fault}")
+            if _is_text(kind) or _is_number(kind) or (dates and is_date_type(kind)):
+                continue
+            readable = "numbers, text and dates can be read"
+            if is_date_type(kind):
+                readable = "numbers and text can be a target or a category"
+            raise broken(
+                self.place,
+                f"the column {shortened(name)} is of the type {kind}: only {readable}; leave it "
+                "out of data.features, or convert it",
+            )
+
+    def batches(self, names: Sequence[str]) -> Iterator[list[Any]]:
+        columns = list(dict.fromkeys(names))
+        with reading(self.place, "can't be read to its end"):
+            for batch in self._file.iter_batches(BATCH_ROWS, columns=columns, use_threads=False):
+                yield [_plain(batch.column(name)) for name in names]
+
+    def where(self, row: int) -> str:
+        return f"{self.place}, row {row + 1}"
+
+
+def _plain(column: Any) -> Any:
+    """Text as strings and numbers as what numpy knows, without dictionaries and decimals."""
+    import pyarrow as pa
+
+    if _is_text(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_decimal(column.type):
+        return column.cast(pa.float64())
+    return column
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_number(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_boolean(kind)
+        or types.is_decimal(kind)
+    )
+
+
+def _refuse_double_names(names: Sequence[str], place: str) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise broken(place, f"has {count} columns of the name {shortened(name)}")

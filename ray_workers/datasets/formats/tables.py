@@ -1,0 +1,317 @@
+"""Tables of CSV and Parquet files: which columns count, what they are, and their prepared form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dray import spec
+from ray_workers.datasets.core.errors import broken, no_such_name, shortened
+from ray_workers.datasets.core.types import Table, sources_of
+from ray_workers.datasets.formats import columns as column_kinds
+from ray_workers.datasets.formats import npz
+from ray_workers.datasets.formats.archives import plain_file
+from ray_workers.datasets.formats.columns import Column
+from ray_workers.datasets.formats.dates import PARTS
+from ray_workers.datasets.formats.prepared import ArrayWriter, Prepared, Workshop, prepare
+from ray_workers.datasets.formats.table_files import CsvFile, ParquetFile, TableFile
+from ray_workers.datasets.formats.utf8 import converted
+from ray_workers.shared.contracts import DataPolicy
+
+TABLE_VERSION = 2
+"""Part of every table's key: change it with anything that changes what is written here."""
+Rows = npt.NDArray[np.int64]
+
+_NO_IDENTIFIERS = "if it names each row, leave it out of data.features"
+_NO_MEASUREMENTS = "if it is a number to predict, take the recipe tabular_regression"
+
+
+def open_table(data: spec.Data, policy: DataPolicy, *, classifies: bool) -> Table:
+    """Raises DataError."""
+    form = data.known_format
+    how = {
+        "kind": "table",
+        "version": TABLE_VERSION,
+        "format": form,
+        "target": data.target,
+        "features": data.features,
+        "categorical": sorted(data.categorical),
+        "delimiter": data.known_delimiter,
+        "encoding": data.encoding,
+        "decimal": data.decimal,
+        "missing": data.missing,
+        "missing_columns": data.missing_columns,
+        "classifies": classifies,
+    }
+
+    def build(shop: Workshop) -> Mapping[str, Any]:
+        if form == "npz":
+            return npz.build_table(shop, data, classifies=classifies)
+        path, place = plain_file(shop)
+        file = ParquetFile(path, place) if form == "parquet" else _csv(path, place, shop, data)
+        return _Building(file, shop, data, classifies=classifies).build()
+
+    return _opened(prepare(data, policy, how, build))
+
+
+def _csv(path: Path, place: str, shop: Workshop, data: spec.Data) -> CsvFile:
+    text = converted(path, data.encoding, place, shop.scratch / "utf8", shop.budget)
+    return CsvFile(text, place, data.known_delimiter)
+
+
+def _opened(prepared: Prepared) -> Table:
+    meta = prepared.meta
+    return Table(
+        numeric=prepared.array("numeric"),
+        categories=prepared.array("categories"),
+        target=prepared.array("target"),
+        numeric_names=tuple(meta["numeric_names"]),
+        category_names=tuple(meta["category_names"]),
+        vocabularies=tuple(tuple(names) for names in meta["vocabularies"]),
+        classes=None if meta["classes"] is None else tuple(meta["classes"]),
+        target_name=meta["target_name"],
+        fingerprint=prepared.fingerprint,
+        date_names=tuple(meta.get("date_names", ())),
+        num_missing=meta.get("num_missing", {}),
+        num_dropped=meta.get("num_dropped", 0),
+        ignored=meta.get("ignored", ()),
+    )
+
+
+class _Building:
+    """One file on its way to its prepared form, in two or three readings."""
+
+    def __init__(
+        self, file: TableFile, shop: Workshop, data: spec.Data, *, classifies: bool
+    ) -> None:
+        self.file, self.shop, self.data, self.classifies = file, shop, data, classifies
+        target, features = self._chosen()
+        file.refuse([target, *data.categorical], dates=False)
+        file.refuse(features)
+        self.target = self._column(target)
+        self.features = [self._column(name) for name in features]
+
+    def _column(self, name: str) -> Column:
+        data = self.data
+        return Column(
+            name,
+            is_named=name in data.categorical,
+            missing=data.missing_in(name),
+            is_target=name == data.target,
+            decimal=data.decimal,
+        )
+
+    def build(self) -> Mapping[str, Any]:
+        every = self._every
+        for batch in self.file.batches([column.name for column in every]):
+            for column, values in zip(every, batch, strict=True):
+                column.look(values)
+        self._check_kinds()
+        categories = [column for column in self.features if column.is_category]
+        self._collect_names(categories)
+        dates = [column for column in self.features if column.is_date]
+        numbers = [c for c in self.features if not (c.is_category or c.is_date)]
+        classes = self.target.vocabulary() if self.classifies else None
+        vocabularies = [column.vocabulary() for column in categories]
+        chosen = {column.name for column in every}
+        num_kept = self._write(numbers, dates, categories, vocabularies, classes)
+        return {
+            "numeric_names": [column.name for column in numbers],
+            "date_names": [column.name for column in dates],
+            "category_names": [column.name for column in categories],
+            "vocabularies": vocabularies,
+            "classes": classes,
+            "target_name": self.target.name,
+            "num_missing": {c.name: c.gaps.count for c in every if c.gaps.count},
+            "num_dropped": self.target.num_rows - num_kept,
+            "ignored": [name for name in self.file.names if name not in chosen],
+        }
+
+    @property
+    def _every(self) -> list[Column]:
+        return [self.target, *self.features]
+
+    def _chosen(self) -> tuple[str, list[str]]:
+        """(target, features) by name. DataError if they are not there."""
+        names, place, target = self.file.names, self.file.place, self.data.target
+        assert target is not None, "the job document asks for it"
+        if target not in names:
+            fault = no_such_name("column", target, names)
+            raise broken(place, f"data.target: {fault}{self.file.hint}")
+        features = self.data.features or [name for name in names if name != target]
+        for name in features:
+            if name not in names:
+                raise broken(place, f"data.features: {no_such_name('column', name, names)}")
+            if name == target or features.count(name) > 1:
+                fault = "is the target" if name == target else "is there more than once"
+                raise broken(place, f"data.features: {shortened(name)} {fault}")
+        if not features:
+            raise broken(place, "has no column besides the target to predict it from")
+        for option, chosen, known in (
+            ("categorical", self.data.categorical, features),
+            ("missing_columns", self.data.missing_columns, [*features, target]),
+        ):
+            for name in chosen:
+                if name not in known:
+                    fault = no_such_name("feature", name, features)
+                    raise broken(place, f"data.{option}: {fault}")
+        return target, features
+
+    def _check_kinds(self) -> None:
+        if self.target.num_rows == 0:
+            raise broken(self.file.place, "has column names but no row")
+        for column in self.features:
+            column.refuse_missing(self.file, "column")
+        self.target.refuse_missing(self.file, "target")
+        if not self.classifies and not self.target.holds_numbers:
+            row, value = self.target.first_text or (0, "")
+            raise broken(
+                self.file.where(row),
+                f"the target {shortened(self.target.name)} is {shortened(value)}, no number; "
+                "regression predicts numbers, tabular_classification predicts names"
+                f"{self.target.hint}",
+            )
+
+    def _collect_names(self, categories: Sequence[Column]) -> None:
+        """Every name of the categories and of the classes."""
+        named = [*categories, self.target] if self.classifies else [*categories]
+        if not named:
+            return
+        fractions: set[float] = set()
+        for _, batch in self._kept_rows(named):
+            for column, values in zip(named, batch, strict=True):
+                if column is not self.target:
+                    column.collect(values, column_kinds.MAX_CATEGORIES, self.file, _NO_IDENTIFIERS)
+                    continue
+                if column.holds_numbers:
+                    self._refuse_measurements(column.numbers_of(values), fractions)
+                names = self._class_names(values)
+                column.collect(names, column_kinds.MAX_CLASSES, self.file, _NO_MEASUREMENTS)
+        for column in categories:
+            num_values = column.num_rows - column.gaps.count
+            is_identifier = len(column.values) == num_values > column_kinds.FEW_ROWS
+            if is_identifier and not column.is_named:
+                raise broken(
+                    self.file.place,
+                    f"the column {shortened(column.name)} has another text in every row, so "
+                    f"nothing can be learned from it; leave it out of data.features{column.hint}",
+                )
+        if self.classifies:
+            self._refuse_one_class()
+
+    def _refuse_one_class(self) -> None:
+        if len(self.target.values) == 1:
+            (only,) = self.target.values
+            raise broken(
+                self.file.place,
+                f"the target {shortened(self.target.name)} has one class only, "
+                f"{shortened(only)}; it takes two",
+            )
+
+    def _class_names(self, values: Any) -> Any:
+        """Names of classes: of numbers the same however they are written."""
+        import pyarrow as pa
+
+        if not self.target.holds_numbers or not self.target.could_be_numbers:
+            return self.target.names_of(values)
+        if pa.types.is_boolean(values.type):
+            return values.cast(pa.string())
+        numbers = self.target.numbers_of(values)
+        different, where = np.unique(numbers, return_inverse=True)
+        names = pa.array([column_kinds.number_name(one) for one in different.tolist()], pa.string())
+        return names.take(pa.array(where))
+
+    def _refuse_measurements(self, numbers: npt.NDArray[Any], known: set[float]) -> None:
+        if not np.isfinite(numbers).all():
+            raise broken(
+                self.file.place, f"the target {shortened(self.target.name)} is not always finite"
+            )
+        known.update(number for number in np.unique(numbers).tolist() if number % 1)
+        if len(known) > column_kinds.MAX_FRACTIONAL_CLASSES:
+            raise broken(
+                self.file.place,
+                f"the target {shortened(self.target.name)} has more than "
+                f"{column_kinds.MAX_FRACTIONAL_CLASSES} different fractions, which are no "
+                "classes; tabular_regression predicts numbers",
+            )
+
+    def _write(
+        self,
+        numbers: Sequence[Column],
+        dates: Sequence[Column],
+        categories: Sequence[Column],
+        vocabularies: Sequence[tuple[str, ...]],
+        classes: tuple[str, ...] | None,
+    ) -> int:
+        """Write the arrays; how many rows they have."""
+        output, budget = self.shop.output, self.shop.budget
+        num_numeric = len(sources_of([c.name for c in numbers], [c.name for c in dates]))
+        with ExitStack() as open_files:
+            numeric, codes, target = (
+                open_files.enter_context(ArrayWriter(output, name, shape, dtype, budget))
+                for name, shape, dtype in (
+                    ("numeric", (num_numeric,), np.float32),
+                    ("categories", (len(categories),), np.int32),
+                    ("target", (), np.float32 if classes is None else np.int64),
+                )
+            )
+            for rows, part in self._kept_rows([self.target, *numbers, *dates, *categories]):
+                values = iter(part)
+                if classes is None:
+                    target.append(self._finite(self.target, next(values), rows))
+                else:
+                    names = self._class_names(next(values))
+                    target.append(column_kinds.codes_of(names, classes))
+                block = np.empty((len(rows), num_numeric), dtype=np.float32)
+                for at, column in enumerate(numbers):
+                    block[:, at] = self._finite(column, next(values), rows)
+                for at, column in enumerate(dates):
+                    first = len(numbers) + at * len(PARTS)
+                    block[:, first : first + len(PARTS)] = column.dates_of(next(values))
+                numeric.append(block)
+                coded = np.empty((len(rows), len(categories)), dtype=np.int32)
+                for at, (column, known) in enumerate(zip(categories, vocabularies, strict=True)):
+                    coded[:, at] = column_kinds.codes_of(column.names_of(next(values)), known)
+                codes.append(coded)
+            num_rows = target.num_rows
+        if num_rows == 0:
+            raise broken(self.file.place, "has no row in which nothing is missing")
+        return num_rows
+
+    def _kept_rows(self, columns: Sequence[Column]) -> Iterator[tuple[Rows, list[Any]]]:
+        """(row numbers, known values of the columns) of each batch, without what is dropped."""
+        import pyarrow as pa
+
+        dropping = [c for c in self._every if c.missing == "drop" and c.gaps.count]
+        every = list(dict.fromkeys([*columns, *dropping]))
+        first_row = 0
+        for batch in self.file.batches([column.name for column in every]):
+            known = dict(zip(every, map(Column.known, every, batch), strict=True))
+            is_kept = np.ones(len(batch[0]), dtype=bool)
+            for column in dropping:
+                is_kept &= known[column].is_valid().to_numpy(zero_copy_only=False)
+            values = [known[column] for column in columns]
+            if not is_kept.all():
+                values = [one.filter(pa.array(is_kept)) for one in values]
+            yield first_row + np.flatnonzero(is_kept), values
+            first_row += len(is_kept)
+
+    def _finite(self, column: Column, values: Any, rows: Rows) -> npt.NDArray[np.float32]:
+        """float32 (n,), NaN for null. DataError for the first value that is no finite number."""
+        with np.errstate(over="ignore"):
+            found = column.numbers_of(values).astype(np.float32)
+        is_known = values.is_valid().to_numpy(zero_copy_only=False)
+        bad = np.flatnonzero(~np.isfinite(found) & is_known)
+        if len(bad):
+            at = int(bad[0])
+            raise broken(
+                self.file.where(int(rows[at])),
+                f"the column {shortened(column.name)} is {values[at].as_py()}, which is no finite "
+                "number of 32 bits",
+            )
+        return found

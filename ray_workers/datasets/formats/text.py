@@ -1,0 +1,109 @@
+"""Text files as one row of tokens: bytes, or what a tokenizer makes of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dray import spec
+from ray_workers.datasets.core.errors import broken, reading
+from ray_workers.datasets.core.types import Tokens
+from ray_workers.datasets.formats import utf8
+from ray_workers.datasets.formats.archives import gunzipped
+from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare, read_small_file
+from ray_workers.datasets.sources.source import place_of
+from ray_workers.shared.contracts import DataPolicy
+
+SUFFIXES = (".txt",)
+MAX_TOKENIZER_BYTES = 256 << 20
+MAX_VOCABULARY = 1 << 24
+NUM_BYTES = 256
+
+Encode = Callable[[str], npt.NDArray[Any]]
+
+
+def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tokens:
+    """Raises DataError."""
+    content: bytes | None = None
+    encode: Encode = _bytes_of
+    size = NUM_BYTES
+    if tokenizer is not None:
+        content = read_small_file(tokenizer, policy, MAX_TOKENIZER_BYTES)
+        encode, size = _load_tokenizer(content, tokenizer)
+    dtype = np.min_scalar_type(size - 1)
+    how = {
+        "kind": "text",
+        "tokenizer": None if content is None else hashlib.sha256(content).hexdigest(),
+    }
+
+    def build(shop: Workshop) -> Mapping[str, Any]:
+        with ArrayWriter(shop.output, "ids", (), dtype, shop.budget) as ids:
+            for number, piece in enumerate(_pieces(shop)):
+                if number == 0:
+                    piece = piece.removeprefix("\ufeff")
+                ids.append(encode(piece))
+        if ids.num_rows == 0:
+            raise broken(shop.place, "holds no text")
+        return {}
+
+    prepared = prepare(data, policy, how, build, suffixes=SUFFIXES)
+    return Tokens(prepared.array("ids"), size, prepared.fingerprint, content)
+
+
+def _pieces(shop: Workshop) -> Iterator[str]:
+    """The text of all files, each ending with a line's end, cut at lines' ends where there are any
+    near: a tokenizer sees whole lines, the same on every node."""
+    for file in shop.files:
+        path = gunzipped(file, shop.scratch / "plain", shop.budget)
+        rest = ""
+        try:
+            for piece in utf8.pieces(path):
+                head, end, tail = (rest + piece).rpartition("\n")
+                if end:
+                    yield head + end
+                rest = tail
+                if len(rest) > utf8.PIECE_BYTES:
+                    yield rest
+                    rest = ""
+        except utf8.NotTextError as error:
+            raise broken(
+                file.place, f"is not UTF-8: the byte at offset {error.offset:,} is not text"
+            ) from None
+        if rest:
+            yield f"{rest}\n" if shop.is_folder else rest
+
+
+def _bytes_of(text: str) -> npt.NDArray[Any]:
+    return np.frombuffer(text.encode(), dtype=np.uint8)
+
+
+def _load_tokenizer(content: bytes, url: str) -> tuple[Encode, int]:
+    """(encode, ids there are) of a `tokenizer.json`. Raises DataError."""
+    from tokenizers import Tokenizer
+
+    place = place_of(url)
+    with reading(place, "is no tokenizer.json that can be read"):
+        tokenizer = Tokenizer.from_str(content.decode())
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    ids = tokenizer.get_vocab(with_added_tokens=True).values()
+    if not ids:
+        raise broken(place, "is a tokenizer without a vocabulary")
+    size = max(ids) + 1
+    if size > MAX_VOCABULARY:
+        raise broken(
+            place,
+            f"has a token with the id {size - 1:,}, and a model has a row for each id: "
+            f"number its tokens from 0, below {MAX_VOCABULARY:,}",
+        )
+
+    def encode(text: str) -> npt.NDArray[Any]:
+        with reading(place, "can't turn the text into tokens"):
+            found = tokenizer.encode(text, add_special_tokens=False).ids
+        return np.array(found, dtype=np.uint32)
+
+    return encode, size

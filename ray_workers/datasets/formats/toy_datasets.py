@@ -1,0 +1,64 @@
+"""The small sets that come with scikit-learn: no file, no cache, nothing to wait for."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dray import spec
+from ray_workers.datasets.core.types import Images, Table
+
+WHITE_OF_DIGITS = 16.0
+
+
+def name_of(data: spec.Data) -> str:
+    """`digits` of `sklearn://digits`."""
+    return data.source.removeprefix("sklearn://").rstrip("/")
+
+
+@lru_cache
+def images(name: str) -> Images:
+    """`digits`: 1,797 images of 8 x 8 pixels."""
+    assert name == "digits", "the job document allows no other set of images"
+    bunch = _load(name)
+    pixels = np.ascontiguousarray(bunch.images[:, None], dtype=np.uint8)
+    labels = bunch.target.astype(np.int64)
+    classes = tuple(str(one) for one in bunch.target_names)
+    fingerprint = _digest(pixels, labels)
+    return Images(pixels, WHITE_OF_DIGITS, labels, classes, fingerprint)
+
+
+@lru_cache
+def table(name: str, *, classifies: bool) -> Table:
+    """All columns are numbers. `diabetes` is for regression, the others have classes."""
+    bunch = _load(name)
+    numeric = np.ascontiguousarray(bunch.data, dtype=np.float32)
+    target = bunch.target.astype(np.int64 if classifies else np.float32)
+    return Table(
+        numeric=numeric,
+        categories=np.empty((len(numeric), 0), dtype=np.int32),
+        target=target,
+        numeric_names=tuple(str(one) for one in bunch.feature_names),
+        category_names=(),
+        vocabularies=(),
+        classes=tuple(str(one) for one in bunch.target_names) if classifies else None,
+        target_name="target",
+        fingerprint=_digest(numeric, target),
+    )
+
+
+def _load(name: str) -> Any:
+    import sklearn.datasets
+
+    return getattr(sklearn.datasets, f"load_{name}")()
+
+
+def _digest(*arrays: Any) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

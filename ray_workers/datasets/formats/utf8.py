@@ -1,0 +1,74 @@
+"""Text in UTF-8 and in other encodings, and where a file stops being that."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from pathlib import Path
+
+from ray_workers.datasets.core.errors import Budget, broken
+
+PIECE_BYTES = 1 << 20
+
+
+class NotTextError(Exception):
+    """A byte that is no text in the encoding."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
+
+
+def pieces(path: Path, encoding: str = "utf-8") -> Iterator[str]:
+    """The file's text, about a mebibyte at a time. Raises NotTextError."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    offset = 0  # of the next byte to be read
+    with open(path, "rb") as file:
+        while True:
+            read = file.read(PIECE_BYTES)
+            waiting = len(decoder.getstate()[0])  # the beginning of a character, read before
+            try:
+                text = decoder.decode(read, final=not read)
+            except UnicodeDecodeError as error:
+                raise NotTextError(offset - waiting + error.start) from None
+            offset += len(read)
+            if text:
+                yield text
+            if not read:
+                return
+
+
+def first_bad_byte(path: Path) -> int | None:
+    """Offset of the first byte that is not UTF-8; None if all are."""
+    try:
+        for _ in pieces(path):
+            pass
+    except NotTextError as error:
+        return error.offset
+    return None
+
+
+def converted(path: Path, encoding: str, place: str, target: Path, budget: Budget) -> Path:
+    """The file itself if it is in UTF-8, or `target` with its text in that. Raises DataError."""
+    if codecs.lookup(encoding).name in ("utf-8", "utf-8-sig"):
+        return path
+    try:
+        with open(target, "wb") as file:
+            for text in pieces(path, encoding):
+                piece = text.encode(errors="replace")
+                budget.spend(len(piece))
+                file.write(piece)
+    except NotTextError as error:
+        raise broken(
+            place,
+            f"is not {encoding}, as data.encoding says: the byte at offset {error.offset:,} is "
+            "not text",
+        ) from None
+    return target
+
+
+def likely_encoding(path: Path) -> str:
+    """What a file that is not UTF-8 may well be."""
+    with open(path, "rb") as file:
+        begins = file.read(2)
+    return "utf-16" if begins in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1 or cp1252"

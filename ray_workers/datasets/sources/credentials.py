@@ -1,0 +1,81 @@
+"""Credentials that the cluster's operator laid on the nodes, by name.
+
+A file `{name}.json` of the folder holds options for the storage: for `s3://` `key`, `secret`,
+`token`, `anon`, `endpoint_url`; for `https://` `headers` and the `hosts` that they are for, whom a
+job's document can't choose then, and perhaps `"plain_http": true`. What it holds goes to the
+storage's client and nowhere else: no error may carry it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ray_workers.training.core.errors import DataError
+
+Options = Mapping[str, Any]
+KNOWN_OPTIONS = ("key", "secret", "token", "anon", "endpoint_url", "headers", "hosts", "plain_http")
+
+
+def load_credentials(folder: str | None, name: str | None) -> Options:
+    """The options of the file; none at all without a name. Raises DataError."""
+    if name is None:
+        return {}
+    if folder is None:
+        raise DataError(
+            f"data.credentials is {name!r}, but this cluster has no folder of credentials "
+            "(DRAY_DATA_CREDENTIALS_DIR)"
+        )
+    path = Path(folder) / f"{name}.json"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise DataError(
+            f"data.credentials is {name!r}, but its file can't be read on this node: "
+            f"{error.strerror}"
+        ) from None
+    with open(fd, "rb") as file:
+        _refuse_if_open_to_others(os.fstat(fd), name)
+        text = file.read()
+    try:
+        options = json.loads(text)
+    except ValueError:
+        options = None
+    if not isinstance(options, dict) or not set(options) <= set(KNOWN_OPTIONS):
+        known = ", ".join(KNOWN_OPTIONS)
+        raise DataError(f"the credentials {name!r} must be a JSON object with some of {known}")
+    return options
+
+
+def headers_for(url: str, options: Options) -> dict[str, str]:
+    """The headers that the credentials hold, if they are for this source. Raises DataError."""
+    if not options.get("headers"):
+        return {}
+    parts, hosts = urlsplit(url), options.get("hosts")
+    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+        raise DataError(
+            "the credentials hold headers, but not for which hosts: their file must say so, such "
+            'as "hosts": ["data.example.org"]'
+        )
+    if parts.hostname not in [host.lower() for host in hosts]:
+        raise DataError(f"the credentials are not for {parts.hostname}: their file names others")
+    if parts.scheme != "https" and options.get("plain_http") is not True:
+        raise DataError(
+            'the credentials are for https:// alone, unless their file says "plain_http": true'
+        )
+    return dict(options["headers"])
+
+
+def _refuse_if_open_to_others(status: os.stat_result, name: str) -> None:
+    if status.st_uid not in (0, os.getuid()):
+        raise DataError(f"the credentials {name!r} belong to another user than dray's or root")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise DataError(
+            f"the credentials {name!r} can be read by other users of this node: "
+            "their file must have the mode 0600 or 0400"
+        )

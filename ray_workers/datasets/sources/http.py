@@ -1,0 +1,187 @@
+"""`http://` and `https://`: one file by GET.
+
+It is aiohttp, as below fsspec, but without the layer between: that follows redirects by itself.
+Every connection is checked when it is made, to the very address it goes to; so is each one that a
+redirect leads to. Proxies of the environment are not used: they would connect for us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urljoin, urlsplit
+
+import aiohttp
+from yarl import URL
+
+from ray_workers.datasets.core.errors import broken, shortened
+from ray_workers.datasets.sources.credentials import Options, headers_for
+from ray_workers.datasets.sources.protocol import Listed, Listing, Sink, TransferError
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.net_policy import AllowedHosts, refused_address, refused_host
+from ray_workers.training.core.errors import DataError
+
+MAX_REDIRECTS = 5
+REDIRECTS = (301, 302, 303, 307, 308)
+WORTH_ANOTHER_TRY = (408, 425, 429, 500, 502, 503, 504)
+PIECE_BYTES = 1 << 20
+UNVERSIONED_TRUSTED_S = 600.0
+"""How long a copy is believed whose server tells no version: the ranks of a job share it."""
+TIMEOUT = aiohttp.ClientTimeout(total=None, connect=30, sock_connect=30, sock_read=60)
+
+_IN_NO_URL = re.compile(r"[\\\s\x00-\x1f\x7f]")
+
+AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
+
+
+class RefusedAddress(Exception):
+    """The host turned out to have an address that nobody may connect to for a user."""
+
+
+class HttpOrigin:
+    """A file that a web server offers. Folders can't be listed there."""
+
+    def __init__(
+        self, url: str, policy: DataPolicy, options: Options, suffixes: tuple[str, ...] | None
+    ) -> None:
+        self._url = url
+        self._place = url.split("?", 1)[0]
+        self._headers = headers_for(url, options)
+        self._allowed = AllowedHosts(policy.private_hosts)
+
+    def listing(self) -> Listing:
+        listed = asyncio.run(self._look())
+        return Listing((listed,), False, None if listed.version else UNVERSIONED_TRUSTED_S)
+
+    def fetch(self, file: Listed, sink: Sink) -> None:
+        asyncio.run(self._read(file, sink))
+
+    async def _look(self) -> Listed:
+        async with self._response() as response:
+            return self._listed(response)
+
+    async def _read(self, file: Listed, sink: Sink) -> None:
+        async with self._response() as response:
+            if self._listed(response) != file:
+                raise TransferError("it changed while it was read")
+            async for piece in response.content.iter_chunked(PIECE_BYTES):
+                sink(piece)
+
+    def _listed(self, response: aiohttp.ClientResponse) -> Listed:
+        headers = response.headers
+        version = headers.get("ETag") or headers.get("Last-Modified") or ""
+        name = PurePosixPath(unquote(urlsplit(self._url).path)).name or "index"
+        return Listed(name, response.content_length, version)
+
+    @asynccontextmanager
+    async def _response(self) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer at the end of all redirects. Whatever goes wrong is told without headers."""
+        try:
+            url = self._url
+            for _ in range(MAX_REDIRECTS + 1):
+                async with self._asked(url) as response:
+                    if response.status not in REDIRECTS:
+                        self._check_status(response)
+                        yield response
+                        return
+                    url = self._next(url, response.headers.get("Location"))
+            raise broken(self._place, f"leads on more than {MAX_REDIRECTS} times")
+        except RefusedAddress as error:
+            raise broken(self._place, f"{error} (DRAY_DATA_PRIVATE_HOSTS)") from None
+        except aiohttp.InvalidURL:
+            raise self._no_address() from None
+        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
+            raise TransferError(_told(error)) from None
+        except ValueError:  # of yarl, urllib or the codec of host names
+            raise self._no_address() from None
+
+    @asynccontextmanager
+    async def _asked(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
+        host = urlsplit(url).hostname or ""
+        reason = refused_host(host, self._allowed)
+        if reason is not None:
+            raise RefusedAddress(f"{host} may not be read from: {reason}")
+        # What the file is hashes as it lies there, and no small answer unpacks to a large one.
+        headers = {"Accept-Encoding": "identity"}
+        if URL(url).origin() == URL(self._url).origin():
+            headers |= self._headers
+        connector = aiohttp.TCPConnector(socket_factory=self._sockets(host), force_close=True)
+        async with (
+            aiohttp.ClientSession(
+                connector=connector, timeout=TIMEOUT, auto_decompress=False, trust_env=False
+            ) as session,
+            session.get(url, headers=headers, allow_redirects=False) as response,
+        ):
+            yield response
+
+    def _sockets(self, host: str) -> Callable[[AddressInfo], socket.socket]:
+        """Makes the socket for each connection, once its address is known."""
+
+        def make(info: AddressInfo) -> socket.socket:
+            family, kind, protocol, _, place = info
+            address = ipaddress.ip_address(str(place[0]).split("%", 1)[0])
+            if not self._allowed.has_name(host):
+                reason = refused_address(address, self._allowed)
+                if reason is not None:
+                    raise RefusedAddress(f"{host} may not be read from: {reason}")
+            return socket.socket(family, kind, protocol)
+
+        return make
+
+    def _next(self, url: str, location: str | None) -> str:
+        """Where a redirect leads. DataError if it leads out of the web, or off encryption.
+
+        What a browser takes for a slash, and other programs for a part of a host's name, is not
+        followed: the host that is checked might not be the one that is asked.
+        """
+        if not location:
+            raise TransferError("the server redirects to nowhere")
+        if _IN_NO_URL.search(location):
+            raise broken(
+                self._place,
+                f"redirects to {shortened(location)}, which is no address: no URL has a backslash, "
+                "a space or a control character. Give the address where the file lies",
+            )
+        target = urljoin(url, location)
+        schemes = (urlsplit(url).scheme, urlsplit(target).scheme)
+        if schemes[1] not in ("http", "https") or schemes == ("https", "http"):
+            raise broken(self._place, f"leads on from {schemes[0]}:// to {schemes[1] or 'none'}://")
+        return target
+
+    def _no_address(self) -> DataError:
+        return broken(self._place, "leads to what is no address of the web")
+
+    def _check_status(self, response: aiohttp.ClientResponse) -> None:
+        status = response.status
+        if status == 200:
+            return
+        if status in WORTH_ANOTHER_TRY:
+            raise TransferError(f"the server answers {status}")
+        known = {
+            401: "the server asks for credentials (401): name some in data.credentials",
+            403: "the server refuses it (403)",
+            404: "there is no such file (404)",
+            410: "the file is gone (410)",
+        }
+        raise broken(self._place, known.get(status, f"the server answers {status}, not 200"))
+
+
+def _told(error: Exception) -> str:
+    """What broke a transfer, without the request it belonged to."""
+    if isinstance(error, TimeoutError):
+        return "the server did not answer in time"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "the server's certificate can't be verified"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "its host has no address"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"no connection: {error.os_error.strerror or 'refused'}"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the server broke off before the end"
+    return f"the transfer failed ({type(error).__name__})"

@@ -1,0 +1,98 @@
+"""`file://`: a file or folder of the node's own."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from ray_workers.datasets.core.errors import broken
+from ray_workers.datasets.sources.protocol import Listed, Listing, Sink
+from ray_workers.shared.contracts import DataPolicy
+
+
+class LocalOrigin:
+    """Files are read where they lie."""
+
+    def __init__(self, url: str, policy: DataPolicy, suffixes: tuple[str, ...] | None) -> None:
+        self._place = url
+        self._path = Path(unquote(urlsplit(url).path))
+        self._suffixes = suffixes
+        self._roots = None
+        if policy.file_roots is not None:
+            self._roots = tuple(Path(root).resolve() for root in policy.file_roots)
+
+    def listing(self) -> Listing:
+        path = self._allowed(self._path, self._place)
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise broken(self._place, "there is no such file or folder on this node") from None
+        except PermissionError:
+            raise broken(self._place, "this node's user may not read it") from None
+        except OSError as error:
+            raise broken(self._place, f"can't be read: {error.strerror}") from error
+        if stat.S_ISREG(status.st_mode):
+            return Listing((self._listed(path.name, path, status),), is_folder=False)
+        if not stat.S_ISDIR(status.st_mode):
+            raise broken(self._place, "is neither a file nor a folder")
+        if self._suffixes is None:
+            raise broken(self._place, "is a folder, and this format is one file")
+        files = tuple(sorted(self._walk(path), key=lambda file: file.name))
+        return Listing(files, is_folder=True)
+
+    def fetch(self, file: Listed, sink: Sink) -> None:
+        assert file.path is not None
+        try:
+            with open(file.path, "rb", buffering=0) as source:
+                while piece := source.read(1 << 20):
+                    sink(piece)
+        except OSError as error:
+            # With its cause: where the disk is at fault, the data are not.
+            raise broken(f"file://{file.path}", f"can't be read: {error.strerror}") from error
+
+    def _walk(self, folder: Path) -> Iterator[Listed]:
+        assert self._suffixes is not None
+        for parent, folders, names in os.walk(folder, onerror=self._refuse):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in folders:
+                if Path(parent, name).is_symlink():
+                    fault = "is a link to a folder; only links to files are followed"
+                    raise broken(f"file://{parent}/{name}", fault)
+            for name in names:
+                path = Path(parent, name)
+                if name.startswith(".") or path.suffix.lower() not in self._suffixes:
+                    continue
+                target = self._allowed(path, f"file://{path}") if path.is_symlink() else path
+                try:
+                    status = target.stat()
+                except FileNotFoundError:
+                    raise broken(f"file://{path}", "is a link to nothing") from None
+                except OSError as error:
+                    raise broken(f"file://{path}", f"can't be read: {error.strerror}") from error
+                if not stat.S_ISREG(status.st_mode):
+                    raise broken(f"file://{path}", "is no regular file")
+                yield self._listed(path.relative_to(folder).as_posix(), target, status)
+
+    def _refuse(self, error: OSError) -> None:
+        raise broken(f"file://{error.filename}", f"can't be read: {error.strerror}") from None
+
+    def _listed(self, name: str, path: Path, status: os.stat_result) -> Listed:
+        version = f"{status.st_mtime_ns}:{status.st_ino}"
+        return Listed(name, status.st_size, version, path)
+
+    def _allowed(self, path: Path, place: str) -> Path:
+        """The path with its links followed. DataError if it leads out of the allowed roots."""
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # ValueError: a NUL in the name
+            raise broken(place, f"can't be followed: {error}") from error
+        if self._roots is not None and not any(real.is_relative_to(root) for root in self._roots):
+            raise broken(
+                place,
+                "lies outside the folders that data may be read from on this cluster "
+                "(DRAY_DATA_ROOTS)",
+            )
+        return real

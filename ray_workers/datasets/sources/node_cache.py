@@ -1,0 +1,204 @@
+"""What a node keeps of the data it has read: by content, shared by all its jobs, least used first
+to go.
+
+    locks/      one file for each source: who fetches or prepares it holds the lock
+    index/      a source and its version -> the hashes of its content
+    objects/    files as they were fetched, by their SHA-256
+    prepared/   folders of numpy files, by what they were made from and how
+    scratch/    what is being made
+
+Locks are `flock`: the kernel lets go of them when a process dies. An entry that is in use is held
+by a shared lock on itself and is never removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.paths import machine_root
+
+Kind = Literal["objects", "prepared"]
+INDEX_KEPT_S = 90 * 86_400
+
+_held: dict[Path, int] = {}
+"""Entries this process uses, and the descriptors that hold their locks."""
+
+
+class NodeCache:
+    """The cache of one node. Several processes use it at once."""
+
+    def __init__(self, root: Path, limit_bytes: int) -> None:
+        self.root = root
+        self.limit_bytes = limit_bytes
+        for name in ("locks", "index", "objects", "prepared", "scratch"):
+            (root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @classmethod
+    def of(cls, policy: DataPolicy) -> NodeCache:
+        root = Path(policy.cache_dir) if policy.cache_dir else machine_root() / "data"
+        return cls(root, policy.cache_limit_bytes)
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """One process of the node at a time; waits for it."""
+        path = self.root / "locks" / _digest(name)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def hold(self, kind: Kind, key: str) -> Path | None:
+        """The entry, kept from removal while this process lives or until it lets go."""
+        path = self.root / kind / key
+        if path in _held:
+            return path
+        fd = _open_locked(path, fcntl.LOCK_SH)
+        if fd is None:
+            return None
+        os.utime(path)
+        _held[path] = fd
+        return path
+
+    def add(self, kind: Kind, key: str, made: Path) -> Path:
+        """Move what was made in a scratch folder to its place, and hold it."""
+        path = self.root / kind / key
+        there = self.hold(kind, key)
+        if there is not None:  # from another source, of the same content
+            return there
+        fd = os.open(made, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        try:
+            made.rename(path)
+        except OSError:
+            os.close(fd)
+            there = self.hold(kind, key)  # somebody was faster: the content is the same
+            if there is None:
+                raise
+            return there
+        _held[path] = fd
+        return path
+
+    def let_go(self, path: Path) -> None:
+        fd = _held.pop(path, None)
+        if fd is not None:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder of its own, removed in the end; by a later sweep, should this process die."""
+        path = self.root / "scratch" / secrets.token_hex(8)
+        path.mkdir(mode=0o700)
+        fd = _open_locked(path, fcntl.LOCK_SH)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            if fd is not None:
+                os.close(fd)
+
+    def remembered(self, name: str) -> Any | None:
+        """What was remembered of a source and version: JSON data."""
+        path = self.root / "index" / _digest(name)
+        try:
+            found = json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        os.utime(path)
+        return found
+
+    def remember(self, name: str, value: Any) -> None:
+        path = self.root / "index" / _digest(name)
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        temporary.write_text(json.dumps(value))
+        temporary.replace(path)
+
+    def sweep(self, room_bytes: int = 0) -> None:
+        """Remove what was used longest ago, until `room_bytes` more would fit under the limit or
+        all that is left is in use; and what processes left that died."""
+        with contextlib.suppress(BlockingIOError), self._sweeping():
+            for path in (self.root / "scratch").iterdir():
+                _remove_if_idle(path)
+            entries = sorted(self._entries())
+            total = sum(size for _, size, _ in entries) + room_bytes
+            for _, size, path in entries:
+                if total <= self.limit_bytes:
+                    break
+                if _remove_if_idle(path):
+                    total -= size
+            forgotten = time.time() - INDEX_KEPT_S
+            for path in (self.root / "index").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_mtime < forgotten:
+                        path.unlink()
+
+    @contextlib.contextmanager
+    def _sweeping(self) -> Iterator[None]:
+        fd = os.open(self.root / "locks" / "sweep", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        finally:
+            os.close(fd)
+
+    def _entries(self) -> Iterator[tuple[float, int, Path]]:
+        """(last used, bytes, path) of every entry."""
+        for kind in ("objects", "prepared"):
+            for path in (self.root / kind).iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.stat()
+                    size = status.st_size
+                    if path.is_dir():
+                        size = sum(part.stat().st_size for part in path.iterdir())
+                    yield status.st_mtime, size, path
+
+
+def _open_locked(path: Path, how: int) -> int | None:
+    """A descriptor that holds a lock on the file or folder at `path`; None if it is gone, or, with
+    LOCK_NB, in use."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, how)
+        # It may have been removed while we waited: then what we locked is nobody's any more.
+        if os.fstat(fd).st_ino == path.stat().st_ino:
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(fd)
+    return None
+
+
+def _remove_if_idle(path: Path) -> bool:
+    fd = _open_locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if fd is None:
+        return False
+    try:
+        if path.is_dir():
+            # Away from its name first: nobody may find half of it.
+            doomed = path.parent.parent / "scratch" / f"{path.name}.{secrets.token_hex(4)}"
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()

@@ -1,0 +1,280 @@
+"""A source, whatever its scheme: which files it has, what they hash to, and where they lie here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+from ray_workers.datasets.core.errors import broken
+from ray_workers.datasets.sources.credentials import load_credentials
+from ray_workers.datasets.sources.local import LocalOrigin
+from ray_workers.datasets.sources.node_cache import NodeCache
+from ray_workers.datasets.sources.protocol import Listed, Listing, Origin, TransferError
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.training.core.errors import DataError, SourceUnavailableError
+
+TRIES = 4
+FIRST_PAUSE_S = 0.5
+"""Between two tries; doubled each time, and spread at random."""
+FETCHED_AT_ONCE = 8
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file, as a build reads it."""
+
+    name: str
+    """Within the folder, or of the file itself."""
+    path: Path
+    place: str
+    """Its URL, as errors name it."""
+
+
+Hashed = tuple[str, str, int]
+"""(name, SHA-256, bytes) of a file."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a source holds."""
+
+    files: tuple[Hashed, ...]
+    is_folder: bool
+
+    @property
+    def sha256(self) -> str:
+        """Of the one file, or of the list of a folder's."""
+        if not self.is_folder:
+            return self.files[0][1]
+        return hashlib.sha256(json.dumps(self.files).encode()).hexdigest()
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        files = tuple((name, sha256, size) for name, sha256, size in data["files"])
+        return cls(files, data["is_folder"])
+
+    def to_json(self) -> dict[str, Any]:
+        return {"files": self.files, "is_folder": self.is_folder, "seen": time.time()}
+
+
+class Source:
+    """Use it under the cache's lock of its URL."""
+
+    def __init__(
+        self,
+        url: str,
+        policy: DataPolicy,
+        cache: NodeCache,
+        credentials: str | None,
+        suffixes: tuple[str, ...] | None,
+    ) -> None:
+        self._url = url
+        self._cache = cache
+        self._suffixes = suffixes
+        self.place = place_of(url)
+        self._origin = _origin(url, policy, credentials, suffixes)
+        self._listing: Listing | None = None
+        self._kept: Path | None = None
+
+    def identify(self, *, size_bytes: int | None, sha256: str | None) -> Content:
+        """What the source holds now, hashed once for each version of it. Raises DataError if it
+        is not what it should be."""
+        listing = self._listing = retried(self._origin.listing, self.place)
+        if not listing.files:
+            kinds = ", ".join(self._suffixes or ())
+            raise broken(self.place, f"is an empty folder: there is no file of {kinds}")
+        if listing.is_folder and (size_bytes is not None or sha256 is not None):
+            raise broken(
+                self.place, "is a folder, and data.size_bytes and data.sha256 are of one file"
+            )
+        if not listing.is_folder:
+            self._check_size(listing.files[0].size_bytes, size_bytes)
+        versions = [(file.name, file.size_bytes, file.version) for file in listing.files]
+        name = json.dumps([self._url, listing.is_folder, versions])
+        content = self._remembered(name, listing)
+        if content is None:
+            content = self._read_all(listing)
+            self._cache.remember(name, content.to_json())
+        self._check(content, size_bytes, sha256)
+        return content
+
+    def files(self, content: Content) -> tuple[SourceFile, ...]:
+        """The files themselves, on this node; `release` them in the end."""
+        assert self._listing is not None
+        listed = self._listing.files
+        if listed[0].path is None:
+            self._kept = self._cache.hold("objects", content.sha256)
+            if self._kept is None and self._fetch(self._listing) != content:
+                raise SourceUnavailableError(f"{self.place} changed while it was read")
+        found = []
+        for number, (file, (name, _, _)) in enumerate(zip(listed, content.files, strict=True)):
+            path = file.path or self._place_in_cache(number, content)
+            found.append(SourceFile(name, path, self._place_of(name)))
+        return tuple(found)
+
+    def release(self) -> None:
+        """What was fetched may be removed from the cache again."""
+        if self._kept is not None:
+            self._cache.let_go(self._kept)
+            self._kept = None
+
+    def is_unchanged(self) -> bool:
+        """Whether a file of this node's own is still what it was when it was identified."""
+        assert self._listing is not None
+        return self._listing.files[0].path is None or self._origin.listing() == self._listing
+
+    def _remembered(self, name: str, listing: Listing) -> Content | None:
+        found = self._cache.remembered(name)
+        if found is None:
+            return None
+        if listing.trusted_s is not None and time.time() - found["seen"] > listing.trusted_s:
+            return None
+        return Content.from_json(found)
+
+    def _read_all(self, listing: Listing) -> Content:
+        if listing.files[0].path is None:
+            return self._fetch(listing)
+        return Content(tuple(map(self._hash, listing.files)), listing.is_folder)
+
+    def _hash(self, file: Listed) -> Hashed:
+        """Of a file of this node's own, which is not copied."""
+        digest = HashingSink()
+        self._origin.fetch(file, digest)
+        return (file.name, digest.sha256, digest.size_bytes)
+
+    def _fetch(self, listing: Listing) -> Content:
+        """Bring all files into the cache, as one entry that is held."""
+        total = sum(file.size_bytes or 0 for file in listing.files)
+        self._refuse_too_large(total)
+        self._cache.sweep(total)
+        with self._cache.scratch() as scratch:
+            folder = scratch / "fetched"
+            folder.mkdir()
+            targets = [folder / _numbered(number) for number in range(len(listing.files))]
+            pool = ThreadPoolExecutor(FETCHED_AT_ONCE)
+            try:
+                content = Content(
+                    tuple(pool.map(self._download, listing.files, targets)), listing.is_folder
+                )
+            finally:
+                pool.shutdown(cancel_futures=True)
+            made = folder if listing.is_folder else targets[0]
+            self._kept = self._cache.add("objects", content.sha256, made)
+        return content
+
+    def _download(self, file: Listed, target: Path) -> Hashed:
+        def transfer() -> Hashed:
+            with open(target, "wb") as opened:
+                sink = HashingSink(opened.write, self._refuse_too_large)
+                self._origin.fetch(file, sink)
+            if file.size_bytes is not None and sink.size_bytes != file.size_bytes:
+                fault = f"{sink.size_bytes:,} bytes came, not {file.size_bytes:,}"
+                raise TransferError(fault)
+            return (file.name, sink.sha256, sink.size_bytes)
+
+        return retried(transfer, self._place_of(file.name))
+
+    def _place_in_cache(self, number: int, content: Content) -> Path:
+        assert self._kept is not None
+        return self._kept / _numbered(number) if content.is_folder else self._kept
+
+    def _place_of(self, name: str) -> str:
+        assert self._listing is not None
+        return f"{self.place.rstrip('/')}/{name}" if self._listing.is_folder else self.place
+
+    def _refuse_too_large(self, size_bytes: int) -> None:
+        if size_bytes > self._cache.limit_bytes:
+            raise broken(
+                self.place,
+                f"has more than the {self._cache.limit_bytes:,} bytes that a node's cache may "
+                "take (DRAY_DATA_CACHE_LIMIT_BYTES)",
+            )
+
+    def _check_size(self, found: int | None, wanted: int | None) -> None:
+        if found is not None and wanted is not None and found != wanted:
+            raise broken(self.place, f"has {found:,} bytes, but data.size_bytes is {wanted:,}")
+
+    def _check(self, content: Content, size_bytes: int | None, sha256: str | None) -> None:
+        if content.is_folder:
+            return
+        _, found, size = content.files[0]
+        self._check_size(size, size_bytes)
+        if sha256 is not None and found != sha256:
+            raise broken(self.place, f"has the SHA-256 {found}, but data.sha256 is {sha256}")
+        if size == 0:
+            raise broken(self.place, "is an empty file")
+
+
+class HashingSink:
+    """Takes a file piece by piece, hashes it and passes it on."""
+
+    def __init__(
+        self,
+        write: Callable[[bytes], object] | None = None,
+        check: Callable[[int], None] | None = None,
+    ) -> None:
+        """write: gets each piece. check: gets the size so far, and raises if it is too much."""
+        self._write, self._check = write, check
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+
+    def __call__(self, piece: bytes) -> None:
+        self.size_bytes += len(piece)
+        if self._check is not None:
+            self._check(self.size_bytes)
+        self._digest.update(piece)
+        if self._write is not None:
+            self._write(piece)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+def place_of(url: str) -> str:
+    """The source as errors name it: a query may hold what is nobody's business."""
+    return url.split("?", 1)[0]
+
+
+def _numbered(number: int) -> str:
+    """Name of a fetched file within its folder: not one that its source chose."""
+    return f"{number:08}"
+
+
+def retried(action: Callable[[], T], place: str) -> T:
+    """What `action` answers, asked again a few times if the transfer breaks off."""
+    for attempt in range(TRIES):
+        try:
+            return action()
+        except TransferError as error:
+            fault = str(error)
+        if attempt + 1 < TRIES:
+            time.sleep(FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.5))
+    raise SourceUnavailableError(f"{place}: {fault}; tried {TRIES} times") from None
+
+
+def _origin(
+    url: str, policy: DataPolicy, credentials: str | None, suffixes: tuple[str, ...] | None
+) -> Origin:
+    scheme = urlsplit(url).scheme
+    if scheme == "file":
+        return LocalOrigin(url, policy, suffixes)
+    options = load_credentials(policy.credentials_dir, credentials)
+    if scheme in ("http", "https"):
+        from ray_workers.datasets.sources.http import HttpOrigin
+
+        return HttpOrigin(url, policy, options, suffixes)
+    if scheme == "s3":
+        from ray_workers.datasets.sources.s3 import S3Origin
+
+        return S3Origin(url, policy, options, suffixes)
+    raise DataError(f"{place_of(url)}: dray reads nothing by {scheme}://")

@@ -1,0 +1,1 @@
+"""What runs once on each node: the agent, its forkserver, and what they look after."""

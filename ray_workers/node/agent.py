@@ -1,0 +1,308 @@
+"""The node agent: one detached actor per node, which keeps the node ready and its spools.
+
+It holds the forkserver with torch imported, so that a rank starts in milliseconds, and answers
+for the spool files of the node's ranks, also after those ranks and their supervisor are dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import socket
+import time
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ray
+
+import dray
+from ray_workers.node import (
+    attempt_residue,
+    orphans,
+    placement_groups,
+    session_records,
+    stack_collector,
+)
+from ray_workers.node.attempt_residue import AttemptResidue
+from ray_workers.node.forkserver_client import ForkFailed, list_tasks, send_to_rank
+from ray_workers.node.forkserver_manager import ForkserverManager
+from ray_workers.node.gpu_memory import GpuMemory, NvmlMemory
+from ray_workers.node.node_address import own_address
+from ray_workers.shared import spool_reader, work_dir
+from ray_workers.shared.contracts import Frame, FrameKind
+from ray_workers.shared.heartbeat import RankObservation, observe_ranks
+from ray_workers.shared.machine_pace import WaitMeter
+from ray_workers.shared.paths import (
+    deployment_root,
+    entries,
+    page_dir,
+    runtime_dir,
+    socket_path,
+    spool_dir,
+    temp_dir,
+    work_root,
+)
+from ray_workers.shared.procfs import children_of, count_idle_workers
+from ray_workers.shared.quarantine import QuarantineBook, Quarantined
+from ray_workers.shared.silence import SilenceLimits
+from ray_workers.shared.spool_reader import SpoolRead
+
+POLL_S = 0.05
+"""Pause between two looks at the spools while a reader waits; a look is a few stat calls."""
+
+
+ORPHANS_BOUND_S = 10.0
+"""How long what dead nodes of this machine left may take to be gone before this one is refused."""
+QUARANTINE_PERIOD_S = 3.0
+"""Pause between two looks at the slots that are kept from use."""
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What a node says of itself when it joins."""
+
+    node_id: str
+    hostname: str
+    address: str
+    version: str
+    python: str
+    storage_nonce: str | None
+    """What this node reads in the storage's nonce file; None if it can't be read."""
+    problem: str | None
+    """Why ranks can't be started here, such as a failed import of torch."""
+    quarantined: tuple[Quarantined, ...] = ()
+    """Slots that are kept from every job."""
+    idle_workers: int | None = None
+    """Ray worker processes of the node that wait for an actor, or start to."""
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)
+class NodeAgent:
+    """See the module's docstring. Methods run concurrently on one event loop."""
+
+    def __init__(self, deployment_id: str, silence_limit_s: float) -> None:
+        self._deployment_id = deployment_id
+        self._node_id: str = ray.get_runtime_context().get_node_id()
+        self._directory = runtime_dir(deployment_id, self._node_id)
+        # What is forked here writes for this user alone, whoever started this node's Ray.
+        os.umask(0o077)
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        session_records.write_owner(self._directory)
+        self._socket_path = socket_path(deployment_id, self._node_id)
+        self._keeper = ForkserverManager(
+            self._directory,
+            self._socket_path,
+            "ray_workers.node.forkserver",
+            SilenceLimits(silence_limit_s),
+        )
+        self._gpu_memory: GpuMemory = NvmlMemory()
+        self._book = QuarantineBook(self._directory / "quarantine")
+        self._waits = WaitMeter()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _begin(self) -> None:
+        """Start what goes on beside the calls, with the first of them."""
+        if not self._tasks:
+            self._tasks = [
+                asyncio.ensure_future(self._keeper.keep()),
+                asyncio.ensure_future(self._tend_quarantine()),
+            ]
+
+    async def describe(self, nonce_path: Path | None) -> NodeReport:
+        """Answer once ranks can be started here, or say why they can't."""
+        self._begin()
+        problem = await self._problem()
+        return NodeReport(
+            node_id=self._node_id,
+            hostname=socket.gethostname(),
+            address=own_address(),
+            version=dray.__version__,
+            python=platform.python_version(),
+            storage_nonce=_read_text(nonce_path) if nonce_path else None,
+            problem=problem,
+            quarantined=tuple(self._book.entries()),
+            idle_workers=await asyncio.to_thread(count_idle_workers, os.getppid()),
+        )
+
+    async def ping(self) -> float | None:
+        """Answer, which an agent that is stopped does not: since when the forkserver is silent."""
+        return self._keeper.silent_since
+
+    async def _problem(self) -> str | None:
+        """Why ranks can't be started here: the forkserver, or the remains of a dead node."""
+        deployment = deployment_root(self._deployment_id)
+        others = [node for node in session_records.nodes_of(deployment) if node != self._directory]
+        left = await asyncio.to_thread(orphans.reap_within, others, ORPHANS_BOUND_S)
+        # Of our own node's, each attempt's slots wait for what is left of it.
+        await asyncio.to_thread(orphans.reap_within, [self._directory], 0.0)
+        removed = await asyncio.to_thread(orphans.remove_dead_nodes, deployment, self._directory)
+        for folder in removed:
+            print(f"removed what a dead node left in {folder}", flush=True)  # noqa: T201
+        if left:
+            pids = [pid for orphan in left for pid in orphan.pids]
+            return f"processes of a dead node on this machine can't be ended: {pids[:5]}"
+        return await self._keeper.problem()
+
+    async def running(self, job_id: str, attempt: int) -> int:
+        """How much is left of an attempt here: processes, or GPUs on which the dead hold memory."""
+        return len(await self._left(job_id, attempt))
+
+    async def _left(self, job_id: str, attempt: int) -> AttemptResidue:
+        try:
+            tasks = await list_tasks(self._socket_path)
+        except ForkFailed:
+            tasks = []  # its end took the ranks along; what they started is in the records
+        directory = session_records.sessions_dir(self._directory)
+        return await asyncio.to_thread(
+            attempt_residue.of_attempt, directory, tasks, job_id, attempt, self._gpu_memory
+        )
+
+    async def quarantine(self, job_id: str, attempt: int) -> bool:
+        """Keep an attempt's slots on this node until nothing is left of it; False if that is so
+        already. They are given back from here."""
+        left = await self._left(job_id, attempt)
+        if not left:
+            return False
+        held = [s for s in await self._slots() if (s.job_id, s.attempt) == (job_id, attempt)]
+        resources = Counter[str]()
+        for each in held:
+            resources.update(each.resources)
+        known = self._book.get(job_id, attempt)
+        entry = Quarantined(
+            job_id,
+            attempt,
+            slots=sum(each.num_slots for each in held),
+            resources=dict(resources),
+            reason=left.sentence(),
+            since=known.since if known else time.time(),
+        )
+        self._book.put(entry)
+        print(f"keeps slots from use: {entry}", flush=True)  # noqa: T201
+        return True
+
+    async def _slots(self) -> list[placement_groups.HeldSlots]:
+        return [
+            each for each in await placement_groups.held_slots() if self._node_id in each.node_ids
+        ]
+
+    async def _tend_quarantine(self) -> None:
+        """Give back what was kept, once it is clean."""
+        while True:
+            for entry in self._book.entries():
+                try:
+                    await self._try_again(entry)
+                except Exception:
+                    traceback.print_exc()
+            await asyncio.sleep(QUARANTINE_PERIOD_S)
+
+    async def _try_again(self, entry: Quarantined) -> None:
+        left = await self._left(entry.job_id, entry.attempt)
+        if left:
+            if left.sentence() != entry.reason:
+                self._book.put(replace(entry, reason=left.sentence()))
+            return
+        key = (entry.job_id, entry.attempt)
+        held = [each.group for each in await self._slots() if (each.job_id, each.attempt) == key]
+        await placement_groups.give_back(held)
+        self._book.remove(*key)
+        print(f"clean again, given back: {entry}", flush=True)  # noqa: T201
+
+    async def read(
+        self,
+        job_id: str,
+        attempt: int,
+        cursor: Mapping[str, int],
+        max_bytes: int,
+        wait_s: float,
+    ) -> SpoolRead:
+        """New frames of each spool of an attempt; waits up to `wait_s` for the first.
+
+        What lies before `cursor` was stored by the service, and is deleted here.
+        """
+        directory = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
+        deadline = asyncio.get_running_loop().time() + wait_s
+        while True:
+            keys = _spool_keys(directory)
+            if any(spool_reader.has_more(directory / key, cursor.get(key, 0)) for key in keys):
+                break
+            if asyncio.get_running_loop().time() >= deadline:
+                break
+            await asyncio.sleep(POLL_S)
+        return spool_reader.read_all(directory, keys, cursor, max_bytes)
+
+    async def errors(self, job_id: str, attempt: int) -> list[Frame]:
+        """The ERROR frames that the ranks of an attempt left here as their last words."""
+        directory = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
+        return [
+            frame
+            for key in _spool_keys(directory)
+            for frame in spool_reader.decode(key, spool_reader.tail(directory / key))
+            if frame.kind is FrameKind.ERROR
+        ]
+
+    async def stacks(
+        self, job_id: str, attempt: int, ranks: Sequence[int], wait_s: float
+    ) -> dict[int, str]:
+        """The stacks of all threads of these ranks, of those that write them within `wait_s`."""
+        directory = page_dir(self._deployment_id, self._node_id, job_id, attempt)
+        try:
+            return await stack_collector.collect(
+                self._socket_path, directory, job_id, attempt, ranks, wait_s
+            )
+        except ForkFailed:
+            return {}  # its end took every process along
+
+    async def sights(self, job_id: str, attempt: int) -> list[RankObservation]:
+        """What is seen of each training process of an attempt, also of those that are dead."""
+        return observe_ranks(page_dir(self._deployment_id, self._node_id, job_id, attempt))
+
+    async def slowness(self, job_id: str, attempt: int) -> float:
+        """How many times slower than usual the slowest process of an attempt or of Ray gets on
+        here for want of a CPU, `ray_workers.shared.machine_pace` says how that is known."""
+        ranks = [sight.look.pid for sight in await self.sights(job_id, attempt) if sight.state]
+        raylet = os.getppid()
+        return self._waits.look([*ranks, raylet, *children_of(raylet)])
+
+    async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
+        """Send a signal to every process of a rank; False if none runs here."""
+        try:
+            return bool(await send_to_rank(self._socket_path, job_id, attempt, rank, number))
+        except ForkFailed:
+            return False
+
+    async def drop(self, job_id: str, attempt: int) -> None:
+        """Delete an attempt's spools and pages, in which everything was stored, and what its ranks
+        left of temporary files; the spools last, since by them an attempt is found again."""
+        temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
+        await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
+        spool_reader.remove(page_dir(self._deployment_id, self._node_id, job_id, attempt))
+        spool_reader.remove(spool_dir(self._deployment_id, self._node_id, job_id, attempt))
+
+    async def kept_jobs(self) -> list[str]:
+        """The jobs that have a directory on this machine."""
+        return work_dir.jobs_in(work_root(self._deployment_id))
+
+    async def drop_jobs(self, job_ids: Sequence[str]) -> None:
+        """Delete the directories of these jobs: they were deleted."""
+        await asyncio.to_thread(work_dir.remove, work_root(self._deployment_id), job_ids)
+
+    async def spooled(self) -> list[tuple[str, int]]:
+        """(job, attempt) of the spools on this node."""
+        jobs = entries(self._directory / "spool")
+        return [(job.name, int(attempt.name)) for job in jobs for attempt in entries(job)]
+
+
+def _spool_keys(directory: Path) -> list[str]:
+    return sorted((path.name for path in entries(directory)), key=spool_reader.parse_key)
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None

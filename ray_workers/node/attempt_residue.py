@@ -1,0 +1,84 @@
+"""What is left of an attempt on a node: until it is nothing, its slots are not given back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ray_workers.node import orphans, session_records
+from ray_workers.node.gpu_memory import GpuMemory
+from ray_workers.shared.procfs import command, find_members, started_ticks, stat_fields
+
+
+@dataclass(frozen=True)
+class AttemptResidue:
+    """False if nothing is left."""
+
+    pids: tuple[int, ...] = ()
+    gpu_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Memory that the dead still hold, by GPU."""
+
+    def __bool__(self) -> bool:
+        return bool(self.pids or self.gpu_bytes)
+
+    def __len__(self) -> int:
+        return len(self.pids) + len(self.gpu_bytes)
+
+    def sentence(self) -> str:
+        """For a person: what keeps the slots from being free."""
+        said = []
+        if self.pids:
+            shown = ", ".join(_shown(pid) for pid in self.pids[:3])
+            more = f" and {len(self.pids) - 3} more" if len(self.pids) > 3 else ""
+            said.append(f"not gone after SIGKILL: {shown}{more}")
+        for gpu, amount in self.gpu_bytes.items():
+            size = f"{amount / 2**20:.0f} MiB" if amount else "memory"
+            said.append(f"GPU {gpu}: {size} held for processes that are gone")
+        return "; ".join(said) or "nothing is left"
+
+
+def _shown(pid: int) -> str:
+    fields = stat_fields(pid)
+    return f"pid {pid} ({command(pid)}, state {fields[0].decode()})" if fields else f"pid {pid}"
+
+
+def of_attempt(
+    directory: Path,
+    tasks: Sequence[Mapping[str, Any]],
+    job_id: str,
+    attempt: int,
+    gpu_memory: GpuMemory,
+) -> AttemptResidue:
+    """What is left of it.
+
+    directory: the records of the node's sessions; tasks: what its forkserver lists, empty if it
+    is dead. What a dead forkserver left is sent SIGKILL on the way.
+    """
+    key = (job_id, attempt)
+    mine = [task for task in tasks if (task["job_id"], task["attempt"]) == key]
+    pids = {int(pid) for task in mine for pid in task["left"] or [task["pid"]]}
+    orphans.reap(directory)
+    listed = {task["pid"] for task in mine}
+    unlisted = [
+        record
+        for record in session_records.read_sessions(directory)
+        if (record.job_id, record.attempt) == key and record.pid not in listed
+    ]
+    members = find_members([record.session() for record in unlisted])
+    held: dict[str, int] = {}
+    for record in unlisted:
+        pids.update(members[record.mark])
+        if members[record.mark] or not record.gpus:
+            continue
+        amounts = [
+            amount
+            for pid, amount in gpu_memory.held(record.gpus).items()
+            if pid == record.pid or started_ticks(pid) is None
+        ]
+        if amounts:
+            held[record.gpus] = sum(amounts)
+        else:
+            session_records.remove_session(directory, record)
+    return AttemptResidue(tuple(sorted(pids)), held)

@@ -1,0 +1,39 @@
+"""Ending an actor whose process may be stopped, and not dead.
+
+`ray.kill` asks the process to go. A raylet that can't connect to the process takes it for dead
+already (seen with Ray 2.60), so that a stopped one stays, with all that its own children hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+END_LIMIT_S = 20.0
+
+
+def end_actor(actor: Any, *, may_restart: bool = False) -> None:
+    """Have Ray give the actor up, and its process killed where it runs. Blocking."""
+    from ray._private.state import actors
+
+    entry = actors(actor._actor_id.hex())
+    pid, node_id = entry.get("Pid"), entry.get("Address", {}).get("NodeID")
+    ray.kill(actor, no_restart=not may_restart)
+    if pid and node_id:
+        there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        killing = _kill_worker.options(num_cpus=0, scheduling_strategy=there).remote(pid)
+        ray.get(killing, timeout=END_LIMIT_S)
+
+
+@ray.remote
+def _kill_worker(pid: int) -> None:
+    """SIGKILL a Ray worker process of this node, unless the number is another's by now."""
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,17 @@
+"""Where the processes of this node are reached by those of the others."""
+
+from __future__ import annotations
+
+import os
+
+import ray
+
+from ray_workers.node.rank_environment import NODE_ADDRESS
+
+
+def own_address() -> str:
+    """This node's address, as other nodes reach it."""
+    address: str = (
+        os.environ.get(NODE_ADDRESS) or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    )
+    return address

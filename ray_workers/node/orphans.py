@@ -1,0 +1,84 @@
+"""What dead parents left on this machine: found by what they wrote down, and ended.
+
+A process is only ever killed for its mark, or as the leader that the record names by pid and
+start time: a pid alone may be another's by now.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray_workers.node import session_records
+from ray_workers.node.session_records import SessionRecord
+from ray_workers.shared.procfs import find_members, send_signal
+
+CHECK_S = 0.05
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A session without its forkserver, some of which is still there."""
+
+    record: SessionRecord
+    pids: tuple[int, ...]
+
+
+def reap(directory: Path) -> list[Orphan]:
+    """Look once: SIGKILL what is left of sessions whose forkserver is dead, and answer it.
+
+    The records of those of whom nothing is left are removed, unless they name a GPU.
+    """
+    orphans = []
+    for record in session_records.read_sessions(directory):
+        if not record.is_of_this_place:
+            continue
+        if not record.is_of_this_boot:
+            session_records.remove_session(directory, record)
+        elif not record.has_parent:
+            orphans.append(record)
+    members = find_members([record.session() for record in orphans])
+    left = []
+    for record in orphans:
+        pids = members[record.mark]
+        if pids:
+            send_signal(pids, signal.SIGKILL)
+            left.append(Orphan(record, tuple(pids)))
+        elif not record.gpus:
+            session_records.remove_session(directory, record)
+    return left
+
+
+def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
+    """End the orphans of the nodes with these folders; answer what is not gone in time. Blocks."""
+    deadline = time.monotonic() + within_s
+    while True:
+        left = []
+        for node in nodes:
+            left += reap(session_records.sessions_dir(node))
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(CHECK_S)
+
+
+def remove_dead_nodes(deployment_root: Path, own: Path) -> list[Path]:
+    """Delete the folders of nodes whose raylet is gone, of whom nothing runs any more.
+
+    Spools in them are lost to the service with their node: it has asked nobody else since.
+    """
+    removed = []
+    for node in session_records.nodes_of(deployment_root):
+        if node == own or not session_records.is_dead_node(node):
+            continue
+        sessions = session_records.read_sessions(session_records.sessions_dir(node))
+        if any(record.has_parent for record in sessions):
+            continue  # its forkserver is still ending
+        if any(find_members([record.session() for record in sessions]).values()):
+            continue
+        shutil.rmtree(node, ignore_errors=True)
+        removed.append(node)
+    return removed

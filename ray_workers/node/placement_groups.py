@@ -1,0 +1,135 @@
+"""Giving an attempt's slots back: each when what ran in it is seen gone, or else kept aside.
+
+Slots are placement groups with a lifetime of their own, so that the sudden end of a supervisor
+does not offer a GPU to others while a process still holds it. Whoever finds a group that has no
+supervisor any more releases it by its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from ray_workers.node.ray_calls import result_within
+from ray_workers.shared.contracts import agent_name
+
+EMPTY_BOUND_S = 20.0
+"""How long the processes of an attempt may take to be gone before their slots are kept aside:
+above what the forkserver itself allows (`forkserver.STUCK_S`)."""
+RELEASE_TIMEOUT_S = 30.0
+"""How long slots may take to be seen free in Ray's books before that is an error."""
+ANSWER_LIMIT_S = 10.0
+"""How long a node agent may take to look for what is left of an attempt."""
+CHECK_S = 0.02
+
+
+@dataclass(frozen=True)
+class HeldSlots:
+    """One placement group of an attempt, as Ray's books have it."""
+
+    job_id: str
+    attempt: int
+    group: PlacementGroup
+    node_ids: frozenset[str]
+    num_slots: int
+    resources: Mapping[str, float]
+
+
+def slots_name(job_id: str, attempt: int, number: int) -> str:
+    """Name of an attempt's placement group; no two of them have the same number."""
+    return f"dray:{job_id}:{attempt}:slots:{number}"
+
+
+async def held_slots() -> list[HeldSlots]:
+    """Every placement group of an attempt that Ray still has."""
+    table = await asyncio.to_thread(placement_group_table)
+    found = []
+    for identity, entry in table.items():
+        match entry["name"].split(":"):
+            case ["dray", job_id, attempt, "slots", _] if entry["state"] != "REMOVED":
+                group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(identity)))
+                nodes = entry["bundles_to_node_id"]
+                placed = frozenset(node for node in nodes.values() if node)
+                resources = Counter[str]()
+                for bundle in entry["bundles"].values():
+                    resources.update(bundle)
+                found.append(
+                    HeldSlots(job_id, int(attempt), group, placed, len(nodes), dict(resources))
+                )
+    return found
+
+
+async def release(
+    job_id: str, attempt: int, node_ids: Iterable[str], slots: Sequence[PlacementGroup]
+) -> frozenset[str]:
+    """Give slots back whose processes were asked to end; answer the nodes that keep theirs.
+
+    node_ids: every node that may run a process of the attempt. TimeoutError if Ray does not take
+    the slots back in time; may be repeated.
+    """
+    busy, deadline = set(node_ids), time.monotonic() + EMPTY_BOUND_S
+    while busy and time.monotonic() < deadline:
+        looks = await asyncio.gather(*(is_empty(job_id, attempt, node) for node in busy))
+        busy = {node for node, empty in zip(busy, looks, strict=True) if not empty}
+        if busy:
+            await asyncio.sleep(CHECK_S)
+    kept = frozenset([node for node in busy if await _set_aside(job_id, attempt, node)])
+    if kept:
+        aside = [held.group.id for held in await held_slots() if held.node_ids & kept]
+        slots = [group for group in slots if group.id not in aside]
+    await give_back(slots)
+    return kept
+
+
+async def is_empty(job_id: str, attempt: int, node_id: str) -> bool:
+    """Whether nothing of the attempt is left there: seen, or the node itself is gone."""
+    try:
+        agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
+        return not await result_within(ANSWER_LIMIT_S, agent.running.remote(job_id, attempt))
+    except (ValueError, RayActorError, TimeoutError):
+        return node_id not in await asyncio.to_thread(alive_nodes)
+
+
+async def _set_aside(job_id: str, attempt: int, node_id: str) -> bool:
+    """Have the node's agent keep the attempt's slots; False if all of it is gone meanwhile."""
+    try:
+        agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
+        call: Any = agent.quarantine.remote(job_id, attempt)
+        return bool(await result_within(ANSWER_LIMIT_S, call))
+    except (ValueError, RayActorError, TimeoutError):
+        # Nobody there to say so. The slots stay taken, and are looked at again as what has no
+        # supervisor any more.
+        return node_id in await asyncio.to_thread(alive_nodes)
+
+
+async def give_back(slots: Sequence[PlacementGroup]) -> None:
+    """Remove placement groups, the newest first, and see them gone in Ray's books."""
+    for group in reversed(slots):
+        await asyncio.to_thread(remove_placement_group, group)
+    deadline = time.monotonic() + RELEASE_TIMEOUT_S
+    while not all(await asyncio.gather(*map(_is_removed, slots))):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Ray still holds slots after {RELEASE_TIMEOUT_S:g} s")
+        await asyncio.sleep(CHECK_S)
+
+
+async def _is_removed(group: PlacementGroup) -> bool:
+    table = await asyncio.to_thread(placement_group_table, group)
+    return table.get("state") in (None, "REMOVED")
+
+
+def alive_nodes() -> set[str]:
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"] for node in nodes if node["Alive"]}

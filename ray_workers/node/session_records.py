@@ -1,0 +1,133 @@
+"""What a node writes down of its processes, so that what outlives their parents is found.
+
+A forkserver takes its ranks with it when it is killed, but not what they started; and when a
+whole node dies nobody is left to look. So each session that is forked has a small file under the
+node's folder, and the node itself one that says which raylet it belongs to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ray_workers.shared.paths import entries
+from ray_workers.shared.procfs import Session, boot_id, command, place, started_ticks
+
+SESSIONS = "sessions"
+OWNER = "owner.json"
+
+
+@dataclass(frozen=True)
+class SessionRecord:
+    """One session: whose it is, and who forked it."""
+
+    place: str
+    boot_id: str
+    server_pid: int
+    server_started: int
+    pid: int
+    started: int
+    mark: str
+    job_id: str
+    attempt: int
+    rank: int
+    gpus: str = ""
+    """CUDA_VISIBLE_DEVICES of the rank."""
+
+    @property
+    def is_of_this_place(self) -> bool:
+        """Whether its pids mean anything here."""
+        return self.place == place()
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        return self.boot_id == boot_id()
+
+    @property
+    def has_parent(self) -> bool:
+        """Whether the forkserver that looks after it is alive."""
+        return self.is_of_this_boot and started_ticks(self.server_pid) == self.server_started
+
+    def session(self) -> Session:
+        """As it is looked for when its forkserver is dead: its number counts only if it is
+        certainly still its own."""
+        return Session(self.pid, self.started, self.mark, started_ticks(self.pid) != self.started)
+
+
+def sessions_dir(runtime_dir: Path) -> Path:
+    return runtime_dir / SESSIONS
+
+
+def _folder(directory: Path, job_id: str, attempt: int) -> Path:
+    return directory / (job_id or "-") / str(attempt)
+
+
+def write_session(directory: Path, record: SessionRecord) -> None:
+    folder = _folder(directory, record.job_id, record.attempt)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = folder / f"{record.mark}.new"
+    draft.write_text(json.dumps(asdict(record)))
+    draft.replace(draft.with_suffix(".json"))
+
+
+def read_sessions(directory: Path) -> list[SessionRecord]:
+    """All of a node; what was torn while it was written, or goes meanwhile, is passed over."""
+    found = []
+    for path in sorted(_files(directory)):
+        try:
+            found.append(SessionRecord(**json.loads(path.read_text())))
+        except (OSError, ValueError, TypeError):
+            continue
+    return found
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for job in entries(directory):
+        for attempt in entries(job):
+            yield from (path for path in entries(attempt) if path.suffix == ".json")
+
+
+def remove_session(directory: Path, record: SessionRecord) -> None:
+    folder = _folder(directory, record.job_id, record.attempt)
+    (folder / f"{record.mark}.json").unlink(missing_ok=True)
+    for emptied in (folder, folder.parent):
+        with contextlib.suppress(OSError):  # others are in it
+            emptied.rmdir()
+
+
+def write_owner(runtime_dir: Path) -> None:
+    """Say which raylet the node of this folder belongs to: the parent of this Ray worker."""
+    parent = os.getppid()
+    raylet = parent if command(parent) == "raylet" else 0
+    owner = {
+        "place": place(),
+        "boot_id": boot_id(),
+        "raylet": raylet,
+        "started": started_ticks(raylet),
+    }
+    draft = runtime_dir / f"{OWNER}.new"
+    draft.write_text(json.dumps(owner))
+    draft.replace(runtime_dir / OWNER)
+
+
+def is_dead_node(runtime_dir: Path) -> bool:
+    """Whether the node of this folder is certainly gone. One that does not say is left alone."""
+    try:
+        owner = json.loads((runtime_dir / OWNER).read_text())
+        boot, raylet, started = owner["boot_id"], owner["raylet"], owner["started"]
+        if owner["place"] != place():
+            return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    if boot != boot_id():
+        return True
+    return bool(raylet) and started_ticks(raylet) != started
+
+
+def nodes_of(deployment_root: Path) -> Iterator[Path]:
+    """The folders of the deployment's nodes on this machine, dead or alive."""
+    return (path for path in entries(deployment_root) if path.is_dir())

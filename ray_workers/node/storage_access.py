@@ -1,0 +1,80 @@
+"""A script's access to storage that needs the node's credentials: its rank actor's, by a socket.
+
+The training process asks for files to be copied to and from its job's own URLs
+(`dray.train.files`), and the rank actor, in whose process no code of the user runs, does it.
+Folders need none of this: the script reaches them itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dray.train import files
+from ray_workers.shared.contracts import RankTask
+
+
+def needs_access(task: RankTask) -> bool:
+    return bool(task.spec.get("script")) and files.local_path(task.checkpoint_url) is None
+
+
+class StorageAccess:
+    """Serves one training process until its end of the socket is closed. For an event loop."""
+
+    def __init__(self, task: RankTask) -> None:
+        earlier = [ref.url for ref in task.resume_from]
+        self._urls = (task.checkpoint_url, task.artifact_url, *earlier)
+        self._ours, self.theirs = socket.socketpair()
+        """theirs: for the training process; close it once that has it."""
+        self._serving = asyncio.ensure_future(self._serve())
+
+    async def _serve(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=self._ours)
+        try:
+            while line := await reader.readline():
+                answer = await asyncio.to_thread(answer_to, line, self._urls)
+                writer.write(json.dumps(answer).encode() + b"\n")
+        except (OSError, ValueError):  # it died, or speaks no words of ours
+            pass
+        finally:
+            writer.close()
+
+    def close(self) -> None:
+        self._serving.cancel()
+
+
+def answer_to(line: bytes, urls: Sequence[str]) -> dict[str, Any]:
+    """Do what a request asks for. Blocks.
+
+    urls: what it may touch, and all below them.
+    """
+    try:
+        request = json.loads(line)
+        url = request["url"]
+        if not _lies_below(url, urls):
+            raise PermissionError(f"{url} is not this job's own")
+        match request["op"]:
+            case "store":
+                return {"done": files.store(Path(request["path"]), url)}
+            case "fetch":
+                return {"done": files.fetch(url, Path(request["path"]))}
+            case "remove_file":
+                files.remove_file(url)
+                return {"done": None}
+            case "remove_folder":
+                files.remove_folder(url)
+                return {"done": None}
+            case other:
+                raise ValueError(f"unknown request: {other!r}")
+    except FileNotFoundError as error:
+        return {"missing": str(error)}
+    except Exception as error:  # whatever a storage may raise
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _lies_below(url: str, urls: Sequence[str]) -> bool:
+    is_plain = not {"..", "."} & set(url.split("/"))
+    return is_plain and any(url == one or url.startswith(f"{one.rstrip('/')}/") for one in urls)

@@ -1,0 +1,94 @@
+"""A trained model as a file that runs without dray: ONNX, or an ExportedProgram of torch."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+ONNX, PROGRAM = ".onnx", ".pt2"
+OUTPUT = "logits"
+ABOUT = "about.json"
+"""What is said of the model, within an ExportedProgram's file; in ONNX it is metadata `about`."""
+
+
+def export(
+    model: nn.Module,
+    inputs: str,
+    example: Tensor,
+    path: str | os.PathLike[str],
+    about: Mapping[str, Any],
+) -> Path:
+    """Write the model for the CPU to a file that ends in `.onnx` or `.pt2`; where it lies.
+
+    inputs: name of its one input. example: (N, ...) of that; N is free, the rest stays as it is.
+    about: what else is to be known of its inputs and outputs, as JSON data. The output is what
+    `predict` decides by: a number for each class, or the number that a regression predicts.
+    Raises ValueError for another ending, ImportError where the packages of `dray[onnx]` are absent.
+    """
+    target = Path(path)
+    if target.suffix not in (ONNX, PROGRAM):
+        raise ValueError(
+            f"{target.name!r} must end in {ONNX} for ONNX, or in {PROGRAM} for torch.export"
+        )
+    if target.suffix == ONNX:
+        _need("onnx", "onnxscript")
+    on_cpu = copy.deepcopy(model).cpu().eval()
+    with _without_advice():
+        with torch.no_grad():
+            program = torch.export.export(on_cpu, (example,), dynamic_shapes=({0: Dim("batch")},))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.suffix == PROGRAM:
+            torch.export.save(program, target, extra_files={ABOUT: json.dumps(about)})
+        else:
+            _write_onnx(program, inputs, target, about)
+    return target
+
+
+def _need(*packages: str) -> None:
+    for name in packages:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            raise ImportError(
+                f"export to ONNX needs the package {name}: pip install 'dray[onnx]'", name=name
+            ) from error
+
+
+def _write_onnx(
+    program: ExportedProgram, inputs: str, target: Path, about: Mapping[str, Any]
+) -> None:
+    converted = torch.onnx.export(
+        program, input_names=[inputs], output_names=[OUTPUT], dynamo=True, verbose=False
+    )
+    assert converted is not None
+    converted.model.metadata_props["about"] = json.dumps(about)
+    converted.save(target)
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keep torch from naming the packages that it would convert other models with, and from
+    warning of its own deprecated calls."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)

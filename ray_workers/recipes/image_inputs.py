@@ -1,0 +1,106 @@
+"""Images as people have them, made into what a trained model takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ray_workers.datasets.formats import image_decoding
+from ray_workers.datasets.sources.source import SourceFile
+from ray_workers.recipes.models.images import Shape
+
+WHITE = 255
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """What a model takes."""
+
+    shape: Shape
+    """(channels, height, width) that it was trained on."""
+    size: tuple[int, int] | None
+    """(height, width) that files and images of Pillow are scaled to; None leaves them."""
+    is_fixed: bool
+    """Whether arrays must be of `shape` too."""
+
+    def tensor(self, images: Any) -> Tensor:
+        """float32 (N, channels, height, width), in 0..1.
+
+        images: one, or a sequence of: a path, an image of Pillow's, or an array. Arrays may also be
+        a batch, with the channels first or last; whole numbers count to 255, others to 1. Raises
+        DataError for a file that is no image, ValueError for an array of another form.
+        """
+        batch = self._batch(images)
+        if self.is_fixed and tuple(batch.shape[1:]) != self.shape:
+            raise ValueError(
+                f"the images are {_described(batch.shape[1:])}, and the model was trained on "
+                f"{_described(self.shape)}. Files and images of Pillow are scaled by themselves"
+            )
+        return batch
+
+    def _batch(self, images: Any) -> Tensor:
+        if _is_one_image(images):
+            return self._of_pillow(images)[None]
+        if not isinstance(images, Sequence):
+            return self._of_array(images)
+        if not images:
+            return torch.empty(0, *self.shape)
+        every = [self._batch(one) for one in images]
+        sizes = {tuple(one.shape[1:]) for one in every}
+        if len(sizes) > 1:
+            found = ", ".join(sorted(map(_described, sizes)))
+            raise ValueError(f"images of one call must be of one size, and these are {found}")
+        return torch.cat(every)
+
+    def _of_pillow(self, image: Any) -> Tensor:
+        channels = self.shape[0]
+        if isinstance(image, str | os.PathLike):
+            path = Path(image)
+            with image_decoding.opened(SourceFile(path.name, path, str(path))) as opened:
+                return _scaled(image_decoding.pixels_of(opened, self.size, channels))
+        return _scaled(image_decoding.pixels_of(image, self.size, channels))
+
+    def _of_array(self, images: Any) -> Tensor:
+        array = images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))
+        channels = self.shape[0]
+        given = tuple(array.shape)
+        if array.ndim == 2 and channels == 1:
+            array = array[None, None]
+        elif array.ndim == 3 and array.shape[0] == channels:
+            array = array[None]
+        elif array.ndim == 3 and array.shape[2] == channels:
+            array = array.permute(2, 0, 1)[None]
+        elif array.ndim == 3 and channels == 1:
+            array = array[:, None]
+        elif array.ndim == 4 and array.shape[1] != channels and array.shape[3] == channels:
+            array = array.permute(0, 3, 1, 2)
+        if array.ndim != 4 or array.shape[1] != channels:
+            raise ValueError(
+                f"an array of the shape {given} holds no images with {channels} channels: it takes "
+                f"(N, {channels}, height, width), or one image, or the channels last"
+            )
+        return _scaled(array)
+
+
+def _is_one_image(images: Any) -> bool:
+    """A file's path, or an image of Pillow's, which need not be imported to know."""
+    return isinstance(images, str | os.PathLike) or hasattr(images, "getexif")
+
+
+def _scaled(pixels: Any) -> Tensor:
+    tensor = pixels if isinstance(pixels, Tensor) else torch.from_numpy(np.array(pixels))
+    if tensor.is_floating_point():
+        return tensor.float()
+    return tensor.float() / (1 if tensor.dtype == torch.bool else WHITE)
+
+
+def _described(shape: Sequence[int]) -> str:
+    channels, height, width = shape
+    return f"{height} x {width} pixels with {channels} channel{'' if channels == 1 else 's'}"

@@ -1,0 +1,185 @@
+"""Rows of a table as people have them, made into what a trained model takes."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ray_workers.datasets.core.errors import listed, no_such_name, shortened
+from ray_workers.datasets.core.types import sources_of
+from ray_workers.datasets.formats.columns import EMPTY, MISSING, number_name
+from ray_workers.datasets.formats.dates import PARTS, microseconds_of, parts_of
+from ray_workers.recipes.models.tables import UNKNOWN
+
+Row = Mapping[str, Any]
+
+
+class UnseenCategoryWarning(UserWarning):
+    """A category that training never saw is taken for an unknown one."""
+
+
+@dataclass(frozen=True)
+class TableForm:
+    """The columns that a model takes."""
+
+    numeric: Sequence[str]
+    categories: Mapping[str, Mapping[str, int]]
+    """Of each column, the code of each value that training saw."""
+    filled: Set[str] = frozenset()
+    """Columns whose missing values the model fills in: they are NaN."""
+    decimal: str = "."
+    """What stands before the fraction of a number that is text."""
+    dates: Sequence[str] = ()
+    """Columns of dates, which come after the numbers, each as its parts."""
+
+    @property
+    def width(self) -> int:
+        """Columns that the model takes: numbers, parts of dates, codes of categories."""
+        return len(sources_of(self.numeric, self.dates)) + len(self.categories)
+
+    def tensor(self, rows: Any) -> Tensor:
+        """float32 (N, columns).
+
+        rows: a mapping of columns to values, or to as many values each; a sequence of such rows;
+        a frame of pandas, polars or Arrow; or an array of numbers (N, columns), where there are
+        no categories. ValueError for a column or a value that is missing or no number, unless the
+        training filled in what the column misses; a category that training never saw warns, and
+        counts as unknown.
+        """
+        if _is_array(rows):
+            return self._of_array(rows)
+        unseen: dict[str, set[str]] = {}
+        encoded = [self._encoded(row, at, unseen) for at, row in enumerate(_rows_of(rows))]
+        for name, values in unseen.items():
+            warnings.warn(
+                f"the column {shortened(name)} holds {listed(sorted(values))}, which training "
+                f"never saw, and which count as unknown; it saw {listed(self.categories[name])}",
+                UnseenCategoryWarning,
+                stacklevel=3,
+            )
+        return torch.tensor(encoded, dtype=torch.float32).reshape(-1, self.width)
+
+    def _of_array(self, rows: Any) -> Tensor:
+        if self.categories or self.dates:
+            raise ValueError(
+                f"an array names no columns, and {listed([*self.dates, *self.categories])} hold "
+                "names or dates: give a mapping, a frame or a list of mappings"
+            )
+        array = rows.float() if isinstance(rows, Tensor) else torch.tensor(np.float32(rows))
+        if array.ndim != 2 or array.shape[1] != len(self.numeric):
+            raise ValueError(
+                f"an array of the shape {tuple(array.shape)} is no (N, {len(self.numeric)}) of the "
+                f"columns {listed(self.numeric)}"
+            )
+        for at, column in array.isnan().nonzero().tolist():
+            self._missing(self.numeric[column], at)
+        return array
+
+    def _encoded(self, row: Row, at: int, unseen: dict[str, set[str]]) -> list[float]:
+        for name in (*self.numeric, *self.dates, *self.categories):
+            if name not in row:
+                raise ValueError(f"row {at}: {no_such_name('column', name, map(str, row))}")
+        numbers = [self._number(row[name], name, at) for name in self.numeric]
+        for name in self.dates:
+            numbers += self._date(row[name], name, at)
+        return numbers + [
+            self._code(row[name], name, at, unseen.setdefault) for name in self.categories
+        ]
+
+    def _number(self, value: Any, name: str, at: int) -> float:
+        if _is_missing(value, MISSING):
+            return self._missing(name, at)
+        if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+            return float(value.strip().lower() == "true")
+        try:
+            return float(value.replace(self.decimal, ".") if isinstance(value, str) else value)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"row {at}: the column {shortened(name)} is {shortened(value)}, no number"
+            ) from None
+
+    def _date(self, value: Any, name: str, at: int) -> list[float]:
+        if _is_missing(value, MISSING):
+            return [self._missing(name, at)] * len(PARTS)
+        try:
+            microseconds = microseconds_of(value)
+        except ValueError:
+            raise ValueError(
+                f"row {at}: the column {shortened(name)} is {shortened(value)}, no date of ISO "
+                "8601 such as 2026-01-31 or 2026-01-31T12:00"
+            ) from None
+        parts: list[float] = parts_of(np.array([microseconds]))[0].tolist()
+        return parts
+
+    def _code(self, value: Any, name: str, at: int, unseen: Any) -> float:
+        if _is_missing(value, MISSING if name in self.filled else EMPTY):
+            return self._missing(name, at)
+        known = self.categories[name]
+        found = next((known[each] for each in _names(value) if each in known), None)
+        if found is None:
+            unseen(name, set()).add(str(value))
+            return UNKNOWN
+        return found
+
+    def _missing(self, name: str, at: int) -> float:
+        if name not in self.filled:
+            raise ValueError(f"row {at}: the column {shortened(name)} has no value")
+        return math.nan
+
+
+def _is_array(rows: Any) -> bool:
+    return isinstance(rows, np.ndarray | Tensor)
+
+
+def _rows_of(rows: Any) -> Iterable[Row]:
+    """The frames are known by their methods: none of their packages is imported here."""
+    found: Iterable[Row]
+    if hasattr(rows, "to_pylist"):  # Arrow
+        found = rows.to_pylist()
+    elif hasattr(rows, "iter_rows"):  # polars
+        found = rows.iter_rows(named=True)
+    elif hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas
+        found = rows.to_dict("records")
+    else:
+        found = _rows_of_columns(rows) if isinstance(rows, Mapping) else list(rows)
+    return found
+
+
+def _rows_of_columns(rows: Mapping[str, Any]) -> list[Row]:
+    """Of a mapping to values it is one row; else its columns' values, side by side."""
+    columns = {name: values for name, values in rows.items() if _is_column(values)}
+    if not columns:
+        return [rows]
+    if len(columns) < len(rows) or len({len(values) for values in columns.values()}) > 1:
+        raise ValueError("columns of one mapping must have as many values each")
+    return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+
+
+def _is_column(values: Any) -> bool:
+    return not isinstance(values, str | bytes) and hasattr(values, "__len__")
+
+
+def _is_missing(value: Any, words: tuple[str, ...]) -> bool:
+    if value is None or (isinstance(value, str) and value.strip().lower() in words):
+        return True
+    try:
+        return bool(value != value)  # NaN, pandas' NaT
+    except TypeError:  # pandas' NA, which is neither equal nor not
+        return True
+
+
+def _names(value: Any) -> list[str]:
+    """A category as the data set may name it: a number without a needless fraction, `true`."""
+    names = [str(value)]
+    if isinstance(value, bool | np.bool_):
+        names.append(str(value).lower())
+    elif isinstance(value, float | np.floating):
+        names.append(number_name(float(value)))
+    return names

@@ -1,0 +1,95 @@
+"""What a job's log says of its table: how each column was taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from torch import Tensor
+
+from ray_workers.datasets import Table
+from ray_workers.datasets.core.errors import listed, shortened
+from ray_workers.datasets.formats.dates import PARTS
+from ray_workers.recipes.imputation import Imputation
+from ray_workers.recipes.models.tables import UNKNOWN
+
+MAX_COLUMNS = 100
+"""Columns that have a line of their own."""
+
+
+def lines(table: Table, imputation: Imputation, fill: Tensor | None) -> tuple[str, ...]:
+    """One sentence on the whole, and one on each column, the first MAX_COLUMNS of them.
+
+    fill: what missing values are replaced by; None if none is.
+    """
+    columns = _columns(table, imputation, fill)
+    shown = [f"  {line}" for line in islice(columns, MAX_COLUMNS)]
+    left_out = sum(1 for _ in columns)
+    more = [f"  and {left_out:,} more columns"] if left_out else []
+    return (_whole(table), *shown, *more)
+
+
+def _whole(table: Table) -> str:
+    kinds = [
+        (len(table.numeric_names), "of numbers"),
+        (len(table.date_names), "of dates"),
+        (len(table.category_names), "of categories"),
+        (len(table.ignored), "ignored"),
+    ]
+    columns = ", ".join(f"{count:,} {kind}" for count, kind in kinds if count)
+    dropped = f" ({table.num_dropped:,} with missing values were dropped)"
+    rows = f"{len(table.target):,} rows{dropped if table.num_dropped else ''}"
+    return f"the table has {rows}, and besides the target columns: {columns}"
+
+
+def _columns(table: Table, imputation: Imputation, fill: Tensor | None) -> Iterator[str]:
+    yield f"{shortened(table.target_name)}: target, {_target(table)}"
+    filled = [] if fill is None else fill.tolist()
+    for at, name in enumerate(table.numeric_names):
+        value = f"{filled[at]:g}" if filled else ""
+        yield f"{shortened(name)}: number{_missing(table, imputation, name, value)}"
+    for name in table.date_names:
+        missing = _missing(table, imputation, name, "that of each number")
+        yield f"{shortened(name)}: date, as {', '.join(PARTS)}{missing}"
+    first = len(table.numeric_sources)
+    for at, name in enumerate(table.category_names):
+        names = table.vocabularies[at]
+        value = _category(names, filled[first + at]) if name in imputation.filled else ""
+        missing = _missing(table, imputation, name, value)
+        yield f"{shortened(name)}: category with {_values(len(names))}{missing}"
+    for name in table.ignored:
+        yield f"{shortened(name)}: ignored, as data.features does not name it"
+
+
+def _values(count: int) -> str:
+    return f"{count:,} value{'' if count == 1 else 's'}"
+
+
+def _target(table: Table) -> str:
+    if table.classes is None:
+        return "a number"
+    return f"{len(table.classes):,} classes: {listed(table.classes)}"
+
+
+def _missing(table: Table, imputation: Imputation, name: str, value: str) -> str:
+    """How many values are missing, and what is done about it. value: what they are replaced by."""
+    count = table.num_missing.get(name, 0)
+    if not count:
+        return ""
+    way = imputation.filled.get(name)
+    if way is None:
+        return f", missing in {count:,} rows, which were dropped"
+    statistic = "mean" if way == "indicator" else way
+    if name in table.category_names:
+        statistic = "most_frequent"
+    instead = f"filled in by {value} ({statistic})"
+    if name in imputation.own_category:
+        instead = "which are a category of their own"
+    elif name in imputation.indicated:
+        instead += ", with an input that says where"
+    return f", missing in {count:,} rows, {instead}"
+
+
+def _category(names: tuple[str, ...], code: float) -> str:
+    at = int(code) - UNKNOWN - 1
+    return shortened(names[at]) if at < len(names) else ""

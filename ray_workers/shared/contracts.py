@@ -1,0 +1,433 @@
+"""What crosses the boundary between the service and the cluster: frozen, plain, picklable.
+
+The service writes an `AttemptSpec` and reads `PollReply`s; a rank actor hands its training
+process a `RankTask` as JSON. Nothing here needs ray or torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from dray.train.checkpoints import CheckpointRef
+
+NAMESPACE_PREFIX = "dray-"
+
+
+def namespace(deployment_id: str) -> str:
+    """Ray namespace that holds everything of one dray deployment."""
+    return f"{NAMESPACE_PREFIX}{deployment_id}"
+
+
+def supervisor_name(job_id: str, attempt: int) -> str:
+    return f"dray:{job_id}:{attempt}:supervisor"
+
+
+def rank_name(job_id: str, attempt: int, role: str, rank: int, incarnation: int) -> str:
+    return f"dray:{job_id}:{attempt}:{role}:{rank}:{incarnation}"
+
+
+def repr_name(job_name: str, actor_name: str) -> str:
+    """The actor's name with the job's name in place of its id, for people: Ray shows it as the
+    actor's `repr`. Two jobs may share a name, and a name may hold any sign: nothing parses it."""
+    return ":".join([job_name, *actor_name.split(":")[2:]])
+
+
+def agent_name(node_id: str) -> str:
+    return f"dray:node:{node_id}:agent"
+
+
+def attempt_prefix(job_id: str, attempt: int) -> str:
+    """Where an attempt writes, relative to the storage URL; no other attempt writes there."""
+    return f"jobs/{job_id}/attempts/{attempt}"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The part of a gang that one node carries."""
+
+    node_id: str
+    num_workers: int
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Slots more for an attempt that lives. They are the attempt's from the grant on."""
+
+    number: int
+    """1, 2, 3 ... within the attempt: a grant whose answer was lost is told again, and is to be
+    taken once."""
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True)
+class DataPolicy:
+    """What a rank may read, and where a node keeps what it read: the operator's settings.
+
+    It holds no secret, only where those lie.
+    """
+
+    cache_dir: str | None = None
+    """Folder on each node; by default one in the machine's temporary folder."""
+    cache_limit_bytes: int = 100 << 30
+    private_hosts: tuple[str, ...] = ()
+    """Names, addresses and networks (CIDR) that may be read from though they are private."""
+    file_roots: tuple[str, ...] | None = None
+    """Folders that `file://` sources must lie in; None for any."""
+    credentials_dir: str | None = None
+    """Folder on each node with a file for each name that `data.credentials` can give."""
+    s3_endpoint_url: str | None = None
+    """Where `s3://` is served, if not by AWS."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DataPolicy:
+        """From what JSON made of `asdict`: it knows no tuples."""
+        fields: dict[str, Any] = dict(data)
+        for name in ("private_hosts", "file_roots"):
+            fields[name] = None if fields[name] is None else tuple(fields[name])
+        return cls(**fields)
+
+
+WORKER_MTBF_S = 24 * 3600.0
+"""What is taken for a worker's mean time between failures before any was seen."""
+
+
+@dataclass(frozen=True)
+class AttemptSpec:
+    """All a supervisor needs to run one attempt of a job.
+
+    What crosses the boundary has no default: a field that a hand-over forgets is an error there.
+    """
+
+    deployment_id: str
+    job_id: str
+    attempt: int
+    spec: Mapping[str, Any]
+    """The JobSpec, as JSON data."""
+    slices: tuple[Slice, ...]
+    bundle: Mapping[str, float]
+    """Ray resources of one worker: `CPU`, and `GPU` or `memory` where asked for."""
+    storage_url: str
+    resume_from: tuple[CheckpointRef, ...]
+    """Committed checkpoints to resume from, newest first: the first that loads is taken."""
+    init_from: CheckpointRef | None
+    """Another job's checkpoint to begin with, if there is none to resume from; what is taken of it
+    is in `spec`."""
+    data_policy: DataPolicy
+    start_timeout_s: float
+    """How long Ray may take to give the slots."""
+    max_runtime_s: float | None
+    """Running time left to the job, in seconds."""
+    spool_limit_bytes: int
+    """Most undelivered bytes that one rank keeps for its log, and as many for its metrics."""
+    furthest_step: int
+    """Optimizer steps that an earlier attempt of the job has done."""
+    min_workers: int | None
+    """With how few the group may train on when no replacement is to be had; None: with no fewer
+    than it began with."""
+    is_mendable: bool
+    """Whether a rank that is lost is replaced while the others go on
+    (`ray_workers.supervision.recovery_rules`)."""
+    worker_mtbf_s: float
+    """Mean time between losses of one worker that end an attempt; `checkpoint.every_steps: auto`
+    goes by it."""
+    silence_limit_s: float
+    """`ray_workers.shared.silence.SilenceLimits.replace_s`."""
+
+    @property
+    def world_size(self) -> int:
+        return sum(part.num_workers for part in self.slices)
+
+
+class Phase(StrEnum):
+    """How far an attempt has come."""
+
+    ACQUIRING = "acquiring"
+    """Waiting for Ray to give the slots."""
+    STARTING = "starting"
+    """Processes are starting; no optimizer step yet."""
+    RUNNING = "running"
+    """The first optimizer step (or, for a script, the process) was seen."""
+    STOPPING = "stopping"
+    ENDED = "ended"
+    """Every process and slot is seen gone."""
+
+
+class Cause(StrEnum):
+    """Why an attempt ended, which decides the job's next state and whose budget pays."""
+
+    SUCCEEDED = "succeeded"
+    STOPPED = "stopped"
+    """Asked to stop: the job is being cancelled."""
+    USER_ERROR = "user_error"
+    """The training code raised, exited non-zero or was killed by a signal of its own."""
+    CANNOT_RUN = "cannot_run"
+    """The training code has no such file, is not Python or lacks a module: trying again would not
+    help."""
+    BAD_DATA = "bad_data"
+    """The data set is missing or broken: trying again would not help."""
+    DIVERGED = "diverged"
+    """The loss or the gradient was not finite for too many steps: the same would come again."""
+    DATA_UNREACHABLE = "data_unreachable"
+    """The source of the data did not answer a worker, however often it asked; later it may."""
+    RUNTIME_EXCEEDED = "runtime_exceeded"
+    SLOTS_UNAVAILABLE = "slots_unavailable"
+    """Ray did not give the slots in time: others use the cluster. Nobody is charged."""
+    WORKER_LOST = "worker_lost"
+    """A rank actor, its node or its process vanished without an error of its own."""
+    INFRASTRUCTURE = "infrastructure"
+    """A fault of dray or Ray while starting or running the group."""
+    SUPERVISOR_LOST = "supervisor_lost"
+    NODE_LOST = "node_lost"
+    """The cluster or the node that carried the attempt is gone. Nobody is charged."""
+    PREEMPTED = "preempted"
+    """It was asked to leave its slots, and saved a checkpoint first. Nobody is charged."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended."""
+
+    cause: Cause
+    message: str
+    rank: int | None = None
+    exit_code: int | None = None
+    """Of the rank at fault; negative is the signal that killed it."""
+    log_lines_lost: Mapping[int, int | None] = field(default_factory=dict)
+    """By rank as its log is named: how many lines of output are in no spool. None where nobody can
+    say, because the worker that passed them on vanished."""
+    slowness: float = 1.0
+    """How many times slower than usual the machines were when its start or recovery took too long;
+    above 1 only where that is why it ended, and nobody is charged."""
+
+
+class FrameKind(StrEnum):
+    METRICS = "metrics"
+    """body: {step: int, values: {key: number}, epoch?, total_steps?, samples_per_s?}"""
+    LOG = "log"
+    """body: {line: int, text: str}: line counts from 0 within one rank and incarnation"""
+    CHECKPOINT = "checkpoint"
+    """body: {step, url, size_bytes, manifest_sha256, metrics: {key: number}}"""
+    CHECKPOINT_DROPPED = "checkpoint_dropped"
+    """body: {step, url}: deleted by `checkpoint.keep`"""
+    ARTIFACT = "artifact"
+    """body: {path, url, size_bytes, sha256}"""
+    RESUMED = "resumed"
+    """body: {step, url}: optimizer steps done when training began, and from which checkpoint; with
+    it the receipt of a resume, as `ray_workers.training.receipts` writes it"""
+    STRAGGLERS = "stragglers"
+    """body: {step, ranks: [rank], slowdown: {rank: number}, lost_s, num_steps}: these ranks take so
+    many times as long for a sample as the others, and cost each of the others `lost_s` in the last
+    `num_steps`; none any more if `ranks` is empty"""
+    DIVERGENCE = "divergence"
+    """body: {step, loss, grad_norm, then: OnDivergence}: the first step of which one of them is not
+    finite, and what the job document wants then"""
+    ERROR = "error"
+    """body: {cause: Cause, type, message, traceback}; the message is `TypeName: words (file, line
+    n)`, by the rules of `ray_workers.training.core.failure_reason`"""
+
+    # What the supervisor tells, as the rank SUPERVISOR_RANK.
+    REGROUPING = "regrouping"
+    """body: {generation, ranks: [rank], code, message}: these ranks were lost or hang, `code` says
+    how (`killed`, `lost`, `hang`); the others keep their state and wait for the group to be
+    whole"""
+    REGROUPED = "regrouped"
+    """body: {generation, ranks: [rank], step, steps_lost, recovery_s, world_size}: the group
+    trains again from after `step`; `recovery_s` from the loss to the next committed step"""
+    RESIZED = "resized"
+    """body: {world_size, slices: [{node_id, num_workers}], lacking, grants, message}: the attempt
+    holds these slots from now on, all others were given back. `lacking`: how many workers more it
+    needs to train on; it stands by for them for a while. `grants`: the number of the newest
+    `Grant` that it knew, 0 for none; the slots of a newer one are its own all the same"""
+    HANG = "hang"
+    """body: {culprits: [rank], step, phase, waited_s, limit_s, ranks: [{rank, step, phase,
+    collective, since_s, stack}]}: who stood still, and where everyone was"""
+    DRILL = "drill"
+    """body: {id, state: DrillState, step, recovery_s, steps_lost, message}: how a drill goes"""
+    LEDGER = "ledger"
+    """body: {slot_seconds: {class: number}}: what the slots of the attempt were used for so far"""
+
+
+LEFT_EXIT_CODE = 75
+"""Of a rank that saved a checkpoint and left as it was asked to (EX_TEMPFAIL of sysexits(3))."""
+
+STORAGE_EXIT_CODE = 74
+"""Of a rank that ended by a storage fault, which it may have found no room to report (EX_IOERR)."""
+
+SUPERVISOR_RANK = -1
+"""The rank of the frames that the supervisor itself writes."""
+
+
+class DrillKind(StrEnum):
+    """Which fault a user tries on a job of their own."""
+
+    KILL = "kill"
+    """SIGKILL to the training process of a rank."""
+    STALL = "stall"
+    """SIGSTOP to it: it hangs."""
+    PREEMPT = "preempt"
+    """The whole job is asked to leave its slots."""
+
+
+class DrillState(StrEnum):
+    WAITING = "waiting"
+    """For its step."""
+    STRUCK = "struck"
+    """The fault was injected; the group is being mended."""
+    PASSED = "passed"
+    """It trains again."""
+    FAILED = "failed"
+    """The fault could not be injected, or the group was not mended in place."""
+
+
+@dataclass(frozen=True)
+class Drill:
+    """A fault to inject on purpose."""
+
+    id: str
+    kind: DrillKind
+    rank: int
+    at_step: int | None
+    """Strike when this many optimizer steps are done; None is at once."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One thing a rank reported. (attempt, rank, incarnation, kind, position) never repeats."""
+
+    rank: int
+    incarnation: int
+    kind: FrameKind
+    time: float
+    """Unix seconds by the node's clock."""
+    body: Mapping[str, Any]
+
+
+class ProcessKind(StrEnum):
+    """Processes of dray that an attempt can't go on, or come to its end, without."""
+
+    SUPERVISOR = "supervisor"
+    NODE_AGENT = "node_agent"
+    FORKSERVER = "forkserver"
+    RANK_ACTOR = "rank_actor"
+    STORE = "store"
+
+
+@dataclass(frozen=True)
+class SilentProcess:
+    """A process that lives, as far as Ray knows, and leaves questions unanswered."""
+
+    kind: ProcessKind
+    node_id: str | None
+    """Where it is; None of a supervisor and a store, of which an attempt has one."""
+    since: float
+    """Unix seconds of the oldest question that is open."""
+
+
+@dataclass(frozen=True)
+class PollReply:
+    """What happened after `cursor`; store it and the new cursor in one transaction."""
+
+    cursor: Mapping[str, int]
+    """Bytes read of each spool; opaque to the service, stored as JSON."""
+    phase: Phase | None
+    """None where nobody could say: the supervisor does not answer."""
+    phase_times: Mapping[str, float]
+    """Unix seconds at which each phase was entered."""
+    frames: tuple[Frame, ...]
+    more: bool
+    """The byte cap was reached: ask again at once."""
+    outcome: Outcome | None
+    """Set once the attempt has ended and every frame was delivered; acknowledge it."""
+    silent: tuple[SilentProcess, ...]
+    """Processes of the attempt that have not answered for a while."""
+
+
+AWAITING = -1
+"""The generation of a process that is told its place in a group once it is ready for one."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Of a `RankTask`, what differs between the processes of one attempt."""
+
+    rank: int
+    incarnation: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+    spool_dir: str
+    """Directory on this node into which frames are appended (`dray.train`)."""
+    temp_dir: str
+    """Directory on this node for temporary files (TMPDIR); deleted when the attempt is over."""
+    work_dir: str
+    """Directory on this node that a script runs in; the job's own, in all of its attempts."""
+    page_prefix: str
+    """What the names of its page and of the files beside it begin with
+    (`ray_workers.shared.heartbeat`); without one nobody watches it, and its group is not mended."""
+    generation: int
+    """Of the group that it joins first, as `rank` of `world_size`; AWAITING, and `rank` is only
+    what it is called by those who watch it."""
+
+
+@dataclass(frozen=True)
+class RankTask(Seat):
+    """All a training process needs, handed to it as JSON when it is forked."""
+
+    job_id: str
+    attempt: int
+    world_size: int
+    spec: Mapping[str, Any]
+    checkpoint_url: str
+    """`{storage}/{attempt_prefix}/checkpoints`"""
+    artifact_url: str
+    """`{storage}/{attempt_prefix}/artifacts`"""
+    resume_from: tuple[CheckpointRef, ...]
+    init_from: CheckpointRef | None
+    data_policy: DataPolicy
+    spool_limit_bytes: int
+    worker_mtbf_s: float
+    device: str
+    """`cpu`, or `cuda` with CUDA_VISIBLE_DEVICES naming the one GPU."""
+    env: Mapping[str, str]
+    furthest_step: int
+    """Optimizer steps that an earlier attempt has done: up to there, they are done again."""
+
+    @classmethod
+    def of(cls, attempt: AttemptSpec, seat: Seat) -> RankTask:
+        """The task of the process that takes this seat in the attempt."""
+        prefix = attempt_prefix(attempt.job_id, attempt.attempt)
+        base = f"{attempt.storage_url.rstrip('/')}/{prefix}"
+        return cls(
+            **vars(seat),
+            job_id=attempt.job_id,
+            attempt=attempt.attempt,
+            world_size=attempt.world_size,
+            spec=dict(attempt.spec),
+            checkpoint_url=f"{base}/checkpoints",
+            artifact_url=f"{base}/artifacts",
+            resume_from=attempt.resume_from,
+            init_from=attempt.init_from,
+            data_policy=attempt.data_policy,
+            spool_limit_bytes=attempt.spool_limit_bytes,
+            worker_mtbf_s=attempt.worker_mtbf_s,
+            device="cuda" if attempt.bundle.get("GPU") else "cpu",
+            env={},
+            furthest_step=attempt.furthest_step,
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankTask:
+        data = json.loads(text)
+        data["resume_from"] = tuple(CheckpointRef(**ref) for ref in data["resume_from"])
+        data["init_from"] = data["init_from"] and CheckpointRef(**data["init_from"])
+        data["data_policy"] = DataPolicy.from_dict(data["data_policy"])
+        return cls(**data)

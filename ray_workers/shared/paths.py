@@ -1,0 +1,156 @@
+"""Where a node keeps what belongs to one deployment: its forkserver's socket and its spools.
+
+They lie under the system's temporary folder. The path of a Unix socket has at most 107 bytes, so
+all paths here begin with a short one: where the temporary folder's own is long, a link to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+NODE_TMPDIR = "DRAY_TMPDIR"
+"""Variable that names the node's temporary folder to processes that have one of their own, which
+is deleted with them (TMPDIR)."""
+SHORT_TMP = Path("/tmp")
+"""Where the link lies to a temporary folder with a long path."""
+SOCKET_PATH_BYTES = 107
+"""The longest path of a Unix socket (unix(7))."""
+BYTES_BELOW_ROOT = 82
+"""The longest path of a socket below `machine_root`: that of a process of Ray's dashboard,
+`/ray-INSTANCE/session_YYYY-MM-DD_HH-MM-SS_MICROS_PID/sockets/dash_TaskEventsHead`."""
+
+
+def nonce_path(storage_url: str) -> Path | None:
+    """Where storage that is a folder holds the service's nonce; None for other storage.
+
+    A node that reads another text there does not see the service's files.
+    """
+    url = urlsplit(storage_url)
+    return Path(url.path, ".dray-nonce") if url.scheme == "file" else None
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder; nothing if it is not there, or goes meanwhile (`glob` may raise)."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+class UntrustedFolder(PermissionError):
+    """Another user may have put there what lies in it, or taken it away."""
+
+
+def machine_root() -> Path:
+    """Everything of this user's dray on this machine that does not outlive a boot.
+
+    Its name can be guessed, and it lies where every user may make folders: UntrustedFolder if it
+    was made by another, or is open to others.
+    """
+    temporary = os.environ.get(NODE_TMPDIR) or tempfile.gettempdir()
+    root = Path(temporary, f"dray-{os.getuid()}")
+    own_folder(root)
+    has_room = len(os.fsencode(root)) + BYTES_BELOW_ROOT <= SOCKET_PATH_BYTES
+    return root if has_room else _short_link(root)
+
+
+def _short_link(root: Path) -> Path:
+    """The same folder by a short path, which every process that asks gets: a link in a folder that
+    nobody else may write into. What is written there is still on the disk that the user chose."""
+    links = SHORT_TMP / root.name
+    own_folder(links)
+    digest = hashlib.sha256(os.fsencode(root)).hexdigest()
+    for link in (links / digest[i : i + 4] for i in range(0, len(digest), 4)):
+        if _is_link_to(link, root):
+            return link
+        _remove_dead_links(links)
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(root)
+        if _is_link_to(link, root):
+            return link
+    raise UntrustedFolder(f"{links} has no room for a link to {root}: set TMPDIR to a short path")
+
+
+def _is_link_to(link: Path, target: Path) -> bool:
+    return link.is_symlink() and link.readlink() == target
+
+
+def _remove_dead_links(folder: Path) -> None:
+    """Of temporary folders that are gone, such as those that a batch system makes for each job."""
+    for path in entries(folder):
+        if path.is_symlink() and not path.exists():
+            path.unlink(missing_ok=True)
+
+
+def own_folder(path: Path) -> None:
+    """Make a folder that this user alone may enter, or see that it is one.
+
+    One that others could only read is closed to them. UntrustedFolder otherwise: what they wrote
+    into it does not go away by that.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISDIR(status.st_mode):
+        reason = "is no folder"
+    elif status.st_uid != os.getuid():
+        reason = f"belongs to the user with id {status.st_uid}, not to {os.getuid()}"
+    elif mode & 0o022:
+        reason = f"can be written to by other users (mode {mode:04o})"
+    else:
+        if mode & 0o077:
+            path.chmod(0o700)
+        return
+    raise UntrustedFolder(
+        f"{path} {reason}: remove it, or set TMPDIR to a folder that is this user's alone"
+    )
+
+
+def compiled_code_dir() -> Path:
+    """What torch compiled for training (`train.compile`), which the next job of this user loads."""
+    return machine_root() / "compiled"
+
+
+def deployment_root(deployment_id: str) -> Path:
+    """Everything of one deployment on this machine."""
+    return machine_root() / deployment_id
+
+
+def runtime_dir(deployment_id: str, node_id: str) -> Path:
+    """Everything of one node. Several nodes may share a machine."""
+    return deployment_root(deployment_id) / node_id[:16]
+
+
+def socket_path(deployment_id: str, node_id: str) -> str:
+    return str(runtime_dir(deployment_id, node_id) / "fork.sock")
+
+
+def spool_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
+    """The spools of one attempt on one node."""
+    return runtime_dir(deployment_id, node_id) / "spool" / job_id / str(attempt)
+
+
+def temp_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
+    """Where the ranks of one attempt on one node make temporary files. Its name is short, because
+    `multiprocessing` makes sockets there."""
+    name = hashlib.sha256(f"{job_id}:{attempt}".encode()).hexdigest()[:8]
+    return runtime_dir(deployment_id, node_id) / "tmp" / name
+
+
+def work_root(deployment_id: str) -> Path:
+    """The directories that the scripts of jobs run in, by job. They outlive a Ray node's end: the
+    next one on this machine finds them."""
+    return machine_root() / f"work-{deployment_id}"
+
+
+def page_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
+    """Where the ranks of one attempt on one node say how far they are, and are told to regroup."""
+    return runtime_dir(deployment_id, node_id) / "pages" / job_id / str(attempt)

@@ -1,0 +1,198 @@
+"""What /proc says of processes (proc(5)): who is alive, and whom it belongs to.
+
+Linux only, and without ray or torch: the forkserver reads this after its preload.
+
+Whatever a rank starts is found by three signs. Its session, which a daemon leaves; a mark in the
+environment, which a forked process does not show and a program can be started without; and a
+mark in RLIMIT_RSS, a limit that Linux has not heeded since 2.4.30 (setrlimit(2)), but which
+every child inherits, whatever else it gives up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import secrets
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK_VARIABLE = "DRAY_PROCESS_MARK"
+MARK_BITS = 52
+LIMIT_BASE = 1 << 62
+"""More bytes than any memory: as good as no limit, should anyone heed it."""
+DEAD = (b"Z", b"X")
+STOPPED = b"T"
+
+
+@dataclass(frozen=True)
+class Session:
+    """What was forked for one request, with all that it starts."""
+
+    pid: int
+    """Of its leader."""
+    started: int
+    """The leader's start, in clock ticks since boot: a pid alone may be used again."""
+    mark: str
+    closed: bool = False
+    """The session itself was seen empty, so that its number may be another's by now."""
+
+
+def new_mark() -> str:
+    return f"{secrets.randbits(MARK_BITS):0{MARK_BITS // 4}x}"
+
+
+def carry_mark(mark: str) -> None:
+    """Put the mark on this process, and so on all that it will start."""
+    os.environ[MARK_VARIABLE] = mark
+    limit = _limit_of(mark)
+    with contextlib.suppress(ValueError, OSError):  # another limit is set, which we may not lift
+        resource.setrlimit(resource.RLIMIT_RSS, (limit, limit))
+
+
+def _limit_of(mark: str) -> int:
+    return LIMIT_BASE | int(mark, 16)
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def place() -> str:
+    """Whose pids these are: of this host and of this container.
+
+    A folder may be shared with other hosts or containers; of their processes /proc says nothing.
+    """
+    return f"{os.uname().nodename} {Path('/proc/self/ns/pid').readlink()}"
+
+
+def stat_fields(pid: int | str) -> list[bytes]:
+    """Fields 3 (state) and following of /proc/PID/stat; empty if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return []
+    # The command may hold spaces and brackets; the fields begin after its last ')'.
+    return stat[stat.rindex(b")") + 2 :].split()
+
+
+def started_ticks(pid: int) -> int | None:
+    """When a live process started; None if there is none, or only its zombie."""
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields and fields[0] not in DEAD else None
+
+
+def children_of(pid: int) -> list[int]:
+    """Its child processes; none where the kernel does not list them (CONFIG_PROC_CHILDREN)."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, listed.read_text().split())
+    return found
+
+
+def command(pid: int) -> str:
+    """Its name, as `ps` shows it; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def find_members(sessions: Sequence[Session]) -> dict[str, list[int]]:
+    """Pids of the live (not zombie) processes of each session, by its mark, in one look."""
+    found: dict[str, list[int]] = {session.mark: [] for session in sessions}
+    if not sessions:
+        return found
+    first = min(session.started for session in sessions)
+    by_number = {session.pid: session for session in sessions if not session.closed}
+    signs = [
+        (session.mark, f"{MARK_VARIABLE}={session.mark}".encode(), str(_limit_of(session.mark)))
+        for session in sessions
+    ]
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        fields = stat_fields(entry.name)
+        # What is older than the session is none of it; most of a machine is.
+        if not fields or fields[0] in DEAD or int(fields[19]) < first:
+            continue
+        session = by_number.get(int(fields[3]))
+        mark = session.mark if session else _mark_of(entry.path, signs)
+        if mark is not None:
+            found[mark].append(int(entry.name))
+    return found
+
+
+def _mark_of(process: str, signs: list[tuple[str, bytes, str]]) -> str | None:
+    try:
+        limits = Path(process, "limits").read_text().split()
+        environment = Path(process, "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    for mark, variable, limit in signs:
+        if limit in limits or variable in environment:
+            return mark
+    return None
+
+
+def send_signal(pids: Iterable[int], number: int) -> None:
+    """To each that is still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def signal_main_thread(pid: int, number: int) -> None:
+    """To the main thread, if the process is there; where libc can't (glibc before 2.30), to any."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "tgkill"):
+        libc.tgkill(pid, pid, number)
+    else:
+        send_signal([pid], number)
+
+
+def is_stopped(pid: int) -> bool:
+    """Stopped by a signal such as SIGSTOP."""
+    return stat_fields(pid)[:1] == [STOPPED]
+
+
+def num_memory_kills() -> int:
+    """Processes that this machine's kernel ended for want of memory since boot, whosever they were;
+    0 where it does not count them (before Linux 4.13)."""
+    with contextlib.suppress(OSError), open("/proc/vmstat") as counters:
+        for line in counters:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for a signal: what has none would die of most of them."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(next(caught, "0"), 16) >> (number - 1) & 1)
+
+
+def count_idle_workers(raylet: int) -> int:
+    """Ray worker processes of a raylet that wait for an actor or a task, or start to."""
+    return sum(
+        _is_idle_worker(entry.name)
+        for entry in os.scandir("/proc")
+        if entry.name.isdigit() and stat_fields(entry.name)[1:2] == [str(raylet).encode()]
+    )
+
+
+def _is_idle_worker(process: str) -> bool:
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    # By Ray's title for it; until it has that, by the program.
+    return words[0].strip() == b"ray::IDLE" or any(w.endswith(b"default_worker.py") for w in words)

@@ -1,0 +1,132 @@
+"""Deadlines for the answers of our own processes: how long each has been silent, and the limits.
+
+A process that is stopped, and not dead, closes no connection: only a question that stays
+unanswered shows it. Whoever asks keeps a `Silence` and acts when a limit of `SilenceLimits` is
+over. Pure but for the clocks, which are handed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+MAX_GAP_S = 5.0
+"""Longest time between two looks at the clock that counts: above the pause of any loop here."""
+
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    def time(self) -> float:
+        """Seconds that count, from any beginning."""
+        ...
+
+
+class AwakeClock:
+    """Seconds during which this process itself ran, as far as it looked at the clock.
+
+    A laptop that slept, or a machine that stood still as a whole, made nobody silent: what passed
+    between two looks counts for `MAX_GAP_S` at most.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked_at = clock()
+        self._awake_s = 0.0
+
+    def time(self) -> float:
+        now = self._clock()
+        self._awake_s += min(max(now - self._looked_at, 0.0), MAX_GAP_S)
+        self._looked_at = now
+        return self._awake_s
+
+
+@dataclass(frozen=True)
+class SilenceLimits:
+    """How long each kind of process may leave a question unanswered, in seconds."""
+
+    replace_s: float
+    """After which a supervisor or a node agent is ended, so that it is replaced."""
+
+    @property
+    def report_s(self) -> float:
+        """After which users are told, and a node gets no more work."""
+        return self.replace_s / 4
+
+    @property
+    def gateway_s(self) -> float:
+        """The gateway and the forkserver: each has one local caller, and holds up everything."""
+        return self.replace_s / 2
+
+    @property
+    def rank_actor_s(self) -> float:
+        return self.replace_s / 2
+
+    @property
+    def start_s(self) -> float:
+        """For the first answer of a process, which may still be importing."""
+        return 3 * self.replace_s
+
+    @property
+    def ray_s(self) -> float:
+        """Ray itself, after which an embedded one is started anew."""
+        return 2 * self.replace_s
+
+    @property
+    def join_s(self) -> float:
+        """For a driver to join Ray, which takes seconds of a core: above any overload seen."""
+        return 5 * self.replace_s
+
+    @property
+    def last_reports_s(self) -> float:
+        """How long an attempt that ended waits for reports from a node that lives but is silent."""
+        return 10 * self.replace_s
+
+
+class Silence:
+    """Since when each of several processes has left a question unanswered."""
+
+    def __init__(self, clock: Clock | None = None, wall: Callable[[], float] = time.time) -> None:
+        self._clock: Clock = clock or AwakeClock()
+        self._wall = wall
+        self._asked: dict[Hashable, tuple[float, float]] = {}
+
+    def asked(self, name: Hashable) -> None:
+        """A question was sent; one that is open already stays the oldest."""
+        self._asked.setdefault(name, (self._clock.time(), self._wall()))
+
+    def answered(self, name: Hashable) -> None:
+        self._clock.time()
+        self._asked.pop(name, None)
+
+    async def ask(self, name: Hashable, limit_s: float, answer: Awaitable[T]) -> T:
+        """The answer to a question that was just sent; TimeoutError if it does not come in time.
+
+        An answer that comes later is a sign of life as well: on an overloaded machine each may
+        take longer than anybody waits for it.
+        """
+        self.asked(name)
+        asking = asyncio.ensure_future(answer)
+        asking.add_done_callback(lambda asked: self._came(name, asked))
+        if not (await asyncio.wait({asking}, timeout=limit_s))[0]:
+            raise TimeoutError
+        return asking.result()
+
+    def _came(self, name: Hashable, asked: asyncio.Future[T]) -> None:
+        if not asked.cancelled() and asked.exception() is None:
+            self.answered(name)
+
+    def seconds(self, name: Hashable) -> float:
+        """How long it has been silent while this process ran."""
+        now = self._clock.time()
+        asked = self._asked.get(name)
+        return 0.0 if asked is None else now - asked[0]
+
+    def since(self, name: Hashable) -> float:
+        """Unix seconds of the oldest open question; now, if there is none."""
+        asked = self._asked.get(name)
+        return self._wall() if asked is None else asked[1]

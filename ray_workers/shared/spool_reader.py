@@ -1,0 +1,145 @@
+"""Reading spools: the other end of `dray.train.spool`, used by the node agent."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dray.train.spool import note_known, segments
+from ray_workers.shared.contracts import Frame, FrameKind
+
+
+@dataclass(frozen=True)
+class SpoolRead:
+    """What was appended to the spools of an attempt on one node."""
+
+    data: Mapping[str, bytes]
+    """Whole frames, by spool key."""
+    more: bool
+    """The cap was reached: there is more at once."""
+
+
+def spool_key(rank: int, incarnation: int, stream: str) -> str:
+    """Name of one spool within its attempt, and its key in a poll's cursor."""
+    return f"r{rank}.{incarnation}.{stream}"
+
+
+def parse_key(key: str) -> tuple[int, int]:
+    """(rank, incarnation) of a spool key."""
+    rank, incarnation, _ = key.removeprefix("r").split(".")
+    return int(rank), int(incarnation)
+
+
+def stream_of(key: str) -> tuple[int, str]:
+    """(rank, stream): the same for all incarnations, which follow one another in it."""
+    rank, _, stream = key.removeprefix("r").split(".")
+    return int(rank), stream
+
+
+def read(directory: Path, offset: int, max_bytes: int) -> bytes:
+    """Whole frames from `offset` on, `max_bytes` at most (but never less than one frame)."""
+    parts: list[bytes] = []
+    size = 0
+    for start, path in segments(directory):
+        try:
+            end = start + path.stat().st_size
+            if end <= offset:
+                continue
+            with path.open("rb") as file:
+                file.seek(max(0, offset - start))
+                chunk = file.read(max(max_bytes - size, 1))
+                cut = chunk.rfind(b"\n") + 1
+                if cut == 0 and not parts:  # one frame longer than the cap
+                    chunk += file.readline()
+                    cut = len(chunk) if chunk.endswith(b"\n") else 0
+        except FileNotFoundError:  # delivered and discarded meanwhile
+            continue
+        parts.append(chunk[:cut])
+        size += cut
+        offset += cut
+        if cut < end - max(start, offset - cut) or size >= max_bytes:
+            break
+    return b"".join(parts)
+
+
+def read_all(
+    directory: Path, keys: Sequence[str], cursor: Mapping[str, int], max_bytes: int
+) -> SpoolRead:
+    """New frames of each of an attempt's spools, and what was stored of them deleted.
+
+    keys: sorted by rank and incarnation. What a replacement wrote comes once all of the rank
+    before it was read, so that its steps and lines come in their order.
+    """
+    found: dict[str, bytes] = {}
+    behind: set[tuple[int, str]] = set()
+    for left, key in zip(range(len(keys), 0, -1), keys, strict=True):
+        if stream_of(key) in behind:
+            continue
+        offset = cursor.get(key, 0)
+        discard(directory / key, before=offset)
+        data = read(directory / key, offset, max(max_bytes // left, 1))
+        note_known(directory / key, offset, offset + len(data))
+        if data:
+            found[key] = data
+            max_bytes -= len(data)
+            if has_more(directory / key, offset + len(data)):
+                behind.add(stream_of(key))
+    return SpoolRead(found, bool(behind))
+
+
+def has_more(directory: Path, offset: int) -> bool:
+    """Whether anything was appended after `offset`."""
+    found = segments(directory)
+    if not found:
+        return False
+    start, path = found[-1]
+    try:
+        return start + path.stat().st_size > offset
+    except FileNotFoundError:
+        return False
+
+
+def tail(directory: Path) -> bytes:
+    """The whole frames of the newest segment."""
+    found = segments(directory)
+    data = found[-1][1].read_bytes() if found else b""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def discard(directory: Path, before: int) -> None:
+    """Delete the segments whose every byte lies before `before`; the newest stays."""
+    found = segments(directory)
+    for (_, path), (next_start, _) in itertools.pairwise(found):
+        if next_start <= before:
+            path.unlink(missing_ok=True)
+
+
+def remove(directory: Path) -> None:
+    """Delete a spool, or a whole attempt's."""
+    shutil.rmtree(directory, ignore_errors=True)
+    # The job's folder goes with its last attempt.
+    try:
+        os.rmdir(directory.parent)  # noqa: PTH106
+    except OSError:
+        return
+
+
+def decode(key: str, data: bytes) -> Iterator[Frame]:
+    """The frames in a run of whole lines.
+
+    A line that is no frame, which only a program that writes into the spool by itself can leave,
+    is passed over: one that stopped the reader would stop the job.
+    """
+    rank, incarnation = parse_key(key)
+    for line in data.splitlines():
+        try:
+            raw = json.loads(line)
+            kind, time, body = FrameKind(raw["kind"]), float(raw["time"]), dict(raw["body"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        yield Frame(rank=rank, incarnation=incarnation, kind=kind, time=time, body=body)

@@ -1,0 +1,73 @@
+"""The directory that a job's script runs in: one for each job and node, kept between attempts.
+
+What lies beside the script is found there by the same relative path. Files are links; folders are
+made anew, so that what a job writes into them is its own, unless there is so much in them that they
+are linked as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from ray_workers.shared.paths import entries
+
+MAX_LINKS = 2000
+"""Of one script; a link takes some ten microseconds. Folders that would exceed it are linked as a
+whole."""
+LEFT_OUT = frozenset({"__pycache__"})
+
+
+def enter(directory: Path, script_dir: Path) -> None:
+    """Make the directory, link what lies beside the script, and make it the current one.
+
+    The ranks of a node may do so at the same time. What is there already stays as it is.
+    """
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _link_all(script_dir, directory)
+    os.chdir(directory)
+
+
+def _link_all(source: Path, target: Path) -> None:
+    """Folder by folder, those nearest to the script first."""
+    folders, left = [(source, target)], MAX_LINKS
+    for folder, copy in folders:
+        found = _listed(folder)
+        left -= len(found)
+        if left < 0 and folder != source:
+            _link(folder, copy)
+            continue
+        copy.mkdir(exist_ok=True)
+        for entry in found:
+            place = copy / entry.name
+            # A hidden folder is a tool's, such as .git, and often large.
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                if not place.is_symlink() and not target.is_relative_to(entry.path):
+                    folders.append((Path(entry.path), place))
+            else:
+                _link(Path(entry.path), place)
+
+
+def _listed(folder: Path) -> list[os.DirEntry[str]]:
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        return sorted((e for e in found if e.name not in LEFT_OUT), key=lambda e: e.name)
+    return []
+
+
+def _link(source: Path, place: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        place.symlink_to(source)
+
+
+def jobs_in(root: Path) -> list[str]:
+    """The jobs that have a directory below `root`."""
+    return sorted(path.name for path in entries(root))
+
+
+def remove(root: Path, job_ids: Iterable[str]) -> None:
+    """Delete the directories of these jobs; what can't be deleted is found again later."""
+    for job_id in set(job_ids) & set(jobs_in(root)):
+        shutil.rmtree(root / job_id, ignore_errors=True)

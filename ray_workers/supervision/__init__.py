@@ -1,0 +1,1 @@
+"""The supervisor of one attempt: its worker group, monitoring and recovery."""

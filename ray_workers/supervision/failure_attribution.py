@@ -1,0 +1,107 @@
+"""Who is to blame for the end of a worker group: pure, without ray or torch."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, Frame, Outcome
+from ray_workers.shared.machine_pace import OVERLOADED, said_of
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How the training process ended; `exit_code` is None if the forkserver went with it."""
+
+    rank: int
+    exit_code: int | None
+    lost_forkserver: bool = False
+    """The forkserver of its node ended, which another job or the machine may have done."""
+    memory_kills: int = 0
+    """Processes that its node's kernel ended for want of memory while it ran; it may be one."""
+    log_lines_lost: int = 0
+    """Lines at the end of its output for which its node's disk had no room."""
+
+    @property
+    def why_killed(self) -> str:
+        """What is to be said of a SIGKILL, if memory was short; else nothing."""
+        if self.exit_code != -signal.SIGKILL or not self.memory_kills:
+            return ""
+        return (
+            " (meanwhile the kernel of its node ended "
+            f"{self.memory_kills} process{'' if self.memory_kills == 1 else 'es'} for want of "
+            "memory: lower train.micro_batch_size or data.loader_workers, or take nodes with more)"
+        )
+
+
+def judge(
+    ended: Sequence[RankExit], errors: Mapping[int, Frame], *, under_nccl: bool = False
+) -> Outcome:
+    """Which rank is to blame for the end of a group, and why it ended.
+
+    ended: the ranks that ended by themselves, without those that were then stopped.
+    under_nccl: they exchanged by NCCL, whose watchdog aborts a process that lost its peers before
+    it can say a word.
+
+    When a rank dies, its peers fail too, in the collective that it left. They report themselves
+    as `worker_lost`, so whoever failed for a reason of its own is the culprit.
+    """
+    failed = [rank for rank in ended if rank.exit_code != 0]
+    if not failed:
+        return Outcome(Cause.SUCCEEDED, "every rank ended with code 0")
+    vanished = [rank for rank in failed if rank.exit_code is None]
+    if vanished:
+        rank = vanished[0].rank
+        if any(each.lost_forkserver for each in vanished):
+            message = f"the forkserver of rank {rank}'s node ended, and the node's ranks with it"
+            return Outcome(Cause.NODE_LOST, message, rank)
+        return Outcome(Cause.WORKER_LOST, f"the worker of rank {rank} vanished", rank)
+    causes = {rank: Cause(frame.body["cause"]) for rank, frame in errors.items()}
+    if under_nccl:
+        causes |= {each.rank: Cause.WORKER_LOST for each in failed if _is_echo(each, causes)}
+    own = [rank for rank in failed if causes.get(rank.rank) is not Cause.WORKER_LOST]
+    culprit = min(own or failed, key=lambda rank: rank.rank not in errors)
+    if culprit.rank in errors:
+        cause, message = causes[culprit.rank], str(errors[culprit.rank].body["message"])
+    else:
+        cause, message = _unexplained(culprit, is_echo=culprit.rank in causes)
+    return Outcome(cause, message, culprit.rank, culprit.exit_code)
+
+
+def _is_echo(ended: RankExit, causes: Mapping[int, Cause]) -> bool:
+    """Whether it was aborted without a word, as NCCL's watchdog does to a rank whose peers died."""
+    return ended.exit_code == -signal.SIGABRT and ended.rank not in causes
+
+
+def excused(outcome: Outcome, slowness: float) -> Outcome:
+    """The same end, and that it is the machines' doing, where that is so.
+
+    slowness: how many times slower than usual they were when its start or its recovery last took
+    too long, 1 if neither did.
+    """
+    may_be = outcome.cause in (Cause.WORKER_LOST, Cause.INFRASTRUCTURE)
+    if not may_be or slowness < OVERLOADED:
+        return outcome
+    return replace(outcome, message=outcome.message + said_of(slowness), slowness=slowness)
+
+
+SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
+"""Signals that come from outside: an out-of-memory killer, a node shutting down, an operator."""
+
+
+def _unexplained(ended: RankExit, *, is_echo: bool) -> tuple[Cause, str]:
+    code = ended.exit_code
+    assert code is not None
+    if code == STORAGE_EXIT_CODE:
+        message = f"rank {ended.rank} met a full or failing disk, and could not say more"
+        return Cause.INFRASTRUCTURE, message
+    if code == -signal.SIGBUS:
+        message = f"the process of rank {ended.rank} was killed by SIGBUS: a disk or /dev/shm of"
+        return Cause.INFRASTRUCTURE, f"{message} its node is full or fails"
+    if code >= 0:
+        return Cause.USER_ERROR, f"rank {ended.rank} exited with code {code}"
+    message = f"the process of rank {ended.rank} was killed by signal {-code}{ended.why_killed}"
+    if is_echo:
+        return Cause.WORKER_LOST, f"{message}, as NCCL's watchdog does"
+    return (Cause.WORKER_LOST if -code in SENT_SIGNALS else Cause.USER_ERROR), message

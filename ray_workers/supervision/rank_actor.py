@@ -1,0 +1,292 @@
+"""The rank actor: holds one slot in Ray's books and stands for the training process in it.
+
+The training process itself is forked by the node's forkserver; this actor hands it its task,
+keeps its log, shows its progress to Ray, and knows when it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from dray.train.spool import SpoolWriter, begin_count, segments
+from ray_workers.node import rank_environment
+from ray_workers.node.forked_child import Given
+from ray_workers.node.forkserver_client import ForkedProcess
+from ray_workers.node.node_address import own_address
+from ray_workers.node.storage_access import StorageAccess, needs_access
+from ray_workers.shared import heartbeat
+from ray_workers.shared.contracts import FrameKind, RankTask, repr_name
+from ray_workers.shared.heartbeat import RankAssignment
+from ray_workers.shared.store_proxy import StoreForwarder
+from ray_workers.supervision.failure_attribution import RankExit
+
+LOG_TAIL_BYTES = 1 << 20
+"""The newest output, which is kept while the spool is full, and written at the end."""
+LOG_ROOM_WAIT_S = 5.0
+"""How long the end of the log waits for room on the disk."""
+LOG_LINE_BYTES = 8192
+"""Longer lines are split, so that one line never fills a page of the log."""
+GAUGE_PERIOD_S = 1.0
+PAGE_LIMIT_S = 600.0
+"""How long a process that lives may take to make its page: long enough on any machine."""
+PAGE_LOOK_S = 0.01
+
+
+@ray.remote(max_restarts=0)
+class RankActor:
+    """One rank of one attempt. Methods run concurrently on one event loop."""
+
+    def __init__(self, name: str, job_name: str) -> None:
+        self._name = name
+        self._job_name = job_name
+        self._process: ForkedProcess | None = None
+        self._has_ended = False
+        self._storage: StorageAccess | None = None
+        self._forwarder: StoreForwarder | None = None
+
+    def __repr__(self) -> str:
+        return repr_name(self._job_name, self._name)
+
+    async def start(self, task: RankTask, socket_path: str, store_secret: bytes) -> int:
+        """Fork the training process, or the next one once that is gone; answer its pid.
+
+        The task names the store's proxy as its master, and the process this actor, which knows the
+        secret.
+        """
+        if self._forwarder is not None:
+            self._forwarder.close()
+        self._forwarder = StoreForwarder(task.master_addr, task.master_port, store_secret)
+        address = own_address()
+        port = await self._forwarder.listen(address)
+        task = replace(task, master_addr=address, master_port=port)
+        # Empty for a rank without a GPU: it must not see those that others were granted.
+        visible = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
+        task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})
+        begin_count(Path(task.spool_dir))
+        self._process = await self._fork(task, socket_path)
+        self._has_ended = False
+        self._page_prefix = task.page_prefix
+        self._log = LogPump(Path(task.spool_dir), self._process.output, task.spool_limit_bytes)
+        self._gauges = asyncio.ensure_future(export_progress(task))
+        return self._process.pid
+
+    async def _fork(self, task: RankTask, socket_path: str) -> ForkedProcess:
+        """With the node's credentials for code of dray; a script reaches storage through here."""
+        request = {"op": "rank", "task": json.loads(task.to_json())}
+        if needs_access(task):
+            self._storage = StorageAccess(task)
+            with self._storage.theirs as theirs:
+                request["given"] = Given.STORAGE
+                return await ForkedProcess.start(socket_path, request, theirs.fileno())
+        credentials = rank_environment.credentials(os.environ)
+        if task.spec.get("script") or not credentials:
+            return await ForkedProcess.start(socket_path, request)
+        with open(os.memfd_create("credentials"), "r+b") as file:
+            file.write(json.dumps(credentials).encode())
+            file.seek(0)  # flushed, and read from the start
+            request["given"] = Given.CREDENTIALS
+            return await ForkedProcess.start(socket_path, request, file.fileno())
+
+    async def wait(self) -> RankExit:
+        """Answer when the process and its whole session are seen gone."""
+        assert self._process is not None, "start() comes first"
+        log, gauges = self._log, self._gauges
+        code = await self._process.wait()
+        self._has_ended = True
+        log.finish()
+        gauges.cancel()
+        if self._storage is not None:
+            self._storage.close()
+        rank = int(self._name.split(":")[-2])
+        return RankExit(
+            rank,
+            exit_code=code,
+            lost_forkserver=code is None and not self._process.left,
+            memory_kills=self._process.memory_kills,
+            log_lines_lost=await log.lines_lost_at_the_end(),
+        )
+
+    async def ping(self) -> None:
+        """Answer, which an actor that is stopped does not."""
+
+    async def announce(self, place: RankAssignment) -> None:
+        """Tell the process its place in the next generation of its group."""
+        self._place = place
+        # The newest, if another is told while this one waits for the process to make its page.
+        await self._write_page(lambda: heartbeat.announce(self._page_prefix, self._place))
+
+    async def ask_to_leave(self) -> None:
+        """Have the process save a checkpoint after its step, and end."""
+        await self._write_page(lambda: heartbeat.ask_to_leave(self._page_prefix))
+
+    async def _write_page(self, write: Callable[[], None]) -> None:
+        """A process that was just forked makes its page in its first moments."""
+        deadline = time.monotonic() + PAGE_LIMIT_S
+        while True:
+            try:
+                return write()
+            except FileNotFoundError:
+                if self._has_ended or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(PAGE_LOOK_S)
+
+    async def terminate(self) -> None:
+        """Send SIGTERM to the process's session."""
+        if self._process is not None:
+            self._process.signal(signal.SIGTERM)
+
+    async def stop(self, grace_s: float) -> None:
+        """End the process: SIGTERM to its session, and after `grace_s` seconds SIGKILL."""
+        if self._process is None:
+            return
+        await self.terminate()
+        await asyncio.sleep(grace_s)
+        self._process.signal(signal.SIGKILL)
+
+
+class LogPump:
+    """Copies a process's output, line by line, to its log spool and to this actor's own log.
+
+    While the spool is full, the newest lines are kept here, and the numbers of the lines tell how
+    many are missing between them and those on the spool.
+    """
+
+    def __init__(self, spool_dir: Path, output: int, limit_bytes: int) -> None:
+        self._spool = SpoolWriter(spool_dir.with_suffix(".log"), limit_bytes=limit_bytes)
+        self._output = output
+        self._line = 0
+        self._rest = b""
+        self._tail: deque[dict[str, Any]] = deque()
+        """Bodies of frames that found no room on the spool, oldest first."""
+        self._tail_bytes = 0
+        os.set_blocking(output, False)
+        asyncio.get_running_loop().add_reader(output, self._pump)
+
+    def _pump(self) -> bool:
+        """Take what is there; False at the end of the output."""
+        try:
+            data = os.read(self._output, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not data:
+            self._close()
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        while len(self._rest) > LOG_LINE_BYTES:
+            lines.append(self._rest[:LOG_LINE_BYTES])
+            self._rest = self._rest[LOG_LINE_BYTES:]
+        self._write(lines)
+        return True
+
+    def _write(self, lines: list[bytes]) -> None:
+        self._drain()
+        for line in lines:
+            text = line.decode(errors="replace").rstrip("\r")
+            self._keep({"line": self._line, "text": text})
+            self._line += 1
+            with contextlib.suppress(OSError):  # the disk may have no room for the actor's own log
+                sys.stdout.write(text + "\n")
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+
+    def _keep(self, body: dict[str, Any]) -> None:
+        if not self._tail and self._spool.append(FrameKind.LOG, body):
+            return
+        self._tail.append(body)
+        self._tail_bytes += len(body["text"])
+        while self._tail_bytes > LOG_TAIL_BYTES:
+            self._tail_bytes -= len(self._tail.popleft()["text"])
+
+    def _drain(self, *, vital: bool = False) -> None:
+        """Write to the spool what found no room before. vital: beyond the spool's limit."""
+        while self._tail and self._spool.append(FrameKind.LOG, self._tail[0], vital=vital):
+            self._tail_bytes -= len(self._tail.popleft()["text"])
+
+    async def lines_lost_at_the_end(self) -> int:
+        """Once it is finished: how many of the last lines found no room on the disk in time."""
+        deadline = time.monotonic() + LOG_ROOM_WAIT_S
+        while True:
+            self._drain(vital=True)
+            self._spool.close()
+            lost = len(self._tail) + self._spool.num_waiting
+            if not lost or time.monotonic() > deadline:
+                return lost
+            await asyncio.sleep(GAUGE_PERIOD_S)
+
+    def finish(self) -> None:
+        """The process is gone: take what it left in the pipe.
+
+        A process that escaped its session may hold the pipe open; its output is not waited for.
+        """
+        while self._output >= 0:
+            before = self._line, self._rest
+            if not self._pump() or (self._line, self._rest) == before:
+                break
+        self._close()
+
+    def _close(self) -> None:
+        if self._output < 0:
+            return
+        asyncio.get_running_loop().remove_reader(self._output)
+        os.close(self._output)
+        self._output = -1
+        if self._rest:
+            self._write([self._rest])
+            self._rest = b""
+        self._drain(vital=True)
+        self._spool.close()
+
+
+async def export_progress(task: RankTask) -> None:
+    """Show the rank's newest step, loss and throughput as Ray metrics, for dashboard and Grafana.
+
+    Reads the end of the rank's own spool, so that the training process does nothing for it.
+    """
+    # The import takes a tenth of a second of a core, which belongs to the process that starts.
+    await asyncio.sleep(GAUGE_PERIOD_S)
+    from ray.util.metrics import Gauge
+
+    # Ray takes ASCII only.
+    job_name = str(task.spec["name"]).encode("ascii", "backslashreplace").decode()
+    tags = {"job": task.job_id, "job_name": job_name, "rank": str(task.rank)}
+    keys = tuple(tags)
+    shown = {
+        "step": Gauge("dray_step", "Optimizer steps done", keys),
+        "train/loss": Gauge("dray_train_loss", "Training loss of the step", keys),
+        "perf/samples_per_s": Gauge("dray_samples_per_s", "Samples per second", keys),
+    }
+    spool_dir = Path(task.spool_dir)
+    while True:
+        newest = _last_metrics(spool_dir)
+        for key, gauge in shown.items():
+            if key in newest:
+                gauge.set(newest[key], tags)
+        await asyncio.sleep(GAUGE_PERIOD_S)
+
+
+def _last_metrics(spool_dir: Path) -> dict[str, float]:
+    """Values, `step` and speed of the newest METRICS frame near the end of a spool, or nothing."""
+    for _, path in reversed(segments(spool_dir)[-2:]):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 16384))
+            for line in reversed(file.read().split(b"\n")[:-1]):
+                if line.startswith(b'{"kind":"metrics"'):
+                    body = json.loads(line)["body"]
+                    speed = {"perf/samples_per_s": body.get("samples_per_s")}
+                    newest = {**speed, **body["values"], "step": float(body["step"])}
+                    return {key: value for key, value in newest.items() if value is not None}
+    return {}

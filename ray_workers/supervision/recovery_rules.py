@@ -1,0 +1,102 @@
+"""Whether a group that lost ranks is mended in place: pure, without ray or torch.
+
+The survivors hold the whole state of a replicated model, so a rank that was killed is replaced and
+nobody repeats a step. A rank that failed by its own error is not: its replacement would fail alike.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING
+
+from ray_workers.shared.contracts import Cause, Frame
+from ray_workers.shared.heartbeat import RankObservation
+from ray_workers.supervision.failure_attribution import RankExit
+
+if TYPE_CHECKING:
+    from dray.spec import JobSpec  # every worker process would take a quarter of a second for it
+
+MOST_WITHOUT_A_STEP = 3
+"""How often a group is mended in a row without a step in between: then it is not bad luck."""
+
+
+def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | None:
+    """Why such a job is never mended in place; None if it is. num_workers: as it has them now, or
+    may have again.
+
+    On GPUs, NCCL's operations end behind the program's back, and an optimizer step that was
+    launched upon a gradient that never came cannot be told from a good one.
+    """
+    if document.script is not None:
+        return "a script is not mended in place, because only it knows its state"
+    if num_workers == 1:
+        return "a single rank is not mended in place, because nobody else holds its state"
+    if has_gpus:
+        return "a group on GPUs is not mended in place, because its state may be half a step on"
+    if document.num_replicas == 1:
+        return (
+            "ranks that hold a single model together are not mended in place: each has parts that "
+            "nobody else has (with parallel.data above 1 somebody does)"
+        )
+    if document.takes_local_steps:
+        return "ranks that take steps by themselves are not mended in place: each has its own state"
+    return None
+
+
+def refused(
+    lost: Sequence[RankExit],
+    errors: Mapping[int, Frame],
+    *,
+    num_holders: int,
+    without_a_step: int,
+) -> str | None:
+    """Why ranks that ended are not replaced; None if they are.
+
+    lost: how they ended, none of them well. errors: the last words of those that had any.
+    num_holders: how many of the others hold the state.
+    without_a_step: how often the group was mended since it last took a step.
+    """
+    if num_holders == 0:
+        return "nobody is left who holds the state"
+    if without_a_step >= MOST_WITHOUT_A_STEP:
+        return f"it was mended {without_a_step} times in a row without a step in between"
+    for rank in lost:
+        frame = errors.get(rank.rank)
+        if frame is not None and Cause(frame.body["cause"]) is not Cause.WORKER_LOST:
+            return f"rank {rank.rank} ended by an error of its own"
+        if frame is None and rank.exit_code is not None and rank.exit_code > 0:
+            return f"rank {rank.rank} exited with code {rank.exit_code}"
+    return None
+
+
+def num_holders(
+    sights: Iterable[RankObservation], running: Set[tuple[int, int]], *, furthest_step: int
+) -> int:
+    """How many of those who run can hand over the state.
+
+    A replacement has none until it has come into the group, and before that it would begin from
+    the checkpoint that the attempt began from, whatever was done since. Before anybody's first
+    step there is nothing to lose, and everybody counts.
+
+    sights: of every process of the attempt that can be seen, also the dead. running: (seat,
+    incarnation) of those who have a place and run. furthest_step: that anybody is known to have
+    committed, seen or not.
+    """
+    steps = {(sight.rank, sight.incarnation): sight.look.step for sight in sights}
+    if not furthest_step and not any(steps.values()):
+        return len(running)
+    return sum(steps.get(one, 0) > 0 for one in running)
+
+
+def how(lost: RankExit) -> str:
+    """The end of a rank in a few words."""
+    if lost.exit_code is None:
+        return f"the worker of rank {lost.rank} vanished"
+    if lost.exit_code >= 0:
+        return f"rank {lost.rank} lost the others"
+    try:
+        name = signal.Signals(-lost.exit_code).name
+    except ValueError:
+        name = f"signal {-lost.exit_code}"
+    return f"rank {lost.rank} was killed by {name}{lost.why_killed}"

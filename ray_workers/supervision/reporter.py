@@ -1,0 +1,23 @@
+"""What a supervisor tells of its group, in a spool of its own on its own node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dray.train.spool import SpoolWriter
+from ray_workers.shared.contracts import SUPERVISOR_RANK, FrameKind
+from ray_workers.shared.spool_reader import spool_key
+
+
+class Reporter:
+    """Writes frames as the rank SUPERVISOR_RANK; they are delivered like the ranks' own."""
+
+    def __init__(self, spool_dir: Path, limit_bytes: int) -> None:
+        """spool_dir: of the attempt, on this node."""
+        path = spool_dir / spool_key(SUPERVISOR_RANK, 0, "supervisor")
+        self._spool = SpoolWriter(path, limit_bytes=limit_bytes)
+
+    def tell(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
+        self._spool.append(kind, body)

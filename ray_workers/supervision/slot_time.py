@@ -1,0 +1,100 @@
+"""What an attempt's slots were used for, second by second: pure, without ray or torch.
+
+The training processes book most of it themselves, on their pages. What no process accounts for is
+booked by what the attempt was at: starting, recovering, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ray_workers.shared.heartbeat import TIME_CATEGORIES, RankObservation, RankPhase, TimeCategory
+
+Booked = dict[TimeCategory, float]
+"""Seconds of one process by class."""
+
+
+class SlotTimeLedger:
+    """Of one attempt. The classes add up to the slot-seconds that it held."""
+
+    def __init__(self) -> None:
+        self._unaccounted = dict.fromkeys(TIME_CATEGORIES, 0.0)
+        self._num_slots = 0
+        self._since = 0.0
+        self.held_s = 0.0
+        """Slot-seconds held so far."""
+        self._seen: dict[tuple[int, int], RankObservation] = {}
+
+    def hold(self, num_slots: int, now: float) -> None:
+        """From `now` on, in monotonic seconds, the attempt holds so many slots."""
+        self.held_s += self._num_slots * (now - self._since)
+        self._num_slots, self._since = num_slots, now
+
+    def look(self, sights: Sequence[RankObservation], otherwise: TimeCategory) -> dict[str, float]:
+        """Slot-seconds by class so far.
+
+        sights: every process that the attempt ever had and whose page is still there. otherwise:
+        what to book on that no process accounts for.
+        """
+        self._seen |= {(sight.rank, sight.incarnation): sight for sight in sights}
+        each = _booked(list(self._seen.values()))
+        booked = {use: sum(one[use] for one in each) for use in TIME_CATEGORIES}
+        rest = max(0.0, self.held_s - sum(booked.values()))
+        self._account(rest - sum(self._unaccounted.values()), otherwise)
+        return {use.value: booked[use] + self._unaccounted[use] for use in TIME_CATEGORIES}
+
+    def _account(self, seconds: float, otherwise: TimeCategory) -> None:
+        """Book what no process accounts for; below 0, what a process accounts for after all."""
+        if seconds >= 0.0:
+            self._unaccounted[otherwise] += seconds
+            return
+        for use in (otherwise, *TIME_CATEGORIES):
+            given_back = min(-seconds, self._unaccounted[use])
+            self._unaccounted[use] -= given_back
+            seconds += given_back
+
+
+def _booked(sights: Sequence[RankObservation]) -> list[Booked]:
+    """What each process has used.
+
+    A rank of a script that has not reported a step yet does as the one that reported first: mostly
+    one rank reports for all.
+    """
+    each = [(sight, _of_one(sight)) for sight in sights]
+    reported = [booked for sight, booked in each if sight.look.first_at]
+    if not reported or not any(booked[TimeCategory.UNREPORTED] for _, booked in each):
+        return [booked for _, booked in each]
+    first = min(reported, key=lambda booked: booked[TimeCategory.UNREPORTED])
+    return [_completed(sight, booked, first) for sight, booked in each]
+
+
+def _of_one(sight: RankObservation) -> Booked:
+    """As its page says, with what goes on now while it lives."""
+    uses: Mapping[TimeCategory, float] = sight.look.uses
+    now = {sight.look.use: sight.age_s} if sight.state else {}
+    return {use: uses[use] + now.get(use, 0.0) for use in TIME_CATEGORIES}
+
+
+def _completed(sight: RankObservation, booked: Booked, first: Booked) -> Booked:
+    """`booked`, with its unreported time divided as that of the rank that reported `first`, which
+    was starting until then."""
+    unreported_s = booked[TimeCategory.UNREPORTED]
+    was_killed = not sight.state and sight.look.doing is not RankPhase.FINISH
+    if was_killed and not sight.look.first_at:  # it booked nothing, and the attempt ended with it
+        unreported_s += max(0.0, sum(first.values()) - sum(booked.values()))
+    starting_s = min(unreported_s, first[TimeCategory.UNREPORTED])
+    unknown_s = unreported_s - starting_s
+    more = {
+        use: max(0.0, first[use] - booked[use])
+        for use in TIME_CATEGORIES
+        if use not in (TimeCategory.STARTING, TimeCategory.UNREPORTED)
+    }
+    completed = booked | {
+        TimeCategory.STARTING: booked[TimeCategory.STARTING] + starting_s,
+        TimeCategory.UNREPORTED: 0.0,
+    }
+    all_more = sum(more.values())
+    if not all_more:
+        completed[TimeCategory.STARTING] += unknown_s
+        return completed
+    return completed | {use: booked[use] + unknown_s * more[use] / all_more for use in more}

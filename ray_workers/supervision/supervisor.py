@@ -1,0 +1,305 @@
+"""The supervisor: one detached actor per attempt, which owns everything below it.
+
+It holds no slot and runs on control nodes only, because its death takes the group along. It
+outlives the service: the training goes on while nobody polls, and what the ranks report waits
+in the spools. It ends when the service acknowledges its last reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from ray_workers.node.forkserver_client import ForkFailed
+from ray_workers.node.node_address import own_address
+from ray_workers.node.ray_calls import result_within
+from ray_workers.shared import paths, spool_reader
+from ray_workers.shared.contracts import (
+    AttemptSpec,
+    Cause,
+    Drill,
+    Frame,
+    FrameKind,
+    Grant,
+    Outcome,
+    Phase,
+    PollReply,
+    agent_name,
+    repr_name,
+    supervisor_name,
+)
+from ray_workers.shared.heartbeat import TimeCategory
+from ray_workers.shared.machine_pace import MachinePace
+from ray_workers.shared.spool_reader import SpoolRead
+from ray_workers.supervision.failure_attribution import excused, judge
+from ray_workers.supervision.fault_injection import FaultInjector
+from ray_workers.supervision.group_monitor import GroupMonitor
+from ray_workers.supervision.node_clients import NodeClients
+from ray_workers.supervision.recovery import RecoveryController
+from ray_workers.supervision.reporter import Reporter
+from ray_workers.supervision.slot_time import SlotTimeLedger
+from ray_workers.supervision.worker_group import SlotsUnavailable, WorkerGroup
+
+START_LIMIT_S = 180.0
+"""Longest from having the slots to every process running; above the forkserver's own limit."""
+RELEASE_PAUSE_S = 1.0
+IDLE_PAUSE_S = 0.05
+"""After a read that came back early with nothing, such as from an agent that is restarting."""
+LEDGER_S = 10.0
+PACE_LOOK_S = 1.0
+"""Pause between two looks at how slow the machines are."""
+READ_SLACK_S = 5.0
+READ_WAIT_S = 1.0
+"""Longest that one read of a node agent waits; a poll is made of several."""
+SILENT_READ_SLACK_S = 0.5
+"""The same for a node that is known to be silent, so that the others' frames do not wait for it."""
+DROP_LIMIT_S = 5.0
+"""How long a node may take to delete its spools; what it keeps is found and deleted later."""
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class Supervisor:
+    """Runs one attempt from slots to release, and answers polls meanwhile and after."""
+
+    def __init__(self, spec: AttemptSpec) -> None:
+        self._spec = spec
+        self._pace = MachinePace()
+        own_node_id = ray.get_runtime_context().get_node_id()
+        self._group = WorkerGroup(spec, own_node_id, own_address(), self._pace)
+        self._phase = Phase.ACQUIRING
+        self._phase_times = {Phase.ACQUIRING.value: time.time()}
+        self._outcome: Outcome | None = None
+        self._changed = asyncio.Event()
+        nodes = dict.fromkeys([*(part.node_id for part in spec.slices), own_node_id])
+        self._agents = {node_id: ray.get_actor(agent_name(node_id)) for node_id in nodes}
+        self._nodes = NodeClients(spec, self._agents, self._pace)
+        self._reporter = Reporter(
+            paths.spool_dir(spec.deployment_id, own_node_id, spec.job_id, spec.attempt),
+            spec.spool_limit_bytes,
+        )
+        self._drills = FaultInjector(self._reporter)
+        self._recovery = RecoveryController(
+            spec,
+            self._group,
+            self._nodes,
+            self._reporter,
+            self._drills,
+            self._book_slots,
+            self._pace,
+        )
+        self._guard = GroupMonitor(
+            spec, self._group, self._nodes, self._reporter, self._drills, self._recovery, self._pace
+        )
+        self._ledger = SlotTimeLedger()
+        self._task = asyncio.ensure_future(self._run())
+
+    def __repr__(self) -> str:
+        spec = self._spec
+        return repr_name(str(spec.spec["name"]), supervisor_name(spec.job_id, spec.attempt))
+
+    async def poll(self, cursor: Mapping[str, int], wait_s: float, max_bytes: int) -> PollReply:
+        """What happened after `cursor`; answers at once when there is something."""
+        deadline = time.monotonic() + wait_s
+        phase = self._phase
+        while True:
+            ended = self._phase is Phase.ENDED
+            read, unread = await self._read(cursor, max_bytes, deadline - time.monotonic())
+            over = ended and not read.data and await self._nodes.are_given_up(unread)
+            if over and unread:
+                self._outcome = _without_reports(self._outcome, len(unread))
+            news = read.data or over or self._phase is not phase
+            if news or time.monotonic() >= deadline:
+                return self._reply(cursor, read, over)
+            await asyncio.sleep(IDLE_PAUSE_S)
+
+    async def _read(
+        self, cursor: Mapping[str, int], max_bytes: int, wait_s: float
+    ) -> tuple[SpoolRead, set[str]]:
+        """New frames from every node, and the nodes that did not answer; returns early when the
+        phase changes."""
+        ended = self._phase is Phase.ENDED
+        wait_s = 0.0 if ended else min(max(wait_s, 0.0), READ_WAIT_S)
+        share = max_bytes // len(self._agents)
+        since = (dict(cursor), share, wait_s)
+        node_ids = list(self._agents)
+        reads = asyncio.gather(
+            *(self._read_node(node_id, wait_s, *since) for node_id in node_ids),
+            return_exceptions=True,
+        )
+        self._changed.clear()
+        changed = asyncio.ensure_future(self._changed.wait())
+        either: set[asyncio.Future[Any]] = {reads, changed}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        changed.cancel()
+        if not reads.done():
+            return SpoolRead({}, False), set(node_ids)  # a read changes nothing: it is asked again
+        answers = dict(zip(node_ids, reads.result(), strict=True))
+        told = [answer for answer in answers.values() if isinstance(answer, SpoolRead)]
+        found = {key: chunk for answer in told for key, chunk in answer.data.items()}
+        unread = {n for n, answer in answers.items() if not isinstance(answer, SpoolRead)}
+        return SpoolRead(found, any(answer.more for answer in told)), unread
+
+    async def _read_node(self, node_id: str, wait_s: float, *cursor: Any) -> SpoolRead:
+        slack_s = SILENT_READ_SLACK_S if self._nodes.is_silent(node_id) else READ_SLACK_S
+        limit_s = wait_s + slack_s
+        answer: SpoolRead = await self._nodes.ask(node_id, "read", *cursor, limit_s=limit_s)
+        return answer
+
+    async def _are_not_awaited(self, node_ids: Set[str]) -> bool:
+        """Whether the ranks' last words of these nodes are waited for no longer."""
+        return self._guard.is_stopping or await self._nodes.are_given_up(node_ids)
+
+    def _reply(self, cursor: Mapping[str, int], read: SpoolRead, over: bool) -> PollReply:
+        frames: list[Frame] = []
+        advanced = dict(cursor)
+        for key, chunk in read.data.items():
+            frames += spool_reader.decode(key, chunk)
+            advanced[key] = advanced.get(key, 0) + len(chunk)
+        if self._phase is Phase.STARTING and any(f.kind is FrameKind.METRICS for f in frames):
+            self._enter(Phase.RUNNING)
+        return PollReply(
+            cursor=advanced,
+            phase=self._phase,
+            phase_times=dict(self._phase_times),
+            frames=tuple(frames),
+            more=read.more,
+            outcome=self._outcome if over else None,
+            silent=(*self._nodes.silent(), *self._guard.silent()),
+        )
+
+    async def stop(self) -> None:
+        """End the attempt: the job is being cancelled."""
+        self._guard.stop()
+
+    async def preempt(self, grace_s: float) -> None:
+        """Have the group save a checkpoint and leave within `grace_s` seconds."""
+        self._guard.leave(grace_s)
+
+    async def grow(self, grant: Grant) -> None:
+        """Take these slots in, which were claimed for the attempt; once by the grant's number."""
+        self._recovery.grow(grant)
+
+    async def drill(self, drill: Drill) -> None:
+        """Inject a fault, once by the drill's id."""
+        self._drills.add(drill)
+
+    async def acknowledge(self) -> None:
+        """The last reply is stored: delete the spools. Whoever asked then ends this actor."""
+        key = (self._spec.job_id, self._spec.attempt)
+        drops = [result_within(DROP_LIMIT_S, a.drop.remote(*key)) for a in self._agents.values()]
+        await asyncio.gather(*drops, return_exceptions=True)
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._phase_times[phase.value] = time.time()
+        self._changed.set()
+
+    async def _run(self) -> None:
+        chores = [asyncio.ensure_future(chore) for chore in (self._keep_books(), self._keep_pace())]
+        try:
+            outcome = await self._train()
+        except SlotsUnavailable as error:
+            outcome = Outcome(Cause.SLOTS_UNAVAILABLE, str(error))
+        except ForkFailed as error:  # another job may have ended the forkserver
+            outcome = Outcome(Cause.NODE_LOST, f"a worker could not be started: {error}")
+        except RayActorError as error:
+            outcome = Outcome(Cause.WORKER_LOST, f"a worker could not be started: {error}")
+        except Exception as error:
+            traceback.print_exc()
+            outcome = Outcome(Cause.INFRASTRUCTURE, f"{type(error).__name__}: {error}")
+        for chore in chores:
+            chore.cancel()
+        await self._release()
+        await self._tell_ledger()
+        is_of_node = self._nodes.was_one_silent or await self._group.has_lost_a_node()
+        if outcome.cause is Cause.WORKER_LOST and is_of_node:
+            outcome = replace(outcome, cause=Cause.NODE_LOST)
+        outcome = excused(outcome, self._pace.overrun)
+        self._outcome = replace(outcome, log_lines_lost=dict(self._group.log_lines_lost))
+        self._enter(Phase.ENDED)
+
+    async def _keep_pace(self) -> None:
+        while True:
+            await self._nodes.learn_pace()
+            await asyncio.sleep(PACE_LOOK_S)
+
+    async def _keep_books(self) -> None:
+        """Tell now and then what the slots are used for."""
+        while True:
+            await asyncio.sleep(LEDGER_S)
+            await self._tell_ledger()
+
+    def _book_slots(self) -> None:
+        self._ledger.hold(self._group.num_slots, time.monotonic())
+
+    async def _tell_ledger(self) -> None:
+        slot_seconds = await self._look_at_slots()
+        if self._ledger.held_s:
+            self._reporter.tell(FrameKind.LEDGER, {"slot_seconds": slot_seconds})
+
+    async def _look_at_slots(self, otherwise: TimeCategory | None = None) -> dict[str, float]:
+        """Slot-seconds by class so far. otherwise: what to book on that no process accounts for,
+        where the guard need not guess it."""
+        sights = await self._guard.see()
+        self._book_slots()
+        return self._ledger.look(sights, otherwise or self._guard.use)
+
+    async def _release(self) -> None:
+        """Until it is done: an attempt whose slots are not seen free has not ended."""
+        while True:
+            try:
+                return await self._group.release()
+            except Exception:
+                traceback.print_exc()
+                await asyncio.sleep(RELEASE_PAUSE_S)
+
+    async def _train(self) -> Outcome:
+        asked = asyncio.ensure_future(self._guard.asked_to_end())
+        building = asyncio.ensure_future(self._build())
+        await asyncio.wait({asked, building}, return_when=asyncio.FIRST_COMPLETED)
+        if not building.done():
+            building.cancel()
+            await asyncio.wait({building})
+            return asked.result()
+        asked.cancel()
+        building.result()
+        outcome = await self._guard.watch()
+        ended = self._group.ended()  # the others are ended by us
+        self._enter(Phase.STOPPING)
+        await self._group.stop_processes()
+        under_nccl = bool(self._spec.bundle.get("GPU")) and len(self._group.placed) > 1
+        if outcome is not None:
+            return outcome
+        errors = {}
+        if any(rank.exit_code != 0 for rank in ended):
+            errors = await self._nodes.all_errors(self._are_not_awaited)
+        return judge(ended, errors, under_nccl=under_nccl)
+
+    async def _build(self) -> None:
+        await self._group.acquire()
+        self._book_slots()
+        self._enter(Phase.STARTING)
+        try:
+            await self._pace.within(START_LIMIT_S, self._group.start())
+        except TimeoutError:
+            message = f"the group was not up within {START_LIMIT_S:g} s{self._pace.why()}"
+            raise ForkFailed(message) from None
+        if self._spec.spec.get("script"):
+            self._enter(Phase.RUNNING)  # a script need not report steps
+        await self._look_at_slots(TimeCategory.STARTING)
+
+
+def _without_reports(outcome: Outcome | None, num_nodes: int) -> Outcome | None:
+    """What an attempt ends with whose last reports are lost: it is no success without them."""
+    if outcome is None or outcome.cause is not Cause.SUCCEEDED:
+        return outcome
+    nodes = "a node" if num_nodes == 1 else f"{num_nodes} nodes"
+    message = f"every rank ended well, but the last reports of {nodes} never came"
+    return Outcome(Cause.NODE_LOST, message)

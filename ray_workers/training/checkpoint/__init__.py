@@ -1,0 +1,1 @@
+"""When and how checkpoints are written, and how the newest sound one is found."""

@@ -1,0 +1,309 @@
+"""Checkpoints: committed by a manifest that is written last, verified before they are loaded.
+
+`{checkpoint_url}/step-{step:012d}/` holds `state.safetensors` (the tensors of model, buffers and
+optimizer), `state.json` (all else of the state, and where each tensor belongs in it) and
+`manifest.json`. The model is replicated, so one rank's copy is everybody's. There is no state of
+a random number generator to keep: the loop draws every seed from (seed, step, rank), so step and
+seed are all that it takes to go on to the bit, at any world size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import math
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from dray import train
+from dray.train import files
+from dray.train.checkpoints import CheckpointRef, staying
+from dray.train.files import local_path
+from dray.train.spool import EVERYTHING, Known
+from ray_workers.shared.contracts import FrameKind
+from ray_workers.training.checkpoint import direct_io, safetensors_layout
+from ray_workers.training.checkpoint.staging import StagedState, Stager
+from ray_workers.training.core.early_stopping import sign_of
+from ray_workers.training.core.errors import BrokenCheckpointError, UnreachableCheckpointError
+
+MANIFEST = "manifest.json"
+TENSORS = "state.safetensors"
+TREE = "state.json"
+OLD_STATE = "state.pt"
+MANIFEST_VERSION = 2
+"""Version 1 had one file for all of the state, `state.pt` by torch.save; it is still read."""
+RNG = "seeds are derived from (seed, step, rank)"
+
+_GONE = (FileNotFoundError, NotADirectoryError)
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
+"""What reading a document raises that is not what it should be."""
+
+State = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckpointMetadata:
+    """What a checkpoint says besides the state."""
+
+    step: int
+    metrics: Mapping[str, float]
+    """What was measured at this step, if it was."""
+    position: Mapping[str, int | str]
+    """Where the data stand, and how the world was made up."""
+    loss: float | None = None
+    """Of the step, in training."""
+
+
+@dataclass(frozen=True)
+class CommittedCheckpoint:
+    """A committed checkpoint."""
+
+    url: str
+    step: int
+    manifest_sha256: str
+    size_bytes: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    saved: CommittedCheckpoint
+    state: State
+    position: Mapping[str, Any]
+    """As it was given to `save`."""
+    loss: float | None
+
+
+class SkippedCheckpoint(NamedTuple):
+    """A checkpoint that was not resumed from."""
+
+    step: int
+    why: str
+    is_reached: bool = True
+    """False if the storage gave an error, so that it may be whole."""
+
+
+def url_of(base_url: str, step: int) -> str:
+    return f"{base_url.rstrip('/')}/step-{step:012d}"
+
+
+def save(base_url: str, about: CheckpointMetadata, state: State) -> CommittedCheckpoint:
+    """Write and commit a checkpoint while the caller waits."""
+    return commit(base_url, about, Stager().take(state))
+
+
+def commit(base_url: str, about: CheckpointMetadata, snapshot: StagedState) -> CommittedCheckpoint:
+    """Write what was copied, and its manifest last. Whatever goes wrong leaves no checkpoint and
+    no partial file."""
+    url = url_of(base_url, about.step)
+    try:
+        return _commit(url, about, snapshot)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            files.remove_folder(url)
+        raise
+
+
+def _commit(url: str, about: CheckpointMetadata, snapshot: StagedState) -> CommittedCheckpoint:
+    manifest_url = f"{url}/{MANIFEST}"
+    files.remove_file(manifest_url)  # while its files change, there is no checkpoint here
+    tree = json.dumps(snapshot.tree).encode()
+    entries = []
+    snapshot.wait()
+    for path, data, num_bytes in (
+        (TENSORS, snapshot.data, snapshot.num_bytes),
+        (TREE, memoryview(tree), len(tree)),
+    ):
+        sha256 = direct_io.write_buffer(f"{url}/{path}", data, num_bytes)
+        entries.append({"path": path, "size_bytes": num_bytes, "sha256": sha256})
+    manifest = {
+        "version": MANIFEST_VERSION,
+        "step": about.step,
+        "position": dict(about.position),
+        "rng": RNG,
+        "metrics": dict(about.metrics),
+        "loss": about.loss,
+        "torch": str(torch.__version__),
+        "files": entries,
+    }
+    text = json.dumps(manifest, indent=1).encode()
+    manifest_sha256 = direct_io.write_buffer(manifest_url, memoryview(text), len(text))
+    files.sync_names(url)
+    size = snapshot.num_bytes + len(tree) + len(text)
+    return CommittedCheckpoint(url, about.step, manifest_sha256, size, dict(about.metrics))
+
+
+def load(ref: CheckpointRef) -> LoadedCheckpoint:
+    """Verify a checkpoint and read it. Raises BrokenCheckpointError, which says what is wrong.
+
+    The tensors of a file system's files are mapped, not read: the ranks of a node share their
+    memory, and a rank that needs a part of a state touches that alone.
+    """
+    saved, manifest = read_manifest(ref)
+    parts = {entry["path"]: _verified(saved.url, entry) for entry in manifest["files"]}
+    try:
+        state = _state_of(parts)
+    except (*MALFORMED, OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise BrokenCheckpointError(f"{ref.url} holds no state: {error!r}") from error
+    return LoadedCheckpoint(saved, state, manifest["position"], manifest.get("loss"))
+
+
+def _state_of(parts: Mapping[str, Path | bytes]) -> State:
+    if OLD_STATE in parts:
+        old = io.BytesIO(_bytes_of(parts[OLD_STATE]))
+        state = torch.load(old, map_location="cpu", weights_only=True)
+    else:
+        tensors = safetensors_layout.read_tensors(parts[TENSORS])
+        state = safetensors_layout.restore(json.loads(_bytes_of(parts[TREE])), tensors)
+    if not isinstance(state, dict):
+        raise ValueError(f"it is a {type(state).__name__}")
+    return state
+
+
+def read_manifest(ref: CheckpointRef) -> tuple[CommittedCheckpoint, dict[str, Any]]:
+    """What a checkpoint says of itself. Raises BrokenCheckpointError."""
+    text = _read(f"{ref.url}/{MANIFEST}")
+    sha256 = hashlib.sha256(text).hexdigest()
+    if sha256 != ref.manifest_sha256:
+        raise BrokenCheckpointError(
+            f"the manifest of {ref.url} has the hash {sha256}, not {ref.manifest_sha256}"
+        )
+    try:
+        manifest = json.loads(text)
+        if not 1 <= manifest["version"] <= MANIFEST_VERSION:
+            raise BrokenCheckpointError(
+                f"{ref.url} has version {manifest['version']}; "
+                f"this dray reads up to {MANIFEST_VERSION}"
+            )
+        saved = _described(ref, len(text), manifest)
+    except MALFORMED as error:
+        raise BrokenCheckpointError(
+            f"the manifest of {ref.url} does not describe a checkpoint: {error!r}"
+        ) from error
+    return saved, manifest
+
+
+def _described(
+    ref: CheckpointRef, num_bytes: int, manifest: Mapping[str, Any]
+) -> CommittedCheckpoint:
+    """Checks all that is read of a manifest later. LookupError, TypeError or ValueError."""
+    if manifest["step"] != ref.step:
+        raise ValueError(f"it is of step {manifest['step']}, not {ref.step}")
+    for entry in manifest["files"]:
+        if "/" in entry["path"] or not isinstance(entry["sha256"], str):
+            raise ValueError(f"{entry['path']!r} is no file of a checkpoint")
+        num_bytes += int(entry["size_bytes"])
+    loss = manifest.get("loss")
+    dict(manifest["position"])
+    metrics = {str(key): float(value) for key, value in dict(manifest["metrics"]).items()}
+    if loss is not None:
+        float(loss)
+    return CommittedCheckpoint(ref.url, ref.step, ref.manifest_sha256, num_bytes, metrics)
+
+
+def committed(base_url: str) -> list[CommittedCheckpoint]:
+    """The checkpoints below a URL whose manifest is there and whole, oldest first."""
+    found = []
+    for url in direct_io.folders(base_url):
+        step = url.rpartition("/step-")[2]
+        try:
+            sha256 = hashlib.sha256(_read(f"{url}/{MANIFEST}")).hexdigest()
+            found.append(read_manifest(CheckpointRef(url, int(step), sha256))[0])
+        except (BrokenCheckpointError, ValueError):  # it was still being written, or is none
+            continue
+    return sorted(found, key=lambda one: one.step)
+
+
+def superseded(
+    saved: Sequence[CommittedCheckpoint],
+    *,
+    keep: int,
+    best: str | None,
+    told: Mapping[str, float] | None = None,
+    known: Known = EVERYTHING,
+) -> list[CommittedCheckpoint]:
+    """Those to drop, so that those of `dray.train.checkpoints.staying` and the best remain. Pure.
+
+    Best is the lowest of a loss or an error, the highest of any other metric; of equals, the
+    earliest.
+    """
+    in_order = [one.url for one in sorted(saved, key=lambda one: one.step)]
+    kept = staying(in_order, keep=keep, told=told or {}, known=known)
+    if best is not None:
+        sign = sign_of(best)
+        measured = [
+            (sign * one.metrics[best], one.step, one.url)
+            for one in saved
+            if not math.isnan(one.metrics.get(best, math.nan))
+        ]
+        if measured:
+            kept.add(min(measured)[2])
+    return [one for one in saved if one.url not in kept]
+
+
+def drop(saved: CommittedCheckpoint) -> None:
+    """Delete a checkpoint, its manifest first: what is half deleted is then no checkpoint."""
+    files.remove_file(f"{saved.url}/{MANIFEST}")
+    files.remove_folder(saved.url)
+    train.emit(FrameKind.CHECKPOINT_DROPPED, {"step": saved.step, "url": saved.url})
+
+
+def drop_unfinished(base_url: str) -> None:
+    """Delete what a process that is dead began to write here and did not commit."""
+    for url in direct_io.folders(base_url):
+        if not direct_io.exists(f"{url}/{MANIFEST}"):
+            files.remove_folder(url)
+
+
+def verdicts(refs: Sequence[CheckpointRef]) -> Iterator[LoadedCheckpoint | SkippedCheckpoint]:
+    """Each of `refs` in turn, loaded, or why it can't be. The caller stops where it likes."""
+    for ref in refs:
+        try:
+            yield load(ref)
+        except BrokenCheckpointError as error:
+            is_reached = not isinstance(error, UnreachableCheckpointError)
+            yield SkippedCheckpoint(ref.step, str(error), is_reached)
+
+
+def _verified(url: str, entry: Mapping[str, Any]) -> Path | bytes:
+    """Where a file of a checkpoint lies, or what is in it where that is no file system."""
+    name = f"{url}/{entry['path']}"
+    path = local_path(name)
+    found: Path | bytes
+    try:
+        if path is None:
+            found = files.read(name)
+            num_bytes, sha256 = len(found), hashlib.sha256(found).hexdigest()
+        else:
+            found = path
+            num_bytes, sha256 = files.measure(path)
+    except OSError as error:
+        raise _unreadable(name, error) from error
+    if num_bytes != entry["size_bytes"]:
+        raise BrokenCheckpointError(f"{name} has {num_bytes} bytes, not {entry['size_bytes']}")
+    if sha256 != entry["sha256"]:
+        raise BrokenCheckpointError(f"{name} does not match its hash")
+    return found
+
+
+def _bytes_of(part: Path | bytes) -> bytes:
+    return part.read_bytes() if isinstance(part, Path) else part
+
+
+def _read(url: str) -> bytes:
+    try:
+        return files.read(url)
+    except OSError as error:
+        raise _unreadable(url, error) from error
+
+
+def _unreadable(url: str, error: OSError) -> BrokenCheckpointError:
+    kind = BrokenCheckpointError if isinstance(error, _GONE) else UnreachableCheckpointError
+    return kind(f"{url} cannot be read: {error}")

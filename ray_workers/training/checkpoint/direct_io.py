@@ -1,0 +1,114 @@
+"""Buffers as whole files by URL, past the page cache where that is faster; a reader sees all of a
+file or none of it. What else is done with files is in `dray.train.files`."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+from pathlib import Path
+
+import fsspec
+
+from dray.train.files import local_path
+
+CHUNK_BYTES = 64 << 20
+"""Hashed and written at a time, without the interpreter's lock, which is asked for in between."""
+DIRECT_FROM_BYTES = 8 << 20
+"""Smaller files are written through the page cache."""
+DIRECT = getattr(os, "O_DIRECT", 0)
+"""From memory to the disk past the page cache, which would copy everything once more."""
+
+
+def write_buffer(url: str, data: memoryview, num_bytes: int) -> str:
+    """Write the first `num_bytes` of `data`; their sha256. On a file system: temporary name,
+    fsync, rename, and `files.sync_names` is the caller's; an object store shows an object when its
+    upload is complete.
+
+    Whole pages of memory, of which the last may reach beyond `num_bytes`, are written without
+    passing through the page cache, if the file system can. Raises OSError, and leaves no partial
+    file on a file system.
+    """
+    path = local_path(url)
+    if path is None:
+        digest = hashlib.sha256()
+        with fsspec.open(url, "wb") as target:
+            for at in range(0, num_bytes, CHUNK_BYTES):
+                chunk = data[at : min(at + CHUNK_BYTES, num_bytes)]
+                digest.update(chunk)
+                target.write(chunk)
+        return digest.hexdigest()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        sha256 = _write_local(partial, data, num_bytes)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return sha256
+
+
+def _write_local(path: Path, data: memoryview, num_bytes: int) -> str:
+    digest = hashlib.sha256()
+    fd = _open_direct(path) if len(data) >= DIRECT_FROM_BYTES else _open(path, 0)
+    try:
+        for at in range(0, num_bytes, CHUNK_BYTES):
+            digest.update(data[at : min(at + CHUNK_BYTES, num_bytes)])
+            _write_all(fd, data[at : at + CHUNK_BYTES])
+        os.ftruncate(fd, num_bytes)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return digest.hexdigest()
+
+
+def _open_direct(path: Path) -> int:
+    try:
+        return _open(path, DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return _open(path, 0)  # a file system that has only its cache
+
+
+def _open(path: Path, flags: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags, 0o666)
+
+
+def _write_all(fd: int, chunk: memoryview) -> None:
+    """Write every byte; through the page cache from where the file system wants it so."""
+    while chunk:
+        try:
+            chunk = chunk[os.write(fd, chunk) :]
+        except OSError as error:
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            if error.errno != errno.EINVAL or not flags & DIRECT:
+                raise
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~DIRECT)
+
+
+def exists(url: str) -> bool:
+    path = local_path(url)
+    if path is not None:
+        return path.exists()
+    filesystem, name = fsspec.core.url_to_fs(url)
+    return bool(filesystem.exists(name))
+
+
+def folders(url: str) -> list[str]:
+    """The folders directly below a URL, by name; none if there is no such folder."""
+    base = url.rstrip("/")
+    path = local_path(url)
+    if path is not None:
+        found = [entry.name for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
+    else:
+        filesystem, name = fsspec.core.url_to_fs(url)
+        filesystem.invalidate_cache()
+        there = filesystem.ls(name, detail=True) if filesystem.exists(name) else []
+        found = [
+            entry["name"].rstrip("/").rsplit("/", 1)[-1]
+            for entry in there
+            if entry["type"] == "directory"
+        ]
+    return [f"{base}/{name}" for name in sorted(found)]

@@ -1,0 +1,117 @@
+"""How often to save, and what a save costs the steps."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+
+FIRST_SAVE_S = 10.0
+"""With `every_steps: auto`, the first save comes after so much training: it is the measurement."""
+MAX_INTERVAL_S = 600.0
+"""With `auto`, never more than this is at stake."""
+MAX_SHARE = 0.05
+"""With `auto`, saving never costs more than this share of the time."""
+NUM_STEPS = 64
+"""Steps that the usual time of one is the mean of."""
+NUM_COSTS = 5
+
+
+def young_interval_s(cost_s: float, mtbf_s: float) -> float:
+    """The interval between saves that loses least, to saving and to steps done again together.
+
+    cost_s: what a save adds to the run; mtbf_s: mean time between failures of the whole group.
+    Young 1974, 'A first order approximation to the optimum checkpoint interval', CACM 17(9).
+    """
+    return math.sqrt(2.0 * cost_s * mtbf_s)
+
+
+def interval_s(cost_s: float, write_s: float, mtbf_s: float) -> float:
+    """Young's interval within bounds: at most MAX_INTERVAL_S, unless saving then cost more than
+    MAX_SHARE of the time; never so short that a save is due before the last one is written.
+
+    write_s: from the begin of a save to its commit.
+    """
+    wanted = min(young_interval_s(cost_s, mtbf_s), MAX_INTERVAL_S)
+    return max(wanted, cost_s / MAX_SHARE, write_s)
+
+
+class StallMeter:
+    """What each save adds to the wall time of the loop: the time it is blocked by the save, and
+    what the steps take longer while the save is written."""
+
+    def __init__(self) -> None:
+        self._usual: deque[float] = deque(maxlen=NUM_STEPS)
+        self._blocked_s: float | None = None
+        self._added_s = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """The usual time of a step; NaN before the first."""
+        return statistics.fmean(self._usual) if self._usual else math.nan
+
+    @property
+    def is_open(self) -> bool:
+        """The stall of the last save is not known yet."""
+        return self._blocked_s is not None
+
+    def began(self, blocked_s: float) -> None:
+        """A save was begun, and kept the loop for so long."""
+        self._blocked_s, self._added_s = blocked_s, 0.0
+
+    def ended(self, waited_s: float) -> float:
+        """The save is over after the loop has waited for it between two steps; its stall."""
+        assert self._blocked_s is not None, "no save was begun"
+        stall, self._blocked_s = self._blocked_s + max(0.0, self._added_s) + waited_s, None
+        return stall
+
+    def step_took(self, seconds: float, *, is_saving: bool) -> float | None:
+        """Count a step in. The stall of a save, with the first step after it has ended.
+
+        is_saving: whether the save is still in flight at the end of the step.
+        """
+        if self._blocked_s is None:
+            self._usual.append(seconds)
+            return None
+        if self._usual:
+            self._added_s += seconds - self.step_s
+        return None if is_saving else self.ended(0.0)
+
+
+class CheckpointInterval:
+    """When the next save of `every_steps: auto` is due, for the one rank that saves."""
+
+    def __init__(self, mtbf_s: float) -> None:
+        self._mtbf_s = mtbf_s
+        self._costs: deque[float] = deque(maxlen=NUM_COSTS)
+        self._last_step: int | None = None
+        self._since_s = 0.0
+        self._is_measuring = False
+        self.every_steps: int | None = None
+        """Unset until a save was measured."""
+
+    def starts_at(self, step: int) -> None:
+        """Training begins after this step."""
+        self._last_step, self._since_s = step, 0.0
+
+    def saved_at(self, step: int) -> None:
+        """A save was begun, by whichever measure."""
+        self.starts_at(step)
+        self._is_measuring = True
+
+    def measured(self, cost_s: float, write_s: float, step_s: float) -> int:
+        """Choose the interval anew, from what the last saves cost; in steps."""
+        self._is_measuring = False
+        self._costs.append(cost_s)
+        interval = interval_s(statistics.median(self._costs), write_s, self._mtbf_s)
+        self.every_steps = max(1, round(interval / step_s))
+        return self.every_steps
+
+    def step_took(self, seconds: float) -> None:
+        self._since_s += seconds
+
+    def is_due(self, step: int) -> bool:
+        assert self._last_step is not None, "training has not begun"
+        if self.every_steps is None:
+            return self._since_s >= FIRST_SAVE_S and not self._is_measuring
+        return step - self._last_step >= self.every_steps or self._since_s >= MAX_INTERVAL_S

@@ -1,0 +1,111 @@
+"""Which checkpoint to go on from, and the receipt that says what was restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dray.train.checkpoints import CheckpointRef
+from dray.train.storage_room import StorageError
+from ray_workers.shared import job_log
+from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.checkpoint.checkpoint_files import LoadedCheckpoint, SkippedCheckpoint
+from ray_workers.training.core.errors import DataError
+
+MAX_TOLD = 100
+MAX_WHY_CHARS = 1000
+MAX_TENSORS = 3
+"""That are told of where a checkpoint is of another model."""
+
+
+def choose(
+    refs: Sequence[CheckpointRef], everywhere: Callable[[bool], bool]
+) -> tuple[LoadedCheckpoint | None, list[SkippedCheckpoint]]:
+    """The first of `refs` that verifies on every rank, and those before it. A collective.
+
+    everywhere: whether all ranks gave True; all learn the same answer. StorageError if none
+    verifies, and the storage did not give one of them: to begin afresh would lose what is there.
+    """
+    passed_over: list[SkippedCheckpoint] = []
+    for verdict in checkpoint_files.verdicts(refs):
+        sound = isinstance(verdict, LoadedCheckpoint)
+        if everywhere(sound) and isinstance(verdict, LoadedCheckpoint):
+            return verdict, passed_over
+        if isinstance(verdict, LoadedCheckpoint):
+            verdict = SkippedCheckpoint(verdict.saved.step, "another rank found it broken")
+        passed_over.append(verdict)
+    out_of_reach = [each for each in passed_over if not each.is_reached]
+    if out_of_reach:
+        raise StorageError(
+            f"no checkpoint can be read; of step {out_of_reach[0].step}: {out_of_reach[0].why}"
+        )
+    return None, passed_over
+
+
+def log_passed_over(passed_over: Sequence[SkippedCheckpoint]) -> None:
+    for each in passed_over:
+        job_log.log(f"passing over the checkpoint of step {each.step}: {each.why}")
+
+
+def refuse_other_model(what: str, loaded: LoadedCheckpoint, own: Mapping[str, Tensor]) -> None:
+    """DataError unless the checkpoint's weights have the names and shapes of `own`, which are those
+    of the whole model. what: the checkpoint, as the sentence calls it."""
+    found = loaded.state.get("model")
+    if not isinstance(found, Mapping):
+        raise DataError(f"{what} holds no weights that a recipe wrote: name a recipe's job")
+    differing = [
+        _difference(name, found.get(name), own.get(name))
+        for name in dict.fromkeys((*own, *found))
+        if name not in found or name not in own or found[name].shape != own[name].shape
+    ]
+    if not differing:
+        return
+    more = len(differing) - MAX_TENSORS
+    others = f" (and {more} tensors more)" if more > 0 else ""
+    raise DataError(
+        f"{what} is of another model: {', '.join(differing[:MAX_TENSORS])}{others}. Give the model "
+        "the options, and the data the columns and classes, of the job that wrote it"
+    )
+
+
+def _difference(name: str, found: Tensor | None, own: Tensor | None) -> str:
+    return f"{name} is {_shape(found)} there and {_shape(own)} here"
+
+
+def _shape(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "absent"
+    return " x ".join(map(str, tensor.shape)) or "one number"
+
+
+def receipt(
+    loaded: LoadedCheckpoint | None,
+    passed_over: Sequence[SkippedCheckpoint],
+    *,
+    step: int,
+    position: Mapping[str, int],
+) -> dict[str, Any]:
+    """Body of the RESUMED frame. The loss after the resume is not known yet: whoever stores the
+    receipt takes it from the figures of the first step.
+
+    loaded: what was restored, or begun from where `step` is 0; position: where the data go on.
+    """
+    body: dict[str, Any] = {"step": step, "url": "" if loaded is None else loaded.saved.url}
+    if loaded is None and not passed_over:
+        return body
+    body["passed_over"] = [
+        {"step": each.step, "why": each.why[:MAX_WHY_CHARS]} for each in passed_over[:MAX_TOLD]
+    ]
+    if loaded is None:
+        return body
+    return body | {
+        "sha256": loaded.saved.manifest_sha256,
+        "size_bytes": loaded.saved.size_bytes,
+        "position": dict(position),
+        "world_size": loaded.position.get("world_size"),
+        "optimizer_restored": step > 0,
+        "rng": checkpoint_files.RNG,
+        "loss_before": loaded.loss,
+    }

@@ -1,0 +1,147 @@
+"""What a saved state looks like in a file, apart from how it gets there. Pure.
+
+A state is a tree of dicts, lists and tuples with tensors and plain values at its leaves. Its
+tensors go into one safetensors file, which anyone can open, and the rest, with each tensor's
+place in it, into a JSON document. Neither is a pickle: reading a checkpoint runs no code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+PAGE_BYTES = 4096
+"""The data begin at a multiple of it, so that memory can go to the disk without another copy."""
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int16: "I16",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.bool: "BOOL",
+}
+"""By the names that safetensors gives them."""
+
+
+@dataclass(frozen=True)
+class TensorLocation:
+    """Where a tensor lies in the file."""
+
+    name: str
+    dtype: torch.dtype
+    shape: torch.Size
+    start: int
+    """In bytes, from the beginning of the file."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A safetensors file but for the tensors' bytes."""
+
+    header: bytes
+    places: Sequence[TensorLocation]
+    """In the order of the tensors that the layout was made for."""
+    num_bytes: int
+    """Of the whole file."""
+
+
+def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+    """(the tree without its tensors, ready for JSON; the tensors by their names in it)."""
+    tensors: dict[str, Tensor] = {}
+    return _encode(state, "", tensors), tensors
+
+
+def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The state that was flattened. Raises LookupError, TypeError or ValueError for anything
+    that is no such tree."""
+    if not isinstance(tree, Mapping):
+        if tree is not None and not isinstance(tree, bool | int | float | str):
+            raise ValueError(f"a {type(tree).__name__} stands where a value should")
+        return tree
+    ((kind, content),) = tree.items()
+    match kind:
+        case "tensor":
+            return tensors[content]
+        case "dict":
+            return {key: restore(value, tensors) for key, value in content}
+        case "list":
+            return [restore(value, tensors) for value in content]
+        case "tuple":
+            return tuple(restore(value, tensors) for value in content)
+    raise ValueError(f"{kind!r} is no part of a state")
+
+
+def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
+    """Give each tensor its place: the widest types first, so that every one is aligned."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise ValueError(f"{name} is of {tensor.dtype}, which no checkpoint can hold")
+    at = 0
+    entries: dict[str, Any] = {}
+    for name in sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize):
+        tensor = tensors[name]
+        entries[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    text = json.dumps(entries).encode()
+    room = -(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES
+    header = (room - 8).to_bytes(8, "little") + text.ljust(room - 8)
+    places = [
+        TensorLocation(name, tensor.dtype, tensor.shape, room + entries[name]["data_offsets"][0])
+        for name, tensor in tensors.items()
+    ]
+    return Layout(header, places, room + at)
+
+
+def read_tensors(file: Path | bytes) -> dict[str, Tensor]:
+    """The tensors of a file, by name; what lies at a path is mapped into memory, and a change of it
+    is this process's own. ValueError if it is none of safetensors."""
+    try:
+        if isinstance(file, Path):
+            return safetensors.torch.load_file(file)
+        return safetensors.torch.load(file)
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        name = path
+        while name in tensors:  # {"a/b": ...} beside {"a": {"b": ...}}
+            name += "'"
+        tensors[name] = value.detach()
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        items = []
+        for key, each in value.items():
+            if not isinstance(key, str | int):
+                raise ValueError(f"{path}: a key is {key!r}, neither text nor a whole number")
+            items.append([key, _encode(each, f"{path}/{key}" if path else str(key), tensors)])
+        return {"dict": items}
+    if isinstance(value, list | tuple):
+        items = [_encode(each, f"{path}/{i}", tensors) for i, each in enumerate(value)]
+        return {"list" if isinstance(value, list) else "tuple": items}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"{path} is a {type(value).__name__}, which no checkpoint can hold")

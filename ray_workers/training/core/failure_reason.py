@@ -1,0 +1,133 @@
+"""One sentence for an error that ended a rank: its type, its words, and the user's line."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
+MAX_CHARS = 2000
+MAX_TEXT_CHARS = 800
+"""Of one error; the whole is in the traceback."""
+
+_CODE_ROOT = Path(__file__).resolve().parents[2]
+_NOT_THE_USERS = tuple(
+    str(path) + os.sep
+    for path in (
+        _CODE_ROOT / "ray_workers",
+        _CODE_ROOT / "dray",
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    )
+)
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+# torch's DataLoader and torch.multiprocessing put the other process's traceback into the message.
+_ELSEWHERE = re.compile(r"(?:Caught \S+ in|-- )\s*(.*?process \d+)", re.IGNORECASE)
+_TRACEBACK = "Traceback (most recent call last):"
+_LINE_OF_FILE = re.compile(r'^\s*File "(.+?)", line (\d+)', re.MULTILINE)
+_REMOTE = ("RemoteTraceback", "_RemoteTraceback")
+"""Causes that only carry the traceback of a process in a pool, as text."""
+
+
+def reason_of(error: BaseException) -> str:
+    """`TypeName: message (file, line n)`; with the error that it came from, if there is one.
+
+    dray's own errors are sentences already, and stay as they are.
+    """
+    if _is_ours(error):
+        return _text_of(error)[:MAX_CHARS] or type(error).__name__
+    chain = _chain(error)
+    remote = next((e for e in chain if type(e).__name__ in _REMOTE), None)
+    told = [_sentence(each, remote) for each in chain if each is not remote]
+    said = told[0] if len(told) == 1 else f"{told[0]}; it came from {told[-1]}"
+    return said[:MAX_CHARS]
+
+
+def _is_ours(error: BaseException) -> bool:
+    return type(error).__module__.split(".")[0] in ("ray_workers", "dray")
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error, what it was raised from, and so on to the first."""
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in chain:
+        chain.append(following)
+        context = None if following.__suppress_context__ else following.__context__
+        following = following.__cause__ or context
+    return chain
+
+
+def _sentence(error: BaseException, remote: BaseException | None) -> str:
+    text, where = _text_of(error), ""
+    place = _place(error)
+    if remote is not None:
+        place = _place_in(_text_of(remote)) or place
+    if _TRACEBACK in text:
+        found = _ELSEWHERE.search(text)
+        where = f"in {found.group(1)}" if found else ""
+        place = _place_in(text) or place
+        told = _last_words(text)
+    elif isinstance(error, SystemExit):
+        told = f"SystemExit: {_exit_words(error)}"
+    else:
+        name = type(error).__qualname__
+        text = error.msg if isinstance(error, SyntaxError) else text
+        text = text or (linecache.getline(*place).strip() if place else "")
+        told = f"{name}: {text}" if text else name
+    if place is not None:
+        where += f"{', ' if where else ''}{_short(place[0])}, line {place[1]}"
+    told = " ".join(told.split())[:MAX_TEXT_CHARS]
+    return f"{told} ({where})" if where else told
+
+
+def _exit_words(error: SystemExit) -> str:
+    if isinstance(error.code, int):
+        return f"the training code exited with code {error.code}"
+    return _text_of(error)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # the user's class says how it is printed
+        return ""
+
+
+def _last_words(text: str) -> str:
+    """What follows the last traceback in a text: the error that it is of."""
+    lines = text.rstrip().splitlines()
+    indented = [number for number, line in enumerate(lines) if line.startswith("  ")]
+    return "\n".join(lines[indented[-1] + 1 :] if indented else lines[-1:])
+
+
+def _place(error: BaseException) -> tuple[str, int] | None:
+    """The innermost line of the user's own that the error went through."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return error.filename, error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [(f.filename, f.lineno or 0) for f in frames if _is_users(f.filename)]
+    return users[-1] if users else None
+
+
+def _place_in(text: str) -> tuple[str, int] | None:
+    found = [(path, int(line)) for path, line in _LINE_OF_FILE.findall(text) if _is_users(path)]
+    return found[-1] if found else None
+
+
+def _is_users(path: str) -> bool:
+    if path.startswith("<") or _INSTALLED.search(path):
+        return False
+    return not str(Path(path).absolute()).startswith(_NOT_THE_USERS)
+
+
+def _short(path: str) -> str:
+    """As the user would name it: relative to the script's folder or the current one."""
+    for folder in (Path(sys.argv[0]).parent, Path.cwd()):
+        for base in (folder.absolute(), folder.resolve()):
+            if Path(path).is_relative_to(base):
+                return str(Path(path).relative_to(base))
+    return path

@@ -1,0 +1,42 @@
+"""How far a rank has come, so that the ranks of a broken group can tell who is the furthest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+NOTHING = -1
+"""The progress of a rank that has no state yet."""
+TORN = -3
+"""The progress of a rank whose state is neither that before a step nor that after it."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of one rank; the greater is the further."""
+
+    number: int
+    """Twice the optimizer steps done, and one more once all that was due after the last one
+    (evaluation, a checkpoint) is done too."""
+
+    @classmethod
+    def at(cls, step: int) -> Self:
+        """With `step` steps done, and all that was due."""
+        return cls(2 * step + 1)
+
+    @property
+    def step(self) -> int:
+        return self.number // 2
+
+    @property
+    def is_settled(self) -> bool:
+        return self.number % 2 == 1
+
+    def settled(self) -> Self:
+        return type(self)(self.number | 1)
+
+    def after_step(self) -> Self:
+        return type(self)(2 * self.step + 2)
+
+
+NO_STATE = Progress(NOTHING)

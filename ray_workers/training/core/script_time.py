@@ -1,0 +1,76 @@
+"""What a script's time goes into, as far as its calls to `dray.train` tell.
+
+The time before the first report of a step is booked as unreported, the time after it as useful, or
+as recomputed up to the step that an earlier attempt had reported. A script that saves or loads
+files in its main thread is checkpointing meanwhile; in another thread it trains on.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
+
+MAX_STEP = 2**63 - 1
+"""The page holds no higher one, and the service refuses it."""
+
+
+class ScriptTime:
+    """Books it on the page of the rank. Calls of threads, signal handlers and forked processes are
+    safe: one that comes amidst another books nothing, and the next one books its time too."""
+
+    def __init__(self, page: HeartbeatPage, furthest_step: int) -> None:
+        """furthest_step: the highest that an earlier attempt of the job has reported."""
+        self._page = page
+        self._furthest_step = furthest_step
+        self._owner_pid = os.getpid()
+        self._doing = RankPhase.COMPUTE
+        self._use = TimeCategory.UNREPORTED
+        """Of what goes on whenever nothing is saved or loaded."""
+        self._is_booking = threading.Lock()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The script runs within this context. What it does after its last report is booked where
+        it ends well; the time of one that fails or is killed was lost."""
+        self._enter(self._doing, self._use)
+        try:
+            yield
+        except SystemExit as leaving:
+            if leaving.code in (None, 0):
+                self._end()
+            raise
+        self._end()
+
+    def stepped(self, step: int) -> None:
+        self._use = TimeCategory.RECOMPUTED if step < self._furthest_step else TimeCategory.USEFUL
+        self._enter(self._doing, self._use, step)
+
+    @contextmanager
+    def storing(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
+        try:
+            yield
+        finally:
+            self._enter(self._doing, self._use)
+
+    def _end(self) -> None:
+        self._doing = RankPhase.FINISH
+        self._enter(self._doing, self._use)
+
+    def _enter(self, doing: RankPhase, use: TimeCategory, step: int | None = None) -> None:
+        # A forked process has the page of its parent in its memory, too.
+        if os.getpid() != self._owner_pid or not self._is_booking.acquire(blocking=False):
+            return
+        try:
+            self._page.enter(doing, use)
+            if step is not None:
+                self._page.commit(min(step, MAX_STEP))
+        finally:
+            self._is_booking.release()

@@ -1,0 +1,38 @@
+"""What a recipe hands to the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from ray_workers.training.data.device_dataset import Samples
+
+LossSum = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) -> scalar: the sum, not the mean, of the samples' losses."""
+WriteResults = Callable[[nn.Module, Mapping[str, float], int, Path], None]
+"""(trained model, final metrics, step, folder): leave the result's files in the folder."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, its data and what is measured; the data are on the CPU."""
+
+    model: nn.Module
+    """Its parameters on the meta device, its buffers on the CPU; see `initialising.materialise`."""
+    train: Samples
+    validation: Samples
+    loss_sum: LossSum
+    """What training minimises."""
+    validation_loss_sum: LossSum
+    """What `val/loss` is the mean of: the loss without what only helps training."""
+    metrics: Callable[[], MetricCollection]
+    """Fresh metrics, to be updated with (outputs, targets); served as `val/{name}`."""
+    fingerprint: str
+    """Of the data's content: ranks and attempts of a job must have read the same."""
+    write_results: WriteResults
+    about: Sequence[str] = ()
+    """Lines of the job's log on how the data were taken."""

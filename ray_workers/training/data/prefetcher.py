@@ -1,0 +1,167 @@
+"""What a rank computes at each step, read ahead of it: in a thread, or in processes of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
+from ray_workers.training.data.loader_process import Loader
+from ray_workers.training.data.sampler import Batch, DistributedBatchSampler
+from ray_workers.training.devices import sent
+
+PIECES_AHEAD = 2
+"""Micro-batches that each loader process has to do or has done, if a step has not more."""
+MOST_AHEAD = 64
+"""Micro-batches that wait to be computed, at most: each takes memory."""
+
+Piece = tuple[Tensor, Tensor]
+"""(inputs, targets) of a micro-batch."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of a global batch, ready to be computed."""
+
+    batch: Batch
+    micro_batches: list[Piece]
+    """In pieces of at most the micro-batch size."""
+
+    def counts(self, piece: int) -> bool:
+        """False of one that stands in: ranks that compute together compute equally many, and one
+        whose share has fewer samples repeats one of them."""
+        return piece < len(self.batch.indices)
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """What a rank computes in one optimizer step: mostly one share."""
+
+    num_global: int
+    """Samples of the global batch."""
+    shares: list[Share]
+
+
+class Prefetcher:
+    """A rank's shares of each global batch, by the step.
+
+    What is not at hand is read while the step before is computed: by a thread, or if there are
+    `loader_workers` by so many processes (see `Loader`).
+    """
+
+    def __init__(
+        self,
+        samples: InMemorySamples | MemoryMappedSamples,
+        batches: DistributedBatchSampler,
+        micro_batch_size: int,
+        last_step: int,
+        loader_workers: int = 0,
+        evenly: bool = False,
+    ) -> None:
+        """evenly: every rank has equally many pieces, because they compute them together."""
+        self._samples = samples
+        self._evenly = evenly
+        self._batches = batches
+        self._micro_batch_size = micro_batch_size
+        self._last_step = last_step
+        self._loader_workers = loader_workers
+        self._pool = self._new_pool()
+        self._own = threading.local()
+        self._loaders: list[Loader] = []
+        """One for each thread of the pool."""
+        self._planned: deque[tuple[int, list[Batch]]] = deque()
+        """The steps of which pieces are being read."""
+        self._reading: deque[Future[Piece]] = deque()
+        """In the order in which they will be computed."""
+        self._begin(1)
+
+    def at(self, step: int) -> Feeding:
+        """Steps up to the last may be asked for in any order; in a row they were read ahead."""
+        return self._read(step) if self._pool is None else self._await(step, self._pool)
+
+    def cut_anew(self, parts: Sequence[float], from_step: int) -> None:
+        """Have the global batches from this step on cut by these parts; see `Batches.parts`."""
+        self._batches.parts = parts
+        self._begin(from_step)
+
+    def close(self) -> None:
+        """End the reading ahead."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        while self._loaders:
+            self._loaders.pop().close()
+        self._begin(self._last_step + 1)
+
+    def _new_pool(self) -> ThreadPoolExecutor | None:
+        if isinstance(self._samples, InMemorySamples):
+            return None
+        return ThreadPoolExecutor(self._loader_workers or 1, "dray-feed")
+
+    def _begin(self, step: int) -> None:
+        """Read from this step on. What is being read of others is let go."""
+        self._planned.clear()
+        self._reading.clear()
+        self._plan = self._plan_from(step)
+
+    def _plan_from(self, step: int) -> Iterator[Tensor]:
+        """The pieces of this step and all that follow, in order."""
+        for number in range(step, self._last_step + 1):
+            batches = self._batches.at(number)
+            self._planned.append((number, batches))
+            for batch in batches:
+                yield from self._cut(batch)
+
+    def _await(self, step: int, pool: Executor) -> Feeding:
+        if not self._planned or self._planned[0][0] != step:
+            self._begin(step)
+            self._read_ahead(pool, 1)
+        _, batches = self._planned.popleft()
+        counts = [len(self._cut(batch)) for batch in batches]
+        ahead = sum(counts) if not self._loader_workers else PIECES_AHEAD * self._loader_workers
+        ahead = min(max(ahead, sum(counts)), MOST_AHEAD)
+        shares = []
+        for batch, count in zip(batches, counts, strict=True):
+            pieces = []
+            for _ in range(count):
+                self._read_ahead(pool, ahead)
+                pieces.append(self._reading.popleft().result())
+            shares.append(Share(batch, pieces))
+        self._read_ahead(pool, ahead)
+        return Feeding(batches[0].num_global, shares)
+
+    def _read_ahead(self, pool: Executor, ahead: int) -> None:
+        """Have so many pieces read or being read, if there are any left."""
+        while len(self._reading) < ahead:
+            at = next(self._plan, None)
+            if at is None:
+                return
+            read = self._load if self._loader_workers else self._samples.take
+            self._reading.append(pool.submit(read, at))
+
+    def _load(self, at: Tensor) -> Piece:
+        """By the loader process of the thread that this runs in."""
+        assert isinstance(self._samples, MemoryMappedSamples)
+        loader = getattr(self._own, "loader", None)
+        if loader is None:
+            self._own.loader = loader = Loader(self._samples.samples.take)
+            self._loaders.append(loader)
+        inputs, targets = loader.read(at)
+        return sent(inputs, self._samples.device), sent(targets, self._samples.device)
+
+    def _read(self, step: int) -> Feeding:
+        batches, take = self._batches.at(step), self._samples.take
+        shares = [Share(batch, [take(at) for at in self._cut(batch)]) for batch in batches]
+        return Feeding(batches[0].num_global, shares)
+
+    def _cut(self, batch: Batch) -> Sequence[Tensor]:
+        if not self._evenly:
+            return torch.split(batch.indices, self._micro_batch_size)
+        largest = -(-batch.num_global // self._batches.num_shares)
+        pieces = torch.tensor_split(batch.indices, -(-largest // self._micro_batch_size))
+        return [piece if len(piece) else batch.indices[:1] for piece in pieces]

@@ -1,0 +1,124 @@
+"""Which samples a rank sees at a step: pure functions of seed, step, rank and world size.
+
+An epoch goes over every sample once, in an order drawn from (seed, epoch). The order is cut into
+global batches; the last one of an epoch is as short as it comes out. Each global batch is cut
+into contiguous shares, one for each rank, or in an exact group as many at any world size. So the
+world size changes who computes, not what is computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed in [0, 2**63) from the parts, independent of Python's hash randomisation."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
+    return -(-num_samples // global_batch_size)
+
+
+def position_after(step: int, num_samples: int, global_batch_size: int) -> dict[str, int]:
+    """Where the data stand after an optimizer step: so many `samples` of the epoch's order are
+    used up, whatever the world size is."""
+    epoch, step_in_epoch = divmod(step, steps_per_epoch(num_samples, global_batch_size))
+    samples = step_in_epoch * global_batch_size
+    return {"epoch": epoch, "step_in_epoch": step_in_epoch, "samples": samples}
+
+
+def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
+    """Every index in [0, num_samples) once: int64 of shape (num_samples,). Epochs count from 0."""
+    generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
+    return torch.randperm(num_samples, generator=generator)
+
+
+def share(num_items: int, rank: int, world_size: int) -> tuple[int, int]:
+    """[start, stop) of a rank's contiguous share; shares differ by one item at most."""
+    return num_items * rank // world_size, num_items * (rank + 1) // world_size
+
+
+def share_by(parts: Sequence[float], num_items: int, number: int) -> tuple[int, int]:
+    """[start, stop) of a contiguous share as large as its part of 1 says, with one item at least
+    if there are enough."""
+    least = min(num_items // len(parts), 1)
+    free = num_items - least * len(parts)
+    start, stop = (round(free * sum(parts[:end])) + least * end for end in (number, number + 1))
+    return start, stop
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One share of one global batch."""
+
+    number: int
+    """Which of the shares: the rank, unless the group is exact."""
+    indices: Tensor
+    """int64; what to compute, never empty: where there are more shares than samples, one repeats a
+    neighbour's, because a collective waits for everybody."""
+    num_global: int
+    """Samples of the global batch."""
+    is_empty: bool
+    """The samples are a neighbour's, and count for nothing."""
+
+    @property
+    def weight(self) -> float:
+        """Of each of the samples in the mean over the global batch."""
+        return 0.0 if self.is_empty else 1 / self.num_global
+
+
+class DistributedBatchSampler:
+    """A rank's shares of the global batches of a data set, by the number of the optimizer step (1
+    is the first). It has those of the numbers `shares`, of `num_shares` in all."""
+
+    def __init__(
+        self,
+        num_samples: int,
+        *,
+        global_batch_size: int,
+        seed: int,
+        shares: Sequence[int],
+        num_shares: int,
+    ) -> None:
+        self._num_samples = num_samples
+        self._global_batch_size = global_batch_size
+        self._seed = seed
+        self._shares = shares
+        self.num_shares = num_shares
+        self.parts: Sequence[float] | None = None
+        """Of each share in a global batch; None for equal ones."""
+        self._epoch = -1
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return steps_per_epoch(self._num_samples, self._global_batch_size)
+
+    def at(self, step: int) -> list[Batch]:
+        """In the order of the shares."""
+        epoch, number = divmod(step - 1, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._order = epoch_order(self._num_samples, self._seed, epoch)
+            self._epoch = epoch
+        first = number * self._global_batch_size
+        num_global = min(self._global_batch_size, self._num_samples - first)
+        order = self._order[first : first + num_global]
+        return [self._cut(order, number) for number in self._shares]
+
+    def _cut(self, order: Tensor, number: int) -> Batch:
+        if self.parts is None:
+            start, stop = share(len(order), number, self.num_shares)
+        else:
+            start, stop = share_by(self.parts, len(order), number)
+        is_empty = start == stop
+        if is_empty:
+            start = min(start, len(order) - 1)
+            stop = start + 1
+        return Batch(number, order[start:stop], len(order), is_empty)

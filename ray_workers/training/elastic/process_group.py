@@ -1,0 +1,117 @@
+"""Joining the other ranks, and the few words exchanged besides gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store, _broadcast_coalesced
+
+OPERATION_LIMIT = timedelta(hours=12)
+BROADCAST_BYTES = 16 << 20
+"""Tensors travel together up to this size."""
+
+_kept: list[dist.ProcessGroup | None] = []
+"""Groups that were joined, held until the process ends. The last reference to a gloo group joins
+its threads while holding the interpreter's lock, and one of those may be waiting for that lock to
+let go of a finished operation: seen as a rank that had trained to its end and never exited."""
+
+
+def keep_groups() -> None:
+    """From now on hold every group that this process makes, as `_kept` says: for scripts."""
+    for name in ("init_process_group", "new_group"):
+        keeping = _keeping(getattr(dist, name))
+        setattr(dist, name, keeping)
+        setattr(dist.distributed_c10d, name, keeping)
+
+
+def keep_all() -> None:
+    """Treat every group that there is now as `join` does the world's."""
+    for group in dist.distributed_c10d._world.pg_map:
+        dist.distributed_c10d._set_pg_timeout(OPERATION_LIMIT, group)
+        _kept.append(group)
+
+
+def _keeping(create: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(create)
+    def create_and_keep(*args: Any, **kwargs: Any) -> Any:
+        made = create(*args, **kwargs)
+        _kept.append(dist.group.WORLD if made is None else made)
+        return made
+
+    return create_and_keep
+
+
+def join(
+    device: torch.device, store: Store, rank: int, world_size: int, timeout: timedelta
+) -> None:
+    """Form the group with those who meet at `store`; `timeout` is for connecting to them.
+
+    Once formed, an operation may take as long as it takes: who watches the ranks knows better than
+    a fixed time when one hangs.
+    """
+    # By this number a group's members find each other at the store; torch counts a group that could
+    # not be formed too, and a newcomer has not seen that one.
+    dist.distributed_c10d._world.group_count = 0
+    dist.init_process_group(
+        backend_of(device), store=store, rank=rank, world_size=world_size, timeout=timeout
+    )
+    dist.distributed_c10d._set_pg_timeout(OPERATION_LIMIT, dist.group.WORLD)
+    _kept.append(dist.group.WORLD)
+
+
+def leave() -> None:
+    """Everybody is done: the group ends."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def abandon() -> None:
+    """Let go of a group that is broken, without a word to the others."""
+    if not dist.is_initialized():
+        return
+    if dist.get_backend() != "gloo":
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
+
+
+def backend_of(device: torch.device) -> str:
+    """NCCL for CUDA, gloo for the CPU."""
+    return str(dist.get_default_backend_for_device(device))
+
+
+def all_same(value: int, device: torch.device, world_size: int) -> bool:
+    """Whether every rank gave the same value; all learn the same answer."""
+    if world_size == 1:
+        return True
+    # The greatest value, and the greatest of the negatives, which is the least.
+    bounds = torch.tensor([value, -value], dtype=torch.int64, device=device)
+    dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
+    greatest, least = bounds.tolist()
+    return bool(greatest == -least)
+
+
+def add_up(total: Tensor, world_size: int) -> None:
+    """Replace `total` by its sum over the ranks."""
+    if world_size > 1:
+        dist.all_reduce(total)
+
+
+def have_rank_0s(tensors: Sequence[Tensor]) -> None:
+    """Replace what the tensors hold by what they hold on rank 0."""
+    if tensors:
+        group = dist.distributed_c10d._get_default_group()
+        _broadcast_coalesced(group, [tensor.detach() for tensor in tensors], BROADCAST_BYTES, 0)
+
+
+def wait_for_all(device: torch.device, world_size: int) -> None:
+    """Until every rank has come here."""
+    came = torch.ones((), device=device)
+    add_up(came, world_size)
+    came.item()

@@ -1,0 +1,213 @@
+"""Which group a rank is in, and how it comes from a broken one into the next.
+
+A group has generations. Who has a place in the next one is decided outside of the ranks, where all
+of them are seen; here a rank learns its place, cuts itself off from the old group, and meets the
+others at the store. Whatever breaks a group (a dead peer, one that was killed because it hung, a
+change of the world size) takes this one way.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from dray.train.spool import EVERYTHING, begin_count, known
+from ray_workers.shared import heartbeat
+from ray_workers.shared.contracts import AWAITING, Cause, RankTask
+from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment, RankPhase, TimeCategory
+from ray_workers.shared.spool_reader import spool_key
+from ray_workers.training.core.errors import PartsLostError, cause_of
+from ray_workers.training.elastic import process_group
+from ray_workers.training.elastic.connections import Connections
+
+PLACE_LIMIT_S = 600.0
+"""How long a rank waits for its place in the next group: slots may have to be found first, and data
+be read anew. Who gives the places ends it before, if there will be none."""
+MEETING_LIMIT_S = 1800.0
+"""How long the others of a group may take to come: the slowest reads its data first."""
+FORMING_LIMIT_S = 300.0
+"""How long it takes to connect to ranks that are known to be there: on machines at their usual pace
+it takes less than a second, but they may be overloaded. Who watches the ranks ends it before, when
+one of them dies or is stopped."""
+LOOK_S = 0.002
+SEVERING_LOOK_S = 0.25
+SEVERING_LOOKS = 2
+"""Mostly a rank finds out by itself, between two steps or by its neighbours' end."""
+
+
+class GroupChanged(Exception):
+    """The rank is to leave its group for a place in the next one."""
+
+
+class Spool:
+    """Where this process tells what it does: another spool for each rank that it becomes, because
+    frames are known by the rank whose spool they lie on."""
+
+    def __init__(self, path: Path, rank: int | None) -> None:
+        self._path = path
+        self._rank = rank
+
+    def take(self, place: RankAssignment) -> None:
+        """Write as this rank from now on. No two processes have a rank in one generation."""
+        if place.rank != self._rank:
+            self._rank = place.rank
+            key = spool_key(place.rank, place.generation, "metrics")
+            directory = self._path.with_name(key)
+            if known(self._path) != EVERYTHING:  # somebody counts
+                begin_count(directory)
+            os.environ["DRAY_SPOOL_DIR"] = str(directory)
+
+
+class RendezvousHandler:
+    """A rank's way through the generations of its group."""
+
+    def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
+        self.place = RankAssignment(task.generation, task.rank, task.world_size)
+        self._spool = Spool(Path(task.spool_dir), task.rank if task.generation >= 0 else None)
+        self._prefix = task.page_prefix
+        self._page = page
+        self._device = torch.device(task.device)
+        self._connections = Connections()
+        self._watcher: threading.Thread | None = None
+        self._address = (task.master_addr, task.master_port)
+
+    @property
+    def is_alone(self) -> bool:
+        return self.place.world_size == 1
+
+    def join(self, enter: Callable[[], None]) -> None:
+        """Form the group of this place's generation; Regroup if a newer one is announced first.
+
+        enter: makes the groups within it. Their connections belong to it as well.
+        """
+        if self.place.generation == AWAITING:
+            self._page.enter(RankPhase.STAND_BY, TimeCategory.STARTING)
+            self._take_place(PLACE_LIMIT_S)
+        if self.is_alone:
+            enter()
+            return
+        self._watch()
+        with self._connections.being_formed():
+            self._form()
+            enter()
+
+    def _form(self) -> None:
+        """Whatever fails here is said by the store or a peer, and never the training code's error:
+        DistStoreError, unless it is Regroup or tells its cause by itself."""
+        try:
+            process_group.join(
+                self._device,
+                self._meet(),
+                self.place.rank,
+                self.place.world_size,
+                timedelta(seconds=FORMING_LIMIT_S),
+            )
+        except Exception as error:
+            if isinstance(error, GroupChanged) or cause_of(error) is not Cause.USER_ERROR:
+                raise
+            raise dist.DistStoreError(f"the group could not be formed: {error}") from error
+
+    def _watch(self) -> None:
+        """See to it that this rank leaves its group when another generation is wanted, also if it
+        waits for one that is silent, whose connections are not broken, or that died before it had
+        connected."""
+        if not self._prefix or self._watcher is not None:
+            return
+
+        def is_wanted() -> bool:
+            return self._page.wanted > self.place.generation >= 0
+
+        def watch() -> None:
+            late = 0
+            while True:
+                time.sleep(SEVERING_LOOK_S)
+                late = late + 1 if is_wanted() else 0
+                if late > SEVERING_LOOKS:
+                    self._connections.sever(is_wanted)
+
+        self._watcher = threading.Thread(target=watch, name="dray-severing", daemon=True)
+        self._watcher.start()
+
+    def _meet(self) -> Store:
+        """Wait at the store until everybody of this generation is there."""
+        # A connection of this generation's own: whoever waits at the store is woken by cutting it.
+        whole = TCPStore(*self._address, wait_for_workers=False)
+        generation, rank, world_size = (
+            self.place.generation,
+            self.place.rank,
+            self.place.world_size,
+        )
+        store = PrefixStore(f"generation-{generation}", whole)
+        store.set(f"here-{rank}", "1")
+        everybody = [f"here-{other}" for other in range(world_size)]
+        self._wait(lambda: store.check(everybody), MEETING_LIMIT_S, "the other ranks to come")
+        return store
+
+    def check(self) -> None:
+        """Between two steps: Regroup if another generation is wanted."""
+        if self._page.wanted > self.place.generation:
+            raise GroupChanged
+
+    def may_follow(self, error: BaseException) -> bool:
+        """Whether an error is only that the group is broken, so that there may be a next one."""
+        if isinstance(error, GroupChanged):
+            return True
+        if isinstance(error, PartsLostError) or self._device.type != "cpu":
+            return False  # a group on GPUs is not mended
+        return bool(self._prefix) and not self.is_alone and cause_of(error) is Cause.WORKER_LOST
+
+    def follow(self, error: BaseException) -> None:
+        """Leave the broken group and take the place in the next one.
+
+        Raises `error` again if there is none in time.
+        """
+        self._page.enter(RankPhase.STAND_BY, TimeCategory.RECOVERING)
+        self._connections.sever()
+        process_group.abandon()
+        try:
+            self._take_place(PLACE_LIMIT_S)
+        except TimeoutError:
+            raise error from None
+
+    def _take_place(self, limit_s: float) -> None:
+        known = max(self.place.generation, 0)
+        self._until(lambda: self._page.wanted > known, limit_s)
+        self.place = heartbeat.announced(self._prefix)
+        self._spool.take(self.place)
+        self._page.enter(RankPhase.JOINING, TimeCategory.RECOVERING)
+
+    def sent_bytes(self) -> int | None:
+        """What this rank has sent to the others in this generation; None where nobody counts it: of
+        NCCL the kernel sees little or nothing."""
+        if self.is_alone or self._device.type != "cpu":
+            return None
+        return self._connections.sent_bytes()
+
+    def leave(self) -> None:
+        """The training is over, for everyone at once."""
+        process_group.leave()
+
+    def _wait(self, is_so: Callable[[], bool], limit_s: float, what: str) -> None:
+        def is_over() -> bool:
+            self.check()
+            return is_so()
+
+        try:
+            self._until(is_over, limit_s)
+        except TimeoutError:
+            raise dist.DistStoreError(f"timed out waiting for {what}, {limit_s:g} s") from None
+
+    def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while not is_so():
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(LOOK_S)

@@ -1,0 +1,173 @@
+"""Handing the state of a replica to the ranks that lack it.
+
+After a fault the ranks of a group may stand a step apart: an all-reduce can have ended on some of
+them and not on others, and a replacement knows nothing. The furthest is right, since replicas that
+have done the same step are equal to the bit; the others take its state over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+FLAT_BYTES = 16 << 20
+"""Smaller tensors travel together, up to about so many bytes at once."""
+Group = dist.ProcessGroup | None
+"""None for the world."""
+
+
+def everyones(number: int, device: torch.device, world_size: int) -> list[int]:
+    """What each rank gave, in their order. A collective."""
+    if world_size == 1:
+        return [number]
+    mine = torch.tensor([number], dtype=torch.int64, device=device)
+    all_of_them = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(all_of_them, mine)
+    return [int(one.item()) for one in all_of_them]
+
+
+def newest(progress: int, device: torch.device, world_size: int) -> tuple[int, int, bool]:
+    """(the furthest progress, the lowest rank that has it, whether all have it). A collective."""
+    all_progress = everyones(progress, device, world_size)
+    best = max(all_progress)
+    return best, all_progress.index(best), all(one == best for one in all_progress)
+
+
+def broadcast(
+    state: Callable[[], Mapping[str, Any]],
+    source: int,
+    rank: int,
+    device: torch.device,
+    group: Group = None,
+) -> dict[str, Any] | None:
+    """The source's state on every other rank of the group, on `device`; None on the source. A
+    collective of the group, of which `source` and `rank` are ranks of the world.
+
+    `state` is called on the source only: nested mappings, lists and tuples of tensors and of plain
+    values.
+    """
+    tensors: list[Tensor] = []
+    outline: list[Any] = [None]
+    if rank == source:
+        outline = [_outlined(state(), tensors)]
+    dist.broadcast_object_list(outline, src=source, device=device, group=group)
+    places = list(_places(outline[0]))
+    if rank != source:
+        tensors = [torch.empty(each.shape, dtype=each.dtype, device=device) for each in places]
+    for piece in _pieces(tensors):
+        _broadcast_together(piece, source, rank, device, group)
+    if rank == source:
+        return None
+    lying = (tensor.to(each.lies_on) for tensor, each in zip(tensors, places, strict=True))
+    rebuilt: dict[str, Any] = _rebuilt(outline[0], lying)
+    return rebuilt
+
+
+def gather(
+    state: Callable[[], Mapping[str, Any]], device: torch.device, group: Group = None
+) -> list[dict[str, Any]]:
+    """On the first rank of a group the states of the others, in their order; elsewhere nothing. A
+    collective of the group.
+
+    They come into the host's memory: together they may be more than a GPU holds. `state` is called
+    on each rank but the first, and is as for `broadcast`.
+    """
+    first, *others = dist.get_process_group_ranks(group) if dist.is_initialized() else [0]
+    if others and dist.get_rank() != first:
+        tensors: list[Tensor] = []
+        dist.send_object_list([_outlined(state(), tensors)], dst=first, device=device)
+        for piece in _pieces(tensors):
+            dist.send(_packed(piece, device), dst=first)
+        return []
+    return [_received(source, device) for source in others]
+
+
+def _received(source: int, device: torch.device) -> dict[str, Any]:
+    outline: list[Any] = [None]
+    dist.recv_object_list(outline, src=source, device=device)
+    tensors = [torch.empty(each.shape, dtype=each.dtype) for each in _places(outline[0])]
+    for piece in _pieces(tensors):
+        size = sum(tensor.numel() for tensor in piece)
+        flat = torch.empty(size, dtype=piece[0].dtype, device=device)
+        dist.recv(flat, src=source)
+        _unpack(flat, piece)
+    rebuilt: dict[str, Any] = _rebuilt(outline[0], iter(tensors))
+    return rebuilt
+
+
+class _Place:
+    """Where a tensor stands in the outline of a state."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+        self.lies_on = tensor.device.type  # an optimizer's count of steps may lie on the CPU
+
+
+def _outlined(value: Any, tensors: list[Tensor]) -> Any:
+    """The value with a `_Place` for each tensor; these are appended to `tensors`, in order."""
+    if isinstance(value, Tensor):
+        tensors.append(value.detach())
+        return _Place(value)
+    if isinstance(value, Mapping):
+        return {key: _outlined(one, tensors) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_outlined(one, tensors) for one in value])
+    return value
+
+
+def _places(value: Any) -> Iterator[_Place]:
+    """Of an outline, in order."""
+    if isinstance(value, _Place):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _places(one)
+
+
+def _rebuilt(value: Any, tensors: Iterator[Tensor]) -> Any:
+    if isinstance(value, _Place):
+        return next(tensors)
+    if isinstance(value, Mapping):
+        return {key: _rebuilt(one, tensors) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_rebuilt(one, tensors) for one in value])
+    return value
+
+
+def _pieces(tensors: list[Tensor]) -> list[list[Tensor]]:
+    """Runs of tensors to be sent at once: small ones of one type together, large ones alone."""
+    pieces: list[list[Tensor]] = []
+    size = 0
+    for tensor in tensors:
+        fits = pieces and pieces[-1][0].dtype == tensor.dtype and size < FLAT_BYTES
+        if fits:
+            pieces[-1].append(tensor)
+        else:
+            pieces.append([tensor])
+            size = 0
+        size += tensor.nbytes
+    return pieces
+
+
+def _broadcast_together(
+    tensors: list[Tensor], source: int, rank: int, device: torch.device, group: Group
+) -> None:
+    flat = _packed(tensors, device)
+    if flat.numel() == 0:
+        return
+    dist.broadcast(flat, src=source, group=group)
+    if rank != source:
+        _unpack(flat, tensors)
+
+
+def _packed(tensors: list[Tensor], device: torch.device) -> Tensor:
+    return torch.cat([tensor.reshape(-1).to(device) for tensor in tensors])
+
+
+def _unpack(flat: Tensor, tensors: list[Tensor]) -> None:
+    for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view(tensor.shape))

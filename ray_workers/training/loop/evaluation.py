@@ -1,0 +1,102 @@
+"""Measuring a model on the validation split, each rank its share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+
+from dray import spec
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples, on_device
+from ray_workers.training.data.sampler import share
+from ray_workers.training.elastic import process_group
+from ray_workers.training.parallel import DataPart, Strategy
+
+
+class Evaluation:
+    """Measures one workload's models, time after time."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: torch.device,
+        strategy: Strategy,
+        autocast: Callable[[], AbstractContextManager[object]],
+        options: spec.Train,
+        moved: Callable[[], None],
+    ) -> None:
+        """moved: called before each batch, so that nobody takes a long evaluation for a hang."""
+        self._strategy = strategy
+        self._samples: InMemorySamples | MemoryMappedSamples = on_device(
+            workload.validation, device
+        )
+        self._loss_sum = workload.validation_loss_sum
+        self._fresh_metrics = workload.metrics
+        self._device = device
+        self._autocast = autocast
+        self._options = options
+        self._moved = moved
+        self.take(DataPart(range(1), 1), 1)
+
+    def take(self, part: DataPart, world_size: int) -> None:
+        """Measure this part of the samples from now on, and nothing of an evaluation that broke
+        off."""
+        self._part = part
+        self._world_size = world_size
+        share = -(-self._options.global_batch_size // part.num_shares)
+        self._batch_size = self._options.micro_batch_size or share
+        self._metrics = self._fresh_metrics().to(self._device)
+
+    def measure(self) -> dict[str, float]:
+        """`val/loss` and the recipe's metrics over all ranks' shares, the same on every rank.
+
+        A collective: all ranks call it together.
+        """
+        # Of each share by itself, so that their sum does not depend on who measured which.
+        losses = torch.zeros(self._part.num_shares, dtype=torch.float64, device=self._device)
+        with torch.no_grad(), self._strategy.judging():
+            for number in self._part.shares:
+                losses[number] = self._measure_share(number) * self._part.weight
+        process_group.add_up(losses, self._world_size)
+        found = {"val/loss": losses.sum().item() / len(self._samples)}
+        with warnings.catch_warnings():
+            # Ranks without outputs of their own have nothing to update them with.
+            warnings.filterwarnings("ignore", message="The ``compute`` method")
+            measured = self._metrics.compute()
+        found |= {f"val/{name}": float(value) for name, value in measured.items()}
+        self._metrics.reset()
+        return found
+
+    def _measure_share(self, number: int) -> torch.Tensor:
+        """Have the metrics take the samples of a share; the sum of their losses."""
+        num_shares = self._part.num_shares
+        start, stop = share(len(self._samples), number, num_shares)
+        counts = stop > start
+        # A rank without samples computes one that counts for nothing: those that hold a model
+        # together compute together.
+        numbers = torch.arange(start, max(stop, start + 1)).clamp_(max=len(self._samples) - 1)
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        batches = torch.split(numbers, self._batch_size)
+        for at in batches:
+            loss += self._take_batch(at, len(at) if counts else 0)
+        # Ranks that hold a model together compute equally often.
+        largest = -(-len(self._samples) // num_shares)
+        for _ in range(-(-largest // self._batch_size) - len(batches)):
+            self._take_batch(numbers[:1], 0)
+        return loss
+
+    def _take_batch(self, at: torch.Tensor, count: int) -> torch.Tensor:
+        """Have the metrics take the first `count` of some samples, if there are any: most metrics
+        can't take none. The sum of their losses."""
+        self._moved()
+        inputs, targets = self._strategy.narrowed(self._samples.take(at))
+        with self._autocast():
+            outputs = self._strategy.predict(inputs)
+        if outputs is None or count == 0 or not self._part.weight:
+            return torch.zeros((), dtype=torch.float64, device=self._device)
+        outputs, targets = outputs[:count].float(), targets[:count]
+        self._metrics.update(outputs, targets)
+        return self._loss_sum(outputs, targets).double()

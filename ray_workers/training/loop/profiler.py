@@ -1,0 +1,260 @@
+"""Recording some steps, and saying where their time went."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from dray import spec, train
+from ray_workers.shared.job_log import log
+from ray_workers.training import devices
+
+STEP, DATA = "dray.step", "dray.data"
+NUM_TOP = 15
+
+Span = tuple[float, float]
+"""[begin, end), in microseconds of the trace's own clock."""
+
+
+class Profiler:
+    """Records the steps that a document asks for, on the ranks that it names."""
+
+    def __init__(self, options: spec.Profile, device: torch.device) -> None:
+        self.rank = 0
+        """Of this process, in the group that it is in."""
+        self._ranks = options.ranks
+        self._first = options.at_step
+        self._last = options.at_step + options.num_steps - 1
+        self._device = device
+        self._activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            self._activities.append(ProfilerActivity.CUDA)
+        self._profile: Any = None
+        self._parts: list[Any] = []
+        """What goes on of a step that is recorded: the step, and within it the wait for data."""
+        self._began_with = 0
+        self._is_done = False
+
+    def begin_step(self, step: int) -> None:
+        """Its data are asked for next."""
+        if self._is_done or not self._is_wanted or not self._first <= step <= self._last:
+            return
+        self._wait_for_device()  # what is still to be done belongs to the step before
+        if self._profile is None:
+            self._profile = profile(activities=self._activities)
+            self._profile.start()
+            self._began_with = step
+        for name in (STEP, DATA):
+            self._parts.append(record_function(name))
+            self._parts[-1].__enter__()
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self.rank in self._ranks
+
+    def data_came(self) -> None:
+        if self._parts:
+            self._end_part()
+
+    def end_step(self, step: int) -> None:
+        """The last of the steps leaves the artifacts."""
+        if not self._parts:
+            return
+        self._wait_for_device()  # what was launched belongs to the step
+        self._end_part()
+        if step >= self._last:
+            self._leave(step)
+
+    def _wait_for_device(self) -> None:
+        devices.synchronize(self._device)
+
+    def _end_part(self) -> None:
+        self._parts.pop().__exit__(None, None, None)
+
+    def break_off(self) -> None:
+        """The group broke: what was recorded of it is let go of."""
+        if self._profile is not None:
+            self._profile.stop()
+        self._profile = None
+        self._parts.clear()
+
+    def finish(self, steps_done: int) -> None:
+        """The training is over: leave what was recorded, or say that the steps never came."""
+        if self._profile is not None:
+            self._leave(steps_done)
+        elif self._is_wanted and not self._is_done:
+            log(
+                f"nothing was recorded by this process of rank {self.rank}: profile asks for steps "
+                f"{self._first} to {self._last}, and the training ended with step {steps_done}"
+            )
+
+    def _leave(self, step: int) -> None:
+        """Leave the artifacts of the steps up to this one."""
+        self._profile.stop()
+        self._save(step)
+        self._profile, self._is_done = None, True
+
+    def _save(self, step: int) -> None:
+        with TemporaryDirectory(prefix="dray-profile-") as name:
+            folder = Path(name)
+            trace = folder / "trace.json"
+            self._profile.export_chrome_trace(str(trace))
+            events = json.loads(trace.read_text())["traceEvents"]
+            summary = {
+                "steps": [self._began_with, step],
+                **summarise(events),
+                "top": top_operators(self._profile.key_averages()),
+            }
+            (folder / "trace.json.gz").write_bytes(gzip.compress(trace.read_bytes(), 6))
+            (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+            (folder / "summary.txt").write_text(table(summary))
+            for part in ("trace.json.gz", "summary.json", "summary.txt"):
+                train.save_artifact(folder / part, f"{self._folder}/{part}")
+        log(f"recorded steps {self._began_with} to {step}: {self._folder}/summary.txt tells of it")
+
+    @property
+    def _folder(self) -> str:
+        return "profile" if self.rank == 0 else f"profile/rank-{self.rank}"
+
+
+def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds of the recorded steps by what they went into, from a trace's events; what lies
+    between two steps, an evaluation say, is not looked at.
+
+    `overlap_s` counts in both compute and communication; `other_s` is what is left of `wall_s`:
+    Python, launches, and waiting for ranks that are behind. What computes while data are waited
+    for, such as a batch being put together, counts as that wait alone.
+    """
+    spans: dict[str, list[Span]] = {"step": [], "data": [], "compute": [], "communication": []}
+    has_gpu = False
+    for event in events:
+        if event.get("ph") != "X":
+            continue
+        kind = _kind(str(event.get("cat")), str(event["name"]))
+        if kind is None:
+            continue
+        if kind == "gpu compute" and not has_gpu:
+            has_gpu = True
+            spans["compute"].clear()  # the processor's part is to launch, then
+        if kind == "compute" and has_gpu:
+            continue
+        begin = float(event["ts"])
+        spans[kind.removeprefix("gpu ")].append((begin, begin + float(event["dur"])))
+    steps = union(spans["step"])
+    waiting = common(union(spans["data"]), steps)
+    compute, exchange = (
+        common(without(union(spans[kind]), waiting), steps) for kind in ("compute", "communication")
+    )
+    seconds = {
+        "wall_s": length(steps) / 1e6,
+        "compute_s": length(compute) / 1e6,
+        "communication_s": length(exchange) / 1e6,
+        "overlap_s": length(common(compute, exchange)) / 1e6,
+        "data_wait_s": length(waiting) / 1e6,
+    }
+    known = union([*compute, *exchange, *waiting])
+    return {**seconds, "other_s": seconds["wall_s"] - length(known) / 1e6}
+
+
+def _kind(category: str, name: str) -> str | None:
+    """What a trace's event counts as."""
+    if name in (STEP, DATA):
+        return name.removeprefix("dray.") if category == "user_annotation" else None
+    if category in ("kernel", "gpu_memcpy", "gpu_memset"):
+        return "communication" if "nccl" in name.lower() else "gpu compute"
+    if category == "user_annotation" and name.startswith("gloo:"):
+        return "communication"
+    return "compute" if category == "cpu_op" and name.startswith("aten::") else None
+
+
+def union(spans: Sequence[Span]) -> list[Span]:
+    """The same times in spans that do not touch, in order."""
+    merged: list[Span] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def length(spans: Iterable[Span]) -> float:
+    """Of spans that do not overlap."""
+    return sum(end - begin for begin, end in spans)
+
+
+def common(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
+    """The times that are in both; of spans that do not touch, in order."""
+    found = []
+    at = 0
+    for begin, end in ours:
+        while at < len(theirs) and theirs[at][1] <= begin:
+            at += 1
+        for other_begin, other_end in theirs[at:]:
+            if other_begin >= end:
+                break
+            found.append((max(begin, other_begin), min(end, other_end)))
+    return found
+
+
+def without(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
+    """The times that are in ours alone; of spans that do not touch, in order."""
+    edges = [-math.inf, *(edge for span in theirs for edge in span), math.inf]
+    return common(ours, list(zip(edges[::2], edges[1::2], strict=True)))
+
+
+def top_operators(averages: Iterable[Any]) -> list[dict[str, Any]]:
+    """The operators that took most time by themselves, on a GPU where there is one.
+
+    torch's list has kernels as well, whose time is in that of the operators that launched them, and
+    ranges that somebody named; both are left out.
+    """
+    found = [
+        {
+            "name": each.key,
+            "calls": int(each.count),
+            "self_s": each.self_cpu_time_total / 1e6,
+            "self_gpu_s": each.self_device_time_total / 1e6,
+        }
+        for each in averages
+        if each.device_type.name == "CPU" and _is_operator(each)
+    ]
+    found.sort(key=lambda each: (each["self_gpu_s"], each["self_s"]), reverse=True)
+    return found[:NUM_TOP]
+
+
+def _is_operator(average: Any) -> bool:
+    # gloo names a range for each of its operations, and has no operator besides.
+    return average.key.startswith("gloo:") or not average.is_user_annotation
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """The summary for people."""
+    first, last = summary["steps"]
+    wall_s = summary["wall_s"]
+    lines = [f"steps {first} to {last}: {wall_s * 1e3 / (last - first + 1):.2f} ms each", ""]
+    rows = {
+        "compute": "compute_s",
+        "communication": "communication_s",
+        "of which both at once": "overlap_s",
+        "waiting for data": "data_wait_s",
+        "everything else": "other_s",
+    }
+    for name, key in rows.items():
+        share = summary[key] / wall_s
+        lines.append(f"{name:24}{summary[key] * 1e3:10.2f} ms {share:7.1%}")
+    lines += ["", f"{'operator':48}{'calls':>8}{'CPU ms':>12}{'GPU ms':>12}"]
+    lines += [
+        f"{each['name'][:47]:48}{each['calls']:8}{each['self_s'] * 1e3:12.2f}"
+        f"{each['self_gpu_s'] * 1e3:12.2f}"
+        for each in summary["top"]
+    ]
+    return "\n".join(lines) + "\n"

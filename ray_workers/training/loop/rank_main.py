@@ -1,0 +1,204 @@
+"""What a training process does from its first line to its exit code."""
+
+from __future__ import annotations
+
+import faulthandler
+import ipaddress
+import json
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from dray import train
+from dray.spec import JobSpec, Script
+from dray.train.storage_room import is_storage_fault
+from ray_workers.recipes import RECIPES
+from ray_workers.shared import heartbeat, work_dir
+from ray_workers.shared.contracts import (
+    LEFT_EXIT_CODE,
+    STORAGE_EXIT_CODE,
+    Cause,
+    FrameKind,
+    RankTask,
+)
+from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.shared.stack_writer import dump_on
+from ray_workers.training.core.errors import EntrypointError, cause_of
+from ray_workers.training.core.failure_reason import reason_of
+from ray_workers.training.core.script_time import ScriptTime
+from ray_workers.training.devices import is_gpu, module_of
+from ray_workers.training.elastic import process_group
+from ray_workers.training.loop.run import run
+from ray_workers.training.loop.trainer import Preempted
+
+MAX_TRACEBACK_CHARS = 32_000
+MAX_RESUME_REFS = 20
+"""Checkpoints that a script is told of, in case the newest are damaged."""
+
+
+def main(task: RankTask) -> int:
+    """Train as one rank; the process's exit code. For a freshly forked process: it changes the
+    environment, the seeds and, for a script, `sys.argv` and `sys.path`.
+
+    What goes wrong is printed to standard error and left on the spool as an ERROR frame.
+    """
+    try:
+        page = _begin_page(task)
+        spec = JobSpec.model_validate(task.spec)
+        _enter(task, spec)
+        if spec.script is not None:
+            _run_script(spec.script, Path(task.work_dir), ScriptTime(page, task.furthest_step))
+        else:
+            _run_recipe(task, spec, page)
+        return 0
+    except Preempted:
+        return LEFT_EXIT_CODE
+    except SystemExit as leaving:
+        return _exit_code(leaving)
+    except BaseException as error:
+        text = traceback.format_exc()
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+        _tell_error(cause_of(error), error, text)
+        return STORAGE_EXIT_CODE if is_storage_fault(error) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
+    """The variables of a rank: torchrun's, so that its scripts just work, dray's own, and last
+    what the task adds.
+
+    As under torchrun, the rendezvous store is served outside of the ranks; with
+    TORCHELASTIC_USE_AGENT_STORE `init_process_group` joins it and no rank starts another. With
+    one visible GPU per process, LOCAL_RANK is the index of that one, 0: torchrun's
+    `--virtual-local-rank`.
+    """
+    virtual = is_gpu(torch.device(task.device))
+    variables = {
+        "RANK": str(task.rank),
+        "WORLD_SIZE": str(task.world_size),
+        "LOCAL_RANK": "0" if virtual else str(task.local_rank),
+        "LOCAL_WORLD_SIZE": str(task.local_world_size),
+        "GROUP_RANK": str(task.node_rank),
+        "ROLE_RANK": str(task.rank),
+        "ROLE_WORLD_SIZE": str(task.world_size),
+        "ROLE_NAME": "worker",
+        "MASTER_ADDR": task.master_addr,
+        "MASTER_PORT": str(task.master_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(task.incarnation),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": f"{task.job_id}-{task.attempt}",
+        "OMP_NUM_THREADS": str(spec.resources.cpus_per_worker),
+        "TMPDIR": task.temp_dir,
+        "DRAY_JOB_ID": task.job_id,
+        "DRAY_ATTEMPT": str(task.attempt),
+        "DRAY_LOCAL_RANK": str(task.local_rank),
+        "DRAY_SPOOL_DIR": task.spool_dir,
+        "DRAY_SPOOL_LIMIT_BYTES": str(task.spool_limit_bytes),
+        "DRAY_CHECKPOINT_URL": task.checkpoint_url,
+        "DRAY_ARTIFACT_URL": task.artifact_url,
+    }
+    if task.resume_from:
+        variables["DRAY_RESUME_URL"] = task.resume_from[0].url
+        told = [asdict(ref) for ref in task.resume_from[:MAX_RESUME_REFS]]
+        variables["DRAY_RESUME_FROM"] = json.dumps(told)
+    if task.device == "cpu" and _is_loopback(task.master_addr):
+        # All ranks are here: keep gloo from looking its interface up by the host's name.
+        variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    return variables | dict(task.env)
+
+
+def _enter(task: RankTask, spec: JobSpec) -> None:
+    faulthandler.enable()  # a segfault leaves its stacks in the rank's log
+    variables = environment(task, spec)
+    os.environ.update(variables)
+    Path(variables["TMPDIR"]).mkdir(parents=True, exist_ok=True, mode=0o700)
+    tempfile.tempdir = None  # the parent may have looked it up already
+    os.environ["DRAY_SPOOL_PID"] = str(os.getpid())
+    # The parent's pool was sized for the parent, before this process had its variables.
+    torch.set_num_threads(_threads(variables))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a log line is seen when it is printed
+            stream.reconfigure(line_buffering=True)
+
+
+def _threads(variables: Mapping[str, str]) -> int:
+    """OMP_NUM_THREADS may be a list, one number for each level of nesting."""
+    first = variables["OMP_NUM_THREADS"].split(",")[0].strip()
+    return max(1, int(first)) if first.isdigit() else 1
+
+
+def _begin_page(task: RankTask) -> HeartbeatPage:
+    """Show from the first moment on how far this process is, and where it stands when asked."""
+    if not task.page_prefix:
+        return HeartbeatPage(None)
+    page = HeartbeatPage(heartbeat.page_path(task.page_prefix))
+    dump_on(signal.SIGUSR2, heartbeat.stack_path(task.page_prefix))
+    return page
+
+
+def _run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
+    assert spec.recipe is not None
+    if is_gpu(device := torch.device(task.device)):
+        module_of(device).set_device(0)
+    run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy), page)
+
+
+def _run_script(script: Script, directory: Path, script_time: ScriptTime) -> None:
+    """Run the file as `python file args...` would, in the job's own directory."""
+    path = Path(script.entrypoint).absolute()
+    if not path.is_file():
+        raise EntrypointError(
+            f"script.entrypoint is {script.entrypoint}, but there is no such file on this "
+            f"worker (looked from {Path.cwd()})"
+        )
+    process_group.keep_groups()
+    work_dir.enter(directory, path.resolve().parent)
+    sys.argv = [str(path), *script.args]
+    sys.path.insert(0, str(path.resolve().parent))
+    train.observe(script_time)
+    with script_time.running():
+        runpy.run_path(str(path), run_name="__main__")
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    """What Python would exit with; a non-zero code leaves an ERROR frame too."""
+    code = leaving.code
+    if code is None or code == 0:
+        return 0
+    if not isinstance(code, int):
+        print(code, file=sys.stderr, flush=True)  # noqa: T201
+    _tell_error(Cause.USER_ERROR, leaving, traceback.format_exc())
+    return code & 0xFF if isinstance(code, int) else 1
+
+
+def _tell_error(cause: Cause, error: BaseException, text: str) -> None:
+    try:
+        train.emit(
+            FrameKind.ERROR,
+            {
+                "cause": cause,
+                "type": type(error).__qualname__,
+                "message": reason_of(error),
+                "traceback": text[-MAX_TRACEBACK_CHARS:],
+            },
+        )
+    except OSError as error:
+        print(f"dray: the error could not be reported: {error}", file=sys.stderr)  # noqa: T201
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -1,0 +1,166 @@
+"""Telling how each step went, without making it slower."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dray import train
+from ray_workers.shared.heartbeat import HeartbeatPage, UnreportedStep
+from ray_workers.training.core.divergence import Divergence
+from ray_workers.training.devices import is_gpu, module_of
+
+FLUSH_S = 0.05
+"""Most seconds that a step's figures wait to be written while steps go on. A frame written in
+the midst of a step finds its code and data out of the CPU's caches and costs three times what it
+costs in a row of others."""
+
+
+Event = Any
+"""A GPU's own kind, such as `torch.cuda.Event`."""
+
+
+class StepFigures(NamedTuple):
+    """What is known of a step once it was launched."""
+
+    step: int
+    epoch: int
+    num_samples: int
+    """Of the global batch."""
+    lr: float
+    data_wait_s: float
+    loss: Tensor
+    """Mean over the global batch: a scalar, on the device, good until the next backward pass."""
+    grad_norm: Tensor
+    """Before clipping."""
+    more: Mapping[str, float] = MappingProxyType({})
+    """Further metrics of the step."""
+
+
+class StepReporter:
+    """Reports every step: rank 0 the global figures, the others only their own times. Each keeps
+    them all on its page, for the one that may have to tell them in rank 0's place.
+
+    On a GPU, asking for a number waits for all that was launched before it. There the numbers are
+    copied to pinned memory in the stream, and read when the next step was launched; and a step's
+    time is from the end of the one before in that stream to its own.
+    """
+
+    def __init__(
+        self, total_steps: int, page: HeartbeatPage, device: torch.device, divergence: Divergence
+    ) -> None:
+        self.rank = 0
+        self._total_steps = total_steps
+        self._page = page
+        self._divergence = divergence
+        self._waiting: list[UnreportedStep] = []
+        self._more: dict[int, Mapping[str, float]] = {}
+        """By step, what is told besides, of those that wait."""
+        self._device = device
+        self._is_on_gpu = is_gpu(device)
+        self._on_device: tuple[StepFigures, Event, Tensor, Event] | None = None
+        self._began = self._flushed = time.perf_counter()
+        self._began_on_gpu: Event | None = None
+        self._is_first = True
+        self.last_loss = float("nan")
+
+    def restart_clock(self) -> None:
+        """What happened since the last step (evaluation, a checkpoint) is not the next one's."""
+        self._began = time.perf_counter()
+        if self._is_on_gpu:
+            self._began_on_gpu = _mark(self._device)
+
+    def step_done(self, figures: StepFigures) -> None:
+        """Take the figures of the step that ends now. The first is written at once, because
+        people wait for it."""
+        now = time.perf_counter()
+        if self._is_on_gpu:
+            self._read_device()
+            assert self._began_on_gpu is not None, "the clock was not started"
+            host, copied = _start_copy(figures)
+            self._on_device = (figures, self._began_on_gpu, host, copied)
+            self._began_on_gpu = copied
+        else:
+            step_time_s, self._began = now - self._began, now
+            self._take(figures, step_time_s, figures.loss.item(), figures.grad_norm.item())
+        if self._is_first or now - self._flushed > FLUSH_S:
+            self.flush(wait_for_device=self._is_first)
+            self._is_first = False
+
+    def flush(self, *, wait_for_device: bool = True) -> None:
+        """Write what was taken so far; on a GPU, with or without the step that may still run."""
+        if wait_for_device:
+            self._read_device()
+        for waiting in self._waiting:
+            self.tell(waiting)
+        self._waiting.clear()
+        self._flushed = time.perf_counter()
+
+    def tell(self, figures: UnreportedStep) -> None:
+        """Write one step's figures."""
+        values = {
+            "perf/step_time_s": figures.step_time_s,
+            "perf/data_wait_s": figures.data_wait_s,
+            **self._more.pop(figures.step, {}),
+        }
+        if self.rank != 0:
+            train.report(figures.step, values)
+            return
+        samples_per_s = figures.num_samples / figures.step_time_s
+        values |= {
+            "train/loss": figures.loss,
+            "train/lr": figures.lr,
+            "train/grad_norm": figures.grad_norm,
+            "perf/samples_per_s": samples_per_s,
+        }
+        train.report(
+            figures.step,
+            values,
+            epoch=figures.epoch,
+            total_steps=self._total_steps,
+            samples_per_s=samples_per_s,
+        )
+
+    def _read_device(self) -> None:
+        if self._on_device is not None:
+            figures, began, host, copied = self._on_device
+            self._on_device = None
+            copied.synchronize()
+            self._take(figures, began.elapsed_time(copied) / 1e3, *host.tolist())
+
+    def _take(self, figures: StepFigures, step_time_s: float, loss: float, norm: float) -> None:
+        untold = UnreportedStep(
+            figures.step,
+            figures.epoch,
+            figures.num_samples,
+            figures.lr,
+            loss,
+            norm,
+            step_time_s,
+            figures.data_wait_s,
+        )
+        self.last_loss = loss
+        self._waiting.append(untold)
+        self._page.keep(untold)
+        if figures.more:
+            self._more[figures.step] = figures.more
+        self._divergence.step_done(self.rank, figures.step, loss, norm)
+
+
+def _start_copy(figures: StepFigures) -> tuple[Tensor, Event]:
+    """(loss, norm) on their way to the host, and what tells that they have arrived."""
+    host = torch.empty(2, pin_memory=True)
+    host.copy_(torch.stack((figures.loss, figures.grad_norm)), non_blocking=True)
+    return host, _mark(figures.loss.device)
+
+
+def _mark(device: torch.device) -> Event:
+    """In the stream: when everything that was launched before is done."""
+    event = module_of(device).Event(enable_timing=True)
+    event.record()
+    return event

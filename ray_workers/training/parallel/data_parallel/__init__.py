@@ -1,0 +1,1 @@
+"""Replicas of the whole model: DDP and its variants, compression, local SGD, ZeRO 1."""

@@ -1,0 +1,229 @@
+"""Gradients made smaller on their way between the ranks: hooks of DDP.
+
+What a compressor leaves out of a step it keeps, and adds to the next one's gradient. That rest is a
+rank's own; it begins at zero whenever a group is formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, assert_never
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from dray import spec
+from ray_workers.training.core.workload import LossSum
+from ray_workers.training.data.prefetcher import Share
+from ray_workers.training.data.sampler import derive_seed
+from ray_workers.training.parallel.gradients import Autocast, GradientEngine
+from ray_workers.training.parallel.strategy import StrategyContext
+
+FIRST_RATIO = 0.25
+"""Share of the elements with which topk's warm-up begins, as its authors'."""
+Gradients = torch.futures.Future[Tensor]
+
+
+def takes_momentum(options: spec.Compression | None) -> bool:
+    """Whether the momentum is the compressor's: it adds up what is sent late, so the optimizer's
+    own would count it twice."""
+    return options is not None and options.name == "topk"
+
+
+class CompressedGradientEngine(GradientEngine):
+    """As `Replica`; what the ranks tell each other of their gradients is made smaller. The loss is
+    not: it is told apart from them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_sum: LossSum,
+        autocast: Autocast,
+        options: spec.Compression,
+        *,
+        momentum: float,
+        seed: int,
+    ) -> None:
+        """momentum: of the optimizer, which topk takes over (`takes_momentum`)."""
+        super().__init__(model, loss_sum, autocast)
+        self._options = options
+        self._hook_momentum = momentum
+        self._seed = seed
+        self._velocities: list[Tensor] = []
+        """Of the gradients, while this rank is alone: there is no hook then to take them over."""
+
+    def form(self, world_size: int) -> None:
+        super().form(world_size)
+        self._velocities = []
+
+    def _exchange(
+        self, mine: Share, weight: float, scale: Tensor | None, before: Callable[[], None]
+    ) -> None:
+        super()._exchange(mine, weight, scale, before)
+        if self._ddp is None and takes_momentum(self._options) and self._hook_momentum:
+            self._add_momentum()
+
+    @torch.no_grad()
+    def _add_momentum(self) -> None:
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        if not self._velocities:
+            self._velocities = [torch.zeros_like(grad) for grad in grads]
+        torch._foreach_mul_(self._velocities, self._hook_momentum)
+        torch._foreach_add_(self._velocities, grads)
+        torch._foreach_copy_(grads, self._velocities)
+
+    def _wrapped(self) -> DistributedDataParallel:
+        # DDP looks the slot up by both of these names.
+        ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+        ignore(self._objective, ["slot", ".slot"])  # type: ignore[no-untyped-call]
+        wrapped = DistributedDataParallel(
+            self._objective, gradient_as_bucket_view=True, bucket_cap_mb=self._bucket_cap_mb
+        )
+        compress(wrapped, self._options, momentum=self._hook_momentum, seed=self._seed)
+        return wrapped
+
+    @property
+    def _bucket_cap_mb(self) -> int | None:
+        """One bucket for all where little is sent of each. PowerSGD's hook starts its second
+        exchange in the thread that ended the first and waits for it there; gloo has two threads, so
+        two buckets at once would wait for each other for good."""
+        if self._options.name in ("fp16", "bf16"):
+            return None
+        return 1 + sum(p.nbytes for p in self._parameters) // 2**20
+
+    def take_loss(self) -> Tensor:
+        carried = self._objective.slot.grad
+        assert carried is not None
+        self._objective.slot.grad = None
+        if self._world_size > 1:
+            dist.all_reduce(carried)
+            carried /= self._world_size
+        return carried
+
+
+def replica_of(given: StrategyContext, model: nn.Module) -> GradientEngine:
+    """Of a model that every rank has: with smaller messages where the document asks for it."""
+    parts = (model, given.workload.loss_sum, given.autocast)
+    options = compression_of(given.spec)
+    if options is None:
+        return GradientEngine(*parts)
+    train = given.spec.train
+    seed = derive_seed("sync", train.seed)
+    return CompressedGradientEngine(*parts, options, momentum=train.optimizer.momentum, seed=seed)
+
+
+def compression_of(document: spec.JobSpec) -> spec.Compression | None:
+    return document.sync.compression if document.sync is not None else None
+
+
+def compress(
+    module: DistributedDataParallel, options: spec.Compression, *, momentum: float, seed: int
+) -> None:
+    """Have the module's gradients travel as the options say, with a rest of zero."""
+    match options.name:
+        case "fp16":
+            module.register_comm_hook(None, fp16_compress_hook)
+        case "bf16":
+            # A lambda: by its name DDP would refuse this hook on CPU, where gloo has bf16 by now.
+            module.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
+        case "powersgd":
+            factors = PowerSGDState(
+                process_group=None,
+                matrix_approximation_rank=options.rank,
+                start_powerSGD_iter=options.start_step,
+                warm_start=options.warm_start,
+                random_seed=seed % 2**32,
+            )
+            module.register_comm_hook(factors, powerSGD_hook)
+        case "topk":
+            # A lambda: DDP wants its own class for an annotation, and none that is put off.
+            state = TopK(options.ratio, momentum, options.warmup_steps)
+            module.register_comm_hook(state, lambda rest, bucket: topk_hook(rest, bucket))
+        case unknown:
+            assert_never(unknown)
+
+
+class TopK:
+    """What of each parameter's gradient was not sent yet.
+
+    Deep Gradient Compression (arXiv:1712.01887, section 3, without its clipping): the velocity
+    u = momentum * u + g is added to the rest v; the largest of |v| are sent, and where they are, u
+    and v become zero. Its warm-up: while the gradients change fast, more of them are sent; the
+    share falls by the same factor in each step.
+    """
+
+    def __init__(self, ratio: float, momentum: float, warmup_steps: int = 0) -> None:
+        self._ratio = ratio
+        self._momentum = momentum
+        self._warmup_steps = warmup_steps
+        self._num_steps = 0
+        self._velocities: dict[Tensor, Tensor] = {}
+        self._rests: dict[Tensor, Tensor] = {}
+
+    def pick(self, parameter: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """(numbers, values) of the elements of the flat gradient that are sent."""
+        flat = gradient.reshape(-1)
+        if self._momentum:
+            velocity = self._kept(self._velocities, parameter, flat)
+            velocity.mul_(self._momentum).add_(flat)
+            flat = velocity
+        rest = self._kept(self._rests, parameter, flat)
+        rest += flat
+        numbers = rest.abs().topk(self.count(rest.numel()), sorted=False).indices
+        values = rest[numbers]
+        rest[numbers] = 0.0
+        if self._momentum:
+            velocity[numbers] = 0.0
+        return numbers, values
+
+    def step(self) -> None:
+        """Another step begins."""
+        self._num_steps += 1
+
+    def count(self, num_elements: int) -> int:
+        ratio = self._ratio
+        if self._num_steps < self._warmup_steps:
+            done = self._num_steps / self._warmup_steps
+            ratio = max(ratio, FIRST_RATIO) ** (1 - done) * ratio**done
+        return max(1, int(num_elements * ratio))
+
+    @staticmethod
+    def _kept(memory: dict[Tensor, Tensor], parameter: Tensor, like: Tensor) -> Tensor:
+        if parameter not in memory:
+            memory[parameter] = torch.zeros_like(like)
+        return memory[parameter]
+
+
+def topk_hook(state: TopK, bucket: GradBucket) -> Gradients:
+    """The mean over the ranks of what each sends, in the bucket's own memory."""
+    flat: Tensor = bucket.buffer()
+    state.step()  # of which there is one bucket
+    world_size = dist.get_world_size()
+    start, numbers, values = 0, [], []
+    for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        found, picked = state.pick(parameter, gradient)
+        numbers.append(found + start)
+        values.append(picked)
+        start += gradient.numel()
+    # Numbers and values in one message, as 32-bit words.
+    sent = torch.cat([torch.cat(numbers).to(torch.int32), torch.cat(values).view(torch.int32)])
+    received = sent.new_empty(world_size * sent.numel())
+    work: Any = dist.all_gather_into_tensor(received, sent, async_op=True)
+
+    def add_up(gathered: Any) -> Tensor:
+        gathered.value()  # raises what went wrong
+        flat.zero_()
+        for theirs in received.view(world_size, 2, -1):  # in the order of the ranks, on every rank
+            flat.index_add_(0, theirs[0].long(), theirs[1].view(flat.dtype), alpha=1 / world_size)
+        return flat
+
+    future: Gradients = work.get_future().then(add_up)
+    return future

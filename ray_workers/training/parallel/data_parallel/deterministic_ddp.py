@@ -1,0 +1,118 @@
+"""A gradient that does not depend on how many ranks compute it, down to the last bit.
+
+A global batch is always cut into as many shares as the group has at most, and each is computed by
+itself: same samples, same shapes, same random numbers, on whichever rank. Their gradients are added
+element by element in the order of the shares, which a ring all-reduce does not do: there, the ranks
+decide the order. Each rank adds up one slice of the elements, and everyone gets every slice.
+
+With a share on each rank that moves as much as a ring does, with fewer ranks more; and it does not
+overlap with the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ray_workers.training.core.workload import LossSum
+from ray_workers.training.data.prefetcher import Share
+from ray_workers.training.data.sampler import share
+from ray_workers.training.elastic import process_group
+from ray_workers.training.parallel.gradients import Autocast, GradientEngine
+
+
+class DeterministicGradientEngine(GradientEngine):
+    """As `Replica`; the shares are `num_shares`, of which each rank has a contiguous part."""
+
+    def __init__(
+        self, model: nn.Module, loss_sum: LossSum, autocast: Autocast, num_shares: int
+    ) -> None:
+        super().__init__(model, loss_sum, autocast)
+        self._num_shares = num_shares
+        self._slot = self._objective.slot
+        """The loss is added up with the gradients, in the same order."""
+        self._sizes = [p.numel() for p in (*self._parameters, self._slot)]
+
+    def form(self, world_size: int) -> None:
+        self._world_size = world_size
+        # A slice for each rank: the last is filled up with zeros.
+        self._slice = -(-sum(self._sizes) // world_size)
+        if world_size > 1:  # as DDP does: unlike machines may draw unlike weights
+            process_group.have_rank_0s([*self._parameters, *self._buffers])
+
+    def settle_buckets(self, shares: Callable[[], Sequence[Share]]) -> None:
+        """There are none."""
+
+    def backward(
+        self,
+        shares: Sequence[Share],
+        scale: Tensor | None,
+        prepare: Callable[[int], None],
+        before_exchange: Callable[[], None],
+    ) -> None:
+        self.keep_buffers()
+        terms = self._slot.new_zeros(len(shares), self._slice * self._world_size)
+        # Backwards, so that what rank 0 is left with are the buffers of the first share.
+        for row in reversed(range(len(shares))):
+            self.restore_buffers()
+            self._compute(shares[row], scale, prepare)
+            self._take_gradients(terms[row])
+        before_exchange()
+        total = self._add_up(terms)
+        parts = torch.split(total[: sum(self._sizes)], self._sizes)
+        for parameter, part in zip((*self._parameters, self._slot), parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+        if self._world_size > 1:
+            process_group.have_rank_0s(self._buffers)
+        self._in_backward = False
+
+    def _compute(self, mine: Share, scale: Tensor | None, prepare: Callable[[int], None]) -> None:
+        prepare(mine.batch.number)
+        root = torch.full((), mine.batch.weight, device=self._slot.device)
+        if scale is not None:
+            root *= scale
+        for inputs, targets in mine.micro_batches:
+            torch.autograd.backward(self._objective(inputs, targets), root)
+
+    def _take_gradients(self, row: Tensor) -> None:
+        """Move them into a flat row; of a parameter that had no part in it, zeros."""
+        parts = torch.split(row[: sum(self._sizes)], self._sizes)
+        for parameter, part in zip((*self._parameters, self._slot), parts, strict=True):
+            if parameter.grad is not None:
+                part.copy_(parameter.grad.view(-1))
+                parameter.grad = None
+
+    def _add_up(self, terms: Tensor) -> Tensor:
+        """Sum of the rows of all ranks, each element's in the order of the shares.
+
+        terms: (own shares, elements), elements being a multiple of the world size.
+        """
+        if self._world_size == 1:
+            return _in_order(terms)
+        world_size, size = self._world_size, self._slice
+        sends = terms.view(len(terms), world_size, size).transpose(0, 1).contiguous()
+        counts = [
+            stop - start
+            for start, stop in (share(self._num_shares, r, world_size) for r in range(world_size))
+        ]
+        received = terms.new_empty(self._num_shares * size)
+        dist.all_to_all_single(
+            received,
+            sends.view(-1),
+            output_split_sizes=[count * size for count in counts],
+            input_split_sizes=[len(terms) * size] * world_size,
+        )
+        total = terms.new_empty(world_size * size)
+        dist.all_gather_into_tensor(total, _in_order(received.view(self._num_shares, size)))
+        return total
+
+
+def _in_order(rows: Tensor) -> Tensor:
+    """The sum of the rows, one after the other."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total

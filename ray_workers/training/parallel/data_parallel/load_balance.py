@@ -1,0 +1,136 @@
+"""Shares of the batch that follow the speed of the ranks, where machines are uneven.
+
+Every rank tells now and then how long a sample took it; the next global batches are cut in
+proportion to the speeds. A sample's weight in the gradient does not depend on who computes it, so
+what is learned stays the same, but for the order in which numbers are added.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dray import train
+from ray_workers.shared.contracts import FrameKind
+from ray_workers.training import devices
+from ray_workers.training.data.prefetcher import Prefetcher, Share
+from ray_workers.training.parallel.data_parallel.ddp import Ddp
+from ray_workers.training.parallel.gradients import GradientEngine
+
+FIRST_AFTER, EVERY = 5, 20
+"""Steps after which the ranks compare their speeds: soon, and then from time to time."""
+WORTH_IT = 1.03
+"""Shares are cut anew when a step is to become shorter by this factor."""
+STRAGGLES, KEEPS_UP = 1.25, 1.1
+"""A rank that takes so many times as long for a sample as the middle one is told of, until it takes
+no longer than the latter."""
+
+
+class LoadBalancedDdp(Ddp):
+    """As `Replicated`; each rank's share is as large as it is fast."""
+
+    def _replica(self) -> GradientEngine:
+        workload = self.given.workload
+        self._timed = TimedGradientEngine(self.model, workload.loss_sum, self.given.autocast)
+        return self._timed
+
+    def prepare(self, feed: Prefetcher, step: int) -> None:
+        super().prepare(feed, step)
+        self._feed, self._begun_after = feed, step
+        self._parts = [1 / self.world_size] * self.world_size
+        self._told: list[int] = []
+        self._timed.seconds_per_sample.clear()
+
+    def after_step(self, step: int) -> None:
+        done = step - self._begun_after
+        if self.world_size == 1 or (done != FIRST_AFTER and done % EVERY):
+            return
+        own = self._timed.seconds_per_sample
+        num_steps = len(own)
+        seconds = _everyones(statistics.median(own) if own else math.inf, self.device)
+        own.clear()
+        if math.inf in seconds:
+            return  # nobody knows how fast a rank is that had nothing to do
+        if self.rank == 0:
+            self._tell(step, seconds, num_steps)
+        parts = in_proportion(seconds)
+        now = max(part * each for part, each in zip(self._parts, seconds, strict=True))
+        then = max(part * each for part, each in zip(parts, seconds, strict=True))
+        if now > WORTH_IT * then:
+            self._parts = parts
+            self._feed.cut_anew(parts, from_step=step + 1)
+
+    def _tell(self, step: int, seconds: Sequence[float], num_steps: int) -> None:
+        """Leave a frame when other ranks straggle than was told last."""
+        middle = statistics.median_low(seconds)
+        limits = [KEEPS_UP if rank in self._told else STRAGGLES for rank in range(len(seconds))]
+        slow = [r for r, each in enumerate(seconds) if each > limits[r] * middle]
+        if slow == self._told:
+            return
+        self._told = slow
+        taken = [
+            part * each * self.options.global_batch_size
+            for part, each in zip(self._parts, seconds, strict=True)
+        ]
+        lost_s = max(taken) - statistics.median_low(taken)
+        body = {
+            "step": step,
+            "ranks": slow,
+            "slowdown": {str(rank): seconds[rank] / middle for rank in slow},
+            "lost_s": lost_s * num_steps,
+            "num_steps": num_steps,
+        }
+        train.emit(FrameKind.STRAGGLERS, body)
+
+
+class TimedGradientEngine(GradientEngine):
+    """As `Replica`; knows how long a sample took in each step, not counting the wait for others."""
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*parts)  # type: ignore[arg-type]
+        self.seconds_per_sample: list[float] = []
+
+    def backward(
+        self,
+        shares: Sequence[Share],
+        scale: Tensor | None,
+        prepare: Callable[[int], None],
+        before_exchange: Callable[[], None],
+    ) -> None:
+        (mine,) = shares
+        # In forward passes of a sample, of which its backward pass takes about two: those of the
+        # last micro-batch come after.
+        num_passes = 3 * len(mine.batch.indices) - 2 * len(mine.micro_batches[-1][0])
+        self._wait_for_device()  # what is still to be done is the step's before
+        began = time.perf_counter()
+
+        def timed() -> None:
+            # From here on the gradients of others are waited for.
+            self._wait_for_device()
+            if not mine.batch.is_empty:
+                self.seconds_per_sample.append(3 * (time.perf_counter() - began) / num_passes)
+            before_exchange()
+
+        super().backward(shares, scale, prepare, timed)
+
+    def _wait_for_device(self) -> None:
+        devices.synchronize(self._objective.slot.device)
+
+
+def in_proportion(seconds: Sequence[float]) -> list[float]:
+    """The parts of a batch that take ranks equally long, from how long each takes for a sample."""
+    speeds = [1 / each for each in seconds]
+    return [speed / sum(speeds) for speed in speeds]
+
+
+def _everyones(seconds: float, device: torch.device) -> list[float]:
+    mine = torch.tensor([seconds], dtype=torch.float64, device=device)
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    return [float(each) for each in found]

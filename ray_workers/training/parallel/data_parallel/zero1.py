@@ -1,0 +1,160 @@
+"""Optimizer state spread over the ranks, parameters and gradients whole on each: ZeRO 1.
+
+torch's `ZeroRedundancyOptimizer`: each rank of a group steps some of the parameters, and sends them
+to the others. Gradients are those of DDP over the whole world.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ray_workers.training.core.progress import TORN
+
+with warnings.catch_warnings():
+    # torch compiles its functional optimizers by a way that it has deprecated itself.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from ray_workers.training import devices
+from ray_workers.training.data.prefetcher import Prefetcher
+from ray_workers.training.parallel.data_parallel.compression import (
+    compression_of,
+    replica_of,
+    takes_momentum,
+)
+from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel
+from ray_workers.training.parallel.optim.optimizer_step import (
+    OptimizerStep,
+    load_named_state,
+    named_state,
+)
+
+
+class Zero1(ModelParallel):
+    """As `Divided`; ranks of a `shard` group have parts of the optimizer's state alone."""
+
+    _is_torn = False
+    """Whether the group broke in the midst of an update, and no twin has given its state since."""
+
+    def _build(self) -> None:
+        self.model = self._stage(0, 1)
+        self.gradients = replica_of(self.given, self.model)
+        page = self.given.page
+        self.update = self._spread_update = Zero1Step(
+            *(self.model, self.gradients, self.options, self.device),
+            has_momentum=not takes_momentum(compression_of(self.given.spec)),
+            group=self.mesh.holders,
+            is_asked_to_leave=lambda: page.is_asked_to_leave,
+        )
+        self._parameters = dict(self.model.named_parameters())
+
+    def _shard(self, model: nn.Module, mesh: Any) -> None:
+        """The parameters stay whole."""
+
+    def leave_group(self) -> None:
+        if self._is_built:
+            self._is_torn |= self._spread_update.is_torn
+        super().leave_group()
+
+    def sync_progress(
+        self, progress: int, state: Callable[[], Mapping[str, Any]]
+    ) -> tuple[int, dict[str, Any] | None]:
+        return super().sync_progress(TORN if self._is_torn else progress, state)
+
+    def load_peer_state(self, state: Mapping[str, Any]) -> None:
+        super().load_peer_state(state)
+        self._is_torn = False
+
+    def prepare(self, feed: Prefetcher, step: int) -> None:
+        super().prepare(feed, step)
+        if step:
+            self.gradients.settle_buckets(lambda: feed.at(1).shares)
+
+    @property
+    def preemption_requested(self) -> bool:
+        return self._spread_update.preemption_requested
+
+    def consolidate(self) -> None:
+        if self.mesh.at["data"] == 0:  # its groups have all there is
+            self._spread_update.consolidate()
+        super().consolidate()
+
+    def _gathered(self, own: dict[str, Any]) -> dict[str, Any] | None:
+        return own if self.rank == 0 else None
+
+    def load_model(self, whole: Mapping[str, Tensor]) -> None:
+        super().load_model(whole)
+        self.update.start_average()
+
+    def trained(self) -> nn.Module | None:
+        return copy.deepcopy(self.update.weights) if self.rank == 0 else None
+
+
+class Zero1Step(OptimizerStep):
+    """As `Update`, of an optimizer of which this rank has a part. Whether any rank was asked to
+    leave is known to all after each step."""
+
+    def __init__(
+        self,
+        *parts: Any,
+        has_momentum: bool,
+        group: dist.ProcessGroup | None,
+        is_asked_to_leave: Callable[[], bool],
+    ) -> None:
+        super().__init__(*parts, has_momentum=has_momentum)
+        self._spread = _spread_over(self._optimizer, group)
+        self._optimizer = self._spread
+        self._is_asked_to_leave = is_asked_to_leave
+        self._is_gathered = False
+        self.preemption_requested = False
+        self.is_torn = False
+        """Whether an update began, and the others' parts of the new weights are not all here."""
+
+    def step(self, lr: float) -> Tensor:
+        asked = torch.full_like(self._one, float(self._is_asked_to_leave()))
+        dist.all_reduce(asked)
+        self.preemption_requested = bool(asked > 0.0)
+        self.is_torn = True
+        norm = super().step(lr)
+        self.is_torn = False
+        return norm
+
+    def consolidate(self) -> None:
+        """Have rank 0 know all of the state. A collective of its group."""
+        self._spread.consolidate_state_dict(to=0)
+        # It copies to main memory, and does not wait (pytorch/pytorch#198020).
+        devices.synchronize(self._one.device)
+        self._is_gathered = self._spread.rank == 0 and dist.get_rank() == 0
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        """All of it right after `consolidate` on rank 0, else this rank's part."""
+        whole, self._is_gathered = self._is_gathered, False
+        if not whole:
+            return named_state(self._spread.optim, self._names)
+        state = named_state(self._spread, self._names)
+        # Or the whole state would lie there until the next one is gathered.
+        self._spread._all_state_dicts = []  # type: ignore[attr-defined]
+        return state
+
+    def _load_optimizer(self, state: Mapping[str, Any], part: Callable[[Any, Tensor], Any]) -> None:
+        # Its own way would move `step` to the CPU, where a fused optimizer on a GPU can't use it
+        # (pytorch/pytorch#124133).
+        load_named_state(self._spread.optim, self._names, state, part)
+
+
+def _spread_over(
+    whole: torch.optim.Optimizer, group: dist.ProcessGroup | None
+) -> ZeroRedundancyOptimizer:
+    """An optimizer of the same kind, groups and options."""
+    kind = type(whole)
+    known = inspect.signature(kind).parameters
+    options = {name: value for name, value in whole.defaults.items() if name in known}
+    return ZeroRedundancyOptimizer(whole.param_groups, kind, process_group=group, **options)

@@ -1,0 +1,1 @@
+"""Models that no rank holds whole: FSDP, tensor, pipeline and context parallelism."""

@@ -1,0 +1,192 @@
+"""Stages of a model on several ranks, by `torch.distributed.pipelining`.
+
+A share of the batch goes through in micro-batches of one size, because the stages exchange tensors
+of one shape; where it does not divide evenly, the last is filled up with samples that do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from ray_workers.training.core.workload import LossSum
+from ray_workers.training.data.prefetcher import Share
+from ray_workers.training.parallel.model_parallel.device_mesh import Mesh
+from ray_workers.training.parallel.model_parallel.sharded_gradients import ShardedGradientEngine
+from ray_workers.training.parallel.strategy import StrategyContext
+
+IGNORED = -100
+"""Target of which cross entropy takes no notice, as `torch.nn.functional` has it."""
+SCHEDULES = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+}
+PER_STAGE = 2
+"""Micro-batches for each stage where the document does not say: the ranks idle for a third or less
+of a step."""
+
+
+class Stages(nn.Module):
+    """The stages that one rank holds. Their names are those of the whole model, each in one stage
+    only."""
+
+    def __init__(self, stages: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        for stage in self.stages:
+            yield from stage.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        for stage in self.stages:
+            yield from stage.named_buffers(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        found: dict[str, Any] = {}
+        for stage in self.stages:
+            found.update(stage.state_dict(*args, **kwargs))
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        for stage in self.stages:
+            own = stage.state_dict()
+            stage.load_state_dict({name: state[name] for name in own}, *args, **kwargs)
+
+
+class Pipeline:
+    """The schedule that this rank's stages follow, in training and in evaluation."""
+
+    def __init__(
+        self, stages: Mapping[int, nn.Module], num_stages: int, mesh: Mesh, given: StrategyContext
+    ) -> None:
+        """stages: this rank's, by their number."""
+        options = given.spec.parallel
+        self._modules = stages
+        self._num_stages = num_stages
+        self._given = given
+        self._group = mesh.group("pipeline")
+        self._size = mesh.sizes["pipeline"]
+        self.is_first, self.is_last = 0 in stages, num_stages - 1 in stages
+        num_shares = mesh.sizes["data"] * mesh.sizes["shard"]
+        largest = -(-given.spec.train.global_batch_size // num_shares)
+        self.num_pieces = num_pieces(given.spec.train.micro_batch_size, largest, self._size)
+        self.piece_size = -(-largest // self.num_pieces)
+        self._losses = _Losses()
+        self._schedule = self._scheduled(options.schedule, self.num_pieces, self._losses)
+        self._num_predicted = _multiple(given.spec.train.micro_batch_size or largest, self._size)
+        """Samples of which the outputs are computed at a time: always as many, because a schedule
+        for another shape begins with a pass that finds out what the stages exchange, and its
+        collectives would have no counterpart on ranks that have that shape already."""
+        self._forward: Any = None
+        """The schedule of the forward pass alone."""
+
+    def _scheduled(self, name: str, pieces: int, losses: _Losses | None) -> Any:
+        stages = [
+            PipelineStage(module, number, self._num_stages, self._given.device, group=self._group)
+            for number, module in self._modules.items()
+        ]
+        one_only = name in ("gpipe", "1f1b") and len(stages) == 1
+        return SCHEDULES[name](
+            stages[0] if one_only else stages, pieces, loss_fn=losses, scale_grads=False
+        )
+
+    def train(
+        self, inputs: Tensor, targets: Tensor, loss_sum: LossSum, weight: float | Tensor
+    ) -> Tensor:
+        """Leave the gradients of `weight` times the sum of the losses; that sum, or 0 on a rank
+        that has not the last stage. inputs, targets: at most `num_pieces * piece_size` samples."""
+        size = self.num_pieces * self.piece_size
+        self._losses.of, self._losses.weight = loss_sum, weight
+        given = (_filled_up(inputs, size, None),) if self.is_first else ()
+        losses: list[Tensor] = []
+        expected = {"target": _filled_up(targets, size, IGNORED), "losses": losses}
+        with self._given.autocast():
+            self._schedule.step(*given, **(expected if self.is_last else {}), return_outputs=False)
+        if not self.is_last:
+            return torch.zeros((), device=inputs.device)
+        return torch.stack([loss.detach() for loss in losses]).sum()
+
+    def predict(self, inputs: Tensor) -> Tensor | None:
+        """The outputs, on the rank of the last stage. inputs: of at most a micro-batch, or a rank's
+        share."""
+        if self._forward is None:
+            name = "gpipe" if len(self._modules) == 1 else "interleaved"
+            self._forward = self._scheduled(name, self._size, None)
+        given = (_filled_up(inputs, self._num_predicted, None),) if self.is_first else ()
+        outputs = self._forward.step(*given)
+        return outputs[: len(inputs)] if self.is_last else None
+
+
+class _Losses:
+    """What the schedule calls with the outputs and targets of a micro-batch."""
+
+    of: LossSum
+    weight: float | Tensor = 1.0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.of(outputs, targets) * self.weight
+
+
+class PipelineGradientEngine(ShardedGradientEngine):
+    """As `PartReplica`, of the stages that this rank holds."""
+
+    def __init__(self, pipeline: Pipeline, loss_sum: LossSum, *parts: Any) -> None:
+        """parts: of a `PartReplica`, in its order."""
+        model, *rest = parts
+        super().__init__(model, loss_sum, *rest)
+        self._loss_sum = loss_sum
+        self._pipeline = pipeline
+        self._carried: Tensor | None = None
+
+    def backward(
+        self,
+        shares: Sequence[Share],
+        scale: Tensor | None,
+        prepare: Callable[[int], None],
+        before_exchange: Callable[[], None],
+    ) -> None:
+        (mine,) = shares
+        prepare(mine.batch.number)
+        before_exchange()
+        (piece,) = map(self._narrow, mine.micro_batches)
+        weight = self._weight_of(mine) if scale is None else scale * self._weight_of(mine)
+        self._carried = self._pipeline.train(*piece, self._loss_sum, weight)
+        self._settle_gradients()
+
+    def take_loss(self) -> Tensor:
+        assert self._carried is not None
+        return self._added_up(self._carried)
+
+
+def num_pieces(micro_batch_size: int | None, share: int, num_ranks: int) -> int:
+    """Into how many micro-batches a share of the batch is cut: a multiple of the ranks, as the
+    interleaved schedules want it."""
+    wanted = PER_STAGE * num_ranks if micro_batch_size is None else -(-share // micro_batch_size)
+    return _multiple(wanted, num_ranks)
+
+
+def _multiple(number: int, of: int) -> int:
+    """The least multiple that is no smaller."""
+    return -(-number // of) * of
+
+
+def _filled_up(samples: Tensor, size: int, with_: int | None) -> Tensor:
+    """With so many samples: more of the last one, or of one number."""
+    missing = size - len(samples)
+    if not missing:
+        return samples
+    more = samples[-1:].expand(missing, *samples.shape[1:])
+    return torch.cat((samples, more if with_ is None else torch.full_like(more, with_)))

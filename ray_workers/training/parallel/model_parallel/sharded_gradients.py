@@ -1,0 +1,132 @@
+"""The gradient of a model that ranks hold together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from ray_workers.training.core.workload import LossSum
+from ray_workers.training.data.prefetcher import Piece, Share
+from ray_workers.training.parallel.dtensor import local
+from ray_workers.training.parallel.gradients import Autocast, GradientEngine, roots_of
+from ray_workers.training.parallel.model_parallel.device_mesh import Mesh
+
+
+class ShardedGradientEngine(GradientEngine):
+    """As `Replica`, of this rank's part of the model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_sum: LossSum,
+        autocast: Autocast,
+        mesh: Mesh,
+        is_asked_to_leave: Callable[[], bool],
+        narrow: Callable[[Piece], Piece],
+    ) -> None:
+        """narrow: (inputs, targets) -> this rank's part of them."""
+        super().__init__(model, loss_sum, autocast)
+        self._mesh = mesh
+        self._narrow = narrow
+        self._sharded = model if isinstance(model, FSDPModule) else None
+        self._is_asked_to_leave = is_asked_to_leave
+        self._shares: dict[tuple[float, ...], Tensor] = {}
+        self.preemption_requested = False
+        """Whether somebody had been asked to leave at the last step: all save together."""
+
+    def form(self, world_size: int) -> None:
+        self._world_size = world_size
+
+    def settle_buckets(self, shares: Callable[[], Sequence[Share]]) -> None:
+        """There are none."""
+
+    def backward(
+        self,
+        shares: Sequence[Share],
+        scale: Tensor | None,
+        prepare: Callable[[int], None],
+        before_exchange: Callable[[], None],
+    ) -> None:
+        (mine,) = shares
+        prepare(mine.batch.number)
+        root = torch.full((), self._weight_of(mine), device=self._objective.slot.device)
+        if scale is not None:
+            root *= scale
+        roots = roots_of(mine, root)
+        *parts, last = map(self._narrow, mine.micro_batches)
+        self._exchange_gradients(False)
+        for piece in parts:
+            torch.autograd.backward(self._objective(*piece), next(roots))
+        self._exchange_gradients(True)
+        loss = self._objective(*last)
+        before_exchange()
+        torch.autograd.backward(loss, next(roots))
+        self._settle_gradients()
+
+    def _weight_of(self, mine: Share) -> float:
+        """FSDP divides by the number of ranks, as DDP does. Of a sample that ranks compute by its
+        places, each has the mean over its own."""
+        num_place_parts = self._mesh.sizes["context"]
+        return mine.batch.weight * self._mesh.num_exchanging / num_place_parts
+
+    def _exchange_gradients(self, do: bool) -> None:
+        if self._sharded is not None:
+            self._sharded.set_requires_gradient_sync(do)
+
+    def _settle_gradients(self) -> None:
+        """Add up what DTensor has left for later: gradients of what every rank holds whole."""
+        for parameter in self._parameters:
+            grad = parameter.grad
+            if not isinstance(grad, DTensor) or not isinstance(parameter, DTensor):
+                continue
+            if grad.placements != parameter.placements:
+                parameter.grad = grad.redistribute(placements=parameter.placements)
+
+    def take_loss(self) -> Tensor:
+        carried = self._objective.slot.grad
+        assert carried is not None
+        self._objective.slot.grad = None
+        return self._added_up(carried)
+
+    def _added_up(self, carried: Tensor) -> Tensor:
+        """The loss over all ranks. In the same message go whether somebody was asked to leave, and
+        what the gradients' norm is made of."""
+        asked = torch.full_like(carried, float(self._is_asked_to_leave()))
+        # The ranks of a tensor group have all computed the same.
+        alike = self._mesh.num_exchanging * self._mesh.sizes["tensor"]
+        square = self._own_square().to(carried)
+        total = torch.stack((carried / alike, asked, square))
+        dist.all_reduce(total)
+        self.preemption_requested = bool(total[1] > 0.0)
+        self._norm = total[2].sqrt()
+        return total[0]
+
+    def _own_square(self) -> Tensor:
+        """This rank's part of the sum of the gradient's squares: what others hold as well counts
+        in part."""
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        if not grads:
+            return self._objective.slot.new_zeros(())
+        squares = torch.stack(torch._foreach_norm([local(grad) for grad in grads])).square()
+        shares = tuple(1 / _num_holders(grad) for grad in grads)
+        if shares not in self._shares:  # to bring them to a GPU is to wait for it
+            self._shares[shares] = squares.new_tensor(shares)
+        return squares @ self._shares[shares]
+
+    def grad_norm(self) -> Tensor:
+        """Of all ranks' parts as they were when the loss was taken: with the loss scale."""
+        return self._norm
+
+
+def _num_holders(part: Tensor) -> int:
+    """How many ranks hold the same of it."""
+    if not isinstance(part, DTensor):
+        return 1
+    sizes = zip(part.placements, part.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if placement.is_replicate())

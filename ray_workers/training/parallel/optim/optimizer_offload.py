@@ -1,0 +1,199 @@
+"""Optimizer state that lies in fewer bits, or in the host's memory, between the steps.
+
+The optimizer does its step as ever, in fp32 on the device of the parameters, but of a bucket of
+parameters at a time: what those need is fetched before, and stowed away after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from ray_workers.training.devices import is_gpu, on_gpu
+from ray_workers.training.parallel.dtensor import Apart, like, local
+
+BUCKET_BYTES = 64 << 20
+"""Of the parameters whose state is fetched together; at least one parameter."""
+NUM_STEPS = "stowed"
+"""Option of the first group: how often it was stepped, which a checkpoint keeps."""
+
+
+Part = Callable[[Any, Tensor], Any]
+"""(a value of a state, a parameter) -> what of it belongs to that."""
+
+
+class Later(NamedTuple):
+    """A value that is loaded, of which the parameter's part is made when it is wanted."""
+
+    part: Part
+    value: Tensor
+    parameter: Tensor
+
+    def now(self) -> Tensor:
+        made: Tensor = self.part(self.value, self.parameter)
+        return made
+
+
+def made_later(part: Part) -> Part:
+    """Only what may be a moment: how a count of steps is kept is torch's to say."""
+
+    def made(value: Any, parameter: Tensor) -> Any:
+        is_large = isinstance(value, Tensor) and value.ndim > 0
+        return Later(part, value, parameter) if is_large else part(value, parameter)
+
+    return made
+
+
+class OffloadedState:
+    """Takes an optimizer's `step` and `load_state_dict` over; moments as large as their parameter
+    are stowed."""
+
+    def __init__(
+        self, optimizer: Optimizer, *, as_bf16: bool = False, home: torch.device | None = None
+    ) -> None:
+        """home: where they lie; None for where the parameters do."""
+        self._optimizer = optimizer
+        self._as_bf16 = as_bf16
+        self._home = home
+        self._places: dict[tuple[Tensor, str], Tensor] = {}
+        self._step, self._load = optimizer.step, optimizer.load_state_dict
+        optimizer.step = self.step  # type: ignore[method-assign,assignment]
+        optimizer.load_state_dict = self.load_state_dict  # type: ignore[method-assign,assignment]
+
+    def step(self) -> None:
+        """One optimizer step, bucket by bucket."""
+        groups = self._optimizer.param_groups
+        before = [dict(group) for group in groups]
+        try:
+            for bucket in self._buckets():
+                self._fetch(bucket)
+                own = set(bucket)
+                parts = [
+                    {**options, "params": [each for each in options["params"] if each in own]}
+                    for options in before
+                ]
+                self._optimizer.param_groups = [part for part in parts if part["params"]]
+                self._step()
+                self._stow(bucket)
+                for group, part in zip(groups, parts, strict=True):
+                    if part["params"]:  # what the optimizer remembers of a group
+                        group.update({**part, "params": group["params"]})
+        finally:
+            self._optimizer.param_groups = groups
+        groups[0][NUM_STEPS] = self._num_steps + 1
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As the optimizer's; values may be `Later`. Each moment goes to where it is stowed before
+        the next is made: all of them may be more than the device holds."""
+        parameters = self._parameters()
+        later = [
+            (at, name, value)
+            for at, values in state["state"].items()
+            for name, value in values.items()
+            if isinstance(value, Later)
+        ]
+        rest = {at: dict(values) for at, values in state["state"].items()}
+        for at, name, _ in later:
+            rest[at][name] = None
+        self._load({**state, "state": rest})
+        for at, name, value in later:
+            self._keep(parameters[at], name, value.now())
+
+    @property
+    def _num_steps(self) -> int:
+        return int(self._optimizer.param_groups[0].get(NUM_STEPS, 0))
+
+    def _parameters(self) -> list[Tensor]:
+        return [each for group in self._optimizer.param_groups for each in group["params"]]
+
+    def _buckets(self) -> Iterator[list[Tensor]]:
+        bucket: list[Tensor] = []
+        size = 0
+        for parameter in self._parameters():
+            own = local(parameter)
+            if bucket and size + own.nbytes > BUCKET_BYTES:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(parameter)
+            size += own.nbytes
+        if bucket:
+            yield bucket
+
+    def _fetch(self, parameters: Sequence[Tensor]) -> None:
+        for parameter in parameters:
+            for name, value in self._moments(parameter):
+                here = _plain(value).to(local(parameter))
+                self._optimizer.state[parameter][name] = like(here, parameter)
+
+    def _stow(self, parameters: Sequence[Tensor]) -> None:
+        for parameter in parameters:
+            for name, value in self._moments(parameter):
+                self._keep(parameter, name, value)
+
+    def _keep(self, parameter: Tensor, name: str, value: Tensor | Apart) -> None:
+        state, here = self._optimizer.state[parameter], _plain(value)
+        if not _is_moment(value, parameter):
+            state[name] = here.to(local(parameter))
+            return
+        place = self._place(parameter, name)
+        place.copy_(rounded(here, self._num_steps) if self._as_bf16 else here)
+        if self._home is None:
+            state[name] = like(place, parameter)
+        else:
+            state[name] = Apart(place, parameter) if isinstance(parameter, DTensor) else place
+
+    def _moments(self, parameter: Tensor) -> list[tuple[str, Tensor | Apart]]:
+        """Of its state what is as large as it is."""
+        state = self._optimizer.state.get(parameter, {})
+        return [(name, value) for name, value in state.items() if _is_moment(value, parameter)]
+
+    def _place(self, parameter: Tensor, name: str) -> Tensor:
+        key = (parameter, name)
+        if key not in self._places:
+            own = local(parameter)
+            device = self._home or own.device
+            self._places[key] = torch.empty(
+                own.shape,
+                dtype=torch.bfloat16 if self._as_bf16 else own.dtype,
+                device=device,
+                pin_memory=on_gpu(own) and not is_gpu(device),
+            )
+        return self._places[key]
+
+
+def _plain(value: Tensor | Apart) -> Tensor:
+    return value.part if isinstance(value, Apart) else local(value)
+
+
+def _is_moment(value: Any, parameter: Tensor) -> bool:
+    if not isinstance(value, Tensor | Apart):
+        return False
+    part = _plain(value)
+    return part.ndim > 0 and part.shape == local(parameter).shape
+
+
+def rounded(values: Tensor, number: int) -> Tensor:
+    """To bf16, up with a chance of what is cut off, so that many small changes add up: a moment
+    that decays by a thousandth in each step would stand still (stochastic rounding, as in
+    arXiv:2010.06192).
+
+    Drawn from the numbers' own bits, their places and that of the step: who has the same numbers
+    rounds alike, now and after a resume.
+    """
+    bits = values.float().view(torch.int32)
+    places = torch.arange(bits.numel(), dtype=torch.int32, device=bits.device).view_as(bits)
+    chances = _mixed(_mixed(bits + number) + places) & 0xFFFF
+    cut = ((bits + chances) & -0x10000).view(torch.float32)
+    return torch.where(values.isfinite(), cut, values).to(torch.bfloat16)
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """Of each number one that looks drawn by chance (the finaliser of MurmurHash3)."""
+    for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB), (16, 1)):
+        bits = (bits ^ (bits >> shift & (1 << 32 - shift) - 1)) * factor
+    return bits

@@ -1,0 +1,252 @@
+"""From a gradient to new weights: unscale, clip, step, average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from dray import spec
+from ray_workers.training.core.divergence import DivergedError
+from ray_workers.training.parallel.dtensor import like, local, part_of
+from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.parallel.optim.optimizer_offload import OffloadedState, made_later
+from ray_workers.training.parallel.optim.optimizers import build_optimizer, set_lr
+
+LEAST_SCALE = 2.0**-20
+"""36 steps in a row after the scale begins: no gradient overflows at that which is finite."""
+
+
+class OptimizerStep:
+    """The optimizer, with the loss scale of fp16 and the average of the weights where asked for."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        replica: GradientEngine,
+        options: spec.Train,
+        device: torch.device,
+        *,
+        has_momentum: bool = True,
+    ) -> None:
+        """`has_momentum`: sgd's is not somebody else's."""
+        self._model = model
+        self._replica = replica
+        self._max_norm = options.max_grad_norm
+        self._skips = options.on_divergence == "skip_step"
+        chosen = options.optimizer
+        if not has_momentum:
+            chosen = chosen.model_copy(update={"momentum": 0.0})
+        self._optimizer = build_optimizer(model, chosen)
+        self._stowed = _stowed(self._optimizer, chosen)
+        self._names: Names = {parameter: name for name, parameter in model.named_parameters()}
+        self._scaler: torch.amp.GradScaler | None = None
+        self._one = torch.ones((), device=device)
+        if options.precision == "fp16":
+            self._scaler = torch.amp.GradScaler(device.type)
+        self._average: AveragedModel | None = None
+        if options.ema is not None:
+            average = get_ema_multi_avg_fn(options.ema.decay)  # type: ignore[no-untyped-call]
+            self._average = AveragedModel(model, multi_avg_fn=average)
+
+    @property
+    def weights(self) -> nn.Module:
+        """The model as it is to be judged and kept: its average, if there is one."""
+        return self._model if self._average is None else self._average.module
+
+    def loss_scale(self) -> Tensor | None:
+        """What the loss must be multiplied by before the backward pass."""
+        return None if self._scaler is None else self._scaler.scale(self._one)
+
+    def step(self, lr: float) -> Tensor:
+        """One optimizer step; the gradient's norm before it was clipped.
+
+        In fp16 a gradient that overflowed changes no weight, and lowers the scale. With skip_step
+        none that is not finite changes a weight, at the price of a wait for the device.
+        """
+        set_lr(self._optimizer, lr)
+        norm = self._unscaled_norm()
+        if self._skips and self._scaler is None and not norm.isfinite():
+            self._replica.forget_gradients()
+            return norm
+        if self._max_norm is not None:
+            clip_gradients(self._model, self._max_norm, norm)
+        if self._scaler is None:
+            self._optimizer.step()
+        else:
+            self._step_in_scale(self._scaler, norm)
+        if self._average is not None:
+            self._average.update_parameters(self._model)
+        self._replica.forget_gradients()
+        return norm
+
+    def _unscaled_norm(self) -> Tensor:
+        """The gradient's norm, once it is without the loss scale."""
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
+        return self._replica.grad_norm()
+
+    def _step_in_scale(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
+        """Step if the gradient, with this norm, has not overflowed, and set the next scale.
+
+        Not by the scaler's own `step`: fused SGD, told by it to skip its first step, has what lay
+        in memory for its momentum from then on (torch 2.13). The price is a wait for the device.
+        """
+        overflowed = not norm.isfinite()
+        if not overflowed:
+            self._optimizer.step()
+        found = {"found_inf_per_device": {norm.device: torch.full_like(norm, overflowed)}}
+        scaler._per_optimizer_states[id(self._optimizer)].update(found)
+        scaler.update()
+        if overflowed and scaler.get_scale() < LEAST_SCALE:
+            raise DivergedError(
+                "the gradients are not finite at any scale of the loss: the weights, or numbers on "
+                "the way, are beyond what fp16 holds (65,504). Lower train.optimizer.lr, or set "
+                "train.precision to bf16 or fp32"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self._optimizer_state(), **self._rest()}
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        return named_state(self._optimizer, self._names)
+
+    def _rest(self) -> dict[str, Any]:
+        """Of the state what is not the optimizer's."""
+        state: dict[str, Any] = {}
+        if self._scaler is not None:
+            state["scaler"] = self._scaler.state_dict()
+        if self._average is not None:
+            state["average"] = self._average.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._load_optimizer(state["optimizer"], _part_of_state)
+        self._load_rest(state)
+
+    def _load_rest(self, state: Mapping[str, Any]) -> None:
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state["scaler"])
+        if self._average is not None:
+            self._average.load_state_dict(state["average"])
+
+    def load_parts(self, state: Mapping[str, Any]) -> None:
+        """Take the state of a rank that holds the same parts, which gave its plain tensors of
+        them."""
+        self._load_optimizer(state["optimizer"], _as_part)
+        self._load_rest(state)
+
+    def _load_optimizer(self, state: Mapping[str, Any], part: Callable[[Any, Tensor], Any]) -> None:
+        taken = part if self._stowed is None else made_later(part)
+        load_named_state(self._optimizer, self._names, state, taken)
+
+    def start_average(self) -> None:
+        """Begin the average at the weights as they are now."""
+        if self._average is not None:
+            self._average.module.load_state_dict(self._model.state_dict())
+
+
+class ShardedOptimizerStep(OptimizerStep):
+    """As `Update`, of parts of which other ranks have the rest. A part does not show whether
+    another overflowed; the norm, which all ranks share, does."""
+
+    def _unscaled_norm(self) -> Tensor:
+        norm = self._replica.grad_norm()
+        if self._scaler is None:
+            return norm
+        factor = self._scaler.scale(self._one).reciprocal()
+        parts = [local(p.grad) for p in self._model.parameters() if p.grad is not None]
+        if parts:
+            torch._foreach_mul_(parts, factor)
+        return norm * factor
+
+
+def clip_gradients(model: nn.Module, max_norm: float, norm: Tensor) -> None:
+    """What `torch.nn.utils.clip_grads_with_norm_` does, on this rank's parts of the gradients."""
+    parts = [local(p.grad) for p in model.parameters() if p.grad is not None]
+    if parts:
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(parts, factor)
+
+
+def _stowed(optimizer: torch.optim.Optimizer, options: spec.Optimizer) -> OffloadedState | None:
+    if options.state_dtype == "fp32" and not options.offload:
+        return None
+    home = torch.device("cpu") if options.offload else None
+    return OffloadedState(optimizer, as_bf16=options.state_dtype == "bf16", home=home)
+
+
+Names = Mapping[Tensor, str]
+"""Of each parameter, in the model."""
+
+
+def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
+    """An optimizer's state dict with the names of parameters where torch numbers them: a rank that
+    holds other ones, or in another order, finds its own."""
+    own = [names[parameter] for parameter in _parameters(optimizer)]
+    state = optimizer.state_dict()
+    return {
+        "state": {own[place]: dict(values) for place, values in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [own[place] for place in group["params"]]}
+            for group in state["param_groups"]
+        ],
+    }
+
+
+def is_numbered(state: Mapping[str, Any]) -> bool:
+    """Whether a state numbers its parameters, as dray once wrote it and torch does."""
+    return any(isinstance(one, int) for group in state["param_groups"] for one in group["params"])
+
+
+def _part_of_state(value: Any, parameter: Tensor) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    part = part_of(value, parameter) if value.ndim else value
+    # An optimizer keeps what it is given: not a file that is mapped, and may go.
+    return part.clone() if part is value else part
+
+
+def _as_part(value: Any, parameter: Tensor) -> Any:
+    """The part that a plain tensor is, of a whole with the parameter's shape."""
+    return like(value, parameter) if isinstance(value, Tensor) and value.ndim else value
+
+
+def load_named_state(
+    optimizer: torch.optim.Optimizer,
+    names: Names,
+    saved: Mapping[str, Any],
+    part: Callable[[Any, Tensor], Any] = _part_of_state,
+) -> None:
+    """Take of a state what belongs to this optimizer's parameters.
+
+    Of a state whose parameters are numbered, as dray once wrote it, the places count. `part` makes
+    of a value what belongs to a parameter; by default of a whole one this rank's part.
+    """
+    parameters = _parameters(optimizer)
+    group_of = {name: group for group in saved["param_groups"] for name in group["params"]}
+    keys = [
+        names[parameter] if names[parameter] in group_of else place
+        for place, parameter in enumerate(parameters)
+    ]
+    state = {
+        place: {name: part(value, parameters[place]) for name, value in saved["state"][key].items()}
+        for place, key in enumerate(keys)
+        if key in saved["state"]
+    }
+    places = iter(range(len(keys)))
+    groups = []
+    for group in optimizer.param_groups:
+        own = [next(places) for _ in group["params"]]
+        options = group_of[keys[own[0]]] if own else group
+        how = {name: group[name] for name in ("fused", "foreach") if name in group}
+        groups.append({**options, **how, "params": own})
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """In the order by which torch numbers them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

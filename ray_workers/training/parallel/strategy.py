@@ -1,0 +1,167 @@
+"""What the training loop asks of a way to train a model on several ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dray.spec import JobSpec
+from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.training.core.schedule import Calendar
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.data.prefetcher import Prefetcher
+from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class StrategyContext:
+    """What is to be trained, and what a strategy needs to know of the rank it runs on."""
+
+    spec: JobSpec
+    workload: Workload
+    device: torch.device
+    calendar: Calendar
+    page: HeartbeatPage
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The precision of the forward pass."""
+        dtype = AUTOCAST.get(self.spec.train.precision)
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """Which part of every global batch a rank computes, and of an evaluation."""
+
+    shares: range
+    """Numbers of its shares, of `num_shares` in all."""
+    num_shares: int
+    is_even: bool = False
+    """Every rank computes equally many pieces, because they compute them together."""
+    micro_batch_size: int | None = None
+    """Most samples of a piece; None for as many as the document says."""
+    weight: float = 1.0
+    """Of what this rank measures of its shares, in the sum over all ranks: ranks that measure the
+    same samples together have 1 together."""
+
+
+class Strategy(ABC):
+    """Owns the model, what computes its gradients (`gradients`) and what applies them (`update`).
+
+    In each group that the rank comes into the loop calls `join_group`, `sync_progress`, `load` or
+    nothing, and `prepare`; these, `after_step`, `consolidate` and `predict` are collectives.
+    `leave_group` follows when the group breaks."""
+
+    gradients: GradientEngine
+    update: OptimizerStep
+    model: nn.Module
+    """What this rank holds of it."""
+    rank = 0
+    world_size = 1
+    place: tuple[int, ...] = ()
+    """Where the rank stands in what holds a model together: random numbers differ by it."""
+
+    def __init__(self, given: StrategyContext) -> None:
+        self.given = given
+        self.options = given.spec.train
+        self.device = given.device
+
+    def join_group(self, rank: int, world_size: int) -> None:
+        """Take a place in a group that was just formed."""
+        self.rank, self.world_size = rank, world_size
+
+    @abstractmethod
+    def data_part(self) -> DataPart:
+        """Of this place."""
+
+    @abstractmethod
+    def sync_progress(
+        self, progress: int, state: Callable[[], Mapping[str, Any]]
+    ) -> tuple[int, dict[str, Any] | None]:
+        """Bring all to the furthest progress among them: (it, and the state of it to take over on
+        a rank that lacks it). `handover.NOTHING` if nobody has a state yet.
+
+        state: what a rank that lacks it needs, for `load`.
+        """
+
+    @abstractmethod
+    def prepare(self, feed: Prefetcher, step: int) -> None:
+        """Be ready for the step after `step`; all ranks have the state of that."""
+
+    @abstractmethod
+    def leave_group(self) -> None:
+        """Leave a broken group as if the step that it was in had not begun."""
+
+    def after_step(self, step: int) -> None:
+        """Do what the ranks do together after the optimizer's step."""
+        return
+
+    @property
+    @abstractmethod
+    def preemption_requested(self) -> bool:
+        """Whether this rank is to leave now, with a checkpoint, because some rank was asked to."""
+
+    @abstractmethod
+    def predict(self, inputs: Tensor) -> Tensor | None:
+        """The outputs of the model as it is to be judged; None on a rank that has none."""
+
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """While `predict` is called: without what only helps training."""
+        judged = self.update.weights
+        was_training = judged.training
+        judged.eval()
+        try:
+            yield
+        finally:
+            judged.train(was_training)
+
+    def narrowed(self, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """This rank's part of (inputs, targets) of samples that several compute together."""
+        return samples
+
+    def consolidate(self) -> None:
+        """Have rank 0 know of the state what the others hold."""
+        return
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint, on rank 0 after `consolidate`."""
+
+    @abstractmethod
+    def peer_state_dict(self) -> dict[str, Any]:
+        """For a rank that comes into the group and is to be this one's equal."""
+
+    @abstractmethod
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take a whole state, as `state` gave it."""
+
+    @abstractmethod
+    def load_peer_state(self, state: Mapping[str, Any]) -> None:
+        """Take what `peer_state_dict` gave."""
+
+    @abstractmethod
+    def load_model(self, whole: Mapping[str, Tensor]) -> None:
+        """Begin with these weights, which have the names and shapes of `whole`."""
+
+    def whole(self) -> Mapping[str, Tensor]:
+        """The whole model's tensors by name; what counts of them is their shapes."""
+        return self.model.state_dict()
+
+    @abstractmethod
+    def trained(self) -> nn.Module | None:
+        """The whole model as it is to be kept, on rank 0. A collective."""
+
+    @property
+    def saves_alone(self) -> bool:
+        """Whether rank 0 has all of a checkpoint without asking the others."""
+        return True

@@ -1,0 +1,1 @@
+"""The catalogue of checkpoints, and jobs that begin from the checkpoint of another."""

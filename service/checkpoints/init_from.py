@@ -1,0 +1,152 @@
+"""Where a job starts from: the checkpoint of another job that `init_from` names.
+
+It is looked up when the job is submitted, so that what it starts from does not depend on how long
+it waits, and it is kept: the other job can't be deleted before this one has ended. The other job
+itself may still drop it (`checkpoint.keep`); then its newest or best of that time stands in, and
+for a step that was named the ranks say that it is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from sqlalchemy.orm import Session
+
+from dray.spec import JobSpec
+from dray.train.checkpoints import CheckpointRef
+from service.checkpoints import catalog
+from service.db.models import CheckpointRow, JobRow
+from service.db.repositories import jobs as repository
+from service.domain import continuing, weights
+from service.domain.errors import CheckpointInUse, InitFromDiffers, InitFromNotFound
+
+Wanted = Literal["latest", "best"] | int
+_TAKE_WEIGHTS = "let init_from.take be weights"
+
+
+@dataclass(frozen=True)
+class InitFromCheckpoint:
+    """A checkpoint of another job, as a row holds it."""
+
+    job: str
+    wanted: Wanted
+    attempt: int
+    step: int
+    url: str
+    manifest_sha256: str
+
+    @classmethod
+    def of(cls, wanted: Wanted, row: CheckpointRow) -> InitFromCheckpoint:
+        return cls(row.job_id, wanted, row.attempt, row.step, row.url, row.manifest_sha256)
+
+    def as_row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
+    """The checkpoint that is meant, if one is. InitFromNotFound, with the field at fault, if there
+    is none; InitFromDiffers if the documents tell that it does not fit.
+
+    The other job stays locked until the transaction ends, so that it is not deleted meanwhile.
+    """
+    asked = spec.init_from
+    if asked is None:
+        return None
+    job = repository.lock(session, asked.job)
+    if job is None or job.deleted_at is not None:
+        raise InitFromNotFound(
+            f"there is no job {asked.job} to start from",
+            pointer="/init_from/job",
+            hint="`dray ls` shows the jobs there are",
+        )
+    row = _chosen(session, job, asked.step)
+    if row is None:
+        raise _no_such_step(session, job, asked.step)
+    _refuse_what_does_not_fit(job, row.step, spec)
+    return InitFromCheckpoint.of(asked.step, row)
+
+
+def current(session: Session, job: JobRow) -> CheckpointRef | None:
+    """What an attempt that starts now begins with, if it has no checkpoint of its own."""
+    if job.init_from is None:
+        return None
+    origin = InitFromCheckpoint(**job.init_from)
+    source = repository.get(session, origin.job)
+    rows = [] if source is None else catalog.counting_checkpoints(session, source.id)
+    kept = any(row.url == origin.url for row in rows)
+    if not kept and source is not None and not isinstance(origin.wanted, int):
+        row = _chosen(session, source, origin.wanted)
+        origin = origin if row is None else InitFromCheckpoint.of(origin.wanted, row)
+        job.init_from = origin.as_row()
+    return CheckpointRef(origin.url, origin.step, origin.manifest_sha256)
+
+
+def refuse_if_needed(session: Session, job_id: str) -> None:
+    """CheckpointInUse if a live job starts from a checkpoint of this one."""
+    users = repository.starting_from(session, job_id)
+    if not users:
+        return
+    named = ", ".join(users[:3]) + (f" and {len(users) - 3} more" if len(users) > 3 else "")
+    one = len(users) == 1
+    raise CheckpointInUse(
+        f"the job{'' if one else 's'} {named} start{'s' if one else ''} from a checkpoint of "
+        f"{job_id} and {'has' if one else 'have'} not ended",
+        hint=f"wait until {'it has' if one else 'they have'} ended, or cancel "
+        f"{'it' if one else 'them'}",
+    )
+
+
+def _refuse_what_does_not_fit(source: JobRow, step: int, spec: JobSpec) -> None:
+    """InitFromDiffers unless `spec` can begin with what it takes of that job after that step."""
+    assert spec.init_from is not None
+    is_whole = spec.init_from.take == "everything"
+    try:
+        before = JobSpec.model_validate(source.spec)
+    except ValueError:
+        if not is_whole:
+            return  # the ranks compare the weights themselves
+        raise InitFromDiffers(
+            f"this version of dray does not read the document of {source.id} any more",
+            pointer="/init_from/take",
+            hint=_TAKE_WEIGHTS,
+        ) from None
+    found = weights.difference(before, spec)
+    if found is not None:
+        raise InitFromDiffers(
+            f"can't begin with the weights of {source.id}: {found.pointer} {found.why}",
+            pointer=found.pointer,
+            hint="let it be as it was, or begin without init_from",
+        )
+    found = continuing.difference(before, step, spec) if is_whole else None
+    if found is not None:
+        raise InitFromDiffers(
+            f"can't go on from all that {source.id} left: {found.pointer} {found.why}",
+            pointer=found.pointer,
+            hint=f"change it, or {_TAKE_WEIGHTS}",
+        )
+
+
+def _chosen(session: Session, job: JobRow, wanted: Wanted) -> CheckpointRow | None:
+    rows, best = catalog.of_job(session, job)
+    if wanted == "best":
+        return best
+    if wanted == "latest":
+        return rows[0] if rows else None
+    return next((row for row in rows if row.step == wanted), None)
+
+
+def _no_such_step(session: Session, job: JobRow, wanted: Wanted) -> InitFromNotFound:
+    rows = catalog.counting_checkpoints(session, job.id)
+    steps = ", ".join(str(row.step) for row in rows[:10])
+    metric = catalog.best_metric(job)
+    if not rows:
+        message, hint = f"the job {job.id} has no checkpoint", None
+    elif wanted == "best":
+        why = f"none was measured by {metric}" if metric else "its checkpoint.best names no metric"
+        message = f"the job {job.id} has no best checkpoint: {why}"
+        hint = f"take latest, or one of the steps {steps}"
+    else:
+        message = f"the job {job.id} has no checkpoint of step {wanted}"
+        hint = f"it has those of {steps}"
+    return InitFromNotFound(message, pointer="/init_from/step", hint=hint)

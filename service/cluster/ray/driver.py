@@ -1,0 +1,392 @@
+"""The Ray side of the cluster seam: the port's methods, by a Ray driver in this process.
+
+Runs in the gateway, a child of the service, because a Ray driver exits when Ray's GCS is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayActorError, RayError
+
+from ray_workers.node.ending import end_actor
+from ray_workers.node.ray_calls import result_within
+from ray_workers.shared import spool_reader
+from ray_workers.shared.contracts import (
+    AttemptSpec,
+    Cause,
+    Drill,
+    Frame,
+    Grant,
+    Outcome,
+    Phase,
+    PollReply,
+    ProcessKind,
+    SilentProcess,
+    namespace,
+    supervisor_name,
+)
+from ray_workers.shared.silence import Silence, SilenceLimits
+from ray_workers.shared.spool_reader import SpoolRead
+from ray_workers.supervision.supervisor import Supervisor
+from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
+from service.cluster.ray import launch_once, prestart
+from service.cluster.ray.node_agents import GatewayConfig, NodeAgents, brief
+from service.cluster.ray.orphan_slots import UnownedSlots
+
+logger = logging.getLogger(__name__)
+
+CONTROL_RESOURCE = "dray_control"
+HEAD_RESOURCE = "node:__internal_head__"
+AGENT_WAIT_S = 20.0
+"""How long an agent has for a deletion before it is passed over; it is asked again later."""
+SLIVER = 0.001
+"""Amount of a marker resource that ties an actor to the nodes that have it."""
+
+
+SUPERVISOR_SLACK_S = 10.0
+"""What a supervisor may take for a poll beyond what it was asked to wait: it asks the nodes."""
+ANSWER_LIMIT_S = 5.0
+"""How long anybody else is waited for who may have stopped."""
+
+
+class RayCluster:
+    """The port `Cluster` on a Ray that this process is connected to."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._supervisors: dict[tuple[str, int], Any] = {}
+        self._launching: dict[tuple[str, int], asyncio.Future[Any]] = {}
+        self._agents = NodeAgents(config)
+        self._limits = SilenceLimits(config.silence_limit_s)
+        self._silence = Silence()
+        self._heard: set[tuple[str, int]] = set()
+        """Attempts whose supervisor has answered this process."""
+        self._prestarter = prestart.Prestarter()
+        self._unowned = UnownedSlots()
+
+    async def start(self) -> None:
+        joined = await asyncio.to_thread(
+            ray.init,
+            address=self._config.address,
+            namespace=namespace(self._config.deployment_id),
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        self._dashboard_url = self._config.dashboard_url
+        if joined.dashboard_url and not self._dashboard_url:
+            self._dashboard_url = f"http://{joined.dashboard_url}"
+        context = ray.get_runtime_context()
+        self._session: str = context.get_session_name()
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(ray.shutdown)
+
+    async def ping(self) -> None:
+        """Answer, which a gateway that is stopped does not."""
+
+    async def snapshot(self) -> ClusterSnapshot:
+        nodes = await asyncio.to_thread(ray.nodes)
+        available = await asyncio.to_thread(_available_by_node)
+        drained = await asyncio.to_thread(_drained_nodes)
+        alive = [node for node in nodes if node["Alive"]]
+        self._agents.meet(
+            [node["NodeID"] for node in alive], wants_news=self._prestarter.awaits_news
+        )
+        for node in alive:
+            self._keep_warm(node)
+        return ClusterSnapshot(
+            session=self._session,
+            address=self._config.address,
+            dashboard_url=self._dashboard_url,
+            shared=self._config.shared,
+            nodes=tuple(
+                self._describe(node, available, drained.get(node["NodeID"])) for node in alive
+            ),
+        )
+
+    def _describe(
+        self,
+        node: Mapping[str, Any],
+        available: Mapping[str, Mapping[str, float]],
+        drained_by: float | None,
+    ) -> ClusterNode:
+        joined = self._agents.get(node["NodeID"])
+        problem = joined.refused if drained_by is None else _leaving(drained_by)
+        return ClusterNode(
+            node_id=node["NodeID"],
+            hostname=node["NodeManagerHostname"],
+            alive=True,
+            resources=_schedulable(node["Resources"]),
+            available=_schedulable(available.get(node["NodeID"], {})),
+            accepted=problem is None,
+            problem=problem,
+            quarantined=joined.quarantined,
+            drained_by=drained_by,
+        )
+
+    def _keep_warm(self, node: Mapping[str, Any]) -> None:
+        joined = self._agents.get(node["NodeID"])
+        if joined.idle_workers is not None:
+            address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+            count = prestart.Count(address, joined.idle_workers, joined.asked_at)
+            self._prestarter.keep_warm(node["NodeID"], count)
+
+    async def launch(self, spec: AttemptSpec) -> None:
+        deployment_id = self._config.deployment_id
+        await asyncio.to_thread(launch_once.claim_launch, deployment_id, spec.job_id, spec.attempt)
+        resources = await asyncio.to_thread(ray.cluster_resources)
+        control = CONTROL_RESOURCE if CONTROL_RESOURCE in resources else HEAD_RESOURCE
+        key = (spec.job_id, spec.attempt)
+        create = asyncio.to_thread(
+            Supervisor.options(  # type: ignore[attr-defined]
+                name=supervisor_name(spec.job_id, spec.attempt),
+                lifetime="detached",
+                max_concurrency=64,
+                resources={control: SLIVER},
+            ).remote,
+            spec,
+        )
+        # Whoever asked may give up, the creation goes on: until it is over there is nothing to
+        # conclude from there being no such actor.
+        launching = asyncio.ensure_future(create)
+        self._launching[key] = launching
+        launching.add_done_callback(lambda _: self._launching.pop(key, None))
+        self._supervisors[key] = await asyncio.shield(launching)
+        self._prestarter.used()
+
+    async def give_up(self, ref: AttemptRef) -> None:
+        deployment_id = self._config.deployment_id
+        await asyncio.to_thread(launch_once.give_up, deployment_id, ref.job_id, ref.attempt)
+
+    async def poll(
+        self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
+    ) -> PollReply:
+        if ref.session != self._session:
+            return _ended(cursor, Cause.NODE_LOST, "the Ray cluster that ran it is gone")
+        if (ref.job_id, ref.attempt) in self._launching:
+            return _nothing_new(cursor, Phase.ACQUIRING)
+        try:
+            supervisor = await self._supervisor(ref)
+        except ValueError:
+            return await self._poll_orphan(ref, cursor, max_bytes, "there is no such actor")
+        key = (ref.job_id, ref.attempt)
+        try:
+            call = supervisor.poll.remote(dict(cursor), wait_s, max_bytes)
+            reply: PollReply = await self._silence.ask(key, wait_s + SUPERVISOR_SLACK_S, call)
+        except ActorDiedError as error:
+            self._forget(key)
+            return await self._poll_orphan(ref, cursor, max_bytes, brief(error))
+        except TimeoutError:
+            return await self._silent_reply(ref, cursor)
+        self._heard.add(key)
+        if reply.outcome is not None:
+            self._agents.look_again(ref.node_ids)
+        silent = (*reply.silent, *self._agents.silent_forkservers(ref.node_ids))
+        return replace(reply, silent=silent)
+
+    async def _silent_reply(self, ref: AttemptRef, cursor: Mapping[str, int]) -> PollReply:
+        """Of an attempt whose supervisor does not answer; one that was silent for too long is
+        ended, which ends its ranks, while Ray itself answers."""
+        key = (ref.job_id, ref.attempt)
+        silent_s, since = self._silence.seconds(key), self._silence.since(key)
+        limit_s = self._limits.replace_s if key in self._heard else self._limits.start_s
+        if silent_s > limit_s:
+            await self.snapshot()
+            logger.warning(
+                "the supervisor of %s attempt %d was silent for %.0f s: ended", *key, silent_s
+            )
+            await asyncio.to_thread(end_actor, await self._supervisor(ref))
+        silent = (SilentProcess(ProcessKind.SUPERVISOR, None, since),)
+        told = silent if silent_s > self._limits.report_s else ()
+        return _nothing_new(cursor, None, told)
+
+    def _forget(self, key: tuple[str, int]) -> None:
+        self._supervisors.pop(key, None)
+        self._heard.discard(key)
+        self._silence.answered(key)
+
+    async def _supervisor(self, ref: AttemptRef) -> Any:
+        """Its handle; ValueError if there is no such actor."""
+        key = (ref.job_id, ref.attempt)
+        if key not in self._supervisors:
+            self._supervisors[key] = await asyncio.to_thread(
+                ray.get_actor, supervisor_name(ref.job_id, ref.attempt)
+            )
+        return self._supervisors[key]
+
+    async def _poll_orphan(
+        self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
+    ) -> PollReply:
+        """Of an attempt without a supervisor: what is left, and its end when all is seen gone."""
+        await self.snapshot()  # which nodes are alive, and their agents
+        agents = self._agents.of(ref.node_ids)
+        self._agents.look_again(ref.node_ids)
+        if not await self._unowned.are_released((ref.job_id, ref.attempt), ref.node_ids):
+            return _nothing_new(cursor, Phase.STOPPING)
+        reads = await asyncio.gather(
+            *(self._read_orphan(ref, node, dict(cursor), max_bytes) for node in agents),
+            return_exceptions=True,
+        )
+        frames: list[Frame] = []
+        advanced = dict(cursor)
+        for answer in reads:
+            if isinstance(answer, SpoolRead):
+                for key, chunk in answer.data.items():
+                    frames += spool_reader.decode(key, chunk)
+                    advanced[key] = advanced.get(key, 0) + len(chunk)
+        if frames:
+            return PollReply(
+                advanced, Phase.STOPPING, {}, tuple(frames), more=True, outcome=None, silent=()
+            )
+        unread = [n for n, r in zip(agents, reads, strict=True) if not isinstance(r, SpoolRead)]
+        awaited = [n for n in unread if not self._is_given_up(ref, n)]
+        if awaited:
+            silent = tuple(
+                SilentProcess(ProcessKind.NODE_AGENT, n, self._silence.since((ref, n)))
+                for n in awaited
+                if self._silence.seconds((ref, n)) > self._limits.report_s
+            )
+            return _nothing_new(cursor, Phase.STOPPING, silent)
+        for node_id in ref.node_ids:
+            self._silence.answered((ref, node_id))
+        if unread or len(agents) < len(ref.node_ids):
+            return _ended(cursor, Cause.NODE_LOST, "a node that carried it is gone")
+        return _ended(cursor, Cause.SUPERVISOR_LOST, f"its supervisor is gone: {how}")
+
+    async def _read_orphan(
+        self, ref: AttemptRef, node_id: str, cursor: dict[str, int], max_bytes: int
+    ) -> SpoolRead:
+        agent = self._agents.get(node_id).agent
+        call = agent.read.remote(ref.job_id, ref.attempt, cursor, max_bytes, 0.0)
+        answer: SpoolRead = await self._silence.ask((ref, node_id), ANSWER_LIMIT_S, call)
+        return answer
+
+    def _is_given_up(self, ref: AttemptRef, node_id: str) -> bool:
+        return self._silence.seconds((ref, node_id)) > self._limits.last_reports_s
+
+    async def stop_attempt(self, ref: AttemptRef) -> None:
+        with contextlib.suppress(ValueError, ActorDiedError):
+            supervisor = await self._supervisor(ref)
+            await result_within(ANSWER_LIMIT_S, supervisor.stop.remote())
+
+    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
+        with contextlib.suppress(ValueError, ActorDiedError):
+            supervisor = await self._supervisor(ref)
+            await result_within(ANSWER_LIMIT_S, supervisor.preempt.remote(grace_s))
+
+    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
+        with contextlib.suppress(ValueError, ActorDiedError):
+            supervisor = await self._supervisor(ref)
+            await result_within(ANSWER_LIMIT_S, supervisor.drill.remote(drill))
+
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
+        with contextlib.suppress(ValueError, ActorDiedError):
+            supervisor = await self._supervisor(ref)
+            await result_within(ANSWER_LIMIT_S, supervisor.grow.remote(grant))
+
+    async def acknowledge(self, ref: AttemptRef) -> None:
+        try:
+            supervisor = await self._supervisor(ref)
+            end: Callable[[Any], None] = ray.kill
+            try:
+                await result_within(2 * ANSWER_LIMIT_S, supervisor.acknowledge.remote())
+            except TimeoutError:
+                end = end_actor
+            await asyncio.to_thread(end, supervisor)
+        except (ValueError, RayActorError):
+            await self.snapshot()
+            agents = self._agents.of(ref.node_ids).values()
+            calls = (agent.drop.remote(ref.job_id, ref.attempt) for agent in agents)
+            drops = [result_within(ANSWER_LIMIT_S, call) for call in calls]
+            await asyncio.gather(*drops, return_exceptions=True)
+        self._forget((ref.job_id, ref.attempt))
+        await self._unowned.sweep((ref.job_id, ref.attempt), ref.node_ids)
+
+    async def attempts(self) -> list[AttemptRef]:
+        found = set()
+        for name in await asyncio.to_thread(ray.util.list_named_actors):
+            match name.split(":"):
+                case ["dray", job_id, attempt, "supervisor"]:
+                    found.add((job_id, int(attempt)))
+        # A supervisor may have died before its spools were dropped.
+        for spooled in await self._of_agents(lambda agent: agent.spooled.remote()):
+            found.update(spooled)
+        kept = {
+            (q.job_id, q.attempt) for node in self._agents.joined for q in node.quarantined or ()
+        }
+        found |= await self._unowned.keys(kept)
+        nodes = self._agents.node_ids
+        return [AttemptRef(*key, self._session, nodes) for key in sorted(found)]
+
+    async def kept_jobs(self) -> list[str]:
+        answers = await self._of_agents(lambda agent: agent.kept_jobs.remote())
+        return sorted({job_id for found in answers for job_id in found})
+
+    async def drop_jobs(self, job_ids: Sequence[str]) -> None:
+        await self._of_agents(lambda agent: agent.drop_jobs.remote(job_ids))
+
+    async def _of_agents(self, ask: Callable[[Any], Any]) -> list[Any]:
+        """The answers of the agents that give one in time."""
+        asked = [result_within(AGENT_WAIT_S, ask(agent)) for agent in self._accepted_agents()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    def _accepted_agents(self) -> list[Any]:
+        return [node.agent for node in self._agents.joined if node.refused is None]
+
+
+def _ended(cursor: Mapping[str, int], cause: Cause, message: str) -> PollReply:
+    return replace(_nothing_new(cursor, Phase.ENDED), outcome=Outcome(cause, message))
+
+
+def _nothing_new(
+    cursor: Mapping[str, int], phase: Phase | None, silent: tuple[SilentProcess, ...] = ()
+) -> PollReply:
+    return PollReply(dict(cursor), phase, {}, frames=(), more=False, outcome=None, silent=silent)
+
+
+def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
+    """Without Ray's own bookkeeping: object store, node markers, placement group shadows."""
+    return {
+        name: amount
+        for name, amount in resources.items()
+        if name in ("CPU", "GPU", "memory") or name.startswith("accelerator_type:")
+    }
+
+
+def _available_by_node() -> dict[str, dict[str, float]]:
+    from ray._private.state import available_resources_per_node
+
+    found: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return found
+
+
+def _drained_nodes() -> dict[str, float]:
+    """By node: the Unix time of the end of each that is being drained, inf if it has none."""
+    from ray._private.state import state
+
+    found: dict[str, int] = state.get_draining_nodes()
+    return {node: at_ms / 1000 if at_ms else math.inf for node, at_ms in found.items()}
+
+
+def _leaving(drained_by: float) -> str:
+    told = "it is drained: Ray was told that the node goes"
+    try:
+        return f"{told} at {datetime.fromtimestamp(drained_by, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError):  # at no time that anybody will see
+        return told
+
+
+def as_unavailable(error: Exception) -> ClusterUnavailable:
+    """Any failure of Ray, as the port's one error."""
+    kind = "Ray" if isinstance(error, RayError) else type(error).__name__
+    return ClusterUnavailable(f"{kind}: {brief(error)}")

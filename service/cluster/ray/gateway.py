@@ -1,0 +1,354 @@
+"""The gateway: the Ray driver in a child process, and the port `Cluster` in front of it.
+
+A Ray driver exits with its process when Ray's GCS is lost, so it must not be the service's own.
+Parent and child speak over a socket pair in pickled messages, each behind its length; they are
+one program, so pickle crosses no boundary of trust. When the child dies every open call fails
+with ClusterUnavailable, and a new child is started, with growing pauses.
+
+    parent -> child   (call number, method, arguments)
+    child -> parent   (call number, True, answer) or (call number, False, sentence)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply
+from ray_workers.shared.silence import Silence, SilenceLimits
+from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
+from service.cluster.ray.embedded import Daemon, EmbeddedRay
+
+if TYPE_CHECKING:
+    from service.cluster.ray.node_agents import GatewayConfig
+
+logger = logging.getLogger(__name__)
+
+CODE_ROOT = Path(__file__).resolve().parents[2]
+RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
+CALL_TIMEOUT_S = 30.0
+"""Longest wait for an answer, on top of what the call itself may wait."""
+CHILD_CALL_LIMIT_S = 60.0
+"""When the child gives up a call; the parent has long since."""
+PING_S = 2.0
+"""How long the driver may take to answer a ping, and the pause before the next."""
+DRIVER, RAY, JOIN = "driver", "ray", "join"
+"""What is asked: the child, Ray through it, and Ray whether a driver may join."""
+_LENGTH = struct.Struct("!I")
+
+
+@dataclass(frozen=True)
+class RayTarget:
+    """Which Ray to use: the embedded one, or a cluster by address."""
+
+    deployment_id: str
+    storage_url: str
+    storage_nonce: str
+    embedded: EmbeddedRay | None
+    silence_limit_s: float
+    """`ray_workers.shared.silence.SilenceLimits.replace_s`."""
+    address: str = ""
+    token_file: Path | None = None
+
+
+class GatewayCluster:
+    """The port `Cluster` by a child process that holds the Ray driver."""
+
+    def __init__(self, target: RayTarget) -> None:
+        self._target = target
+        self._numbers = itertools.count()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._child: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._problem = "the Ray driver is starting"
+        self._limits = SilenceLimits(target.silence_limit_s)
+        self._silence = Silence()
+
+    async def start(self) -> None:
+        self._keeper = asyncio.create_task(self._keep_running())
+
+    async def stop(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait({self._keeper})
+        await self._end_child()
+        if self._target.embedded is not None:
+            await asyncio.to_thread(self._target.embedded.stop)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child, while there is one."""
+        return self._child.pid if self._child is not None else None
+
+    async def snapshot(self) -> ClusterSnapshot:
+        if self._writer is not None:
+            self._silence.asked(RAY)
+        answer: ClusterSnapshot = await self._call("snapshot")
+        # A raylet that is stopped is a dead node to Ray, and an embedded Ray has no other.
+        if answer.nodes or self._target.embedded is None:
+            self._silence.answered(RAY)
+        return answer
+
+    async def launch(self, spec: AttemptSpec) -> None:
+        await self._call("launch", spec)
+
+    async def poll(
+        self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
+    ) -> PollReply:
+        answer: PollReply = await self._call(
+            "poll", ref, dict(cursor), wait_s, max_bytes, waits_s=wait_s
+        )
+        return answer
+
+    async def give_up(self, ref: AttemptRef) -> None:
+        await self._call("give_up", ref)
+
+    async def stop_attempt(self, ref: AttemptRef) -> None:
+        await self._call("stop_attempt", ref)
+
+    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
+        await self._call("preempt", ref, grace_s)
+
+    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
+        await self._call("drill", ref, drill)
+
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
+        await self._call("grow", ref, grant)
+
+    async def acknowledge(self, ref: AttemptRef) -> None:
+        await self._call("acknowledge", ref)
+
+    async def attempts(self) -> list[AttemptRef]:
+        answer: list[AttemptRef] = await self._call("attempts")
+        return answer
+
+    async def kept_jobs(self) -> list[str]:
+        answer: list[str] = await self._call("kept_jobs")
+        return answer
+
+    async def drop_jobs(self, job_ids: Sequence[str]) -> None:
+        await self._call("drop_jobs", list(job_ids))
+
+    async def _call(
+        self, method: str, *arguments: Any, waits_s: float = 0.0, limit_s: float = CALL_TIMEOUT_S
+    ) -> Any:
+        if self._writer is None:
+            raise ClusterUnavailable(self._problem)
+        number = next(self._numbers)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
+        try:
+            _send(self._writer, (number, method, arguments))
+            return await asyncio.wait_for(answer, limit_s + waits_s)
+        except TimeoutError:
+            raise ClusterUnavailable(f"Ray did not answer {method} in time") from None
+        except OSError as error:
+            raise ClusterUnavailable(f"the Ray driver is gone: {error}") from None
+        finally:
+            self._calls.pop(number, None)
+
+    async def _keep_running(self) -> None:
+        pauses = iter(RESTART_PAUSES_S)
+        while True:
+            try:
+                reader = await self._start_child()
+                pauses = iter(RESTART_PAUSES_S)
+                self._problem = await self._serve_calls(reader)
+            except Exception as error:
+                self._problem = f"Ray can't be reached: {error}"
+            logger.warning("%s", self._problem)
+            await self._end_child()
+            await asyncio.sleep(next(pauses, RESTART_PAUSES_S[-1]))
+
+    async def _serve_calls(self, reader: asyncio.StreamReader) -> str:
+        """Until the child ends, or it or Ray is silent for too long; says which."""
+        answers = asyncio.ensure_future(self._read_answers(reader))
+        silence = asyncio.ensure_future(self._until_silent())
+        try:
+            await asyncio.wait({answers, silence}, return_when=asyncio.FIRST_COMPLETED)
+            if silence.done():
+                return silence.result()
+            return "the Ray driver ended and is being started again"
+        finally:
+            answers.cancel()
+            silence.cancel()
+
+    async def _until_silent(self) -> str:
+        while True:
+            self._silence.asked(DRIVER)
+            with contextlib.suppress(ClusterUnavailable):
+                await self._call("ping", limit_s=PING_S)
+                self._silence.answered(DRIVER)
+            driver_s, ray_s = self._silence.seconds(DRIVER), self._silence.seconds(RAY)
+            if driver_s > self._limits.gateway_s:
+                return f"the Ray driver did not answer for {driver_s:.0f} s and is started again"
+            if ray_s > self._limits.ray_s:
+                return f"Ray did not answer for {ray_s:.0f} s"
+            await asyncio.sleep(PING_S)
+
+    async def _start_child(self) -> asyncio.StreamReader:
+        """Start embedded Ray where it is ours, then the driver; returns when it is connected.
+
+        An embedded Ray that was silent for too long, or that no driver could join for as long, is
+        ended first: its processes may be stopped.
+        """
+        target, daemon = self._target, None
+        if target.embedded is not None:
+            if self._is_ray_given_up():
+                logger.warning("the embedded Ray does not answer, and is started anew")
+                await asyncio.to_thread(target.embedded.end)
+                self._silence.answered(JOIN)
+            daemon = await asyncio.to_thread(target.embedded.ensure)
+        self._silence.answered(RAY)
+        self._silence.asked(JOIN)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "service.cluster.ray.gateway", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                env=self._child_environment(),
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        _send(writer, self._config(daemon))
+        try:
+            ready, problem = await self._receive_in_time(reader)
+            if not ready:
+                raise ClusterUnavailable(problem)
+        except BaseException:
+            writer.close()
+            raise
+        self._silence.answered(JOIN)
+        self._writer = writer
+        return reader
+
+    async def _receive_in_time(self, reader: asyncio.StreamReader) -> tuple[bool, str]:
+        """Whether the child is connected, and why not."""
+        self._silence.answered(DRIVER)
+        self._silence.asked(DRIVER)
+        receiving = asyncio.ensure_future(_receive(reader))
+        try:
+            while not receiving.done():
+                await asyncio.wait({receiving}, timeout=PING_S)
+                if self._silence.seconds(DRIVER) > self._limits.join_s:
+                    raise ClusterUnavailable("no connection came about in time")
+        finally:
+            receiving.cancel()
+        self._silence.answered(DRIVER)
+        answer: tuple[bool, str] = receiving.result()
+        return answer
+
+    def _is_ray_given_up(self) -> bool:
+        asked, joining = self._silence.seconds(RAY), self._silence.seconds(JOIN)
+        return asked > self._limits.ray_s or joining > self._limits.join_s
+
+    def _config(self, daemon: Daemon | None) -> dict[str, Any]:
+        """Fields of GatewayConfig; the class itself needs ray, which this process is free of."""
+        target = self._target
+        return {
+            "deployment_id": target.deployment_id,
+            "address": daemon.address if daemon else target.address,
+            "dashboard_url": daemon.dashboard_url if daemon else None,
+            "shared": daemon is None,
+            "storage_url": target.storage_url,
+            "storage_nonce": target.storage_nonce,
+            "silence_limit_s": target.silence_limit_s,
+        }
+
+    def _child_environment(self) -> dict[str, str]:
+        # What Ray prints of its nodes goes into the service's log, which has no colour codes.
+        environment = {**os.environ, "PYTHONPATH": str(CODE_ROOT), "RAY_COLOR_PREFIX": "0"}
+        if self._target.embedded is not None:
+            environment |= self._target.embedded.environment()
+        elif self._target.token_file is not None:
+            environment["RAY_AUTH_MODE"] = "token"
+            environment["RAY_AUTH_TOKEN_PATH"] = str(self._target.token_file)
+        return environment
+
+    async def _read_answers(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                number, succeeded, answer = await _receive(reader)
+                waiting = self._calls.get(number)
+                if waiting is None or waiting.done():
+                    continue
+                if succeeded:
+                    waiting.set_result(answer)
+                else:
+                    waiting.set_exception(ClusterUnavailable(answer))
+
+    async def _end_child(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        for waiting in self._calls.values():
+            if not waiting.done():
+                waiting.set_exception(ClusterUnavailable(self._problem))
+        if self._child is not None:
+            # Not Process.kill(): that may reap the child itself, behind asyncio's back.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child.pid, signal.SIGKILL)
+            await self._child.wait()
+            self._child = None
+
+
+def _send(writer: asyncio.StreamWriter, message: object) -> None:
+    data = pickle.dumps(message)
+    writer.write(_LENGTH.pack(len(data)) + data)
+
+
+async def _receive(reader: asyncio.StreamReader) -> Any:
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return pickle.loads(await reader.readexactly(length))
+
+
+async def _serve(fd: int) -> None:
+    """The child's side: connect to Ray, then answer calls until the parent is gone."""
+    from service.cluster.ray import driver, node_agents
+
+    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=fd))
+    config: GatewayConfig = node_agents.GatewayConfig(**await _receive(reader))
+    cluster = driver.RayCluster(config)
+    try:
+        await cluster.start()
+    except Exception as error:
+        _send(writer, (False, str(driver.as_unavailable(error))))
+        await writer.drain()
+        return
+    _send(writer, (True, ""))
+
+    async def answer(number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            async with asyncio.timeout(CHILD_CALL_LIMIT_S):
+                reply = (number, True, await getattr(cluster, method)(*arguments))
+        except Exception as error:
+            reply = (number, False, str(driver.as_unavailable(error)))
+        _send(writer, reply)
+
+    running: set[asyncio.Task[None]] = set()
+    with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+        while True:
+            task = asyncio.create_task(answer(*await _receive(reader)))
+            running.add(task)
+            task.add_done_callback(running.discard)
+
+
+if __name__ == "__main__":
+    # Only the parent's end of the socket decides when to leave: not a Ctrl-C in its terminal.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(_serve(int(sys.argv[1])))
+    # Ray's own threads would otherwise be waited for; what matters lives elsewhere.
+    os._exit(0)

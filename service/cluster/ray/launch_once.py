@@ -1,0 +1,35 @@
+"""A launch, or a word that the attempt is gone: whichever comes first, and never both.
+
+A service that was stopped on its way to a launch may send it long after another one has given the
+attempt up and started the next. So whoever wants to launch an attempt, and whoever says that it
+ended without a supervisor, first writes its name into Ray's own key-value store, which takes one
+value only. Keys go with the Ray cluster, as the attempts do; each takes about a hundred bytes.
+"""
+
+from __future__ import annotations
+
+from ray.experimental.internal_kv import _internal_kv_put
+
+from ray_workers.shared.contracts import namespace, supervisor_name
+
+
+class LaunchedBefore(Exception):
+    """The attempt was launched before, or given up."""
+
+
+def claim_launch(deployment_id: str, job_id: str, attempt: int) -> None:
+    """LaunchedBefore if the attempt must not be launched any more."""
+    if _has_value(deployment_id, job_id, attempt, "launched"):
+        raise LaunchedBefore(f"attempt {attempt} of {job_id} was launched before, or given up")
+
+
+def give_up(deployment_id: str, job_id: str, attempt: int) -> None:
+    """From now on the attempt can't be launched."""
+    _has_value(deployment_id, job_id, attempt, "given up")
+
+
+def _has_value(deployment_id: str, job_id: str, attempt: int, value: str) -> bool:
+    """Whether the attempt had one already; else it has this one now."""
+    key = supervisor_name(job_id, attempt)
+    there: bool = _internal_kv_put(key, value, False, namespace=namespace(deployment_id))
+    return there

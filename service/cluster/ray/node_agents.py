@@ -1,0 +1,218 @@
+"""The node agents as the gateway knows them: which nodes may carry ranks, and which are silent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ray.exceptions import ActorDiedError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import dray
+from ray_workers.node.agent import NodeAgent, NodeReport
+from ray_workers.node.ending import end_actor
+from ray_workers.shared.contracts import ProcessKind, SilentProcess, agent_name
+from ray_workers.shared.paths import nonce_path
+from ray_workers.shared.quarantine import Quarantined
+from ray_workers.shared.silence import Silence, SilenceLimits
+
+logger = logging.getLogger(__name__)
+
+REDESCRIBE_S = 5.0
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """What the gateway needs to know, sent to it when it starts."""
+
+    deployment_id: str
+    address: str
+    dashboard_url: str | None
+    shared: bool
+    storage_url: str
+    storage_nonce: str
+    silence_limit_s: float
+
+
+@dataclass
+class JoinedNode:
+    """The agent of a node and what it last said."""
+
+    agent: Any
+    asked: asyncio.Future[NodeReport]
+    asked_at: float
+    ping: asyncio.Future[float | None]
+    problem: str | None = "its node agent is starting"
+    silent_since: float | None = None
+    """Unix seconds; set once it has not answered for so long that users are told."""
+    forkserver_silent_since: float | None = None
+    """The same of its forkserver, as its agent says."""
+    has_answered: bool = False
+    ending: asyncio.Future[None] | None = None
+    """Of an agent that was silent for too long; held so that it comes to its end."""
+    quarantined: tuple[Quarantined, ...] | None = None
+    idle_workers: int | None = None
+    """When it was asked last."""
+
+    @property
+    def is_dead(self) -> bool:
+        """Ray has given the agent up, as when its constructor fails; a restart is not that."""
+        return self.asked.done() and isinstance(self.asked.exception(), ActorDiedError)
+
+    @property
+    def refused(self) -> str | None:
+        """Why the node may not carry ranks now."""
+        if self.silent_since is not None:
+            return _silence("node agent", self.silent_since)
+        if self.forkserver_silent_since is not None:
+            return _silence("forkserver", self.forkserver_silent_since)
+        return self.problem
+
+    def settle(self, config: GatewayConfig) -> None:
+        """Take over the agent's answer, if it came."""
+        if not self.asked.done():
+            return
+        try:
+            report = self.asked.result()
+            self.problem, self.quarantined = refusal(report, config), report.quarantined
+            self.idle_workers = report.idle_workers
+        except Exception as error:
+            self.problem = f"its node agent failed: {brief(error)}"
+
+
+class NodeAgents:
+    """One agent a node: created, asked what it sees, and ended when it falls silent.
+
+    An agent that is ended for its silence is started again by Ray, and finds the spools of its
+    node. The ranks there end with the forkserver, and are recovered as after any loss.
+    """
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._limits = SilenceLimits(config.silence_limit_s)
+        self._silence = Silence()
+        self._nodes: dict[str, JoinedNode] = {}
+
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self._nodes
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        return tuple(self._nodes)
+
+    @property
+    def joined(self) -> Collection[JoinedNode]:
+        return self._nodes.values()
+
+    def of(self, node_ids: Collection[str]) -> dict[str, Any]:
+        """The agents of those nodes that live, by node."""
+        return {node: self._nodes[node].agent for node in node_ids if node in self._nodes}
+
+    def meet(self, node_ids: Collection[str], *, wants_news: Callable[[float], bool]) -> None:
+        """Know these nodes, and no others. `wants_news`: whether one that was asked at this
+        time, by `time.monotonic`, is to be asked again already."""
+        self._nodes = {node_id: self._met(node_id, wants_news) for node_id in node_ids}
+
+    def get(self, node_id: str) -> JoinedNode:
+        return self._nodes[node_id]
+
+    def silent_forkservers(self, node_ids: Collection[str]) -> tuple[SilentProcess, ...]:
+        """Of these nodes, as far as their agents answer."""
+        known = ((node, self._nodes[node]) for node in node_ids if node in self._nodes)
+        return tuple(
+            SilentProcess(ProcessKind.FORKSERVER, node, one.forkserver_silent_since)
+            for node, one in known
+            if one.forkserver_silent_since is not None and one.silent_since is None
+        )
+
+    def look_again(self, node_ids: Collection[str]) -> None:
+        """Ask them anew: an attempt that ended may have left slots in quarantine."""
+        for node_id in node_ids:
+            if node_id in self._nodes:
+                self._nodes[node_id].asked_at = -math.inf
+
+    def _met(self, node_id: str, wants_news: Callable[[float], bool]) -> JoinedNode:
+        known = self._nodes.get(node_id)
+        if known is None or known.is_dead:
+            agent = NodeAgent.options(  # type: ignore[attr-defined]
+                name=agent_name(node_id),
+                lifetime="detached",
+                get_if_exists=True,
+                max_concurrency=1000,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            ).remote(self._config.deployment_id, self._config.silence_limit_s)
+            known = JoinedNode(agent, self._ask(agent), time.monotonic(), self._ping(agent))
+            self._silence.answered(node_id)
+            self._silence.asked(node_id)
+        known.settle(self._config)
+        is_old = time.monotonic() - known.asked_at > REDESCRIBE_S
+        if known.asked.done() and (is_old or wants_news(known.asked_at)):
+            known.asked, known.asked_at = self._ask(known.agent), time.monotonic()
+            known.idle_workers = None
+        self._listen(node_id, known)
+        return known
+
+    def _listen(self, node_id: str, known: JoinedNode) -> None:
+        """Notice that an agent does not answer, say so, and in the end have it replaced."""
+        if known.ping.done():
+            if known.ping.exception() is None:
+                known.has_answered = True
+                known.forkserver_silent_since = known.ping.result()
+                self._silence.answered(node_id)
+            known.ping = self._ping(known.agent)
+            self._silence.asked(node_id)
+        silent_s = self._silence.seconds(node_id)
+        is_silent = known.has_answered and silent_s > self._limits.report_s
+        known.silent_since = self._silence.since(node_id) if is_silent else None
+        if silent_s > (self._limits.replace_s if known.has_answered else self._limits.start_s):
+            logger.warning("the agent of node %s was silent for %.0f s: ended", node_id, silent_s)
+            ending = asyncio.to_thread(end_actor, known.agent, may_restart=True)
+            known.ending = asyncio.ensure_future(ending)
+            known.has_answered = False  # the next one has as long as a start takes
+            self._silence.answered(node_id)
+
+    def _ask(self, agent: Any) -> asyncio.Future[NodeReport]:
+        path = nonce_path(self._config.storage_url)
+        return asyncio.ensure_future(result(agent.describe.remote(path)))
+
+    def _ping(self, agent: Any) -> asyncio.Future[float | None]:
+        return asyncio.ensure_future(result(agent.ping.remote()))
+
+
+def _silence(process: str, since: float) -> str:
+    at = datetime.fromtimestamp(since, UTC)
+    return f"its {process} has not answered since {at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def refusal(report: NodeReport, config: GatewayConfig) -> str | None:
+    """Why the node that says this of itself may not carry ranks, or None."""
+    if report.problem:
+        return report.problem
+    if report.version != dray.__version__:
+        return (
+            f"it runs dray {report.version}, the service {dray.__version__}: "
+            "start its Ray from the same checkout or image"
+        )
+    if nonce_path(config.storage_url) and report.storage_nonce != config.storage_nonce:
+        return (
+            f"it does not see the service's files at {config.storage_url}: mount the "
+            "same directory there, or set DRAY_STORAGE_URL to storage that all nodes share"
+        )
+    return None
+
+
+async def result(ref: Any) -> Any:
+    """Await an object ref as a coroutine, which is what asyncio's functions take."""
+    return await ref
+
+
+def brief(error: BaseException) -> str:
+    """The last line of an error: Ray's messages hold whole remote tracebacks."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__

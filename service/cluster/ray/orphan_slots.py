@@ -1,0 +1,83 @@
+"""Ending what attempts left in Ray when their supervisor is gone: on the Ray side of the seam."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+import ray
+
+from ray_workers.node import placement_groups
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, int]
+"""A job and its attempt."""
+
+LOOK_S = 1.0
+"""How long one question waits for the release to come to its end."""
+
+
+class UnownedSlots:
+    """Releases the slots of attempts without a supervisor, once at a time for each."""
+
+    def __init__(self) -> None:
+        self._releases: dict[Key, asyncio.Task[frozenset[str]]] = {}
+        self._released: set[Key] = set()
+        self._sweeps: dict[Key, asyncio.Task[frozenset[str]]] = {}
+        self._found: set[Key] = set()
+        """Attempts that were seen to hold slots nobody owns."""
+
+    async def are_released(self, key: Key, node_ids: Collection[str]) -> bool:
+        """Whether nothing of the attempt is left, or what is left is in quarantine.
+
+        The first call begins to give back, and later ones look how far that is. node_ids: the
+        living nodes that may run a process of it.
+        """
+        if key in self._released:
+            return True
+        if key not in self._releases:
+            self._releases[key] = asyncio.ensure_future(_release(key, node_ids))
+        task = self._releases[key]
+        await asyncio.wait({task}, timeout=LOOK_S)
+        if not task.done():
+            return False
+        self._releases.pop(key, None)
+        task.result()
+        self._released.add(key)
+        return True
+
+    async def sweep(self, key: Key, node_ids: Collection[str]) -> None:
+        """The attempt is forgotten: give back what it may still hold, without being waited for.
+
+        What fails here is found again among the `keys`.
+        """
+        self._released.discard(key)
+        if key not in self._found:
+            # Most hold nothing any more, and that is quickly seen; the others are found later.
+            try:
+                first = placement_groups.slots_name(*key, 0)
+                await asyncio.to_thread(ray.util.get_placement_group, first)
+            except ValueError:
+                return
+        self._found.discard(key)
+        if key not in self._sweeps:
+            self._sweeps[key] = task = asyncio.ensure_future(_release(key, node_ids))
+            task.add_done_callback(lambda done: self._swept(key, done))
+
+    def _swept(self, key: Key, done: asyncio.Task[frozenset[str]]) -> None:
+        del self._sweeps[key]
+        if not done.cancelled() and done.exception() is not None:
+            logger.warning("the slots of %s attempt %d are still held: %s", *key, done.exception())
+
+    async def keys(self, quarantined: Collection[Key]) -> set[Key]:
+        """Attempts that hold slots, without those whose slots are known to be in quarantine."""
+        held = {(each.job_id, each.attempt) for each in await placement_groups.held_slots()}
+        self._found = held - set(quarantined)
+        return set(self._found)
+
+
+async def _release(key: Key, node_ids: Collection[str]) -> frozenset[str]:
+    slots = [e.group for e in await placement_groups.held_slots() if (e.job_id, e.attempt) == key]
+    return await placement_groups.release(*key, node_ids, slots)

@@ -1,0 +1,57 @@
+"""Why a Ray did not start, in its own words: the last error in the logs of its processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+LOGS = (
+    *("gcs_server.err", "dashboard_agent.log", "runtime_env_agent.log", "raylet.err"),
+    *("dashboard_*.log", "dashboard.err"),
+)
+"""In the order in which one's end is the cause of the next one's. Not `dashboard.log` nor
+`monitor.log`: both tell of a port that is taken and that nothing depends on."""
+TAIL_BYTES = 1 << 16
+MAX_CHARS = 400
+
+_PYTHON = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)(?:: .*)?$")
+_FATAL = re.compile(r"^\[[^\]]* [CF] \d+ \d+\] (?:\(\S+\) )?\S+ *(?P<said>.*)$")
+_ERROR = re.compile(r"^\[[^\]]* E \d+ \d+\] (?:\(\S+\) )?\S+ *(?P<said>.*)$")
+_NOISE = re.compile(r"An unexpected system state has occurred\. .* fix it\. ?")
+"""What Ray puts before each failed check."""
+
+
+def reason(daemon_log: Path, temp_dir: Path) -> str | None:
+    """The program and the line; None if none of them tells of an error.
+
+    daemon_log: what `ray start` printed; temp_dir: of the Ray, with its logs.
+    """
+    sessions = temp_dir.glob("session_2*/logs")  # one; session_latest is a link to it
+    logs = [path for folder in sessions for name in LOGS for path in sorted(folder.glob(name))]
+    # Without its GCS `ray start` only says that there is none.
+    logs.insert(1 if logs and logs[0].name == LOGS[0] else 0, daemon_log)
+    texts = {"ray start" if path == daemon_log else path.stem: _tail(path) for path in logs}
+    # What a program goes on after is often only that another one is not there.
+    for patterns in ((_PYTHON, _FATAL), (_ERROR,)):
+        for program, text in texts.items():
+            if line := _last_match(text, patterns):
+                return f"{program}: {line}"
+    return None
+
+
+def _last_match(text: str, patterns: Sequence[re.Pattern[str]]) -> str | None:
+    for line in reversed(text.splitlines()):
+        for found in filter(None, (pattern.match(line) for pattern in patterns)):
+            said = found.groupdict().get("said", line)
+            return _NOISE.sub("", said)[:MAX_CHARS]
+    return None
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""Settings, logging, and the lock on the home directory."""

@@ -1,0 +1,88 @@
+"""What the service's processes write about themselves: lines for people, or JSON for programs.
+
+A record made while a request is answered carries its id, and what `extra` gave it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+LogFormat = Literal["text", "json"]
+
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""Id of the request that is being answered."""
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_NOT_SHOWN = _STANDARD | {"color_message"}
+"""uvicorn gives its message a second time, with codes for a terminal."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""C0, DEL, C1, what parts lines, and what turns the direction of text."""
+
+
+class TextFormatter(logging.Formatter):
+    """`time LEVEL logger: message`, then what else is known; one line, unless there is a traceback.
+
+    Control characters are written as escapes: a terminal may show the log.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        parts = [f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}"]
+        parts += [f"{name}={value}" for name, value in _extras(record).items()]
+        lines = [" ".join(parts)]
+        if record.exc_info:  # its messages may quote what a caller or a job wrote
+            lines += self.formatException(record.exc_info).split("\n")
+        return "\n".join(map(_escaped, lines))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object in each line: time, level, logger, message, and what else is known."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_extras(record),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str)
+
+
+def _escaped(line: str) -> str:
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], line)
+
+
+def _time(record: logging.LogRecord) -> str:
+    at = datetime.fromtimestamp(record.created, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _extras(record: logging.LogRecord) -> dict[str, Any]:
+    # Ray marks every record of a process that imports it, by a name that begins with `_`.
+    given = {name: value for name, value in vars(record).items() if not name.startswith("_")}
+    found = {name: value for name, value in given.items() if name not in _NOT_SHOWN}
+    current = request_id.get()
+    if current is not None:
+        found.setdefault("request_id", current)
+    return found
+
+
+def configure(log_format: LogFormat) -> None:
+    """Send everything from INFO on to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    # It names the kind of database twice at each start.
+    logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
+    logging.getLogger("alembic.runtime.migration").addFilter(_is_a_migration)
+
+
+def _is_a_migration(record: logging.LogRecord) -> bool:
+    return str(record.msg).startswith("Running") or record.levelno >= logging.WARNING

@@ -1,0 +1,149 @@
+"""Every setting of the service, read once where the program is put together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from ray_workers.shared.net_policy import AllowedHosts
+from service.config.logging_setup import LogFormat
+from service.config.start_refusals import StartRefused
+
+
+def _listed(value: Any) -> Any:
+    """Names separated by commas."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
+HostNames = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[^\s:/@]+$")], ...] | None,
+    NoDecode,
+    BeforeValidator(_listed),
+]
+Origins = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^https?://[^\s/@]+$")], ...] | None,
+    NoDecode,
+    BeforeValidator(_listed),
+]
+
+
+VariableNames = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
+    NoDecode,
+    BeforeValidator(_listed),
+]
+Hosts = Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_listed)]
+Folders = Annotated[tuple[Path, ...] | None, NoDecode, BeforeValidator(_listed)]
+
+EMBEDDED = "local"
+"""As `ray_address`: the service runs a Ray of its own."""
+
+
+class Settings(BaseSettings):
+    """Read from `DRAY_*` in the environment, then from `.env`; the defaults run everything here."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="DRAY_",
+        env_file=".env",
+        env_ignore_empty=True,
+        extra="ignore",
+        use_attribute_docstrings=True,
+    )
+
+    home: Path = Path(".dray")
+    """Where the state of the embedded mode lies."""
+    host: str = "127.0.0.1"
+    port: int = Field(8420, ge=0, le=65535)
+    database_url: str = Field("", repr=False)
+    """`sqlite:///path` or `postgresql://...`; by default a SQLite file under the home. May hold a
+    password, so it is never printed."""
+    storage_url: str = ""
+    """Where logs, checkpoints and artifacts lie; by default a folder under the home."""
+    ray_address: str = EMBEDDED
+    """`local` runs the embedded Ray; an address joins a cluster."""
+    ray_token_file: Path | None = None
+    local_slots: int | None = Field(None, ge=1)
+    """One-CPU workers that the embedded Ray offers where there is no GPU; default: the CPUs."""
+    tokens_file: Path | None = None
+    """Who may call: lines of `name:sha256-of-the-token`."""
+
+    allowed_hosts: HostNames = None
+    """Names, without port, that the server answers under besides localhost and IP addresses;
+    unset with tokens: any."""
+    allowed_origins: Origins = None
+    """Origins, such as `https://dray.example.org`, of web pages that may call the API besides the
+    server's own; unset with tokens: any, as far as their browsers let them."""
+
+    rank_env: VariableNames = ()
+    """Names of environment variables that ranks get besides those of the allow-list; the embedded
+    Ray's alone, since the nodes of a cluster have environments of their own."""
+    data_roots: Folders = None
+    """Folders on the nodes that `file://` data must lie in; unset, any without tokens and none
+    with them."""
+    data_private_hosts: Hosts = None
+    """Names, addresses and networks (CIDR) that data may come from though they are private."""
+    data_cache_dir: Path | None = None
+    """Where each node keeps the data it fetched; unset, in its temporary folder."""
+    data_cache_limit_bytes: int = Field(100 << 30, ge=1 << 20)
+    """Most that a node keeps of them, and the largest source that is read."""
+    data_credentials_dir: Path | None = None
+    """Folder on each node with the files that `data.credentials` names."""
+    s3_endpoint_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+/?$")
+    """Where data of `s3://` are served, if not by AWS."""
+
+    max_connections: int = Field(2048, ge=16)
+    """Requests that are answered at a time, and connections that are kept; fewer where the limit
+    of open files is lower."""
+    max_connections_per_client: int | None = Field(None, ge=1)
+    """As many of one address; unset, half of them."""
+    max_body_bytes: int = Field(1 << 20, ge=1024)
+    log_limit_bytes: int = Field(256 << 20, ge=1024)
+    """Most log text that is kept of one job; further lines are counted."""
+    spool_limit_bytes: int = Field(64 << 20, ge=1 << 20)
+    """Most undelivered bytes that one rank keeps on its node, for logs and for metrics each."""
+    retention_days: float | None = Field(None, ge=0, allow_inf_nan=False)
+    """Finished jobs are deleted after so many days; unset or 0 keeps them."""
+    retention_jobs: int | None = Field(None, ge=0)
+    """Of each project, as many finished jobs are kept, the newest; unset or 0 keeps all."""
+    storage_quota_bytes: int | None = Field(None, ge=1)
+    """Most that checkpoints, artifacts and logs may take together. When it is reached, no job is
+    taken or started until some were deleted; jobs that run go on."""
+    min_free_bytes: int | None = Field(None, ge=1)
+    """Bytes of disk that must stay free under the storage and the database: as with the quota."""
+    log_format: LogFormat = "text"
+    """Of the service's own log on stderr: `text`, or `json` with an object in each line."""
+    infra_retries: int = Field(10, ge=0)
+    """How often a job is tried again after faults of the cluster."""
+    start_timeout_s: float = Field(60.0, gt=0)
+    """How long Ray may take to give the slots before the job goes back to the queue."""
+    preempt_grace_s: float = Field(30.0, ge=0, le=24 * 3600)
+    """Seconds that a job that is asked to leave has for its checkpoint, unless the call says."""
+    silence_limit_s: float = Field(60.0, ge=1, le=3600)
+    """After how many seconds without an answer a process of dray that lives is replaced."""
+    scheduler_tick_s: float = Field(1.0, gt=0)
+    """Longest time between two looks at the queue; a change of it wakes the scheduler at once."""
+    poll_wait_s: float = Field(5.0, gt=0)
+    """How long a poll of an attempt waits for something to happen."""
+
+    @model_validator(mode="after")
+    def _fill_in_what_follows_from_the_home(self) -> Self:
+        self.home = self.home.expanduser().absolute()
+        AllowedHosts(self.data_private_hosts or ())  # a typing error must not wait for a job
+        if not self.database_url:
+            self.database_url = f"sqlite:///{self.home / 'dray.db'}"
+        if not self.storage_url:
+            self.storage_url = (self.home / "storage").as_uri()
+        return self
+
+
+def read_settings() -> Settings:
+    """From the environment and `.env`; StartRefused with the first that is wrong."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "_".join(str(part) for part in first["loc"]).upper()
+        raise StartRefused(f"the setting DRAY_{name} is wrong: {first['msg']}") from None

@@ -1,0 +1,64 @@
+"""What is wrong with a database that can't be used, for a person to read."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from sqlalchemy import URL
+from sqlalchemy.exc import DBAPIError
+
+from service.config.start_refusals import StartRefused, reason_of
+
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_WHAT_TO_DO = "put a backup in place of its home, or move it away to start without its jobs"
+
+
+class DatabaseUnusable(StartRefused):
+    """The service can't start on this database."""
+
+
+def is_damage(error: DBAPIError) -> bool:
+    """Whether what SQLite read is no sound database, which no second try mends."""
+    return _code(error) in _DAMAGED
+
+
+def sentence(url: URL, error: DBAPIError) -> str:
+    """The database, what it says, and what to do."""
+    said = str(error.orig).strip().split("\n")[0]
+    if url.get_backend_name() != "sqlite":
+        name = url.render_as_string(hide_password=True)
+        return f"the database {name} can't be used: {said}. Check DRAY_DATABASE_URL and its server"
+    path = Path(url.database or "")
+    if is_damage(error):
+        return f"the database {path} is damaged ({said}): {_WHAT_TO_DO}"
+    if path.is_dir():
+        return f"the database {path} is a folder and no file: move it away"
+    if _code(error) == sqlite3.SQLITE_FULL:
+        return f"the database {path} lies on a disk without room: make some"
+    return f"the database {path} can't be used ({said}): see that this user may read and write it"
+
+
+def refuse_emptied(url: URL, used_storage: Path | None) -> None:
+    """DatabaseUnusable if a SQLite file has nothing in it any more.
+
+    SQLite takes an empty file for a new database. It is one only if it was never used: then its
+    storage does not have the file either that the service leaves there.
+    """
+    if url.get_backend_name() != "sqlite" or used_storage is None:
+        return
+    path = Path(url.database or "")
+    if path.is_file() and not path.stat().st_size and used_storage.exists():
+        raise DatabaseUnusable(f"the database {path} is damaged (it is empty): {_WHAT_TO_DO}")
+
+
+def unusable_folder(path: Path, error: OSError) -> DatabaseUnusable:
+    return DatabaseUnusable(
+        f"the folder of the database, {path}, {reason_of(error)}: set DRAY_DATABASE_URL to another"
+    )
+
+
+def _code(error: DBAPIError) -> int:
+    """SQLite's primary result code; 0 of another database."""
+    code: int = getattr(error.orig, "sqlite_errorcode", 0)
+    return code & 0xFF

@@ -1,0 +1,8 @@
+"""What events of jobs say in their data."""
+
+from __future__ import annotations
+
+ACTOR = "actor"
+"""Where the data of an event has the name of who caused it."""
+ANONYMOUS = "anonymous"
+"""The actor on a server without tokens."""

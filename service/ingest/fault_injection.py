@@ -1,0 +1,134 @@
+"""How drills go on: by what a supervisor tells, by the end of an attempt, by the next one's step.
+
+A drill that is mended in place is over when the supervisor says so. One that ends its attempt on
+purpose (a preemption, or the loss of what is not mended in place) is over when the next one trains.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from dray.views import DrillKind, DrillState, JobState
+from ray_workers.shared.contracts import Cause, Frame, Outcome
+from service.checkpoints.catalog import began_at_step
+from service.db.models import AttemptRow, DrillRow, JobRow
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import faults as repository
+from service.domain import drills
+from service.domain.text import clean
+from service.ingest.frame_checks import Refused, count_or_none, seconds_or_none, text, time_of
+from service.lifecycle.transitions import remark
+
+MAX_MESSAGE_CHARS = 1024
+
+
+def told(session: Session, job: JobRow, frame: Frame, now: datetime) -> None:
+    """What a supervisor tells of a drill. Refused if there is none such."""
+    body = frame.body
+    row = repository.drill(session, job.id, text(body, "id", 64))
+    if row is None:
+        raise Refused("there is no such drill")
+    state = DrillState(body["state"])
+    step = count_or_none(body, "step")
+    recovery_s, steps_lost = seconds_or_none(body, "recovery_s"), count_or_none(body, "steps_lost")
+    message = text(body, "message", MAX_MESSAGE_CHARS)
+    if not drills.is_news(DrillState(row.state), state):
+        return
+    if row.resumes:
+        if row.state == DrillState.STRUCK:
+            return  # the next attempt shows how it went
+        state = DrillState.STRUCK if state is DrillState.PASSED else state
+    row.step = row.step if step is None else step
+    at = time_of(frame, now)
+    if row.struck_at is None and state is not DrillState.FAILED:
+        row.struck_at = at
+    if state.is_over:
+        row.recovery_s, row.steps_lost = recovery_s, steps_lost
+    if state is DrillState.PASSED:
+        message = drills.outcome_sentence(recovery_s, steps_lost)
+    _advance(session, job, row, state, message, at, now)
+
+
+def attempt_ended(
+    session: Session,
+    job: JobRow,
+    attempt: AttemptRow,
+    outcome: Outcome,
+    ended_at: datetime,
+    now: datetime,
+) -> bool:
+    """Whether the end was asked for by a drill, so that nobody is to be charged for it."""
+    by_drill = False
+    for row in repository.open_drills(session, job.id):
+        if row.attempt != attempt.attempt:
+            continue
+        if row.state == DrillState.WAITING and _left_by(row, job, attempt, outcome):
+            row.struck_at, row.step = ended_at, attempt.last_metric_step
+            _advance(session, job, row, DrillState.STRUCK, "it left its slots", ended_at, now)
+        by_drill = by_drill or row.state == DrillState.STRUCK
+        if row.resumes and row.state == DrillState.STRUCK:
+            continue
+        how = "it was not mended in place" if row.state == DrillState.STRUCK else "it never struck"
+        message = f"{how}, and the attempt ended: {clean(outcome.message)}"[:MAX_MESSAGE_CHARS]
+        _advance(session, job, row, DrillState.FAILED, message, ended_at, now)
+    return by_drill
+
+
+def _left_by(row: DrillRow, job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
+    """Whether the attempt left because of this preemption, which nobody told of before."""
+    return (
+        row.kind == DrillKind.PREEMPT
+        and outcome.cause in (Cause.PREEMPTED, Cause.STOPPED)
+        and attempt.preempt_asked_at is None
+        and job.state != JobState.CANCELLING
+    )
+
+
+def resumed(
+    session: Session, job: JobRow, attempt: AttemptRow, at: datetime, now: datetime
+) -> None:
+    """The attempt took its first step at `at`: what drills ended before it is mended."""
+    for row in repository.open_drills(session, job.id):
+        if row.attempt >= attempt.attempt:
+            continue
+        struck = attempts_repository.get(session, job.id, row.attempt)
+        reached = row.step if struck is None else struck.last_metric_step
+        began = began_at_step(attempt)
+        if row.struck_at is not None:
+            row.recovery_s = max(0.0, (at - row.struck_at).total_seconds())
+        if reached is not None and began is not None:
+            row.steps_lost = max(0, reached - began)
+        message = drills.outcome_sentence(row.recovery_s, row.steps_lost)
+        _advance(session, job, row, DrillState.PASSED, message, at, now)
+
+
+def _advance(
+    session: Session,
+    job: JobRow,
+    row: DrillRow,
+    state: DrillState,
+    message: str,
+    at: datetime,
+    now: datetime,
+) -> None:
+    row.state = state.value
+    row.message = message or f"it has {state}"
+    if state.is_over:
+        row.finished_at = at
+    shown = {
+        "step": row.step,
+        "recovery_s": row.recovery_s,
+        "steps_lost": row.steps_lost,
+    }
+    remark(
+        session,
+        job,
+        type_="drill",
+        code=f"drill_{state}",
+        message=f"drill of {row.kind}: {row.message}",
+        now=now,
+        data={"id": row.id, "kind": row.kind, "rank": row.rank}
+        | {name: value for name, value in shown.items() if value is not None},
+    )

@@ -1,0 +1,124 @@
+"""What a frame says, checked before it is stored.
+
+Frames come from processes that run a user's code, so nothing in them is believed unseen: what is
+malformed or out of bounds is refused and counted, and the job's events say so once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from ray_workers.shared.contracts import Frame
+from service.db.models import JobRow
+from service.db.repositories import jobs as jobs_repository
+from service.domain.text import clean
+from service.lifecycle.transitions import remark
+
+MAX_STEP = 2**53
+"""Steps stay exact in JSON, and far below what a 64-bit column holds."""
+MAX_SECONDS = 1e12
+
+
+class Refused(ValueError):
+    """The frame can't be stored; the message says why."""
+
+
+class Refusals:
+    """What was refused of one reply."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def guard(self, frame: Frame, take: Callable[[Frame], None]) -> None:
+        """Take the frame, or note why it can't be."""
+        try:
+            take(frame)
+        except (
+            Refused,
+            LookupError,
+            TypeError,
+            ValueError,
+            OverflowError,
+            AttributeError,
+        ) as error:
+            self._counts[f"{frame.kind}: {clean(str(error))[:200]}"] += 1
+
+    def tell(self, session: Session, job: JobRow, now: datetime) -> None:
+        """Once for each job."""
+        type_ = "frames_refused"
+        if not self._counts or jobs_repository.has_event(session, job.id, type_):
+            return
+        what, _ = self._counts.most_common(1)[0]
+        remark(
+            session,
+            job,
+            type_=type_,
+            code=type_,
+            message=f"something that a rank reported was not stored ({what})",
+            now=now,
+            data={"refused": dict(self._counts.most_common(10))},
+        )
+
+
+def count(body: Mapping[str, Any], name: str, limit: int) -> int:
+    value = body[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
+        raise Refused(f"{name} is not a count: {value!r}")
+    return value
+
+
+def count_or_none(body: Mapping[str, Any], name: str, limit: int = MAX_STEP) -> int | None:
+    """None where it is not said."""
+    return None if body.get(name) is None else count(body, name, limit)
+
+
+def number(value: Any) -> float:
+    if type(value) is float:
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Refused(f"not a number: {value!r}")
+    return float(value)
+
+
+def seconds_or_none(body: Mapping[str, Any], name: str) -> float | None:
+    """A length of time; None where it is not said."""
+    if body.get(name) is None:
+        return None
+    value = number(body[name])
+    if not 0 <= value <= MAX_SECONDS:
+        raise Refused(f"{name} is no length of time: {value!r}")
+    return value
+
+
+def text(body: Mapping[str, Any], name: str, limit: int) -> str:
+    """Cut to `limit` characters; empty where it is not said."""
+    value = body.get(name)
+    return "" if value is None else clean(str(value))[:limit]
+
+
+def ranks_of(body: Mapping[str, Any], name: str, limit: int) -> list[int]:
+    """Numbers of ranks, each once, in order; at most `limit` of them."""
+    values = body[name]
+    if not isinstance(values, list | tuple):
+        raise Refused(f"{name} is not a list")
+    return sorted({count({name: value}, name, MAX_STEP) for value in values})[:limit]
+
+
+def sha256(value: Any) -> str:
+    digest = str(value)
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise Refused(f"not a SHA-256 in hexadecimal: {value!r}")
+    return digest
+
+
+def time_of(frame: Frame, now: datetime) -> datetime:
+    """The frame's time by its node's clock, or now if that is no time."""
+    try:
+        return datetime.fromtimestamp(frame.time, UTC)
+    except (ValueError, OverflowError, OSError):
+        return now

@@ -1,0 +1,52 @@
+"""Booking what slots were used for: of an attempt, of its job, and of all jobs together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from ray_workers.shared.contracts import Cause
+from service.db.models import AttemptRow, JobRow
+from service.db.repositories import faults as repository
+from service.domain import ledger
+
+SPEECHLESS = frozenset({Cause.SUPERVISOR_LOST, Cause.NODE_LOST})
+"""Ends of which no supervisor told what the last seconds were used for."""
+
+
+def book(
+    session: Session, job: JobRow, attempt: AttemptRow, said: ledger.Ledger, at: datetime
+) -> None:
+    """The attempt's ledger is now `said`, by its supervisor's clock at `at`."""
+    before = attempt.slot_seconds or {}
+    attempt.slot_seconds = dict(said)
+    attempt.ledger_at = at
+    job.slot_seconds = ledger.replaced(job.slot_seconds or {}, before, said)
+    repository.count_slot_seconds(session, ledger.growth(before, said))
+
+
+def close(
+    session: Session, job: JobRow, attempt: AttemptRow, cause: Cause, ended_at: datetime
+) -> None:
+    """Book what an attempt held after its supervisor's last word."""
+    since = attempt.ledger_at or attempt.started_at
+    if cause not in SPEECHLESS or since is None or ended_at <= since:
+        return
+    held_s = job.world_size * (ended_at - since).total_seconds()
+    book(session, job, attempt, ledger.unaccounted(attempt.slot_seconds or {}, held_s), ended_at)
+
+
+def view(slot_seconds: Mapping[str, float] | None) -> views.Goodput | None:
+    """To the millisecond; the classes as they are answered add up to the total as it is."""
+    if slot_seconds is None:
+        return None
+    shown = {name: round(seconds, 3) for name, seconds in ledger.checked(slot_seconds).items()}
+    share = ledger.useful_share(shown)
+    return views.Goodput(
+        slot_seconds=views.SlotSeconds(**shown),
+        total=round(ledger.total(shown), 3),
+        useful_share=None if share is None else round(share, 4),
+    )

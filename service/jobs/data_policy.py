@@ -1,0 +1,106 @@
+"""What jobs may read: the operator's settings, as the ranks get them and as submission checks them.
+
+What the URL tells is refused here, while a person waits for the answer. What only the node can
+know, it decides there by the same rules: where a link leads, and which address a name has by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from dray.spec import Gpt, JobSpec
+from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.net_policy import (
+    Address,
+    AllowedHosts,
+    literal_address,
+    refused_address,
+    refused_host,
+)
+from service.config.settings import Settings
+from service.domain.errors import DataSourceForbidden
+
+LOOKUP_TIMEOUT_S = 2.0
+"""A name that is not found by then passes: the worker will see."""
+
+# Threads of its own: names that nobody answers for may hold these, and nothing else.
+_lookups = ThreadPoolExecutor(4, thread_name_prefix="dns")
+
+
+def policy_of(settings: Settings) -> DataPolicy:
+    """What every rank may read, and where its node keeps it."""
+    roots = settings.data_roots
+    if roots is None and settings.tokens_file is not None:
+        roots = ()  # who may call is not everybody, so the machine's files are not either
+    return DataPolicy(
+        cache_dir=_plain(settings.data_cache_dir),
+        cache_limit_bytes=settings.data_cache_limit_bytes,
+        private_hosts=settings.data_private_hosts or (),
+        file_roots=None if roots is None else tuple(str(root.absolute()) for root in roots),
+        credentials_dir=_plain(settings.data_credentials_dir),
+        s3_endpoint_url=settings.s3_endpoint_url,
+    )
+
+
+def _plain(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
+
+
+async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:
+    """DataSourceForbidden if the job names a source that nobody may read."""
+    await _check(spec.data.source, "/data/source", policy)
+    if isinstance(spec.model, Gpt) and spec.model.tokenizer is not None:
+        await _check(spec.model.tokenizer, "/model/tokenizer", policy)
+
+
+async def _check(source: str, pointer: str, policy: DataPolicy) -> None:
+    url = urlsplit(source)
+    if url.scheme == "file":
+        _check_path(unquote(url.path), pointer, policy)
+    elif url.scheme in ("http", "https"):
+        await _check_host(url.hostname or "", pointer, AllowedHosts(policy.private_hosts))
+
+
+def _check_path(path: str, pointer: str, policy: DataPolicy) -> None:
+    if policy.file_roots is None:
+        return
+    plain = Path(os.path.normpath(path))
+    if not any(plain.is_relative_to(os.path.normpath(root)) for root in policy.file_roots):
+        roots = ", ".join(policy.file_roots)
+        raise DataSourceForbidden(
+            f"{plain} lies outside the folders that data may be read from"
+            if roots
+            else "files of the nodes may not be read here",
+            pointer=pointer,
+            hint=f"they are {roots}" if roots else "the operator names folders in DRAY_DATA_ROOTS",
+        )
+
+
+async def _check_host(host: str, pointer: str, allowed: AllowedHosts) -> None:
+    reason = refused_host(host, allowed)
+    if reason is None and not allowed.has_name(host) and literal_address(host) is None:
+        refused = (refused_address(one, allowed) for one in await _addresses(host))
+        reason = next((one for one in refused if one is not None), None)
+    if reason is not None:
+        raise DataSourceForbidden(
+            f"{host} may not be read from: {reason}",
+            pointer=pointer,
+            hint="the operator allows private hosts by DRAY_DATA_PRIVATE_HOSTS",
+        )
+
+
+async def _addresses(host: str) -> list[Address]:
+    """All addresses of a name; none if it has none or nobody answers in time."""
+    loop = asyncio.get_running_loop()
+    looking = loop.run_in_executor(_lookups, socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM)
+    try:
+        found = await asyncio.wait_for(looking, LOOKUP_TIMEOUT_S)
+    except (OSError, UnicodeError, TimeoutError):
+        return []
+    return [ipaddress.ip_address(str(place[0]).split("%", 1)[0]) for *_, place in found]

@@ -1,0 +1,208 @@
+"""What a caller can do about faults: preempt a job, try a drill on it, read what hung."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.requests import DrillRequest
+from dray.views import DrillState, JobState
+from ray_workers.supervision.recovery_rules import why_never
+from service.checkpoints.catalog import began_at_step
+from service.config.settings import Settings
+from service.db.models import AttemptRow, DrillRow, JobRow
+from service.db.notifications import QUEUE
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import faults as repository
+from service.db.session import Database, notify
+from service.db.types import storable
+from service.domain import drills
+from service.domain.documents import DocumentRefused, read
+from service.domain.errors import DrillImpossible, DrillNotFound, JobNotRunning
+from service.domain.events import ACTOR, ANONYMOUS
+from service.domain.ids import new_drill_id
+from service.ingest import hangs
+from service.jobs import serializers
+from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
+from service.jobs.service import found
+from service.lifecycle import preemption
+from service.lifecycle.transitions import remark
+
+TRAINING = (JobState.RUNNING, JobState.RECOVERING)
+
+
+class FaultService:
+    """The use cases. Each is one transaction, and NotFound for a job that does not exist."""
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        *,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._clock = clock or database.clock
+        self._keys_in_flight = KeysInFlight()
+
+    async def preempt(
+        self, job_id: str, grace_s: float | None = None, *, actor: str = ANONYMOUS
+    ) -> views.Job:
+        """Ask the job to save a checkpoint and leave its slots; it goes back to its place in the
+        queue. Harmless to repeat: the first grace counts. JobNotRunning if it holds no slots."""
+        now = self._clock()
+        grace = self._settings.preempt_grace_s if grace_s is None else grace_s
+
+        def work(session: Session) -> views.Job:
+            row = found(session, job_id, lock=True)
+            attempt = _live_attempt(
+                session, row, preemption.HOLDING, "it holds no slots that it could leave"
+            )
+            preemption.ask(session, row, attempt, grace, now, actor=actor)
+            return serializers.job(session, row)
+
+        return await self._database.write(work)
+
+    async def drill(
+        self,
+        job_id: str,
+        request: DrillRequest,
+        *,
+        owner: str = "default",
+        actor: str = ANONYMOUS,
+        idempotency: IdempotencyKey | None = None,
+    ) -> views.Drill:
+        """Try a fault on the job; what becomes of it shows in the drill.
+
+        The drill of the first time if the key was used for the same request. JobNotRunning if the
+        job does not train now; DrillImpossible if it makes no sense on this one;
+        IdempotencyMismatch if the key was used for another request.
+        """
+        now = self._clock()
+        drill_id = new_drill_id(now)
+
+        def work(session: Session) -> views.Drill:
+            row = found(session, job_id, lock=True)
+            if idempotency is not None:
+                earlier = reserve(session, owner, idempotency, job_id, now, drill_id=drill_id)
+                if earlier is not None:
+                    return serializers.drill(_drill(session, job_id, earlier))
+            attempt = _live_attempt(session, row, TRAINING, "a drill strikes a job that trains")
+            running = _running(row, attempt)
+            _refuse_senseless(running, request)
+            resumes = drills.ends_attempt(request.kind, running)
+            drill = _new_row(row, request, drill_id, now, resumes=resumes)
+            repository.add_drill(session, drill)
+            remark(
+                session,
+                row,
+                type_="drill",
+                code="drill_waiting",
+                message=f"drill of {drill.kind}: {drill.message}",
+                now=now,
+                data={ACTOR: actor, "id": drill_id, **request.model_dump(mode="json")},
+            )
+            notify(session, QUEUE)
+            return serializers.drill(drill)
+
+        with self._keys_in_flight.holding(owner, idempotency):
+            return await self._database.write(work)
+
+    async def drills(self, job_id: str) -> views.DrillPage:
+        """Oldest first."""
+
+        def work(session: Session) -> views.DrillPage:
+            found(session, job_id)
+            rows = repository.drills(session, job_id)
+            return views.DrillPage(items=[serializers.drill(row) for row in rows])
+
+        return await self._database.read(work)
+
+    async def get_drill(self, job_id: str, drill_id: str) -> views.Drill:
+        """DrillNotFound if the job has none such."""
+
+        def work(session: Session) -> views.Drill:
+            found(session, job_id)
+            return serializers.drill(_drill(session, job_id, drill_id))
+
+        return await self._database.read(work)
+
+    async def hangs(self, job_id: str) -> views.HangPage:
+        """The newest that are kept, oldest first."""
+
+        def work(session: Session) -> views.HangPage:
+            found(session, job_id)
+            rows = repository.hangs(session, job_id)
+            return views.HangPage(items=[hangs.view(row) for row in rows])
+
+        return await self._database.read(work)
+
+    async def slot_seconds(self) -> dict[str, float]:
+        """What the slots of all jobs there ever were were used for, by class."""
+        return await self._database.read(repository.slot_seconds)
+
+
+def _live_attempt(
+    session: Session, job: JobRow, states: tuple[JobState, ...], needs: str
+) -> AttemptRow:
+    """The attempt that runs. JobNotRunning if the job is in none of the states."""
+    attempt = attempts_repository.get(session, job.id, job.attempt)
+    if job.state not in states or attempt is None or attempt.finished_at is not None:
+        hint = None
+        if not job.state.is_terminal and job.state is not JobState.CANCELLING:
+            hint = f"`dray wait {job.id} --state RUNNING` waits until it trains"
+        raise JobNotRunning(f"the job {job.id} is {job.state}: {needs}", hint=hint)
+    return attempt
+
+
+def _drill(session: Session, job_id: str, drill_id: str) -> DrillRow:
+    row = repository.drill(session, job_id, drill_id) if storable(drill_id) else None
+    if row is None:
+        raise DrillNotFound(
+            f"the job {job_id} has no drill {drill_id}", hint="the job's list of drills has the ids"
+        )
+    return row
+
+
+def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
+    try:
+        document = read(job.spec)
+    except DocumentRefused as refused:  # it was started by another release
+        raise DrillImpossible(f"no drill can be planned for the job {job.id}: {refused}") from None
+    has_gpus = bool(job.bundle.get("GPU"))
+    return drills.Running(
+        world_size=job.world_size,
+        step=attempt.last_metric_step or began_at_step(attempt) or 0,
+        total_steps=(job.progress or {}).get("total_steps"),
+        is_script=document.script is not None,
+        unmended=why_never(document, num_workers=job.world_size, has_gpus=has_gpus),
+    )
+
+
+def _refuse_senseless(running: drills.Running, request: DrillRequest) -> None:
+    """DrillImpossible if it could never pass, or not mean what was asked for."""
+    why = drills.refusal(request.kind, request.rank, request.at_step, running)
+    if why is not None:
+        raise DrillImpossible(why.message, pointer=why.pointer, hint=why.hint)
+
+
+def _new_row(
+    job: JobRow, request: DrillRequest, drill_id: str, now: datetime, *, resumes: bool
+) -> DrillRow:
+    when = "at once" if request.at_step is None else f"when {request.at_step} steps are done"
+    return DrillRow(
+        job_id=job.id,
+        id=drill_id,
+        attempt=job.attempt,
+        kind=request.kind.value,
+        rank=request.rank,
+        at_step=request.at_step,
+        resumes=resumes,
+        state=DrillState.WAITING.value,
+        message=f"strikes {when}",
+        created_at=now,
+    )

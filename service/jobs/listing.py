@@ -1,0 +1,107 @@
+"""The list of jobs: filters, and pages that cost the same however many jobs there are.
+
+Jobs are listed by id, newest first. An id begins with the time of its making, so a page is a walk
+along one index, from the cursor on, whether it is filtered by time, state, queue, label or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.views import JobState
+from service.db.repositories import listing as repository
+from service.db.types import storable
+from service.domain.cursors import decode_cursor, encode_cursor
+from service.domain.errors import BadCursor
+from service.jobs import serializers
+
+MAX_PAGE = 500
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """All that is given must hold; several states mean any of them."""
+
+    states: tuple[JobState, ...] = ()
+    queue: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    owner: str | None = None
+    project: str | None = None
+    name: str | None = None
+    id_prefix: str | None = None
+    """What the id begins with: `job-` and more."""
+    created_after: datetime | None = None
+    """At this time or later."""
+    created_before: datetime | None = None
+    """Earlier than this time."""
+
+    @property
+    def scope(self) -> str:
+        """Name of this listing: a cursor of one is no place in another."""
+        times = (self.created_after, self.created_before)
+        parts = [
+            sorted(set(self.states)),
+            self.queue,
+            sorted(self.labels.items()),
+            self.owner,
+            self.project,
+            self.name,
+            self.id_prefix,
+            *(time and time.astimezone(UTC).isoformat() for time in times),
+        ]
+        return f"jobs:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
+
+    @property
+    def can_match(self) -> bool:
+        """False if it holds text that no row can."""
+        words = [
+            self.queue,
+            self.owner,
+            self.project,
+            self.name,
+            *self.labels,
+            *self.labels.values(),
+        ]
+        return all(storable(word) for word in words if word is not None)
+
+
+def page(
+    session: Session, wanted: JobFilter, *, limit: int, before_id: str | None
+) -> views.JobPage:
+    """Up to `limit` jobs (at most 500) after the one that the page before ended with."""
+    limit = max(1, min(limit, MAX_PAGE))
+    rows = repository.page(
+        session,
+        states=wanted.states,
+        queue=wanted.queue,
+        owner=wanted.owner,
+        project=wanted.project,
+        name=wanted.name,
+        id_prefix=wanted.id_prefix,
+        job_labels=wanted.labels,
+        created_after=wanted.created_after,
+        created_before=wanted.created_before,
+        before_id=before_id,
+        limit=limit + 1,
+    )
+    shown = rows[:limit]
+    more = encode_cursor(wanted.scope, shown[-1].id) if len(rows) > limit else None
+    return views.JobPage(items=serializers.jobs(session, shown), next_cursor=more)
+
+
+def place(wanted: JobFilter, cursor: str | None) -> str | None:
+    """The id that a cursor stands for; BadCursor if this listing did not give it out."""
+    if cursor is None:
+        return None
+    job_id = decode_cursor(wanted.scope, cursor)
+    if not isinstance(job_id, str) or not re.fullmatch(r"job-[0-9a-z]{1,60}", job_id):
+        raise BadCursor("the cursor is not one that this listing gave out")
+    return job_id

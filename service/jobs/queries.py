@@ -1,0 +1,325 @@
+"""What a caller can read of a job and of the cluster; all of it from SQL and storage alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.views import JobState
+from service.checkpoints import catalog
+from service.config.settings import Settings
+from service.db.models import AttemptRow, CheckpointRow, JobRow
+from service.db.notifications import Signals
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import cluster as cluster_repository
+from service.db.repositories import jobs as repository
+from service.db.repositories import storage as storage_repository
+from service.db.session import Database
+from service.db.types import storable
+from service.domain import policy
+from service.domain.errors import ArtifactNotFound
+from service.ingest import silent_processes
+from service.jobs import serializers
+from service.jobs.service import found, not_found
+from service.lifecycle import resizing
+from service.nodes import quarantine
+from service.storage.storage import Storage
+from service.telemetry import log_reader, metric_reader
+
+MAX_POINTS = 100_000
+MAX_LINES = 10_000
+MAX_EVENTS = 1000
+MAX_NAMED = 20
+"""Other jobs that an explanation names."""
+MAX_SEQ = 2**63 - 1
+
+
+class Queries:
+    """The queries. Every one of them is NotFound for a job that does not exist."""
+
+    def __init__(
+        self, database: Database, storage: Storage, signals: Signals, settings: Settings
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._signals = signals
+        self._settings = settings
+
+    async def metrics(
+        self,
+        job_id: str,
+        *,
+        keys: Sequence[str] | None = None,
+        rank: int = 0,
+        after_step: int | None = None,
+        max_points: int = 2000,
+    ) -> views.Metrics:
+        """Every step of a series once, over all attempts; only steps above `after_step`.
+
+        At most `max_points` points of each series, with its first, its last and its extremes.
+        """
+        after = -1 if after_step is None else after_step
+        points = max(1, min(max_points, MAX_POINTS))
+        wanted = None if keys is None else [key for key in keys if storable(key)]
+
+        def work(session: Session) -> views.Metrics:
+            state = repository.state_of(session, job_id) if storable(job_id) else None
+            if state is None:
+                raise not_found(job_id)
+            series = metric_reader.read(
+                session, job_id, keys=wanted, rank=rank, after_step=after, max_points=points
+            )
+            return metric_reader.as_view(
+                series, after_step=max(after, 0), live=not state.is_terminal
+            )
+
+        return await self._database.read(work)
+
+    async def logs(
+        self,
+        job_id: str,
+        *,
+        rank: int | None = None,
+        attempt: int | None = None,
+        cursor: str | None = None,
+        limit: int = 1000,
+    ) -> views.LogPage:
+        """Lines in order within each rank, ranks merged by time, attempts one after the other.
+
+        BadCursor for a cursor of another job's logs.
+        """
+        begin = log_reader.decode_places(job_id, cursor)
+        limit = max(1, min(limit, MAX_LINES))
+
+        def work(
+            session: Session,
+        ) -> tuple[bool, dict[log_reader.Stream, list[log_reader.Chunk]]]:
+            over = found(session, job_id).state.is_terminal
+            return over, log_reader.find(
+                session, job_id, rank=rank, attempt=attempt, begin=begin, limit=limit
+            )
+
+        over, chunks = await self._database.read(work)
+        lines, places, more = await asyncio.to_thread(
+            log_reader.page, self._storage, chunks, begin, limit
+        )
+        return views.LogPage(
+            items=lines,
+            next_cursor=log_reader.encode_places(job_id, places),
+            complete=over and not more,
+        )
+
+    async def events(
+        self, job_id: str, *, after_seq: int = 0, limit: int = MAX_EVENTS
+    ) -> views.EventPage:
+        """Events after number `after_seq`; ask again with `after_seq=next_seq`."""
+
+        def work(session: Session) -> views.EventPage:
+            found(session, job_id)
+            count = max(1, min(limit, MAX_EVENTS))
+            rows = repository.events_after(session, job_id, min(after_seq, MAX_SEQ), count)
+            return views.EventPage(
+                items=[serializers.event(row) for row in rows],
+                next_seq=rows[-1].seq if rows else after_seq,
+            )
+
+        return await self._database.read(work)
+
+    async def newest_event(self, job_id: str) -> tuple[int, bool]:
+        """Number of the newest event, and whether it is the last because the job has ended."""
+
+        def work(session: Session) -> tuple[int, bool]:
+            row = found(session, job_id)
+            return row.event_seq, row.state.is_terminal
+
+        return await self._database.read(work)
+
+    async def attempts(self, job_id: str) -> views.AttemptPage:
+        def work(session: Session) -> views.AttemptPage:
+            found(session, job_id)
+            rows = attempts_repository.of_job(session, job_id)
+            return views.AttemptPage(items=[serializers.attempt(row) for row in rows])
+
+        return await self._database.read(work)
+
+    async def checkpoints(self, job_id: str) -> views.CheckpointPage:
+        """The checkpoints that are kept and still count, newest first."""
+
+        def work(session: Session) -> views.CheckpointPage:
+            row = found(session, job_id)
+            metric = catalog.best_metric(row)
+            rows, best = catalog.of_job(session, row)
+            return views.CheckpointPage(
+                items=[
+                    serializers.checkpoint(
+                        c, is_latest=c is rows[0], is_best=c is best, metric=metric
+                    )
+                    for c in rows
+                ]
+            )
+
+        return await self._database.read(work)
+
+    async def checkpoint_files(self, job_id: str, step: int) -> views.CheckpointFilePage:
+        """The files of the checkpoint of this step. CheckpointNotFound if there is none."""
+        row = await self._database.read(lambda s: _checkpoint(s, job_id, step))
+        found = await asyncio.to_thread(catalog.files, self._storage, row)
+        return views.CheckpointFilePage(items=found)
+
+    async def checkpoint_file(
+        self, job_id: str, step: int, path: str
+    ) -> tuple[views.CheckpointFile, str]:
+        """One of those files, and its key in the storage. CheckpointNotFound if it isn't there."""
+        row = await self._database.read(lambda s: _checkpoint(s, job_id, step))
+        return await asyncio.to_thread(catalog.locate, self._storage, row, path)
+
+    async def artifacts(self, job_id: str) -> views.ArtifactPage:
+        def work(session: Session) -> views.ArtifactPage:
+            found(session, job_id)
+            rows = attempts_repository.artifacts(session, job_id)
+            return views.ArtifactPage(items=[serializers.artifact(row) for row in rows])
+
+        return await self._database.read(work)
+
+    async def artifact(self, job_id: str, artifact_id: str) -> tuple[views.Artifact, str]:
+        """The artifact, and its URL in the storage. ArtifactNotFound if the job has none such."""
+
+        def work(session: Session) -> tuple[views.Artifact, str]:
+            found(session, job_id)
+            known = storable(artifact_id)
+            row = attempts_repository.artifact(session, job_id, artifact_id) if known else None
+            if row is None:
+                raise ArtifactNotFound(
+                    f"the job {job_id} has no artifact {artifact_id}",
+                    hint="the job's list of artifacts has their ids",
+                )
+            return serializers.artifact(row), row.url
+
+        return await self._database.read(work)
+
+    async def explain(self, job_id: str) -> views.Explanation:
+        """Why the job is where it is, and why a group is smaller than it should be; while it waits
+        also its place, and who is in its way."""
+
+        def work(session: Session) -> views.Explanation:
+            row = found(session, job_id)
+            is_queued = row.state == JobState.QUEUED
+            blocked_by = list(row.blocked_by) if is_queued else []
+            attempt = attempts_repository.get(session, job_id, row.attempt)
+            smaller, in_its_way = resizing.why_smaller(row, attempt)
+            silent = silent_processes.sentence(session, attempt)
+            message = "; ".join(filter(None, (row.reason_message, smaller, silent)))
+            num_ahead, ahead = (
+                repository.ahead_of(session, row, MAX_NAMED) if is_queued else (0, [])
+            )
+            waits_for = blocked_by or in_its_way
+            running = (
+                repository.holding_slots(session, waits_for, MAX_NAMED)
+                if is_queued or waits_for
+                else []
+            )
+            return views.Explanation(
+                state=row.state,
+                reason=views.Reason(code=row.reason_code, message=message),
+                position=num_ahead + 1 if is_queued else None,
+                queue_length=repository.count_queued(session) if is_queued else None,
+                blocked_by=waits_for,
+                ahead=[serializers.other_job(other) for other in ahead],
+                running=[serializers.other_job(other) for other in running if other.id != job_id],
+                expected_start_at=_expected_start(session, blocked_by),
+            )
+
+        return await self._database.read(work)
+
+    async def cluster(self) -> views.Cluster:
+        """The cluster as it was last seen, and what runs where by our own books."""
+
+        def work(session: Session) -> views.Cluster:
+            row = cluster_repository.get(session)
+            storage = self._storage_state(session)
+            if row is None:
+                return views.Cluster(
+                    connected=False, reason="not seen yet", nodes=[], storage=storage
+                )
+            return views.Cluster(
+                connected=row.connected,
+                reason=row.reason,
+                ray_address=row.ray_address,
+                ray_dashboard=row.ray_dashboard,
+                nodes=_nodes(session),
+                storage=storage,
+                updated_at=row.updated_at,
+            )
+
+        return await self._database.read(work)
+
+    def _storage_state(self, session: Session) -> views.StorageState:
+        row = storage_repository.state(session)
+        return views.StorageState(
+            used_bytes=row and row.used_bytes,
+            quota_bytes=self._settings.storage_quota_bytes,
+            free_bytes=row and row.free_bytes,
+            min_free_bytes=self._settings.min_free_bytes,
+            problem=row and row.problem,
+        )
+
+    async def count_jobs(self) -> dict[JobState, int]:
+        """How many jobs there are in each state, also where there are none."""
+        counts = await self._database.read(repository.count_by_state)
+        return {state: counts.get(state, 0) for state in JobState}
+
+
+def _checkpoint(session: Session, job_id: str, step: int) -> CheckpointRow:
+    found(session, job_id)
+    return catalog.at_step(session, job_id, step)
+
+
+def _expected_start(session: Session, blocked_by: Sequence[str]) -> datetime | None:
+    """When the last of the jobs in the way must be over, if each of them must be some time."""
+    ends: list[datetime] = []
+    for job_id in blocked_by:
+        job = repository.get(session, job_id)
+        if job is None or job.state.is_terminal:
+            continue
+        end = _must_end_by(job, attempts_repository.get(session, job_id, job.attempt))
+        if end is None:
+            return None
+        ends.append(end)
+    return max(ends, default=None)
+
+
+def _must_end_by(job: JobRow, attempt: AttemptRow | None) -> datetime | None:
+    if job.max_runtime_s is None or attempt is None or attempt.finished_at is not None:
+        return None
+    since = attempt.started_at or attempt.created_at
+    return since + timedelta(seconds=max(0.0, job.max_runtime_s - job.runtime_used_s))
+
+
+def _nodes(session: Session) -> list[views.NodeSlots]:
+    live = attempts_repository.live(session)
+    holders = [
+        policy.Holder(
+            row.job_id,
+            resizing.as_slices(row.slices),
+            row.bundle,
+        )
+        for row in live
+    ]
+    return [
+        views.NodeSlots(
+            node_id=node.node_id,
+            hostname=node.hostname,
+            alive=node.alive,
+            resources=node.total,
+            held=policy.held_on(node.node_id, holders),
+            accepted=node.accepted,
+            reason=node.reason,
+            quarantined=quarantine.as_viewed(node.quarantined),
+            jobs=[h.job_id for h in holders if any(s.node_id == node.node_id for s in h.slices)],
+        )
+        for node in cluster_repository.nodes(session)
+    ]

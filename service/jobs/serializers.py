@@ -1,0 +1,164 @@
+"""Rows as the API answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.views import DrillKind, DrillState
+from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, DrillRow, EventRow, JobRow
+from service.db.repositories import cluster as cluster_repository
+from service.db.repositories import jobs as repository
+from service.domain.documents import shown
+from service.domain.events import ACTOR
+from service.domain.progress import without_rates
+from service.ingest import goodput
+
+
+def jobs(session: Session, rows: Sequence[JobRow]) -> list[views.Job]:
+    labels = repository.labels(session, [row.id for row in rows])
+    cluster = cluster_repository.get(session)
+    dashboard = cluster.ray_dashboard if cluster is not None else None
+    return [_job(row, labels[row.id], dashboard) for row in rows]
+
+
+def job(session: Session, row: JobRow) -> views.Job:
+    return jobs(session, [row])[0]
+
+
+def status(row: Row[Any]) -> views.Job:
+    """What `repositories.jobs.status` found."""
+    return _job(row, row.labels or {}, row.ray_dashboard)
+
+
+def _job(row: JobRow | Row[Any], labels: dict[str, str], dashboard: str | None) -> views.Job:
+    base = f"/v1/jobs/{row.id}"
+    return views.Job(
+        id=row.id,
+        name=row.name,
+        owner=row.owner,
+        project=row.project,
+        labels=labels,
+        state=row.state,
+        reason=views.Reason(code=row.reason_code, message=row.reason_message),
+        queue=row.queue,
+        priority=row.priority,
+        spec=shown(row.spec),
+        attempt=row.attempt,
+        world_size=row.world_size,
+        position=row.position,
+        progress=_progress(row),
+        summary=row.summary,
+        warnings=[views.Reason(**each) for each in row.warnings or ()],
+        recoveries=row.recoveries,
+        goodput=goodput.view(row.slot_seconds),
+        created_at=row.created_at,
+        started_at=row.started_at,
+        first_step_at=row.first_step_at,
+        finished_at=row.finished_at,
+        links=views.Links(
+            self=base,
+            metrics=f"{base}/metrics",
+            logs=f"{base}/logs",
+            events=f"{base}/events",
+            artifacts=f"{base}/artifacts",
+            ray_dashboard=dashboard,
+        ),
+    )
+
+
+def _progress(row: JobRow | Row[Any]) -> views.Progress | None:
+    runs = row.state == views.JobState.RUNNING
+    shown = row.progress if runs else without_rates(row.progress)
+    return views.Progress(**shown) if shown else None
+
+
+def other_job(row: JobRow) -> views.OtherJob:
+    return views.OtherJob(
+        id=row.id,
+        name=row.name,
+        state=row.state,
+        priority=row.priority,
+        world_size=row.world_size,
+    )
+
+
+def event(row: EventRow) -> views.Event:
+    data = dict(row.data)
+    actor = data.pop(ACTOR, None)
+    return views.Event(
+        seq=row.seq,
+        time=row.time,
+        type=row.type,
+        from_state=row.from_state,
+        to_state=row.to_state,
+        attempt=row.attempt,
+        code=row.code,
+        message=row.message,
+        actor=actor if isinstance(actor, str) else None,
+        data=data,
+    )
+
+
+def attempt(row: AttemptRow) -> views.Attempt:
+    reason = None
+    if row.reason_code is not None:
+        reason = views.Reason(code=row.reason_code, message=row.reason_message or "")
+    return views.Attempt(
+        attempt=row.attempt,
+        state=row.phase,
+        world_size=row.world_size,
+        resume_step=row.resume_step or 0,
+        receipt=None if row.receipt is None else views.Receipt.model_validate(row.receipt),
+        reason=reason,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+    )
+
+
+def checkpoint(
+    row: CheckpointRow, *, is_latest: bool, is_best: bool, metric: str | None
+) -> views.Checkpoint:
+    return views.Checkpoint(
+        attempt=row.attempt,
+        step=row.step,
+        size_bytes=row.size_bytes,
+        sha256=row.manifest_sha256,
+        created_at=row.created_at,
+        is_latest=is_latest,
+        is_best=is_best,
+        metric=row.metrics.get(metric) if metric else None,
+        url=row.url,
+    )
+
+
+def artifact(row: ArtifactRow) -> views.Artifact:
+    return views.Artifact(
+        id=row.id,
+        path=row.path,
+        size_bytes=row.size_bytes,
+        sha256=row.sha256,
+        created_at=row.created_at,
+    )
+
+
+def drill(row: DrillRow) -> views.Drill:
+    return views.Drill(
+        id=row.id,
+        kind=DrillKind(row.kind),
+        rank=row.rank,
+        at_step=row.at_step,
+        attempt=row.attempt,
+        state=DrillState(row.state),
+        step=row.step,
+        recovery_s=row.recovery_s,
+        steps_lost=row.steps_lost,
+        message=row.message,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+    )

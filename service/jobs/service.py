@@ -1,0 +1,332 @@
+"""What a caller can do with jobs: submit, get, wait, list, cancel, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.spec import JobSpec
+from dray.views import JobState
+from service.checkpoints import init_from
+from service.config.settings import Settings
+from service.db.models import EventRow, JobRow
+from service.db.notifications import QUEUE, Signals, events_of
+from service.db.repositories import jobs as repository
+from service.db.session import Database, notify
+from service.db.types import storable
+from service.domain import policy
+from service.domain.errors import (
+    JobFinished,
+    JobLive,
+    NotFound,
+    Unsatisfiable,
+)
+from service.domain.events import ACTOR, ANONYMOUS
+from service.domain.ids import new_job_id
+from service.domain.states import Trigger
+from service.jobs import data_policy, listing, serializers
+from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
+from service.jobs.listing import JobFilter
+from service.lifecycle.transitions import move
+from service.nodes import node_table
+from service.nodes.gpu_capabilities import refuse_missing_precision
+from service.planning.service import Plans
+from service.storage.quota import StorageWatch, refuse_if_full
+from service.storage.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+
+class Jobs:
+    """The use cases. Each is one transaction, unless it says otherwise."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: Storage,
+        signals: Signals,
+        settings: Settings,
+        *,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._signals = signals
+        self._settings = settings
+        self._clock = clock or database.clock
+        self._keys_in_flight = KeysInFlight()
+        self._plans = Plans(database)
+        self.storage_watch = StorageWatch(database, storage, settings)
+
+    async def submit(
+        self,
+        spec: JobSpec,
+        *,
+        owner: str = "default",
+        project: str = "default",
+        actor: str = ANONYMOUS,
+        idempotency: IdempotencyKey | None = None,
+    ) -> tuple[views.Job, bool]:
+        """The job and True; or, if the key was used for the same request, the first one and False.
+
+        DataSourceForbidden if it names data that nobody may read; Unsatisfiable if the cluster as
+        it is known now could never run it, OutOfMemory if it needs more than its workers have;
+        InitFromNotFound if the checkpoint it starts from is not there, InitFromDiffers if that is
+        of another model or, to be taken whole, of another training; QuotaExceeded while the storage
+        is full; IdempotencyMismatch if the key was used for another request.
+        """
+        await data_policy.refuse_forbidden(spec, data_policy.policy_of(self._settings))
+        settled = await self._plans.settle(spec)
+        spec = settled.spec
+        now = self._clock()
+        job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
+
+        def work(session: Session) -> tuple[views.Job, bool]:
+            existing = repository.get(session, job_id)
+            if existing is not None:
+                return serializers.job(session, existing), True
+            if idempotency is not None:
+                earlier = reserve(session, owner, idempotency, job_id, now)
+                if earlier is not None:
+                    return serializers.job(session, found(session, earlier)), False
+            if settled.refusal is not None:
+                raise settled.refusal
+            request = policy.request_of(spec.resources, spec.elastic)
+            _refuse_impossible(session, request)
+            refuse_missing_precision(session, spec)
+            refuse_if_full(session)
+            origin = init_from.resolve(session, spec)
+            row = _new_row(job_id, spec, request, origin, owner, project, self._settings, now)
+            repository.insert(session, row, spec.labels)
+            repository.add_event(session, _submitted(row, settled.told, actor, now))
+            notify(session, job_id, QUEUE)
+            session.flush()
+            return serializers.job(session, row), True
+
+        with self._keys_in_flight.holding(owner, idempotency):
+            return await self._database.write(work)
+
+    async def get(self, job_id: str) -> views.Job:
+        """NotFound if there is no such job."""
+        return await self._database.read(
+            lambda session: serializers.job(session, found(session, job_id))
+        )
+
+    async def wait(
+        self, job_id: str, *, wait_s: float, known_state: JobState | None = None
+    ) -> views.Job:
+        """The job as soon as its state is not `known_state`, or when the time is up.
+
+        Without a known state the one it has now counts as known. A finished job is answered at
+        once. Not one transaction: it looks again whenever something may have changed.
+        """
+        deadline = asyncio.get_running_loop().time() + wait_s
+        with self._signals.subscribe(events_of(job_id)) as woken:
+            while True:
+                job = await self.get(job_id)
+                known_state = known_state or job.state
+                left_s = deadline - asyncio.get_running_loop().time()
+                if job.state != known_state or job.state.is_terminal or left_s <= 0:
+                    return job
+                await woken.wait(left_s)
+
+    async def list(
+        self, job_filter: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> views.JobPage:
+        """Newest first, at most `limit` (1 to 500). BadCursor for a cursor of something else."""
+        wanted = job_filter or JobFilter()
+        before_id = listing.place(wanted, cursor)
+        if not wanted.can_match:
+            return views.JobPage(items=[])
+        return await self._database.read(
+            lambda session: listing.page(session, wanted, limit=limit, before_id=before_id)
+        )
+
+    async def cancel(self, job_id: str, *, actor: str = ANONYMOUS) -> views.Job:
+        """Ask the job to end, in the name of `actor`. Harmless to repeat.
+
+        JobFinished if it succeeded or failed.
+        """
+        now = self._clock()
+        moved = False
+
+        def work(session: Session) -> views.Job:
+            nonlocal moved
+            row = found(session, job_id, lock=True)
+            if row.state in (JobState.SUCCEEDED, JobState.FAILED):
+                raise JobFinished(f"the job {job_id} has already {row.state.lower()}")
+            if row.state not in (JobState.CANCELLING, JobState.CANCELLED):
+                message = (
+                    "cancelled by the user before it started"
+                    if row.state == JobState.QUEUED
+                    else "the user asked for it; its processes are being stopped"
+                )
+                code = "cancelled_by_user"
+                moved = move(
+                    session,
+                    row,
+                    Trigger.CANCEL,
+                    code=code,
+                    message=message,
+                    now=now,
+                    data={ACTOR: actor},
+                )
+            return serializers.job(session, row)
+
+        job = await self._database.write(work)
+        if moved:
+            logger.info("the job %s was cancelled by %s", job_id, actor)
+        return job
+
+    async def delete(self, job_id: str, *, actor: str = ANONYMOUS) -> None:
+        """Delete a finished job and all it left, in the name of `actor`; the log keeps that.
+
+        JobLive if it has not ended; CheckpointInUse if a live job starts from one of its
+        checkpoints.
+
+        Three steps, each harmless to repeat: hide the job, delete its files, delete its rows. If
+        the service dies between them, `finish_deletions` takes up what is left.
+        """
+        begun = False
+
+        def hide(session: Session) -> None:
+            nonlocal begun
+            try:
+                row = found(session, job_id, lock=True)
+            except NotFound:
+                if begun:
+                    return  # by this very call: nobody had heard that its commit arrived
+                raise
+            begun = True
+            if not row.state.is_terminal:
+                raise JobLive(
+                    f"the job {job_id} is {row.state}, and only a finished job can be deleted",
+                    hint="cancel it first, and wait until it has ended",
+                )
+            init_from.refuse_if_needed(session, job_id)
+            # By the clock that all go by: another process may have to take it up.
+            row.deleted_at = self._database.time(session)
+
+        await self._database.write(hide)
+        logger.info("the job %s was deleted by %s", job_id, actor)
+        await self._erase(job_id)
+        if self.storage_watch.is_limited:
+            await self.storage_watch.look(self._clock())
+
+    async def finish_deletions(self, before: datetime | None = None) -> int:
+        """Complete deletions that were cut off; answers how many.
+
+        At a start all of them; later, when another process may be at it, those begun `before`.
+        """
+        hidden = await self._database.read(lambda s: repository.marked_deleted(s, before))
+        for job_id in hidden:
+            await self._erase(job_id)
+        return len(hidden)
+
+    async def _erase(self, job_id: str) -> None:
+        await asyncio.to_thread(self._storage.delete_tree, f"jobs/{job_id}")
+        await self._database.write(lambda session: repository.erase(session, job_id))
+
+
+def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
+    """The job's row; NotFound if there is none, or if it is being deleted."""
+    look = repository.lock if lock else repository.get
+    row = look(session, job_id) if storable(job_id) else None
+    if row is None or row.deleted_at is not None:
+        raise not_found(job_id)
+    return row
+
+
+def not_found(job_id: str) -> NotFound:
+    return NotFound(f"there is no job {job_id}", hint="`dray ls` shows the jobs there are")
+
+
+def _refuse_impossible(session: Session, request: policy.Request) -> None:
+    """Unsatisfiable if the cluster is known and could not run it were it empty."""
+    usable = node_table.usable(session)
+    reason = None if usable is None else policy.can_ever_fit(request, usable)
+    if usable is None or reason is None:
+        return
+    lacking = policy.lacking_resource(request, usable)
+    pointers = {
+        None: "/elastic/min_workers" if request.min_workers else "/resources/num_workers",
+        "CPU": "/resources/cpus_per_worker",
+        "GPU": "/resources/gpus_per_worker",
+        "memory": "/resources/memory_bytes",
+    }
+    raise Unsatisfiable(
+        f"this job could never start: {reason.message}",
+        pointer=pointers.get(lacking, "/resources/accelerator"),
+        hint="ask for less, or add nodes to the cluster first; `dray cluster` shows what it has",
+    )
+
+
+def _new_row(
+    job_id: str,
+    spec: JobSpec,
+    request: policy.Request,
+    origin: init_from.InitFromCheckpoint | None,
+    owner: str,
+    project: str,
+    settings: Settings,
+    now: datetime,
+) -> JobRow:
+    document: dict[str, Any] = spec.model_dump(mode="json")
+    return JobRow(
+        id=job_id,
+        name=spec.name,
+        owner=owner,
+        project=project,
+        queue=spec.queue,
+        priority=spec.priority,
+        spec=document,
+        spec_version=spec.version,
+        num_workers=request.num_workers,
+        min_workers=request.min_workers,
+        bundle=dict(request.bundle),
+        init_from=origin.as_row() if origin else None,
+        init_from_job=origin.job if origin else None,
+        state=JobState.QUEUED,
+        reason_code="submitted",
+        reason_message="waits for the scheduler's first look",
+        blocked_by=[],
+        attempt=0,
+        world_size=request.num_workers,
+        event_seq=1,
+        user_failures=0,
+        infra_failures=0,
+        free_requeues=0,
+        preemptions=0,
+        max_user_retries=spec.max_retries,
+        max_infra_retries=settings.infra_retries,
+        max_runtime_s=spec.max_runtime_s,
+        runtime_used_s=0.0,
+        recoveries=0,
+        summary={},
+        num_metric_keys=0,
+        log_bytes=0,
+        log_limit_bytes=settings.log_limit_bytes,
+        log_lines_dropped=0,
+        created_at=now,
+    )
+
+
+def _submitted(row: JobRow, planned: str | None, actor: str, now: datetime) -> EventRow:
+    message = f"submitted to the queue {row.queue!r}"
+    return EventRow(
+        job_id=row.id,
+        seq=row.event_seq,
+        time=now,
+        type="state",
+        to_state=JobState.QUEUED,
+        attempt=0,
+        code="submitted",
+        message=message if planned is None else f"{message}; {planned}",
+        data={ACTOR: actor} | ({} if planned is None else {"planned": row.spec["parallel"]}),
+    )

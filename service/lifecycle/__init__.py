@@ -1,0 +1,1 @@
+"""How a job changes: the one transition function, preemption and resizing."""

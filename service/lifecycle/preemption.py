@@ -1,0 +1,95 @@
+"""Asking attempts to save and leave their slots: for a caller, for a node that is to go, for a
+service that takes its cluster along.
+
+What is asked lies in the attempt's row. The reconciler passes it on (`errands`), and the attempt's
+end brings its job back to the queue, uncharged.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service.cluster.port import ClusterSnapshot
+from service.db.models import AttemptRow, JobRow
+from service.db.notifications import QUEUE
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import jobs as repository
+from service.db.session import notify, touch
+from service.domain.events import ACTOR
+from service.lifecycle.transitions import remark
+
+HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
+RESERVE_S = 2.0
+"""Of what a node has left: for the word to get there, and for the slots to be given back."""
+
+
+def ask(
+    session: Session,
+    job: JobRow,
+    attempt: AttemptRow,
+    grace_s: float,
+    now: datetime,
+    *,
+    code: str = "preempt_asked",
+    because: str = "",
+    actor: str | None = None,
+) -> bool:
+    """Ask an attempt, whose job is locked. False if it was asked before: the first grace counts."""
+    if attempt.preempt_asked_at is not None:
+        return False
+    attempt.preempt_asked_at, attempt.preempt_grace_s = now, grace_s
+    within = f"{round(grace_s, 1):g} s"
+    remark(
+        session,
+        job,
+        type_="preempting",
+        code=code,
+        message=f"was asked to save a checkpoint and leave its slots in {within}{because}",
+        now=now,
+        data={"grace_s": grace_s} | ({} if actor is None else {ACTOR: actor}),
+    )
+    notify(session, QUEUE)
+    return True
+
+
+def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now: datetime) -> int:
+    """Ask what is on nodes that are about to go; answers how many attempts were asked."""
+    touch(session)
+    drained = {node.node_id: node for node in snapshot.nodes if node.drained_by is not None}
+    asked = 0
+    for attempt in attempts_repository.live(session):
+        on = next((p["node_id"] for p in attempt.slices if p["node_id"] in drained), None)
+        if on is None or attempt.cluster_session != snapshot.session:
+            continue
+        node = drained[on]
+        left_s = max(0.0, (node.drained_by or math.inf) - now.timestamp() - RESERVE_S)
+        because = f": its node {node.hostname} is drained"
+        asked += _ask_live(session, attempt, min(grace_s, left_s), now, "node_drained", because)
+    return asked
+
+
+def leave_all(session: Session, grace_s: float, now: datetime) -> int:
+    """Ask everything that holds slots; answers how many attempts were asked now."""
+    touch(session)
+    because = ": the service stops, and its Ray with it"
+    return sum(
+        _ask_live(session, attempt, grace_s, now, "service_stops", because)
+        for attempt in attempts_repository.live(session)
+    )
+
+
+def _ask_live(
+    session: Session, seen: AttemptRow, grace_s: float, now: datetime, code: str, because: str
+) -> bool:
+    """Ask the attempt unless its job has moved on since it was seen."""
+    job = repository.lock(session, seen.job_id)
+    if job is None or job.attempt != seen.attempt or job.state not in HOLDING:
+        return False
+    session.refresh(seen)
+    if seen.finished_at is not None:
+        return False
+    return ask(session, job, seen, grace_s, now, code=code, because=because)

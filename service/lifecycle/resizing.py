@@ -1,0 +1,149 @@
+"""Groups that change their size: what they say they hold, and the slots that they are granted.
+
+The slots of a grant are in the attempt's row, as held, from the grant on. So they are nobody
+else's while the group is told of them, which is repeated until it says what it holds then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from ray_workers.shared import contracts
+from ray_workers.shared.contracts import Phase
+from service.db.models import AttemptRow, JobRow
+from service.db.notifications import QUEUE
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import jobs as repository
+from service.db.session import notify, touch
+from service.domain import policy
+from service.domain.slots import count as count_of
+from service.domain.slots import workers
+from service.lifecycle.transitions import remark
+
+HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
+ALIVE = (Phase.STARTING, Phase.RUNNING)
+
+
+def as_slices(rows: Sequence[Mapping[str, Any]]) -> tuple[policy.Slice, ...]:
+    return tuple(policy.Slice(row["node_id"], row["num_workers"]) for row in rows)
+
+
+def as_rows(slices: Sequence[policy.Slice]) -> list[dict[str, Any]]:
+    return [{"node_id": part.node_id, "num_workers": part.num_workers} for part in slices]
+
+
+def carriers(attempt: AttemptRow | Row[Any]) -> tuple[str, ...]:
+    """Ids of all nodes on which something of the attempt may lie."""
+    here = (part["node_id"] for part in attempt.slices)
+    return tuple(dict.fromkeys([*(attempt.carriers or ()), *here]))
+
+
+def growing(
+    job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime
+) -> policy.Growing | None:
+    """The group as the plan sees it, if it could use more slots and may be granted some now.
+
+    Also a group that keeps its size may lack workers, and stand by for them.
+    """
+    if attempt.granted is not None or attempt.preempt_asked_at is not None:
+        return None
+    if attempt.phase not in ALIVE or (attempt.grow_after and attempt.grow_after > now):
+        return None
+    slices = as_slices(attempt.slices)
+    elastic = job.min_workers is not None and count_of(slices) < job.num_workers
+    stands_by = attempt.lacking > 0 and job.state in HOLDING
+    if not stands_by and not (elastic and not attempt.lacking and job.state == JobState.RUNNING):
+        return None
+    return policy.Growing(
+        job_id=job.id,
+        attempt=attempt.attempt,
+        priority=job.priority,
+        seq=job.number,
+        request=policy.Request(job.num_workers, job.bundle, job.min_workers),
+        slices=slices,
+        lacking=attempt.lacking,
+    )
+
+
+def granted(attempt: AttemptRow | Row[Any]) -> contracts.Grant | None:
+    """The grant that the group is to be told of until it says what it holds."""
+    if attempt.granted is None:
+        return None
+    slices = (contracts.Slice(p["node_id"], p["num_workers"]) for p in attempt.granted)
+    return contracts.Grant(attempt.grants, tuple(slices))
+
+
+def grant(
+    session: Session, seen: policy.Growing, slices: Sequence[policy.Slice], now: datetime
+) -> bool:
+    """Give the group these slots; False, and nothing is given, unless it is still as it was seen
+    by the plan."""
+    job = repository.lock(session, seen.job_id)
+    attempt = attempts_repository.get(session, seen.job_id, seen.attempt)
+    if job is None or attempt is None or attempt.finished_at is not None:
+        return False
+    if growing(job, attempt, now) != seen:
+        return False
+    attempt.carriers = list(dict.fromkeys([*carriers(attempt), *(p.node_id for p in slices)]))
+    attempt.slices = [*attempt.slices, *as_rows(slices)]
+    attempt.granted = as_rows(slices)
+    attempt.grants += 1
+    attempt.growth = None
+    number = count_of(slices)
+    remark(
+        session,
+        job,
+        type_="growing",
+        code="growing",
+        message=f"is given {workers(number)} more, and has {count_of(seen.slices)}",
+        now=now,
+        data={"grant": attempt.grants, "slices": as_rows(slices)},
+    )
+    notify(session, QUEUE)
+    return True
+
+
+def note_stays(session: Session, stays: Sequence[policy.Stay]) -> int:
+    """Store why each group does not grow; answers how many changed.
+
+    Not an event: the plan is made often. What is as it was is not written.
+    """
+    by_job = {stay.job_id: stay for stay in stays}
+    changed = 0
+    for attempt in attempts_repository.live(session) if by_job else ():
+        stay = by_job.get(attempt.job_id)
+        if stay is None:
+            continue
+        why = {
+            "code": stay.reason.code,
+            "message": stay.reason.message,
+            "blocked_by": list(stay.blocked_by),
+        }
+        if attempt.growth != why:
+            attempt.growth = why
+            touch(session, attempt.job_id)
+            changed += 1
+    return changed
+
+
+def close(attempt: AttemptRow) -> None:
+    """It has ended: it lacks nothing, and nobody tells it anything."""
+    attempt.lacking, attempt.granted, attempt.growth = 0, None, None
+
+
+def why_smaller(job: JobRow, attempt: AttemptRow | None) -> tuple[str, list[str]]:
+    """What a group below its size waits for, as a sentence, and the jobs in its way; empty where
+    there is nothing to say."""
+    if attempt is None or attempt.finished_at is not None or job.state not in HOLDING:
+        return "", []
+    if attempt.granted is not None:
+        return f"is being given {workers(count_of(as_slices(attempt.granted)))} more", []
+    if attempt.growth is None:
+        return "", []
+    return attempt.growth["message"], list(attempt.growth["blocked_by"])

@@ -1,0 +1,263 @@
+"""Every change of a job's state: compare, set, and say so in an event.
+
+The functions take the Session of a `Database.write`, so that each change and its event are one
+transaction with whatever else the caller stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from dray.spec import JobSpec
+from dray.train.checkpoints import CheckpointRef
+from dray.views import JobState
+from ray_workers.shared.contracts import Phase
+from service.checkpoints import init_from
+from service.checkpoints.catalog import counting_checkpoints
+from service.db.models import AttemptRow, EventRow, JobRow
+from service.db.notifications import QUEUE, events_of
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import faults as faults_repository
+from service.db.repositories import jobs as repository
+from service.db.session import notify, touch
+from service.domain import policy
+from service.domain.documents import DocumentRefused, read
+from service.domain.progress import without_rates
+from service.domain.retries import ROLLBACK_FACTOR
+from service.domain.slots import workers
+from service.domain.states import Trigger, transition
+
+
+def move(
+    session: Session,
+    job: JobRow,
+    trigger: Trigger,
+    *,
+    code: str,
+    message: str,
+    now: datetime,
+    values: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
+) -> bool:
+    """Move the job, unless it is no longer in the state and attempt that `job` shows.
+
+    `values` are other columns that change with it. False means the race was lost and nothing was
+    changed; IllegalTransition that the table has no such move or reason. `job` shows the row as it
+    is afterwards.
+    """
+    before = job.state
+    after = transition(before, trigger, code)
+    changes: dict[str, Any] = {
+        "reason_code": code,
+        "reason_message": message,
+        "position": None,
+        "blocked_by": [],
+        **(values or {}),
+    }
+    if after.is_terminal:
+        changes["finished_at"] = now
+    if not repository.compare_and_set(session, job, state=after, values=changes):
+        return False
+    repository.add_event(
+        session,
+        EventRow(
+            job_id=job.id,
+            seq=job.event_seq,
+            time=now,
+            type="state",
+            from_state=before,
+            to_state=after,
+            attempt=job.attempt,
+            code=code,
+            message=message,
+            data=dict(data or {}),
+        ),
+    )
+    if after.is_terminal:
+        message = "the job ended before it was seen to train on"
+        faults_repository.fail_drills(session, job.id, message, now)
+    notify(session, job.id, events_of(job.id), QUEUE)
+    return True
+
+
+def remark(
+    session: Session,
+    job: JobRow,
+    *,
+    type_: str,
+    code: str,
+    message: str,
+    now: datetime,
+    data: Mapping[str, Any] | None = None,
+) -> None:
+    """An event that leaves the state as it is."""
+    repository.add_event(
+        session,
+        EventRow(
+            job_id=job.id,
+            seq=repository.count_event(session, job),
+            time=now,
+            type=type_,
+            attempt=job.attempt,
+            code=code,
+            message=message,
+            data=dict(data or {}),
+        ),
+    )
+    notify(session, job.id, events_of(job.id))
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What a launch needs to know of the attempt that a claim began."""
+
+    job_id: str
+    attempt: int
+    spec: JobSpec
+    resume_from: tuple[CheckpointRef, ...]
+    """Committed checkpoints that still count, newest first."""
+    max_runtime_s: float | None
+    """Running time left to the job."""
+    init_from: CheckpointRef | None = None
+    """Another job's checkpoint to begin with, if none of its own loads."""
+    furthest_step: int = 0
+    """Optimizer steps that an earlier attempt has done."""
+    min_workers: int | None = None
+    """With how few an elastic group may go on."""
+
+
+def claim(
+    session: Session,
+    job_id: str,
+    attempt_seen: int,
+    slices: Sequence[policy.Slice],
+    bundle: Mapping[str, float],
+    cluster_session: str,
+    now: datetime,
+) -> Claimed | None:
+    """Begin the next attempt on these slots; None if the job is no longer as it was seen.
+
+    The number of the attempt is the fencing token of everything that is recorded of it.
+    """
+    job = repository.lock(session, job_id)
+    if job is None or job.state != JobState.QUEUED or job.attempt != attempt_seen:
+        return None
+    left_s = runtime_left_s(job)
+    if left_s is not None and left_s <= 0:
+        message = f"has run for {job.runtime_used_s:.0f} s, max_runtime_s is {job.max_runtime_s}"
+        move(session, job, Trigger.FAIL, code="runtime_exceeded", message=message, now=now)
+        return None
+    try:
+        spec = read(job.spec)
+    except DocumentRefused as refused:
+        message = f"can't start: {refused}"
+        move(session, job, Trigger.FAIL, code="document_refused", message=message, now=now)
+        return None
+    world_size = sum(part.num_workers for part in slices)
+    nodes = f"{len(slices)} node{'' if len(slices) == 1 else 's'}"
+    smaller = world_size < job.num_workers
+    gang = f"{world_size} of {job.num_workers} workers" if smaller else workers(world_size)
+    moved = move(
+        session,
+        job,
+        Trigger.CLAIM,
+        code="claimed",
+        message=f"starts {gang} on {nodes}",
+        now=now,
+        values={
+            "attempt": attempt_seen + 1,
+            "world_size": world_size,
+            "not_before": None,
+            "started_at": job.started_at or now,
+            "progress": without_rates(job.progress),
+        },
+    )
+    assert moved, "the row is locked, so nobody changed it meanwhile"
+    attempts_repository.insert(
+        session,
+        AttemptRow(
+            job_id=job_id,
+            attempt=job.attempt,
+            phase=Phase.ACQUIRING,
+            slices=[{"node_id": s.node_id, "num_workers": s.num_workers} for s in slices],
+            bundle=dict(bundle),
+            world_size=world_size,
+            cluster_session=cluster_session,
+            cursor={},
+            num_errors=0,
+            created_at=now,
+        ),
+    )
+    refs = tuple(
+        CheckpointRef(row.url, row.step, row.manifest_sha256)
+        for row in counting_checkpoints(session, job_id)
+    )
+    spec = _rolled_back(spec, attempts_repository.num_diverged(session, job_id))
+    origin = init_from.current(session, job)
+    furthest = attempts_repository.furthest_step(session, job_id)
+    return Claimed(
+        job_id, job.attempt, spec, refs, left_s, origin, furthest, min_workers=job.min_workers
+    )
+
+
+def _rolled_back(spec: JobSpec, rollbacks: int) -> JobSpec:
+    """The document as the next attempt gets it: each rollback before has lowered the rate."""
+    if not rollbacks:
+        return spec
+    rate = spec.train.optimizer.lr * ROLLBACK_FACTOR**rollbacks
+    optimizer = spec.train.optimizer.model_copy(update={"lr": rate})
+    train = spec.train.model_copy(update={"optimizer": optimizer})
+    return spec.model_copy(update={"train": train})
+
+
+def runtime_left_s(job: JobRow) -> float | None:
+    return None if job.max_runtime_s is None else job.max_runtime_s - job.runtime_used_s
+
+
+def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) -> int:
+    """Store why each job waits and at which place; answers how many changed.
+
+    Not a move and no event: the queue is looked at often. What is as it was is not written.
+    """
+    queued = {row.id: row for row in repository.in_state(session, (JobState.QUEUED,))}
+    changed = 0
+    for wait in waits:
+        row = queued.get(wait.job_id)
+        if row is None:
+            continue
+        shown = (row.reason_code, row.reason_message, row.position, tuple(row.blocked_by))
+        if shown == (wait.reason.code, wait.reason.message, wait.position, wait.blocked_by):
+            continue
+        repository.note_waiting(
+            session,
+            wait.job_id,
+            reason_code=wait.reason.code,
+            reason_message=wait.reason.message,
+            position=wait.position,
+            blocked_by=list(wait.blocked_by),
+        )
+        touch(session, wait.job_id)
+        changed += 1
+    return changed
+
+
+def fail_impossible(
+    session: Session,
+    job_id: str,
+    reason: policy.Reason,
+    now: datetime,
+    *,
+    attempt_seen: int | None = None,
+) -> bool:
+    """Fail a waiting job that the cluster can never run; False if it is no longer waiting."""
+    job = repository.lock(session, job_id)
+    if job is None or job.state != JobState.QUEUED:
+        return False
+    if attempt_seen is not None and job.attempt != attempt_seen:
+        return False
+    return move(session, job, Trigger.IMPOSSIBLE, code=reason.code, message=reason.message, now=now)

@@ -1,0 +1,180 @@
+"""Which process runs the loops: one at a time of all that share a database.
+
+On PostgreSQL every process that could run them asks for the lease; the one that gets it runs them
+until a renewal or a write finds it gone. On SQLite the lock on the home has settled it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from service.db.repositories import leases as repository
+from service.db.session import Database, notify, touch
+from service.domain import leases
+from service.domain.leases import Lease
+from service.loops.fencing import LoopDatabase, Term
+
+logger = logging.getLogger(__name__)
+
+ASK_AGAIN_S = 1.0
+"""At least, also where the lease is about to end."""
+TOPIC = "lease"
+"""Published when the lease is given up before its end."""
+
+Loops = Sequence[tuple[str, Coroutine[Any, Any, None]]]
+"""Each with its name."""
+
+
+def own_name() -> str:
+    """A holder's: for people the host and process, and a part that no other process has."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+class Leader:
+    """Runs what `start` gives it, while and only while this process holds the lease."""
+
+    def __init__(
+        self,
+        database: Database,
+        start: Callable[[LoopDatabase], Loops],
+        *,
+        name: str | None = None,
+        alone: bool | None = None,
+    ) -> None:
+        self._database = database
+        self._start = start
+        self._alone = database.is_sqlite if alone is None else alone
+        self.name = name or own_name()
+        self.lease: Lease | None = None
+        """As this process last had it; None while it does not run the loops."""
+        self.other: Lease | None = None
+        """Whose it is meanwhile, as far as known."""
+        self.tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def leads(self) -> bool:
+        return bool(self.tasks)
+
+    async def run(self) -> None:
+        """Until cancelled; the loops end with it."""
+        while True:
+            term = None if self._alone else await self._wait_for_term()
+            await self._lead(LoopDatabase(self._database, term))
+
+    async def release(self) -> None:
+        """Let another process have the lease at once; for a stop in order."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            await self._database.write(lambda s: self._release(s, lease))
+
+    async def _wait_for_term(self) -> Term:
+        with self._database.signals.subscribe(TOPIC) as woken:
+            while True:
+                wait_s = ASK_AGAIN_S
+                try:
+                    wait_s = max(wait_s, await self._database.read(self._left_s))
+                    if self.other is None:
+                        await self._ask()
+                except Exception as error:
+                    logger.warning("can't ask for the lease of the loops: %s", error)
+                if self.lease is not None:
+                    term = self.lease.term
+                    logger.info("%s runs the loops from now on, in term %d", self.name, term)
+                    return Term(self.name, term)
+                await woken.wait(wait_s)
+
+    async def _ask(self) -> None:
+        """Take the lease if it is free. Cancelled meanwhile, wait for the answer: a lease that
+        nobody knows of could not be released, and the others would wait for its end."""
+        asking = asyncio.ensure_future(self._database.write(self._take))
+        try:
+            self.lease = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):  # it must end all the same
+                self.lease = await asking
+            raise
+
+    def _left_s(self, session: Session) -> float:
+        """How long the lease is another's for, unless it is renewed."""
+        found, now = repository.get(session), self._database.time(session)
+        if found is None or leases.taken(found, self.name, now) is not None:
+            self.other = None
+            return 0.0
+        if self.other is None or self.other.holder != found.holder:
+            logger.info("%s stands by: %s runs the loops", self.name, found.holder)
+        self.other = found
+        return (found.expires_at - now).total_seconds()
+
+    def _take(self, session: Session) -> Lease | None:
+        """Waits for every write under the lease of before, and they for it.
+
+        Writes under a lease that is over are ended: their process may be stopped in the middle of
+        one, and a living one finds out that it lost the lease.
+        """
+        touch(session)
+        if leases.taken(repository.get(session), self.name, self._database.time(session)) is None:
+            return None
+        repository.end_writes(session)
+        repository.lock(session, alone=True)
+        found = repository.get(session)
+        taken = leases.taken(found, self.name, self._database.time(session))
+        if taken is not None:
+            repository.put(session, taken)
+        return taken
+
+    async def _lead(self, database: LoopDatabase) -> None:
+        self.tasks = [asyncio.create_task(loop, name=name) for name, loop in self._start(database)]
+        try:
+            await self._keep(database)
+        finally:
+            for task in self.tasks:
+                task.cancel()
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+            self.tasks = []
+        logger.warning("%s lost the lease of the loops and stops them", self.name)
+        self.lease = None
+
+    async def _keep(self, database: LoopDatabase) -> None:
+        """Renew the lease until it is lost."""
+        while True:
+            try:
+                async with asyncio.timeout(leases.RENEW_AFTER_S):
+                    await database.lost.wait()
+                return
+            except TimeoutError:
+                pass
+            try:
+                if not await self._renew():
+                    return
+            except Exception as error:
+                logger.warning("can't renew the lease of the loops: %s", error)
+
+    async def _renew(self) -> bool:
+        """False if it was lost."""
+        if self.lease is None:
+            return True  # there is nobody else
+        lease = self.lease
+        self.lease = await self._database.write(lambda s: self._extend(s, lease))
+        return self.lease is not None
+
+    def _extend(self, session: Session, lease: Lease) -> Lease | None:
+        """None if it was lost. Takes no lock that a write could hold for long."""
+        touch(session)
+        now = self._database.time(session)
+        then = leases.renewed(lease, now)
+        return then if repository.compare_and_set(session, lease, then, now) else None
+
+    def _release(self, session: Session, lease: Lease) -> None:
+        touch(session)
+        now = self._database.time(session)
+        if repository.compare_and_set(session, lease, leases.released(lease, now), now):
+            notify(session, TOPIC)

@@ -1,0 +1,40 @@
+"""What a launch tells its ranks of how often workers are lost here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Row
+from sqlalchemy.orm import Session
+
+from dray.spec import JobSpec
+from ray_workers.shared.contracts import WORKER_MTBF_S, Cause
+from service.db.repositories import attempts as repository
+from service.domain.reliability import Seen, worker_mtbf_s
+
+LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRASTRUCTURE)
+"""A preempted job saves first, and an error of the user's own says nothing of the machines."""
+LOOK_BACK = timedelta(days=30)
+
+
+def asks(spec: JobSpec) -> bool:
+    """Whether the job saves by how often workers are lost."""
+    return spec.checkpoint.every_steps == "auto"
+
+
+def worker_mtbf(session: Session, job_id: str, now: datetime) -> float:
+    """Seconds between two losses of one worker, by the attempts of the last weeks."""
+    ended = repository.ended(session, since=now - LOOK_BACK)
+    return worker_mtbf_s(
+        _seen(ended), _seen(row for row in ended if row.job_id == job_id), prior_s=WORKER_MTBF_S
+    )
+
+
+def _seen(rows: Iterable[Row[Any, Any, Any, Any, Any]]) -> Seen:
+    worker_s, num_losses = 0.0, 0
+    for row in rows:
+        worker_s += row.world_size * max(0.0, (row.finished_at - row.started_at).total_seconds())
+        num_losses += row.reason_code in LOSSES
+    return Seen(worker_s, num_losses)

@@ -1,0 +1,105 @@
+"""What the loops see of the jobs: who waits, and what lives.
+
+Read at every round of the loops, so it takes only the columns that it needs, and no objects of
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from ray_workers.shared.contracts import Drill, DrillKind, Grant
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import faults as faults_repository
+from service.db.repositories import jobs as repository
+from service.domain import policy
+from service.lifecycle import resizing
+
+UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
+
+
+@dataclass(frozen=True)
+class LiveAttempt:
+    """An attempt that has not been seen gone."""
+
+    job_id: str
+    attempt: int
+    job_state: JobState
+    slices: tuple[policy.Slice, ...]
+    bundle: Mapping[str, float]
+    cluster_session: str
+    age_s: float
+    """Since its claim."""
+    started_at: datetime | None
+    max_runtime_s: int | None
+    runtime_used_s: float
+    """By attempts before this one."""
+    cursor: Mapping[str, int]
+    preempt_grace_s: float | None = None
+    """Set once it was asked to leave its slots."""
+    drills: tuple[Drill, ...] = ()
+    """Those that it is to take and that have not struck."""
+    node_ids: tuple[str, ...] = ()
+    """On which something of it may lie, those that it left among them."""
+    grant: Grant | None = None
+    """Slots that are its own, and that it has not said it knows of."""
+    growing: policy.Growing | None = None
+    """Set while it could use more slots, and may be granted some."""
+
+
+def snapshot(
+    session: Session, now: datetime
+) -> tuple[tuple[policy.WaitingJob, ...], tuple[LiveAttempt, ...]]:
+    """Who waits, in the order of the queue, and every attempt that may still hold slots."""
+    jobs = repository.in_state(session, UNFINISHED)
+    waiting = tuple(
+        policy.WaitingJob(
+            job_id=job.id,
+            attempt=job.attempt,
+            priority=job.priority,
+            seq=job.number,
+            request=policy.Request(job.num_workers, job.bundle, job.min_workers),
+            not_before=job.not_before if job.not_before and job.not_before > now else None,
+        )
+        for job in jobs
+        if job.state is JobState.QUEUED
+    )
+    owners = {job.id: job for job in jobs}
+    attempts = attempts_repository.live_columns(session)
+    drills = _drills(session) if attempts else {}
+    live = tuple(
+        LiveAttempt(
+            job_id=row.job_id,
+            attempt=row.attempt,
+            job_state=owners[row.job_id].state,
+            slices=resizing.as_slices(row.slices),
+            bundle=row.bundle,
+            cluster_session=row.cluster_session,
+            age_s=(now - row.created_at).total_seconds(),
+            started_at=row.started_at,
+            max_runtime_s=owners[row.job_id].max_runtime_s,
+            runtime_used_s=owners[row.job_id].runtime_used_s,
+            cursor=row.cursor,
+            preempt_grace_s=row.preempt_grace_s,
+            drills=tuple(drills.get((row.job_id, row.attempt), ())),
+            node_ids=resizing.carriers(row),
+            grant=resizing.granted(row),
+            growing=resizing.growing(owners[row.job_id], row, now),
+        )
+        for row in attempts
+    )
+    return waiting, live
+
+
+def _drills(session: Session) -> dict[tuple[str, int], list[Drill]]:
+    """By attempt, those that have not struck."""
+    drills: dict[tuple[str, int], list[Drill]] = {}
+    for drill in faults_repository.waiting_drills(session):
+        asked = Drill(drill.id, DrillKind(drill.kind), drill.rank, drill.at_step)
+        drills.setdefault((drill.job_id, drill.attempt), []).append(asked)
+    return drills

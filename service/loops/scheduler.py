@@ -1,0 +1,239 @@
+"""The scheduler: a loop that decides which waiting job starts where, and starts it.
+
+Snapshot, plan, claim, launch. The deciding is `domain.policy.plan`, a pure function; what is here
+reads, applies, and forgets. A claim that finds the job changed is no error: someone else won.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, Slice
+from ray_workers.supervision.recovery_rules import why_never
+from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
+from service.config.settings import Settings
+from service.db.notifications import QUEUE, Signals
+from service.db.repositories import storage as storage_repository
+from service.db.session import touch
+from service.domain import policy
+from service.jobs import data_policy
+from service.lifecycle import resizing, transitions
+from service.loops import mtbf, queue_view
+from service.loops.cluster_watcher import ClusterWatcher
+from service.loops.fencing import LoopDatabase
+from service.nodes import quarantine
+
+logger = logging.getLogger(__name__)
+
+IMPOSSIBLE_GRACE = timedelta(seconds=60)
+"""How long a job that nothing could ever run is kept waiting before it fails: a node of the
+cluster may just be starting again."""
+
+
+class Scheduler:
+    """Wakes when the queue or the cluster changes, and at the latest each tick."""
+
+    def __init__(
+        self,
+        database: LoopDatabase,
+        cluster: Cluster,
+        watch: ClusterWatcher,
+        signals: Signals,
+        settings: Settings,
+        deployment_id: str,
+        halted: asyncio.Event,
+    ) -> None:
+        self._database = database
+        self._cluster = cluster
+        self._watch = watch
+        self._signals = signals
+        self._settings = settings
+        self._deployment_id = deployment_id
+        self._halted = halted
+        self._impossible_since: dict[str, datetime] = {}
+        self.launching: set[tuple[str, int]] = set()
+        """Attempts being claimed, or whose launch has not answered: not yet to be polled, since
+        a supervisor that is not there yet looks like one that died."""
+        self.claimed: set[tuple[str, int]] = set()
+        """Attempts that this process claimed, until their end is stored."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        with self._signals.subscribe(QUEUE) as woken:
+            while True:
+                try:
+                    await self.run_once()
+                except Exception:
+                    logger.exception("the scheduler failed a round; it goes on")
+                await woken.wait(self._settings.scheduler_tick_s)
+
+    async def run_once(self) -> int:
+        """One round; answers how many attempts were launched: none once it is halted."""
+        if self._halted.is_set():
+            return 0
+        cluster = self._watch.latest
+        (waiting, live), full, now = await self._database.read(
+            lambda s, now: (queue_view.snapshot(s, now), _storage_problem(s), now)
+        )
+        growing = {a.job_id: a.growing for a in live if a.growing is not None}
+        if not waiting:
+            self._impossible_since.clear()
+        if not waiting and not growing:
+            return 0
+        decisions = policy.plan(_snapshot(cluster, waiting, live, full), now)
+        have_run = {job.job_id for job in waiting if job.attempt > 0}
+        decisions = [
+            self._patient(decision, place, now, has_run=decision.job_id in have_run)
+            for place, decision in enumerate(decisions)
+        ]
+        await self._database.write(lambda s, at: self._note(s, decisions, at))
+        for decision in decisions:
+            if isinstance(decision, policy.Grow) and not self._halted.is_set():
+                await self._grow(growing[decision.job_id], decision)
+        starts = [d for d in decisions if isinstance(d, policy.Start)]
+        by_id = {job.job_id: job for job in waiting}
+        launched = 0
+        for start in starts:
+            if self._halted.is_set():
+                break
+            assert cluster is not None, "the plan starts nothing without a cluster"
+            launched += await self._start(by_id[start.job_id], start, cluster.session)
+        return launched
+
+    def _patient(
+        self, decision: policy.Decision, place: int, now: datetime, *, has_run: bool
+    ) -> policy.Decision:
+        """A job found impossible waits a while for the cluster to become whole again, and one that
+        has run there before as long as it takes."""
+        if not isinstance(decision, policy.Impossible):
+            self._impossible_since.pop(decision.job_id, None)
+            return decision
+        if has_run:
+            return policy.Wait(decision.job_id, decision.reason, place + 1)
+        since = self._impossible_since.setdefault(decision.job_id, now)
+        if now - since >= IMPOSSIBLE_GRACE:
+            return decision
+        return policy.Wait(decision.job_id, decision.reason, place + 1)
+
+    def _note(self, session: Session, decisions: list[policy.Decision], now: datetime) -> None:
+        touch(session)  # what waits as before is as it was
+        waits = [d for d in decisions if isinstance(d, policy.Wait)]
+        transitions.note_waiting(session, waits, now)
+        resizing.note_stays(session, [d for d in decisions if isinstance(d, policy.Stay)])
+        for decision in decisions:
+            if isinstance(decision, policy.Impossible):
+                transitions.fail_impossible(session, decision.job_id, decision.reason, now)
+
+    async def _grow(self, group: policy.Growing, grow: policy.Grow) -> None:
+        """Grant the slots, if the group is still as it was; the reconciler tells it of them."""
+        await self._database.write(lambda s, at: resizing.grant(s, group, grow.slices, at))
+
+    async def _start(
+        self, job: policy.WaitingJob, start: policy.Start, cluster_session: str
+    ) -> bool:
+        """Claim the job for a new attempt and launch it; False if the claim was lost."""
+        key = (job.job_id, job.attempt + 1)
+        self.launching.add(key)
+        try:
+            return await self._claim_and_launch(job, start, cluster_session)
+        finally:
+            self.launching.discard(key)
+            self._signals.publish(QUEUE)
+
+    async def _claim_and_launch(
+        self, job: policy.WaitingJob, start: policy.Start, cluster_session: str
+    ) -> bool:
+        claimed = await self._database.write(
+            lambda s, at: transitions.claim(
+                s,
+                job.job_id,
+                attempt_seen=job.attempt,
+                slices=start.slices,
+                bundle=job.request.bundle,
+                cluster_session=cluster_session,
+                now=at,
+            )
+        )
+        if claimed is None:
+            return False
+        self.claimed.add((job.job_id, claimed.attempt))
+        spec = AttemptSpec(
+            deployment_id=self._deployment_id,
+            job_id=job.job_id,
+            attempt=claimed.attempt,
+            spec=claimed.spec.model_dump(mode="json"),
+            slices=tuple(Slice(part.node_id, part.num_workers) for part in start.slices),
+            bundle=dict(job.request.bundle),
+            storage_url=self._settings.storage_url,
+            resume_from=claimed.resume_from,
+            init_from=claimed.init_from,
+            start_timeout_s=self._settings.start_timeout_s,
+            max_runtime_s=claimed.max_runtime_s,
+            data_policy=data_policy.policy_of(self._settings),
+            spool_limit_bytes=self._settings.spool_limit_bytes,
+            furthest_step=claimed.furthest_step,
+            min_workers=claimed.min_workers,
+            is_mendable=_is_mendable(claimed, job.request.bundle),
+            worker_mtbf_s=await self._worker_mtbf_s(claimed),
+            silence_limit_s=self._settings.silence_limit_s,
+        )
+        try:
+            await self._cluster.launch(spec)
+        except ClusterUnavailable as error:
+            # Nobody knows whether it started. The reconciler finds out, and ends what did not;
+            # a gateway that is still at it says so when it is polled.
+            logger.warning(
+                "the launch of %s attempt %d is in doubt: %s", spec.job_id, spec.attempt, error
+            )
+        return True
+
+    async def _worker_mtbf_s(self, claimed: transitions.Claimed) -> float:
+        if not mtbf.asks(claimed.spec):
+            return WORKER_MTBF_S
+        return await self._database.read(lambda s, now: mtbf.worker_mtbf(s, claimed.job_id, now))
+
+
+def _is_mendable(claimed: transitions.Claimed, bundle: Mapping[str, float]) -> bool:
+    # As many as it asks for: an elastic group that begins with one may have more later.
+    num_workers = claimed.spec.resources.num_workers
+    return not why_never(claimed.spec, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))
+
+
+def _storage_problem(session: Session) -> str | None:
+    state = storage_repository.state(session)
+    return None if state is None else state.problem
+
+
+def _snapshot(
+    cluster: ClusterSnapshot | None,
+    waiting: tuple[policy.WaitingJob, ...],
+    live: tuple[queue_view.LiveAttempt, ...],
+    storage_problem: str | None,
+) -> policy.Snapshot:
+    """The queue and the cluster as plain data for the plan."""
+    holders = tuple(
+        policy.Holder(attempt.job_id, attempt.slices, attempt.bundle) for attempt in live
+    )
+    if cluster is None:
+        return policy.Snapshot(waiting, (), connected=False, holders=holders)
+    nodes = []
+    for node in cluster.nodes:
+        # Where nobody else takes slots our own books are exact, and Ray's lag behind.
+        available = node.available if cluster.shared else node.resources
+        held = quarantine.with_kept(policy.held_on(node.node_id, holders), node.quarantined or ())
+        free = policy.offered(node.resources, available, held)
+        nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
+    growing = (a.growing for a in live if a.cluster_session == cluster.session)
+    return policy.Snapshot(
+        waiting,
+        tuple(nodes),
+        connected=True,
+        holders=holders,
+        storage_problem=storage_problem,
+        growing=tuple(group for group in growing if group is not None),
+    )

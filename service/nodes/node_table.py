@@ -1,0 +1,71 @@
+"""The picture of the cluster in SQL: what submit checks against and `/v1/cluster` shows."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from service.cluster.port import ClusterSnapshot
+from service.db.models import ClusterRow, NodeRow
+from service.db.repositories import cluster as repository
+from service.domain import policy
+from service.nodes import quarantine
+
+
+def store(
+    session: Session, snapshot: ClusterSnapshot | None, problem: str | None, now: datetime
+) -> None:
+    """Keep the newest picture. Without a snapshot the nodes stay as last seen, not connected, and
+    no dashboard is known: that of a Ray that is gone does not come back at its address."""
+    before = repository.get(session)
+    repository.put(
+        session,
+        ClusterRow(
+            id=repository.THE_CLUSTER,
+            connected=snapshot is not None,
+            reason=problem,
+            ray_address=snapshot.address if snapshot else before and before.ray_address,
+            ray_dashboard=snapshot.dashboard_url if snapshot else None,
+            session=snapshot.session if snapshot else before and before.session,
+            updated_at=now,
+        ),
+    )
+    if snapshot is None:
+        return
+    # After the cluster's row was written, which keeps out others who look at once.
+    kept_before = {row.node_id: row.quarantined for row in repository.nodes(session)}
+    kept = quarantine.as_stored(snapshot.nodes, kept_before)
+    quarantine.tell(
+        session, kept_before, kept, {n.node_id: n.hostname for n in snapshot.nodes}, now
+    )
+    repository.replace_nodes(
+        session,
+        [
+            NodeRow(
+                node_id=node.node_id,
+                hostname=node.hostname,
+                alive=node.alive,
+                accepted=node.accepted,
+                reason=node.problem,
+                total=dict(node.resources),
+                available=dict(node.available),
+                quarantined=kept[node.node_id],
+                updated_at=now,
+            )
+            for node in snapshot.nodes
+        ],
+    )
+
+
+def usable(session: Session) -> tuple[policy.Node, ...] | None:
+    """The nodes that may carry ranks; None while nobody knows (not connected, or none yet)."""
+    cluster = repository.get(session)
+    if cluster is None or not cluster.connected:
+        return None
+    nodes = tuple(
+        policy.Node(row.node_id, row.total, row.available)
+        for row in repository.nodes(session)
+        if row.alive and row.accepted
+    )
+    return nodes or None

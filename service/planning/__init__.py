@@ -1,0 +1,1 @@
+"""Which division of a model fits a cluster, and what it costs."""

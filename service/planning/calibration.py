@@ -1,0 +1,91 @@
+"""How fast workers are here: from the steps of the jobs that ended well."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from dray.spec import JobSpec
+from dray.views import JobState
+from service.db.models import JobRow
+from service.planning.model.cost import Machine, step_time
+from service.planning.model.shapes import Unknown, shapes_of
+from service.telemetry import metric_reader
+
+STEP_TIME = "perf/step_time_s"
+LOOKED_AT, COUNTED = 50, 5
+"""Of the newest jobs that succeeded so many are looked at, and of so many steps are read."""
+LEAST_STEPS = 20
+"""Of a job that says something; half of a short one would be its warming up."""
+MOST_POINTS = 500
+
+
+def calibrated(
+    session: Session, machine: Machine, spec: JobSpec, accelerator: str | None
+) -> Machine:
+    """With the speed that workers like the job's have shown; as it was where none has run yet.
+
+    What a small model leaves of a worker's speed says little of a large one, so the most counts
+    that any of those jobs has reached.
+    """
+    newest = (
+        select(JobRow.id, JobRow.spec)
+        .where(JobRow.state == JobState.SUCCEEDED)
+        .order_by(JobRow.id.desc())
+        .limit(LOOKED_AT)
+    )
+    speeds: list[float] = []
+    for job_id, document in session.execute(newest):
+        ran = _of_a_kind(document, spec, accelerator)
+        speed = None if ran is None else _speed(session, job_id, ran, machine)
+        if speed is not None:
+            speeds.append(speed)
+        if len(speeds) == COUNTED:
+            break
+    if not speeds:
+        return machine
+    jobs = "the last job" if len(speeds) == 1 else f"the last {len(speeds)} jobs"
+    source = f"speed as {jobs} on such workers reached it; the rest: {machine.source}"
+    return replace(machine, flops_per_s=max(speeds), source=source)
+
+
+def _of_a_kind(
+    document: dict[str, object], spec: JobSpec, accelerator: str | None
+) -> JobSpec | None:
+    """The document of a recipe's job that ran on workers of the same kind."""
+    try:
+        ran = JobSpec.model_validate(document)
+    except ValueError:
+        return None  # of another version
+    on_gpu = spec.resources.gpus_per_worker > 0
+    alike = on_gpu == (ran.resources.gpus_per_worker > 0)
+    if on_gpu and accelerator is not None:
+        alike = alike and ran.resources.accelerator in (None, accelerator)
+    return ran if alike and ran.script is None else None
+
+
+def _speed(session: Session, job_id: str, ran: JobSpec, machine: Machine) -> float | None:
+    """Floating point operations per second that the `machine.flops_per_s` of its workers were."""
+    try:
+        shapes = shapes_of(ran)
+    except Unknown:
+        return None
+    series = metric_reader.read(
+        session, job_id, keys=[STEP_TIME], rank=0, after_step=-1, max_points=MOST_POINTS
+    )
+    seconds: Sequence[float] = series[STEP_TIME][1] if STEP_TIME in series else ()
+    if len(seconds) < LEAST_STEPS:
+        return None
+    expected = step_time(ran, shapes, replace(machine, flops_per_s=1.0))
+    ideal_s = expected.compute_s + expected.idle_s  # of a machine with one operation a second
+    step_s = statistics.median(seconds)
+    if expected.send_s < step_s / 2:
+        return ideal_s / (step_s - expected.send_s)
+    # How long it sent is not measured: where that would be most of the step, what is left says
+    # nothing. That it computed no longer than the whole step may still be news.
+    at_least = ideal_s / step_s
+    return at_least if at_least > machine.flops_per_s else None

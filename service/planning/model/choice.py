@@ -1,0 +1,264 @@
+"""Which division of a job fits, which is the fastest, and what would make one fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dray.spec import JobSpec
+from service.planning.model.cost import Machine, StepTime, step_time
+from service.planning.model.memory import Memory, fits, memory_of
+from service.planning.model.meshes import changed, meshes, name_of
+from service.planning.model.shapes import Shapes
+
+GIB = 1 << 30
+MOST_WORKERS = 1024
+"""Divisions are compared up to as many; beyond, only what the document names is looked at."""
+OVERHEAD_BYTES = 1 * GIB
+"""Of a GPU's memory, what CUDA, its libraries and NCCL take before the first tensor."""
+
+MEMORY_GIB: Mapping[str, tuple[int, ...]] = {
+    "B200": (178,),
+    "H200": (139,),
+    "H100": (79,),
+    "H20": (95, 139),
+    "A100": (39, 79),
+    "A100-80G": (79,),
+    "A100-40G": (39,),
+    "L40S": (44,),
+    "L4": (22,),
+    "A10G": (22,),
+    "T4": (14,),
+    "V100": (15, 31),
+}
+"""What a GPU offers, by Ray's accelerator type: what is free of a new one, rounded down; of a type
+that comes in two sizes, both."""
+
+
+class NoDivision(Exception):
+    """The axes that a document gives leave no way to choose the others."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One division of the job."""
+
+    spec: JobSpec
+    memory: Memory
+    time: StepTime
+    missing_bytes: int | None
+    """0 if it fits; None if nobody knows how much memory there is."""
+
+    @property
+    def name(self) -> str:
+        return name_of(self.spec.parallel, self.spec.resources.num_workers)
+
+    @property
+    def fits(self) -> bool:
+        return not self.missing_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    candidates: tuple[Candidate, ...]
+    """Those that fit first, the fastest of them first; then by how much they lack."""
+    available_bytes: int | None
+    machine: Machine
+    change: str | None
+    """The smallest that makes it fit, as fields of the document with their values."""
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """None if nothing fits."""
+        first = self.candidates[0]
+        return first if first.fits else None
+
+    def why(self, candidate: Candidate) -> str:
+        """In a sentence."""
+        if candidate.missing_bytes:
+            return f"lacks {human(candidate.missing_bytes)} of memory on each worker"
+        best = self.candidates[0]
+        seconds = spoken(candidate.time.total_s)
+        if candidate is best:
+            known = "fits and " if candidate.missing_bytes is not None else ""
+            alone = len(self.candidates) == 1
+            return f"{known}takes {seconds} a step" + ("" if alone else ", the least of all")
+        longer = candidate.time.total_s / max(best.time.total_s, 1e-12)
+        parts = {"computing": "compute_s", "sending": "send_s", "idling": "idle_s"}
+        costs = {
+            what: getattr(candidate.time, part) - getattr(best.time, part)
+            for what, part in parts.items()
+        }
+        what = max(costs, key=lambda each: costs[each])
+        return f"takes {seconds} a step, {longer:.2f} times as long: more {what}"
+
+
+def plan_of(
+    spec: JobSpec,
+    shapes: Shapes,
+    machine: Machine,
+    available_bytes: int | None,
+    *,
+    all_of_them: bool,
+) -> Plan:
+    """all_of_them: every division that `meshes` finds, and not the document's alone. Raises
+    NoDivision."""
+    specs = [spec]
+    if all_of_them and _may_divide(spec):
+        few = spec.resources.num_workers <= MOST_WORKERS
+        specs = _divisions(spec) if few else [least_divided(spec)]
+    found = [_candidate(each, shapes, machine, available_bytes) for each in specs]
+    found.sort(key=lambda each: (each.missing_bytes or 0, each.time.total_s, each.memory.total))
+    change = None
+    if not found[0].fits and available_bytes is not None:
+        given = spec if spec.parallel.auto else found[0].spec
+        change = smallest_change(given, shapes, available_bytes, all_of_them=all_of_them)
+    return Plan(tuple(found), available_bytes, machine, change)
+
+
+def least_divided(spec: JobSpec) -> JobSpec:
+    """The document as it is if it leaves no axis open, else with the most replicas. Raises
+    NoDivision."""
+    if not spec.parallel.auto:
+        return spec
+    return _divisions(spec)[0]
+
+
+def _divisions(spec: JobSpec) -> list[JobSpec]:
+    found = meshes(spec)
+    if not found:
+        raise NoDivision
+    return found
+
+
+def _candidate(spec: JobSpec, shapes: Shapes, machine: Machine, available: int | None) -> Candidate:
+    memory = memory_of(spec, shapes)
+    missing = None if available is None else max(0, memory.total - available)
+    return Candidate(spec, memory, step_time(spec, shapes, machine), missing)
+
+
+def _may_divide(spec: JobSpec) -> bool:
+    """An elastic job has no fixed size to divide."""
+    return spec.elastic is None
+
+
+class _Change(NamedTuple):
+    words: str
+    spec: JobSpec
+    """The document with it."""
+
+
+def smallest_change(
+    spec: JobSpec, shapes: Shapes, available_bytes: int, *, all_of_them: bool
+) -> str | None:
+    """The first that makes it fit, from what costs the least; None if none does alone.
+
+    all_of_them: the document's own division has been tried with all others.
+    """
+    divides_anew = all_of_them and _may_divide(spec)
+
+    def helps(tried: JobSpec) -> bool:
+        ways = meshes(tried) if divides_anew else [tried]
+        return any(fits(way, shapes, available_bytes) for way in reversed(ways))
+
+    for kind in _changes(spec, shapes, divides=not all_of_them and _may_divide(spec)):
+        if kind and helps(kind[-1].spec):
+            return next(each.words for each in kind if helps(each.spec))
+    return None
+
+
+def _changes(spec: JobSpec, shapes: Shapes, *, divides: bool) -> Iterator[list[_Change]]:
+    """Kinds of changes; within a kind the later ones help more, and cost more.
+
+    First what leaves the model and its numbers as they are. divides: the same workers may divide
+    it in another way.
+    """
+    train, parallel = spec.train, spec.parallel
+
+    def kind(*changes: Mapping[str, Any]) -> list[_Change]:
+        found = []
+        for parts in changes:
+            new = _with(spec, parts)
+            if new is None and "parallel.shard" in parts:
+                parts = {**parts, "parallel.zero": 1}  # such as for lamb
+                new = _with(spec, parts)
+            if new is not None:
+                found.append(_Change(_words(parts), new))
+        return found
+
+    share = -(-train.global_batch_size // (spec.num_replicas * parallel.shard))
+    size = min(train.micro_batch_size or share, share)
+    halves = [size >> n for n in range(1, size.bit_length())]
+    yield kind(*({"train.micro_batch_size": n} for n in halves))
+    if parallel.is_sharded:
+        yield kind(*({"parallel.zero": zero} for zero in (2, 3) if zero > parallel.zero))
+    shards = []
+    if divides:
+        left = spec.num_replicas
+        shards = [parallel.shard * n for n in range(2, left + 1) if left % n == 0]
+    yield kind(*({"parallel.shard": n} for n in shards))
+    if train.precision == "fp32":
+        yield kind({"train.precision": "bf16"})
+    if train.recompute == "none":
+        yield kind(*({"train.recompute": how} for how in ("selective", "full")))
+    if divides:
+        yield _other_divisions(spec, shapes)
+    yield kind({"train.optimizer.offload": True})
+    yield kind({"train.optimizer.state_dtype": "bf16"})
+    least = {"train.micro_batch_size": 1, "train.recompute": "full"}
+    yield kind(least)
+    yield kind(*({**least, "parallel.shard": n} for n in shards))
+    factors = (2, 4, 8, 16, 32, 64)
+    yield kind(*(_more_workers(spec, factor) for factor in factors))
+    yield kind(*({**_more_workers(spec, factor), **least} for factor in factors))
+
+
+def _other_divisions(spec: JobSpec, shapes: Shapes) -> list[_Change]:
+    own = spec.parallel.model_dump(mode="json")
+
+    def changed_axes(way: JobSpec) -> dict[str, Any]:
+        theirs = way.parallel.model_dump(mode="json")
+        return {f"parallel.{name}": value for name, value in theirs.items() if value != own[name]}
+
+    ways = sorted(meshes(spec), key=lambda way: memory_of(way, shapes).total, reverse=True)
+    return [_Change(_words(parts), way) for way in ways if (parts := changed_axes(way))]
+
+
+def _more_workers(spec: JobSpec, factor: int) -> dict[str, Any]:
+    parts: dict[str, Any] = {"resources.num_workers": spec.resources.num_workers * factor}
+    if not spec.parallel.auto:
+        parts["parallel.shard"] = spec.parallel.shard * factor
+    return parts
+
+
+def _words(parts: Mapping[str, Any]) -> str:
+    said = ((path, v if isinstance(v, str) else json.dumps(v)) for path, v in parts.items())
+    return " with ".join(f"{path} {value}" for path, value in said)
+
+
+def _with(spec: JobSpec, parts: Mapping[str, Any]) -> JobSpec | None:
+    """None if that is no document."""
+    document: dict[str, Any] = spec.model_dump(mode="json")
+    for path, value in parts.items():
+        *outer, field = path.split(".")
+        place = document
+        for name in outer:
+            place = place[name]
+        place[field] = value
+    roots = {path.partition(".")[0] for path in parts}
+    return changed(spec, {root: document[root] for root in roots})
+
+
+def human(size: float) -> str:
+    """1.5 GiB."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def spoken(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.2g} ms"

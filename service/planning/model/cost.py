@@ -1,0 +1,145 @@
+"""How long a step would take: a short model, whose constants can be given.
+
+Time of a step = computing + sending that nothing hides + what a pipeline idles. Computing is the
+floating point operations of the products, forward, backward (twice the forward pass) and again
+where blocks are recomputed. Sending counts, for each axis, the bytes that each rank sends in a
+step, as rings do: 2 (n - 1) / n of what is added up, (n - 1) / n of what is gathered or scattered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dray.spec import Gpt, JobSpec, Parallel
+from service.planning.model.memory import elements_of, pieces_of, tapes_of
+from service.planning.model.op_trace import OpTrace
+from service.planning.model.shapes import Shapes
+
+FP32 = 4
+AGAIN = {"none": 0.0, "selective": 0.1, "full": 1.0}
+"""Forward passes that are done again; selective repeats what is not a product."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the times are computed with."""
+
+    flops_per_s: float
+    """That a GPU, or a core of a CPU, reaches in training: not what is printed on its box."""
+    bandwidth_bytes_per_s: float
+    """That each worker sends with, while all do."""
+    latency_s: float
+    """Of an operation among ranks."""
+    source: str
+    """Where the numbers come from."""
+
+
+CPU = Machine(20e9, 1e9, 1e-4, "default for a core of a CPU: not measured here")
+GPUS = {
+    "H100": Machine(300e12, 50e9, 2e-5, "default for an H100: 40% of its bf16 peak, 50 GB/s"),
+    "H200": Machine(300e12, 50e9, 2e-5, "default for an H200: 40% of its bf16 peak, 50 GB/s"),
+    "A100": Machine(125e12, 25e9, 2e-5, "default for an A100: 40% of its bf16 peak, 25 GB/s"),
+}
+GPU = Machine(50e12, 10e9, 2e-5, "default for a GPU of a kind that is not known: not measured here")
+FP32_SHARE = 0.4
+"""Of the speed in bf16, on a GPU in fp32 (by TF32, or without)."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds."""
+
+    compute_s: float
+    send_s: float
+    idle_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.send_s + self.idle_s
+
+
+def machine_of(spec: JobSpec, accelerator: str | None) -> Machine:
+    if not spec.resources.gpus_per_worker:
+        return CPU
+    return next((GPUS[kind] for kind in GPUS if kind in (accelerator or "")), GPU)
+
+
+def step_time(spec: JobSpec, shapes: Shapes, machine: Machine) -> StepTime:
+    parallel, pieces = spec.parallel, pieces_of(spec)
+    speed = machine.flops_per_s
+    if spec.resources.gpus_per_worker and spec.train.precision == "fp32":
+        speed *= FP32_SHARE
+    if not spec.resources.gpus_per_worker:
+        speed *= spec.resources.cpus_per_worker
+    samples = pieces.size * pieces.count
+    divided = parallel.tensor * parallel.context * parallel.pipeline
+    passes = 3.0 + AGAIN[spec.train.recompute]
+    compute_s = passes * forward_flops(spec, shapes) * samples / divided / speed
+    num_bytes, messages = sent(spec, shapes)
+    send_s = num_bytes / machine.bandwidth_bytes_per_s + messages * machine.latency_s
+    chunks = pieces.count * parallel.stages_per_rank
+    bubble = (parallel.pipeline - 1) / chunks if parallel.schedule != "zero_bubble" else 0.0
+    return StepTime(compute_s, send_s, bubble * compute_s)
+
+
+def forward_flops(spec: JobSpec, shapes: Shapes) -> float:
+    """Of a sample's forward pass: two for each weight and place that it is used at."""
+    model = spec.model
+    if isinstance(model, Gpt):
+        length, width = model.context_length, model.width
+        assert shapes.vocabulary is not None
+        products = model.num_layers * 12 * width**2 + width * shapes.vocabulary
+        attention = model.num_layers * 2 * length * width  # half of 4: it is causal
+        return length * (2.0 * products + attention)
+    alone = spec.model_copy(update={"parallel": Parallel()})
+    ((tape,),) = tapes_of(alone, shapes, on_gpu=False)
+    return tape.count(lambda op: op.flops) / pieces_of(alone).size
+
+
+def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
+    """(bytes, operations) that each rank sends in a step."""
+    parallel, pieces = spec.parallel, pieces_of(spec)
+    model = spec.model
+    of_ranks = tapes_of(spec, shapes, on_gpu=False)
+    weights = FP32 * max(sum(elements_of(tape) for tape in tapes) for tapes in of_ranks)
+    layers = model.num_layers / parallel.pipeline if isinstance(model, Gpt) else 1.0
+    size, messages = 0.0, 0.0
+    holders, data = parallel.shard * parallel.context, spec.num_replicas
+    if parallel.zero == 1 and holders > 1:
+        ranks = holders * data  # then each sends what it has stepped
+        size += 2 * (ranks - 1) / ranks * weights + weights
+        messages += 2 + layers
+        holders = data = 1
+    if holders > 1:
+        gathers = 2 if parallel.zero == 3 else 1
+        passes = pieces.count if parallel.pipeline == 1 else 1
+        gathered = weights / (2 if parallel.param_dtype != "fp32" else 1)
+        reduced = weights / (2 if parallel.reduce_dtype != "fp32" else 1)
+        size += (gathers * passes * gathered + reduced) * (holders - 1) / holders
+        messages += (gathers * passes + 1) * (layers + 1)
+    if data > 1:
+        size += 2 * (data - 1) / data * weights / holders
+        messages += layers if spec.is_divided else 2
+    if parallel.pipeline > 1:  # what the busiest rank gives on, and its gradient
+        given = (sum(map(_given_on, tapes)) for tapes in of_ranks)
+        size += 2 * pieces.count * max(given)
+        messages += 2 * pieces.count * parallel.stages_per_rank
+    if not isinstance(model, Gpt):
+        return size, messages
+    low = FP32 if spec.train.precision == "fp32" else 2
+    values = (
+        pieces.size * pieces.count * model.context_length * model.width * low / parallel.context
+    )
+    if parallel.tensor > 1:  # two gathers and two scatters in a layer, forward and backward
+        size += 8 * layers * values * (parallel.tensor - 1) / parallel.tensor
+        messages += 8 * layers * pieces.count
+    if parallel.context > 1:  # three to heads and one back, forward and backward
+        size += 8 * layers * values / parallel.tensor * (parallel.context - 1) / parallel.context
+        messages += 8 * layers * pieces.count
+    return size, messages
+
+
+def _given_on(tape: OpTrace) -> float:
+    """Bytes that a stage gives to the next."""
+    last = tape.segments[-1].ops[-1]
+    return tape.gradient_bytes[last.output] if last.passes_on else 0.0

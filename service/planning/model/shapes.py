@@ -1,0 +1,67 @@
+"""What a job document tells of its samples, without reading them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dray.spec import Gpt, JobSpec
+from service.domain.toy_datasets import SKLEARN
+
+BYTES = 256
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Shapes:
+    vocabulary: int | None = None
+    image: tuple[int, int, int] | None = None
+    """(channels, height, width)"""
+    columns: int | None = None
+    outputs: int = CLASSES
+    assumed: tuple[str, ...] = ()
+    """Sentences: what only the data could tell, and was taken to be the usual."""
+
+
+class Unknown(Exception):
+    """Nothing can be said without reading the data; tells what is lacking."""
+
+
+def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
+    """Unknown for a script, and where a size that everything depends on is only in the data.
+
+    vocabulary: of the tokenizer, where somebody knows it.
+    """
+    if spec.script is not None:
+        raise Unknown("a script brings its own model, of which nothing is known before it runs")
+    if isinstance(spec.model, Gpt):
+        return _of_text(spec.model, vocabulary)
+    source, data = spec.data.source, spec.data
+    known = SKLEARN.get(source.removeprefix("sklearn://").rstrip("/"))
+    if spec.recipe in ("image_classification", "image_segmentation"):
+        if known is not None:
+            return Shapes(image=(1, 8, 8), outputs=known[1])
+        if data.image_size is None:
+            raise Unknown("the size of the images is not known: give data.image_size")
+        assumed = ["images have 3 channels"]
+        outputs = CLASSES
+        if data.classes is not None:
+            outputs = len(data.classes)
+        else:
+            assumed.append(f"there are {CLASSES} classes")
+        return Shapes(image=(3, *data.image_size), outputs=outputs, assumed=tuple(assumed))
+    classes = 1 if spec.recipe == "tabular_regression" else CLASSES
+    if known is not None:
+        return Shapes(columns=known[0], outputs=known[1] if classes > 1 else 1)
+    if data.features is None or spec.data.known_format == "npz":
+        raise Unknown("the number of columns is not known: give data.features")
+    assumed = ["all columns are numbers"]
+    if classes > 1:
+        assumed.append(f"there are {CLASSES} classes")
+    return Shapes(columns=len(data.features), outputs=classes, assumed=tuple(assumed))
+
+
+def _of_text(model: Gpt, vocabulary: int | None) -> Shapes:
+    if vocabulary is not None or model.tokenizer is None:
+        return Shapes(vocabulary=vocabulary or BYTES)
+    size = 50_304
+    return Shapes(vocabulary=size, assumed=(f"the tokenizer has {size:,} tokens",))

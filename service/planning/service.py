@@ -1,0 +1,260 @@
+"""Plans: how a job could be divided, by what is known of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.requests import PlanRequest
+from dray.spec import JobSpec
+from dray.spec.parallel import AXES
+from service.db.session import Database
+from service.domain.errors import NotPlannable, OutOfMemory
+from service.nodes import gpu_capabilities
+from service.planning.calibration import calibrated
+from service.planning.model.choice import (
+    GIB,
+    MEMORY_GIB,
+    OVERHEAD_BYTES,
+    Candidate,
+    NoDivision,
+    Plan,
+    human,
+    least_divided,
+    plan_of,
+    smallest_change,
+)
+from service.planning.model.cost import Machine, machine_of
+from service.planning.model.memory import pieces_of
+from service.planning.model.meshes import name_of
+from service.planning.model.shapes import Shapes, Unknown, shapes_of
+
+TOLERANCE = 0.15
+"""How far a plan's memory may be from the truth, as the tests have it. A job is refused only where
+it lacks more."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a worker's memory, and of its kind."""
+
+    least_bytes: int | None
+    """Of the smallest that the job may be given."""
+    most_bytes: int | None
+    """Of the largest."""
+    source: str
+    accelerator: str | None = None
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The document as it is stored, and what the planner did to it."""
+
+    spec: JobSpec
+    told: str | None = None
+    """In a sentence; None if it had nothing to choose."""
+    refusal: OutOfMemory | None = None
+    """Why it can't be taken."""
+
+
+class Plans:
+    """The use cases of the planner."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def plan(self, request: PlanRequest) -> views.Plan:
+        """NotPlannable if the document tells too little."""
+        spec = request.job
+        known, machine = await self._database.read(lambda session: _look_up(session, spec))
+        if request.memory_bytes_per_rank is not None:
+            given = request.memory_bytes_per_rank
+            known = replace(
+                known, least_bytes=given, most_bytes=given, source="given with the request"
+            )
+        return await asyncio.to_thread(_answer, request, spec, known, machine)
+
+    async def settle(self, spec: JobSpec) -> Settled:
+        """The document with sizes for the axes that are `auto`. NotPlannable if there are none.
+
+        Refused if it is known that it can't fit. A document that leaves nothing to choose and whose
+        workers' memory nobody knows is not looked at.
+        """
+        automatic = bool(spec.parallel.auto)
+        if spec.script is not None or not (automatic or _may_know_memory(spec)):
+            return Settled(spec)
+        known, machine = await self._database.read(
+            lambda session: _look_up(session, spec, needs_speed=automatic)
+        )
+        if known.most_bytes is None and not automatic:
+            return Settled(spec)
+        return await asyncio.to_thread(_settled, spec, known, machine)
+
+
+def _look_up(session: Session, spec: JobSpec, *, needs_speed: bool = True) -> tuple[Known, Machine]:
+    known = known_memory(session, spec)
+    machine = machine_of(spec, known.accelerator)
+    if needs_speed:
+        machine = calibrated(session, machine, spec, known.accelerator)
+    return known, machine
+
+
+def _may_know_memory(spec: JobSpec) -> bool:
+    """Without a look at the cluster."""
+    resources = spec.resources
+    return resources.gpus_per_worker > 0 or resources.memory_bytes is not None
+
+
+def known_memory(session: Session, spec: JobSpec) -> Known:
+    """What each worker of the job has for its tensors, where somebody knows."""
+    resources = spec.resources
+    if not resources.gpus_per_worker:
+        if resources.memory_bytes is None:
+            return Known(None, None, "not known: resources.memory_bytes is not given")
+        return Known(resources.memory_bytes, resources.memory_bytes, "resources.memory_bytes")
+    kinds = gpu_capabilities.kinds(session, spec)
+    sizes = [MEMORY_GIB.get(kind or "", ()) for kind in kinds]
+    found = [size * GIB - OVERHEAD_BYTES for each in sizes for size in each]
+    named = ", ".join(sorted(kind or "of no known type" for kind in kinds))
+    if not all(sizes) or not found:
+        what = f"the cluster's GPUs are {named}" if kinds else "no GPU is connected"
+        return Known(None, None, f"not known: {what}", resources.accelerator)
+    source = f"an {named}, less 1 GiB for CUDA and NCCL"
+    return Known(min(found), max(found), source, next(iter(kinds)))
+
+
+def _settled(spec: JobSpec, known: Known, machine: Machine) -> Settled:
+    automatic = bool(spec.parallel.auto)
+    try:
+        shapes = shapes_of(spec)
+    except Unknown as unknown:
+        return _least_divided(spec, unknown) if automatic else Settled(spec)
+    plan = _plan(spec, shapes, machine, known, all_of_them=automatic)
+    best = plan.candidates[0]
+    refusal = None
+    if _cannot_fit(best, known, shapes):
+        assert known.most_bytes is not None
+        change = plan.change
+        if known.most_bytes != known.least_bytes:  # it was looked for by the smaller
+            change = smallest_change(spec, shapes, known.most_bytes, all_of_them=automatic)
+        refusal = _refusal(best, known, known.most_bytes, change)
+    if not automatic:
+        return Settled(spec, refusal=refusal)
+    return Settled(best.spec, f"{_auto(spec)} became {best.name}: {plan.why(best)}", refusal)
+
+
+def _least_divided(spec: JobSpec, unknown: Unknown) -> Settled:
+    """Without a plan: the first way, which has the most replicas."""
+    try:
+        way = least_divided(spec)
+    except NoDivision:
+        raise _no_way(spec) from None
+    name = name_of(way.parallel, spec.resources.num_workers)
+    return Settled(way, f"{_auto(spec)} became {name}, because {unknown}")
+
+
+def _plan(
+    spec: JobSpec, shapes: Shapes, machine: Machine, known: Known, *, all_of_them: bool
+) -> Plan:
+    try:
+        return plan_of(spec, shapes, machine, known.least_bytes, all_of_them=all_of_them)
+    except NoDivision:
+        raise _no_way(spec) from None
+
+
+def _no_way(spec: JobSpec) -> NotPlannable:
+    return NotPlannable(
+        f"{spec.resources.num_workers} workers can't be divided with the axes that are given and a "
+        f"choice of {', '.join(spec.parallel.auto)}",
+        pointer="/parallel",
+        hint="leave more axes to the planner, or give other sizes",
+    )
+
+
+def _auto(spec: JobSpec) -> str:
+    """How the document says it."""
+    chosen = spec.parallel.auto
+    if set(chosen) == set(AXES):
+        return "parallel: auto"
+    return f"parallel.{' and '.join(chosen)}: auto"
+
+
+def _cannot_fit(best: Candidate, known: Known, shapes: Shapes) -> bool:
+    """Only where it is known: not by what was assumed, nor within what a plan may be wrong."""
+    there = known.most_bytes
+    if there is None or shapes.assumed:
+        return False
+    return best.memory.total > there * (1 + TOLERANCE)
+
+
+def _refusal(best: Candidate, known: Known, there: int, change: str | None) -> OutOfMemory:
+    needed = best.memory.total
+    missing = needed - there
+    return OutOfMemory(
+        f"this job can't fit: each worker needs {human(needed)}, and has {human(there)} "
+        f"({known.source}): {human(missing)} ({missing} bytes) are missing",
+        pointer="/parallel",
+        hint=f"it fits with {change}"
+        if change
+        else "no single change makes it fit: make the model smaller, or take larger workers",
+    )
+
+
+def _answer(request: PlanRequest, spec: JobSpec, known: Known, machine: Machine) -> views.Plan:
+    try:
+        shapes = shapes_of(spec)
+    except Unknown as unknown:
+        raise NotPlannable(f"{unknown}") from None
+    machine = _as_asked(machine, request)
+    plan = _plan(spec, shapes, machine, known, all_of_them=True)
+    return views.Plan(
+        chosen=plan.chosen.name if plan.chosen else None,
+        meshes=[_mesh(each, plan) for each in plan.candidates],
+        memory_bytes_per_rank=plan.available_bytes,
+        memory_source=known.source,
+        change=plan.change,
+        calibration=views.Calibration(
+            flops_per_s=machine.flops_per_s,
+            bandwidth_bytes_per_s=machine.bandwidth_bytes_per_s,
+            latency_s=machine.latency_s,
+            source=machine.source,
+        ),
+        assumed=list(shapes.assumed),
+    )
+
+
+def _as_asked(machine: Machine, request: PlanRequest) -> Machine:
+    names = ("flops_per_s", "bandwidth_bytes_per_s", "latency_s")
+    given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
+    if not given:
+        return machine
+    source = f"{', '.join(given)} as given with the request"
+    if len(given) < len(names):
+        source += f"; the rest: {machine.source}"
+    return replace(machine, **given, source=source)
+
+
+def _mesh(candidate: Candidate, plan: Plan) -> views.PlannedMesh:
+    memory, time, pieces = candidate.memory, candidate.time, pieces_of(candidate.spec)
+    return views.PlannedMesh(
+        name=candidate.name,
+        parallel=candidate.spec.parallel.model_dump(mode="json", exclude_defaults=True),
+        micro_batch_size=pieces.size,
+        num_micro_batches=pieces.count,
+        memory=views.PlannedMemory(
+            parameters_bytes=memory.parameters,
+            gradients_bytes=memory.gradients,
+            optimizer_bytes=memory.optimizer,
+            activations_bytes=memory.activations,
+            total_bytes=memory.total,
+        ),
+        missing_bytes=candidate.missing_bytes,
+        step_time_s=time.total_s,
+        compute_s=time.compute_s,
+        send_s=time.send_s,
+        idle_s=time.idle_s,
+        why=plan.why(candidate),
+    )

@@ -1,0 +1,1 @@
+"""Files under the storage URL: access, quotas and backup."""

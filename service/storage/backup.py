@@ -1,0 +1,282 @@
+"""A copy of a SQLite home that can be taken while the service runs, and put back elsewhere.
+
+The archive is a plain tar: `storage/...` (logs, checkpoints, artifacts), `dray.db`, and last
+`backup.json`, without which it is no backup. The database is copied first, by SQLite's online
+backup, and the files after it: a file is written before the row that names it, so every row finds
+its file, unless that was deleted while the copy was made; such rows are then left out of the copy.
+Of PostgreSQL its own tools make copies (`pg_dump`), and of an object store its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import sqlite3
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import dray
+from service.config.home_lock import LOCK_NAME, HomeLock
+from service.config.settings import Settings
+from service.db.session import normalise_url
+from service.storage.storage import Storage
+
+FORMAT = 1
+DATABASE = "dray.db"
+STORAGE = "storage"
+ABOUT = "backup.json"
+
+
+class BackupError(Exception):
+    """The copy can't be taken or put back; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class BackupMetadata:
+    """What a backup says of itself."""
+
+    format: int
+    dray: str
+    created_at: str
+    revision: str
+    """Of the schema; an older one is upgraded when the service starts on it."""
+    storage_url: str
+    has_files: bool
+    """False if the storage was no folder: its files are not in here."""
+    database_sha256: str
+    num_jobs: int
+    num_files: int
+
+
+def backup(settings: Settings, dest: Path) -> BackupMetadata:
+    """Write the home into the tar file `dest`, which must not exist. Raises BackupError."""
+    database = _sqlite_path(settings.database_url)
+    storage = Storage(settings.storage_url)
+    if not database.exists():
+        raise BackupError(f"there is no database at {database}: is DRAY_HOME the right one?")
+    if dest.exists():
+        raise BackupError(f"{dest} exists already: name a file that does not")
+    partial = dest.with_name(f".{dest.name}.{os.getpid()}.partial")
+    try:
+        with tempfile.TemporaryDirectory(dir=dest.parent, prefix=".dray-backup-") as scratch:
+            copy = Path(scratch) / DATABASE
+            _copy_database(database, copy)
+            with partial.open("xb") as file:
+                with tarfile.open(fileobj=file, mode="w") as tar:
+                    about = _fill(tar, copy, storage)
+                file.flush()
+                os.fsync(file.fileno())
+        partial.rename(dest)
+    except (OSError, sqlite3.Error) as error:
+        raise BackupError(f"the backup can't be written: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return about
+
+
+def restore(source: Path, home: Path) -> BackupMetadata:
+    """Put a backup into `home`, which must be empty and unused. Raises BackupError, HomeInUse.
+
+    Addresses in the database that lead into the old storage lead into the one of the new home.
+    """
+    home = home.expanduser().absolute()
+    with HomeLock.acquire(home):
+        there = sorted(path.name for path in home.iterdir() if path.name != LOCK_NAME)
+        if there:
+            raise BackupError(
+                f"{home} is not empty (it has {', '.join(there[:3])}): name an empty folder"
+            )
+        try:
+            with tarfile.open(source, mode="r:") as tar:
+                about = _read_about(tar, source)
+                tar.extractall(home, members=_contents(tar), filter="data")
+        except (OSError, tarfile.TarError) as error:
+            raise BackupError(f"{source} can't be read as a backup: {error}") from error
+        database = home / DATABASE
+        if not database.exists() or _sha256(database) != about.database_sha256:
+            raise BackupError(f"the database in {source} is damaged: take another backup")
+        database.chmod(0o600)
+        if about.has_files:
+            (home / STORAGE).mkdir(exist_ok=True, mode=0o700)
+            _move_urls(database, about.storage_url, (home / STORAGE).as_uri())
+    return about
+
+
+def _sqlite_path(url: str) -> Path:
+    parsed = normalise_url(url)
+    if parsed.get_backend_name() != "sqlite" or parsed.database is None:
+        raise BackupError(
+            "the database is PostgreSQL: take a copy with pg_dump, and one of the storage after it"
+        )
+    return Path(parsed.database)
+
+
+def _copy_database(source: Path, dest: Path) -> None:
+    """One consistent moment of a database that may be in use, which is not disturbed."""
+    with (
+        contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as live,
+        contextlib.closing(sqlite3.connect(dest)) as copy,
+    ):
+        live.backup(copy)
+        copy.execute("PRAGMA journal_mode=DELETE")
+
+
+def _fill(tar: tarfile.TarFile, copy: Path, storage: Storage) -> BackupMetadata:
+    with contextlib.closing(sqlite3.connect(copy)) as database:
+        database.execute("PRAGMA foreign_keys=ON")
+        written: dict[str, str] = {}
+        if storage.folder is not None:
+            for job_id in _job_ids(database):
+                written |= _add_files(tar, storage.folder, f"jobs/{job_id}")
+            _leave_out_what_is_gone(database, storage, written)
+        (num_jobs,) = database.execute("SELECT count(*) FROM jobs").fetchone()
+        (revision,) = database.execute("SELECT version_num FROM alembic_version").fetchone()
+    about = BackupMetadata(
+        format=FORMAT,
+        dray=dray.__version__,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        revision=revision,
+        storage_url=storage.url,
+        has_files=storage.folder is not None,
+        database_sha256=_sha256(copy),
+        num_jobs=num_jobs,
+        num_files=len(written),
+    )
+    tar.add(copy, arcname=DATABASE)
+    text = json.dumps(asdict(about), indent=1).encode()
+    entry = tarfile.TarInfo(ABOUT)
+    entry.size = len(text)
+    tar.addfile(entry, io.BytesIO(text))
+    return about
+
+
+def _job_ids(database: sqlite3.Connection) -> list[str]:
+    return [job_id for (job_id,) in database.execute("SELECT id FROM jobs ORDER BY number")]
+
+
+def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
+    """Add what lies under the key; answers the SHA-256 of each file by its key.
+
+    Hidden names are files that are just being written. Links are left out: none is ours.
+    """
+    added: dict[str, str] = {}
+    for folder, _, names in os.walk(root / key):
+        for name in sorted(names):
+            path = Path(folder) / name
+            if name.startswith(".") or path.is_symlink():
+                continue
+            # A file that is replaced or deleted meanwhile stays what it is while it is open.
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                inside = path.relative_to(root).as_posix()
+                entry = tar.gettarinfo(arcname=f"{STORAGE}/{inside}", fileobj=file)
+                hashing = _Hashing(file)
+                tar.addfile(entry, hashing)
+                added[inside] = hashing.sha256
+    return added
+
+
+class _Hashing(io.RawIOBase):
+    """Reads on from a file, and knows the SHA-256 of what was read."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._digest.update(data)
+        return data
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+def _leave_out_what_is_gone(
+    database: sqlite3.Connection, storage: Storage, written: dict[str, str]
+) -> None:
+    """Delete rows whose files were deleted after the database was copied.
+
+    A checkpoint also goes if its manifest is not in the copy as it was committed.
+    """
+    for job_id, url, sha256 in database.execute(
+        "SELECT job_id, url, manifest_sha256 FROM checkpoints"
+    ).fetchall():
+        key = url.removeprefix(f"{storage.url}/")
+        if written.get(f"{key}/manifest.json") != sha256:
+            _delete(database, "checkpoints", "url", job_id, url)
+    for job_id, url in database.execute("SELECT job_id, url FROM artifacts").fetchall():
+        if url.removeprefix(f"{storage.url}/") not in written:
+            _delete(database, "artifacts", "url", job_id, url)
+    query = "SELECT job_id, storage_key FROM log_chunks WHERE storage_key IS NOT NULL"
+    for job_id, key in database.execute(query).fetchall():
+        if key not in written:
+            _delete(database, "log_chunks", "storage_key", job_id, key)
+    database.commit()
+
+
+def _delete(database: sqlite3.Connection, table: str, column: str, job_id: str, value: str) -> None:
+    database.execute(f"DELETE FROM {table} WHERE job_id = ? AND {column} = ?", (job_id, value))
+
+
+def _read_about(tar: tarfile.TarFile, source: Path) -> BackupMetadata:
+    try:
+        file = tar.extractfile(ABOUT)
+        assert file is not None
+        said: dict[str, Any] = json.loads(file.read())
+        if said["format"] != FORMAT:
+            raise BackupError(
+                f"{source} has the format {said['format']}, and this dray reads {FORMAT}: "
+                "restore it with the dray that wrote it"
+            )
+        return BackupMetadata(**said)
+    except (KeyError, TypeError, ValueError, AssertionError):
+        raise BackupError(f"{source} is no backup, or one that was cut off") from None
+
+
+def _contents(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The database and the files of the storage, and nothing else that somebody put in."""
+    for member in tar:
+        if member.isreg() and (
+            member.name == DATABASE or member.name.startswith(f"{STORAGE}/jobs/")
+        ):
+            yield member
+
+
+def _move_urls(database: Path, old: str, new: str) -> None:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        for table in ("checkpoints", "artifacts"):
+            connection.execute(
+                f"UPDATE {table} SET url = ? || substr(url, ?) WHERE substr(url, 1, ?) = ?",
+                (new, len(old) + 1, len(old) + 1, f"{old}/"),
+            )
+        query = "SELECT number, init_from FROM jobs WHERE init_from IS NOT NULL"
+        if _has_column(connection, "jobs", "init_from"):
+            for number, text in connection.execute(query).fetchall():
+                origin = json.loads(text)
+                if origin["url"].startswith(f"{old}/"):
+                    origin["url"] = new + origin["url"].removeprefix(old)
+                    connection.execute(
+                        "UPDATE jobs SET init_from = ? WHERE number = ?",
+                        (json.dumps(origin), number),
+                    )
+        connection.commit()
+
+
+def _has_column(connection: sqlite3.Connection, table: str, column: str) -> bool:
+    """A backup of an older dray may lack it."""
+    rows = connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
+    return any(name == column for (name,) in rows)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

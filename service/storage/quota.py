@@ -1,0 +1,115 @@
+"""How full the storage is: looked at, kept in SQL, and a reason to take no job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from datetime import datetime
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from service.config.settings import EMBEDDED, Settings
+from service.db.models import StorageStateRow
+from service.db.notifications import QUEUE
+from service.db.repositories import storage as repository
+from service.db.session import Database, notify, touch
+from service.domain import capacity
+from service.domain.errors import QuotaExceeded
+from service.storage.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+FULL_BELOW_BYTES = 16 << 20
+PROBE_BYTES = 4096
+
+
+class StorageWatch:
+    """Looks at how full the storage is and keeps it in SQL, for every process to read."""
+
+    def __init__(self, database: Database, storage: Storage, settings: Settings) -> None:
+        self._database = database
+        self._quota = settings.storage_quota_bytes
+        self._min_free = settings.min_free_bytes
+        self._folders = [path for path in (storage.folder, _folder_of(database)) if path]
+        # Where Ray runs on this machine, ranks leave their reports and results in this folder.
+        on_this_machine = settings.ray_address == EMBEDDED
+        self._node_folders = [Path(tempfile.gettempdir())] if on_this_machine else []
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the operator set any limit."""
+        return self._quota is not None or self._min_free is not None
+
+    async def look(self, now: datetime) -> str | None:
+        """Store how full it is, waking the scheduler if that changes what may start.
+
+        Answers why no job is taken, or None.
+        """
+        free = None if self._min_free is None else await asyncio.to_thread(self._free_bytes)
+        used = None
+        if self._quota is not None:
+            used = await self._database.read(repository.used_bytes)
+        problem = capacity.problem(used=used, free=free, quota=self._quota, min_free=self._min_free)
+
+        def work(session: Session) -> bool:
+            touch(session)
+            before = repository.state(session)
+            changed = (before.problem if before else None) != problem
+            row = StorageStateRow(
+                id=repository.THE_STORAGE,
+                used_bytes=used,
+                free_bytes=free,
+                problem=problem,
+                updated_at=now,
+            )
+            repository.put_state(session, row)
+            if changed:
+                notify(session, QUEUE)
+            return changed
+
+        changed = await self._database.write(work)
+        if changed and problem is not None:
+            logger.warning("no job is taken or started: %s", problem)
+        elif changed:
+            logger.info("the storage has room again: jobs are taken and started")
+        return problem
+
+    async def full_folders(self) -> str | None:
+        """Which folders take no more now, whatever the limits are; None if all of them do."""
+        folders = dict.fromkeys([*self._folders, *self._node_folders])
+        found = [await asyncio.to_thread(_why_full, folder) for folder in folders]
+        return "; ".join(why for why in found if why) or None
+
+    def _free_bytes(self) -> int | None:
+        return min((shutil.disk_usage(folder).free for folder in self._folders), default=None)
+
+
+def refuse_if_full(session: Session) -> None:
+    """QuotaExceeded while the storage, as it was last seen, is full."""
+    state = repository.state(session)
+    if state is not None and state.problem is not None:
+        raise QuotaExceeded(f"no job is taken now: {state.problem}", hint=capacity.HINT)
+
+
+def _why_full(folder: Path) -> str | None:
+    """Why a folder takes no file, by writing one without a name; None if it does."""
+    try:
+        free = shutil.disk_usage(folder).free
+        if free < FULL_BELOW_BYTES:
+            return f"the disk of {folder} is full: {capacity.size(free)} free"
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
+    except OSError as error:
+        return f"{folder} takes no file: {error.strerror or error}"
+    return None
+
+
+def _folder_of(database: Database) -> Path | None:
+    """Where a SQLite database lies, which needs room as the storage does."""
+    if not database.is_sqlite or database.url.database is None:
+        return None
+    return Path(database.url.database).absolute().parent

@@ -1,0 +1,228 @@
+"""Log lines on their way into chunks.
+
+The last chunk of each rank lies in SQL; one that is full is written to storage before its row
+says so, so that a transaction that is tried again writes the same object again.
+
+Once a job's log has reached its limit, each rank keeps its newest lines besides, in a chunk that
+stays in SQL and loses its oldest lines. Its first line says how many are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from ray_workers.shared.contracts import attempt_prefix
+from service.db.models import AttemptRow, JobRow, LogChunkRow
+from service.db.repositories import chunks as repository
+from service.lifecycle.transitions import remark
+from service.storage.storage import Storage
+
+CHUNK_BYTES = 64 * 1024
+TAIL_BYTES = 128 * 1024
+"""Most that a rank keeps of its newest lines beyond the limit."""
+
+Line = tuple[float, str]
+"""Unix seconds by the node's clock, and the text."""
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line as a rank reported it."""
+
+    rank: int
+    incarnation: int
+    number: int
+    """Counts from 0 within the incarnation, lines that were lost on the way included."""
+    seconds: float
+    text: str
+
+
+def encode_line(seconds: float, text: str) -> str:
+    return _encode([seconds, text])
+
+
+def decode_lines(text: str) -> list[Line]:
+    """Split at newlines only: a line's own text may hold other separators."""
+    return [(entry[0], entry[1]) for entry in map(json.loads, text.split("\n")[:-1])]
+
+
+def chunk_key(chunk: LogChunkRow) -> str:
+    prefix = attempt_prefix(chunk.job_id, chunk.attempt)
+    return f"{prefix}/logs/rank-{chunk.rank:05d}/{chunk.first_line:012d}.jsonl"
+
+
+class LogStore:
+    """Collects the lines of one reply, then appends them to the open chunks."""
+
+    def __init__(
+        self, session: Session, storage: Storage, job: JobRow, attempt: AttemptRow, now: datetime
+    ) -> None:
+        self._session = session
+        self._storage = storage
+        self._job = job
+        self._attempt = attempt
+        self._now = now
+        self._lines: dict[int, list[LogLine]] = {}
+
+    def add(self, line: LogLine) -> None:
+        self._lines.setdefault(line.rank, []).append(line)
+
+    def store(self) -> None:
+        """Append what was added."""
+        last = self._last_chunks(self._lines)
+        for rank, lines in self._lines.items():
+            self._append(rank, last.get(rank), lines)
+        self._lines = {}
+
+    def note_lost(self, lost: Mapping[int, int | None]) -> None:
+        """Say at the end of each rank's log how many of its lines never came; None: maybe some."""
+        last = self._last_chunks(lost)
+        for rank, number in lost.items():
+            note = f"{number} lines were lost here: the disk of the node had no room for them"
+            if number is None:
+                note = (
+                    "lines of this log may be missing: a worker of this rank vanished, with what "
+                    "it had not passed on"
+                )
+            self._job.log_lines_dropped += number or 0
+            chunk = last.get(rank)
+            entries = [] if chunk is None else _entries_of(chunk)
+            if chunk is None or not _takes(chunk, is_tail=self._is_over_limit):
+                chunk, entries = self._open(rank, chunk, entries, is_tail=self._is_over_limit)
+            entries.append(_encode([self._now.timestamp(), f"[dray] {note}", number or 0]))
+            self._save(chunk, entries)
+
+    def _last_chunks(self, lines: Mapping[int, object]) -> dict[int, LogChunkRow]:
+        if not lines:
+            return {}
+        attempt = self._attempt.attempt
+        return repository.last_log_chunks(self._session, self._job.id, attempt, lines.keys())
+
+    def _append(self, rank: int, chunk: LogChunkRow | None, lines: list[LogLine]) -> None:
+        entries = [] if chunk is None else _entries_of(chunk)
+        for line in lines:
+            is_tail = self._exceeds_limit(len(line.text.encode()) + 1)
+            if chunk is None or not _takes(chunk, is_tail=is_tail):
+                chunk, entries = self._open(rank, chunk, entries, is_tail=is_tail)
+            new = [encode_line(line.seconds, line.text)]
+            lost = _count(chunk, line)
+            if lost > 0:
+                self._job.log_lines_dropped += lost
+                note = (
+                    f"[dray] {lost} lines were lost here: they came faster than they were fetched"
+                )
+                new.insert(0, _encode([line.seconds, note, lost]))
+            entries += new
+            chunk.size_bytes += sum(len(entry.encode()) for entry in new)
+            if not is_tail and chunk.size_bytes >= CHUNK_BYTES:
+                self._close(chunk, entries)
+        if chunk is not None and chunk.storage_key is None:
+            self._save(chunk, entries)
+
+    @property
+    def _is_over_limit(self) -> bool:
+        return self._job.log_bytes >= self._job.log_limit_bytes
+
+    def _exceeds_limit(self, size: int) -> bool:
+        """Whether a line of this size goes beyond the limit, which is told of once."""
+        job = self._job
+        if job.log_bytes + size < job.log_limit_bytes:
+            job.log_bytes += size
+            return False
+        if not self._is_over_limit:
+            job.log_bytes = job.log_limit_bytes
+            remark(
+                self._session,
+                job,
+                type_="log_limit",
+                code="log_limit",
+                message=f"{self._limit_sentence}; each rank's newest lines are kept besides",
+                now=self._now,
+            )
+        return True
+
+    @property
+    def _limit_sentence(self) -> str:
+        return f"the job's log has reached its limit of {self._job.log_limit_bytes} bytes"
+
+    def _open(
+        self, rank: int, before: LogChunkRow | None, entries: list[str], *, is_tail: bool
+    ) -> tuple[LogChunkRow, list[str]]:
+        """A chunk of the right kind behind the rank's last one, which is closed."""
+        if before is not None and before.storage_key is None:
+            self._close(before, entries)
+        chunk = LogChunkRow(
+            job_id=self._job.id,
+            attempt=self._attempt.attempt,
+            rank=rank,
+            first_line=0 if before is None else before.first_line + before.num_lines,
+            num_lines=0,
+            size_bytes=0,
+            incarnation=0 if before is None else before.incarnation,
+            next_number=0 if before is None else before.next_number,
+            text="",
+            left_out=0 if is_tail else None,
+        )
+        repository.add_log_chunk(self._session, chunk)
+        return chunk, []
+
+    def _close(self, chunk: LogChunkRow, entries: list[str]) -> None:
+        """Move a chunk to storage."""
+        chunk.num_lines, key = len(entries), chunk_key(chunk)
+        self._storage.write_bytes(key, "".join(entries).encode())
+        chunk.text, chunk.storage_key = None, key
+
+    def _save(self, chunk: LogChunkRow, entries: list[str]) -> None:
+        """Leave an open chunk in SQL."""
+        if chunk.left_out is not None:
+            entries = [self._trim(chunk, entries), *entries]
+        chunk.text, chunk.num_lines = "".join(entries), len(entries)
+        chunk.size_bytes = len(chunk.text.encode())
+
+    def _trim(self, chunk: LogChunkRow, entries: list[str]) -> str:
+        """Leave the newest entries that fit; the line that says how many lines are left out.
+
+        The others keep their places in the log, which cursors name.
+        """
+        assert chunk.left_out is not None
+        size, surplus = sum(len(entry.encode()) for entry in entries), 0
+        while size > TAIL_BYTES:
+            size -= len(entries[surplus].encode())
+            _, _, *lost = json.loads(entries[surplus])
+            chunk.left_out += lost[0] if lost else 1
+            self._job.log_lines_dropped += 0 if lost else 1
+            surplus += 1
+        del entries[:surplus]
+        chunk.first_line += surplus
+        seconds = json.loads(entries[0])[0] if entries else self._now.timestamp()
+        note = f"[dray] {chunk.left_out} lines are left out here: {self._limit_sentence}"
+        return encode_line(seconds, note)
+
+
+def _encode(entry: list[float | str]) -> str:
+    return json.dumps(entry, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _entries_of(chunk: LogChunkRow) -> list[str]:
+    """What an open chunk holds, without the note of what is left out before it."""
+    lines = (chunk.text or "").split("\n")[:-1]
+    return [line + "\n" for line in lines[0 if chunk.left_out is None else 1 :]]
+
+
+def _takes(chunk: LogChunkRow, *, is_tail: bool) -> bool:
+    return chunk.storage_key is None and (chunk.left_out is not None) == is_tail
+
+
+def _count(chunk: LogChunkRow, line: LogLine) -> int:
+    """Count a line in; how many before it were lost."""
+    # Last words of a process that was replaced may come after its successor's first.
+    if line.incarnation < chunk.incarnation:
+        return 0
+    expected = chunk.next_number if line.incarnation == chunk.incarnation else 0
+    chunk.incarnation, chunk.next_number = line.incarnation, line.number + 1
+    return line.number - expected

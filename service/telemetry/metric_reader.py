@@ -1,0 +1,144 @@
+"""The served series: of every attempt what still counts, each step once, few points of many."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from service.checkpoints.catalog import began_at_step
+from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import chunks as repository
+from service.db.repositories.chunks import MetricChunk
+from service.domain.lineage import last_steps
+from service.domain.series import (
+    BLOCK_POINTS,
+    CHUNK_POINTS,
+    Points,
+    downsample,
+    outlined,
+    unpack,
+)
+from service.telemetry.metric_writer import by_name, summary_of
+
+Piece = tuple[MetricChunk, int]
+"""A chunk and the last step of it that counts."""
+
+
+def read(
+    session: Session,
+    job_id: str,
+    *,
+    keys: Sequence[str] | None,
+    rank: int,
+    after_step: int,
+    max_points: int,
+) -> dict[str, Points]:
+    """Each series' points with a step above `after_step`, at most `max_points` of each."""
+    attempts = attempts_repository.beginnings(session, job_id)
+    starts = {row.attempt: began_at_step(row) for row in attempts}
+    chunks = repository.metric_chunks(session, job_id, rank, keys, after_step)
+    first: dict[tuple[str, int], int] = {}
+    if len(attempts) > 1:
+        first = repository.first_metric_steps(session, job_id, rank, min(starts))
+    pieces = {
+        key: _counting(list(group), starts, first)
+        for key, group in groupby(chunks, key=attrgetter("key"))
+    }
+    whole: set[int] = set()
+    in_blocks: set[int] = set()
+    for found in pieces.values():
+        _choose_detail(found, after_step, max_points, whole, in_blocks)
+    points = repository.metric_points(session, whole)
+    outlines = repository.metric_outlines(session, in_blocks)
+    series: dict[str, Points] = {}
+    for key, found in pieces.items():
+        steps, values = _join(found, points, outlines, after_step)
+        if steps:
+            series[key] = downsample(steps, values, max_points)
+    return series
+
+
+def as_view(series: Mapping[str, Points], *, after_step: int, live: bool) -> views.Metrics:
+    """While the job is live its newest step is asked for again: more of it may be on the way."""
+    newest = max((steps[-1] for steps, _ in series.values()), default=after_step)
+    next_step = max(after_step, newest - 1) if live else newest
+    return views.Metrics(
+        series={
+            key: views.Series(steps=steps, values=[by_name(value) for value in values])
+            for key, (steps, values) in sorted(series.items())
+        },
+        next_step=next_step,
+    )
+
+
+def _counting(
+    chunks: Sequence[MetricChunk],
+    starts: Mapping[int, int | None],
+    first: Mapping[tuple[str, int], int],
+) -> list[Piece]:
+    """The chunks of one series that hold steps which count, in order of steps.
+
+    first: the first step of each series in each attempt but the first one. An attempt that
+    reports the very step at which it resumed takes that one over, too.
+    """
+    took_over: dict[int, int | None] = {}
+    for attempt, start in starts.items():
+        own = first.get((chunks[0].key, attempt))
+        known = [at for at in (start, None if own is None else own - 1) if at is not None]
+        took_over[attempt] = start if own is None else min(known)
+    ends = last_steps(took_over)
+    return [
+        (chunk, ends[chunk.attempt]) for chunk in chunks if chunk.first_step <= ends[chunk.attempt]
+    ]
+
+
+def _choose_detail(
+    pieces: Sequence[Piece],
+    after_step: int,
+    max_points: int,
+    whole: set[int],
+    in_blocks: set[int],
+) -> None:
+    """Add the ids of chunks whose points are read one by one, and of those read by their outline.
+
+    When far more points are asked for than are answered, a block, or even a chunk, falls into one
+    bucket or two, and its extremes are all of it that can be left. A chunk that is cut is always
+    read whole.
+    """
+    count = sum(chunk.count for chunk, _ in pieces)
+    for chunk, end in pieces:
+        is_cut = chunk.last_step > end or chunk.first_step <= after_step
+        if is_cut or count <= BLOCK_POINTS * max_points // 2:
+            whole.add(chunk.id)
+        elif count <= CHUNK_POINTS * max_points // 2:
+            (in_blocks if chunk.has_outline else whole).add(chunk.id)
+
+
+def _join(
+    pieces: Sequence[Piece],
+    points: Mapping[int, bytes],
+    outlines: Mapping[int, bytes],
+    after_step: int,
+) -> Points:
+    steps: list[int] = []
+    values: list[float] = []
+    for chunk, end in pieces:
+        if chunk.id in points:
+            there_steps, there_values = unpack(points[chunk.id])
+            begin, stop = bisect_right(there_steps, after_step), bisect_right(there_steps, end)
+            steps += there_steps[begin:stop]
+            values += there_values[begin:stop]
+            continue
+        # The first and the last point of all are answered, so those of each chunk are kept.
+        ends = summary_of(chunk)
+        inner = outlined(outlines[chunk.id]) if chunk.id in outlines else ends.points()
+        for step, value in (ends.first, *inner, ends.last):
+            if not steps or step > steps[-1]:
+                steps.append(step)
+                values.append(value)
+    return steps, values

@@ -1,0 +1,96 @@
+"""One job on one ground, about to be struck, and where its processes are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+from dataclasses import dataclass, field
+
+from dray import Client
+from ray_workers.shared.procfs import started_ticks
+from tests.chaos.ground import Ground
+from tests.chaos.kinds import Kind
+from tests.integration.harness import children_of, training_pids
+
+STORE = -1
+"""What the rendezvous store is called among the processes of a job."""
+
+
+class Missed(Exception):
+    """There was nothing to strike: the job is between two attempts, or has ended."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A process to which SIGSTOP was sent."""
+
+    kind: str
+    pid: int
+    started: int | None
+    """In ticks: a pid alone may be another's by now."""
+
+    @property
+    def is_still(self) -> bool:
+        return self.started is not None and started_ticks(self.pid) == self.started
+
+    def let_go(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.is_still:
+                os.kill(self.pid, signal.SIGCONT)
+
+
+@dataclass
+class Scene:
+    """One job on one ground, about to be struck."""
+
+    ground: Ground
+    client: Client
+    job_id: str
+    kind: Kind
+    rng: random.Random
+    damaged_step: int = 0
+    """Of a checkpoint that was damaged: whoever resumes must pass over it."""
+    stopped: list[Stopped] = field(default_factory=list)
+    """What was stopped, and not let go."""
+
+    def seats(self) -> list[int]:
+        """What the ranks that run now are called, in order of their ranks."""
+        found = sorted(seat for seat in training_pids(self.job_id) if seat != STORE)
+        if not found:
+            raise Missed("no rank has a process")
+        return found
+
+    def first(self) -> int:
+        """Rank 0, which saves and tells."""
+        return self.seats()[0]
+
+    def other(self) -> int:
+        """One that is not rank 0, where there are several."""
+        seats = self.seats()
+        return self.rng.choice(seats[1:] or seats)
+
+    def any(self) -> int:
+        return self.rng.choice(self.seats())
+
+    def loader(self) -> int:
+        """Pid of a process that reads for a rank."""
+        loaders = list(children_of(pid_of(self, self.any())))
+        if not loaders:
+            raise Missed("the rank has no loader process")
+        return self.rng.choice(loaders)
+
+    def actor(self, role: str) -> int:
+        """Pid of an actor of the job."""
+        try:
+            return self.ground.service.actor_pid(self.job_id, role)
+        except (IndexError, OSError):
+            raise Missed(f"there is no actor {role}") from None
+
+
+def pid_of(scene: Scene, seat: int) -> int:
+    pid = training_pids(scene.job_id).get(seat)
+    if pid is None:
+        raise Missed(f"seat {seat} has no process")
+    return pid

@@ -1,0 +1,86 @@
+"""Processes that are stopped, and not dead: which may be, for how long, and who lets them go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+from ray_workers.shared.procfs import started_ticks
+from tests.chaos import plan
+from tests.chaos.ground import SILENCE_LIMIT_S, parent_of
+from tests.chaos.scene import STORE, Missed, Scene, Stopped, pid_of
+
+BRIEFLY_S = SILENCE_LIMIT_S / 8
+"""Half of what passes before anybody is told."""
+LONG_S = 1.25 * SILENCE_LIMIT_S
+"""For which the service is stopped, whom nobody replaces here: longer than others may be silent."""
+
+STOPPABLE: Mapping[str, Callable[[Scene], int]] = {
+    "rank": lambda s: pid_of(s, s.any()),
+    "rank's init": lambda s: parent_of(pid_of(s, s.any()), "ray_workers.node.forkserver"),
+    "loader": lambda s: s.loader(),
+    "rank actor": lambda s: s.actor(f"worker:{s.any()}:"),
+    "store": lambda s: pid_of(s, STORE),
+    "supervisor": lambda s: s.actor("supervisor"),
+    "forkserver": lambda s: s.ground.forkserver_of(s.job_id),
+    "node agent": lambda s: s.ground.agent_of(s.job_id),
+    "gateway": lambda s: s.ground.service.gateway_pid(),
+    "service": lambda s: s.ground.service.pid,
+    "raylet": lambda s: s.ground.service.ray_child("raylet/raylet"),
+    "GCS": lambda s: s.ground.service.ray_child("gcs_server"),
+}
+"""The pid of each kind of process."""
+TOLD_AS: Mapping[str, str] = {
+    "supervisor stopped": "supervisor",
+    "node agent stopped": "node_agent",
+    "forkserver stopped": "forkserver",
+    "rank actor stopped": "rank_actor",
+    "store stopped": "store",
+}
+"""`data.process` of the event by which users are told."""
+TELLERS = frozenset(
+    {
+        *("service stopped", "service killed", "gateway stopped", "gateway killed"),
+        *("raylet stopped", "GCS stopped"),
+    }
+)
+"""While these are away nobody asks the others, which may be replaced before anybody is told."""
+NOT_REPLACED = frozenset({"service", "rank's init"})
+"""Nobody does: of one service there is no other, and an init has nothing to do before its end."""
+assert set(plan.STOPPABLE[plan.EMBEDDED]) == set(STOPPABLE)
+
+
+def stop(scene: Scene, *, kind: str) -> None:
+    """SIGSTOP. Only the service is let go again, after a while."""
+    stopped = _stop(scene, kind)
+    if kind == "service":
+        time.sleep(LONG_S)
+        stopped.let_go()
+    else:
+        scene.stopped.append(stopped)
+
+
+def stop_briefly(scene: Scene, *, kind: str) -> None:
+    stopped = _stop(scene, kind)
+    time.sleep(BRIEFLY_S)
+    if not stopped.is_still:
+        raise Missed(f"{kind} ended while it was stopped")
+    stopped.let_go()
+
+
+def _stop(scene: Scene, kind: str) -> Stopped:
+    try:
+        pid = STOPPABLE[kind](scene)
+    except ValueError:  # none, or one that is ending beside its successor
+        raise Missed(f"there is no {kind}") from None
+    stopped = Stopped(kind, pid, started_ticks(pid))
+    os.kill(pid, signal.SIGSTOP)
+    return stopped
+
+
+def let_go(scene: Scene) -> None:
+    for stopped in scene.stopped:
+        stopped.let_go()
+    scene.stopped.clear()

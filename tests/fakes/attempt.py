@@ -1,0 +1,365 @@
+"""One attempt on the fake cluster: its slots, ranks that are coroutines, and its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray_workers.shared import spool_reader
+from ray_workers.shared.contracts import (
+    SUPERVISOR_RANK,
+    AttemptSpec,
+    Cause,
+    Drill,
+    DrillKind,
+    DrillState,
+    Frame,
+    FrameKind,
+    Grant,
+    Outcome,
+    Phase,
+    PollReply,
+    Slice,
+)
+from ray_workers.supervision.failure_attribution import RankExit, judge
+from tests.fakes.node import FakeNode, Pulse
+
+ECHO_S = 0.05
+"""How long the peers of a failed rank may take to fail by themselves."""
+
+
+class Failed(Exception):
+    """A rank's script raises it to fail for a reason that dray knows a name for."""
+
+    def __init__(self, cause: Cause, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class Exited(Exception):
+    """A rank's script raises it to end without a word, by a code or (negative) a signal."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+
+
+@dataclass
+class FakeRank:
+    """What a rank's script may use."""
+
+    spec: AttemptSpec
+    rank: int
+    node_id: str
+    node: FakeNode
+    pulse: Pulse
+    exit_code: int | None = None
+    """What a kill makes it exit with."""
+    _lines: int = 0
+
+    @property
+    def job_id(self) -> str:
+        return self.spec.job_id
+
+    @property
+    def attempt(self) -> int:
+        return self.spec.attempt
+
+    def report(self, step: int, **values: float) -> None:
+        """Metrics of one step; `train_loss=1.0` is reported as `train/loss`."""
+        named = {key.replace("_", "/", 1): value for key, value in values.items()}
+        self.emit(FrameKind.METRICS, {"step": step, "values": named})
+
+    def print(self, text: str) -> None:
+        """A line of the log."""
+        self._append("log", FrameKind.LOG, {"line": self._lines, "text": text})
+        self._lines += 1
+
+    def emit(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
+        self._append("metrics", kind, body)
+
+    def _append(self, stream: str, kind: FrameKind, body: Mapping[str, Any]) -> None:
+        key = spool_reader.spool_key(self.rank, 0, stream)
+        self.node.spool_of(self.job_id, self.attempt, key).append(kind, body)
+        self.pulse.beat()
+
+
+Play = Callable[[FakeRank], Awaitable[None]]
+"""A rank's script. It ends well by returning, and badly by raising; a stop or kill cancels it,
+and it is seen gone when it has really ended."""
+
+
+class FakeAttempt:
+    """One attempt, and its supervisor while that lives."""
+
+    def __init__(
+        self,
+        spec: AttemptSpec,
+        play: Play,
+        nodes: Mapping[str, FakeNode],
+        pulse: Pulse,
+        started: Callable[[str], None],
+    ) -> None:
+        self.spec = spec
+        self.key = (spec.job_id, spec.attempt)
+        self.supervised = True
+        self.phase = Phase.ACQUIRING
+        self.phase_times = {Phase.ACQUIRING.value: time.time()}
+        self._play = play
+        self._cluster_nodes = nodes
+        self._nodes = {part.node_id: nodes[part.node_id] for part in spec.slices}
+        self._pulse = pulse
+        self._started = started
+        self._outcome: Outcome | None = None
+        self._stop_asked = False
+        self._leave_asked = False
+        self._drills: set[str] = set()
+        self._held: list[Slice] = []
+        self._grants = 0
+        """Number of the newest grant that it knows."""
+        self._ranks: dict[int, FakeRank] = {}
+        self._processes: dict[int, asyncio.Task[int | None]] = {}
+        self._task = asyncio.create_task(self._run())
+        self._ending: asyncio.Task[None] | None = None
+
+    # What the cluster asks of it.
+
+    @property
+    def num_processes(self) -> int:
+        return sum(not process.done() for process in self._processes.values())
+
+    @property
+    def holds_anything(self) -> bool:
+        return bool(self._held) or self.num_processes > 0
+
+    def read(self, cursor: Mapping[str, int], max_bytes: int) -> dict[str, tuple[bytes, int]]:
+        share = max_bytes // len(self.spec.slices)
+        found: dict[str, tuple[bytes, int]] = {}
+        for node in self._nodes.values():
+            found |= node.read(*self.key, cursor, share)
+        return found
+
+    def reply(
+        self, cursor: Mapping[str, int], data: Mapping[str, tuple[bytes, int]], max_bytes: int
+    ) -> PollReply:
+        frames = [f for key, (chunk, _) in data.items() for f in spool_reader.decode(key, chunk)]
+        if self.phase is Phase.STARTING and any(f.kind is FrameKind.METRICS for f in frames):
+            self._enter(Phase.RUNNING)
+        return PollReply(
+            cursor={**cursor, **{key: end for key, (_, end) in data.items()}},
+            phase=self.phase,
+            phase_times=dict(self.phase_times),
+            frames=tuple(frames),
+            more=sum(len(chunk) for chunk, _ in data.values()) * 2 >= max_bytes,
+            outcome=None if data else self._outcome,
+            silent=(),
+        )
+
+    def stop(self) -> None:
+        self._stop_asked = True
+        self._pulse.beat()
+
+    def preempt(self) -> None:
+        self._leave_asked = True
+        self._pulse.beat()
+
+    def drill(self, drill: Drill) -> None:
+        if drill.id in self._drills:
+            return
+        self._drills.add(drill.id)
+        self.tell(FrameKind.DRILL, {"id": drill.id, "state": DrillState.STRUCK})
+        if drill.kind is DrillKind.PREEMPT:
+            self.preempt()
+        else:
+            self.kill(drill.rank, exit_code=-9)
+
+    def grow(self, grant: Grant) -> None:
+        """Take more slots as they are, without a process for them: the fake's ranks stay."""
+        if grant.number <= self._grants or self.phase is Phase.ENDED:
+            return
+        self._grants = grant.number
+        for part in grant.slices:
+            node = self._cluster_nodes.get(part.node_id)
+            if node is not None and node.take(self.spec.bundle, part.num_workers):
+                self._nodes[part.node_id] = node
+                self._held.append(part)
+        self.resized()
+
+    def resized(self, lacking: int = 0) -> None:
+        """Tell what it holds now."""
+        world_size = sum(part.num_workers for part in self._held)
+        body = {
+            "world_size": world_size,
+            "slices": [{"node_id": s.node_id, "num_workers": s.num_workers} for s in self._held],
+            "lacking": lacking,
+            "grants": self._grants,
+            "message": f"goes on with {world_size} workers",
+        }
+        self.tell(FrameKind.RESIZED, body)
+
+    def tell(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
+        """What a supervisor tells, in a spool of its own on the first node."""
+        key = spool_reader.spool_key(SUPERVISOR_RANK, 0, "metrics")
+        node = next(iter(self._nodes.values()))
+        node.spool_of(*self.key, key).append(kind, body)
+        self._pulse.beat()
+
+    def kill(self, rank: int, exit_code: int | None) -> None:
+        """End a training process; None also takes the rank actor that stands for it."""
+        self._ranks[rank].exit_code = exit_code
+        self._processes[rank].cancel()
+
+    def lose_node(self, node_id: str) -> None:
+        if node_id in self._nodes:
+            self._nodes[node_id] = FakeNode({})  # its slots and its spools are no more
+            self._held = [part for part in self._held if part.node_id != node_id]
+            for rank in [r for r in self._ranks.values() if r.node_id == node_id]:
+                self.kill(rank.rank, exit_code=None)
+
+    def lose_supervisor(self) -> None:
+        if self.supervised:
+            self.supervised = False
+            self._task.cancel()
+            self._ending = asyncio.create_task(self._end_group(-9))
+            self._pulse.beat()
+
+    async def destroy(self) -> None:
+        """End it, though its ranks may resist."""
+        self.lose_supervisor()
+        while self.holds_anything:
+            for process in self._processes.values():
+                process.cancel()
+            await asyncio.sleep(0)
+
+    # Its own life.
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self.phase_times[phase.value] = time.time()
+        self._pulse.beat()
+
+    async def _run(self) -> None:
+        outcome = await self._train()
+        await self._end_group(-15)
+        self._outcome = outcome
+        self._enter(Phase.ENDED)
+
+    async def _train(self) -> Outcome:
+        unfit = await self._acquire()
+        if unfit is not None:
+            return unfit
+        self._enter(Phase.STARTING)
+        self._start()
+        if self.spec.spec.get("script"):
+            self._enter(Phase.RUNNING)
+        outcome = await self._watch()
+        ended = self._exits()
+        self._enter(Phase.STOPPING)
+        await self._end_processes(-15)
+        return outcome or judge(ended, self._errors())
+
+    async def _acquire(self) -> Outcome | None:
+        """Hold every slice; an Outcome if that was not to be."""
+        deadline = time.monotonic() + self.spec.start_timeout_s
+        wanted = list(self.spec.slices)
+        while True:
+            if self._stop_asked:
+                return Outcome(Cause.STOPPED, "stopped before it started")
+            for part in list(wanted):
+                if self._nodes[part.node_id].take(self.spec.bundle, part.num_workers):
+                    self._held.append(part)
+                    wanted.remove(part)
+            if not wanted:
+                return None
+            if not await self._pulse.wait(deadline):
+                return Outcome(
+                    Cause.SLOTS_UNAVAILABLE,
+                    f"Ray did not give {self.spec.world_size} slots within "
+                    f"{self.spec.start_timeout_s:g} s; others may be using the cluster",
+                )
+
+    def _start(self) -> None:
+        carriers = [part.node_id for part in self.spec.slices for _ in range(part.num_workers)]
+        for number, node_id in enumerate(carriers):
+            rank = FakeRank(self.spec, number, node_id, self._nodes[node_id], self._pulse)
+            self._ranks[number] = rank
+            self._processes[number] = asyncio.create_task(self._process(rank))
+            self._processes[number].add_done_callback(lambda _: self._pulse.beat())
+        self._started(self.spec.job_id)
+
+    async def _process(self, rank: FakeRank) -> int | None:
+        """A training process; its exit code, None if its actor vanished with it."""
+        try:
+            await self._play(rank)
+        except asyncio.CancelledError:
+            return rank.exit_code
+        except Exited as leaving:
+            return leaving.code
+        except Exception as error:
+            body = {
+                "cause": error.cause if isinstance(error, Failed) else Cause.USER_ERROR,
+                "type": type(error).__qualname__,
+                "message": f"{type(error).__qualname__}: {error}",
+                "traceback": traceback.format_exc(),
+            }
+            rank.emit(FrameKind.ERROR, body)
+            return 1
+        return 0
+
+    def _exits(self) -> list[RankExit]:
+        """Of the processes that are gone; one killed before its first line has no result."""
+        return [
+            RankExit(number, self._ranks[number].exit_code if done.cancelled() else done.result())
+            for number, done in self._processes.items()
+            if done.done()
+        ]
+
+    async def _watch(self) -> Outcome | None:
+        """Wait for the end; an Outcome if it was the supervisor that ended it."""
+        runtime_s = self.spec.max_runtime_s
+        deadline = None if runtime_s is None else time.monotonic() + runtime_s
+        while True:
+            if self._stop_asked:
+                return Outcome(Cause.STOPPED, "stopped as asked")
+            if self._leave_asked:
+                return Outcome(Cause.PREEMPTED, "left its slots as asked")
+            ended = self._exits()
+            if any(rank.exit_code != 0 for rank in ended):
+                await asyncio.wait(self._processes.values(), timeout=ECHO_S)
+                return None
+            if len(ended) == len(self._processes):
+                return None
+            if not await self._pulse.wait(deadline):
+                return Outcome(
+                    Cause.RUNTIME_EXCEEDED,
+                    f"ran for max_runtime_s, {runtime_s:g} s in this attempt",
+                )
+
+    async def _end_processes(self, exit_code: int) -> None:
+        running = [rank for rank, process in self._processes.items() if not process.done()]
+        for rank in running:
+            self.kill(rank, exit_code)
+        if self._processes:
+            await asyncio.wait(self._processes.values())
+
+    async def _end_group(self, exit_code: int) -> None:
+        """End the processes, then give the slots back: never before."""
+        await self._end_processes(exit_code)
+        for part in self._held:
+            self._nodes[part.node_id].give_back(self.spec.bundle, part.num_workers)
+        self._held = []
+        self._pulse.beat()
+
+    def _errors(self) -> dict[int, Frame]:
+        """The last words of each rank that had any."""
+        spools = [node.spools.get(self.key, {}) for node in self._nodes.values()]
+        return {
+            frame.rank: frame
+            for there in spools
+            for key, each in there.items()
+            for frame in each.errors(key)
+        }

@@ -1,0 +1,367 @@
+"""A cluster in memory that passes the same conformance suite as the real one.
+
+Its ranks are coroutines, played by the `play` that it is given; what they report lies in spools of
+bytes on its nodes; an attempt holds its slots until its ranks are seen gone. On top of the port it
+has what only a test may do: break things, and wait until something is so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ray_workers.shared import spool_reader
+from ray_workers.shared.contracts import (
+    AttemptSpec,
+    Cause,
+    Drill,
+    Frame,
+    FrameKind,
+    Grant,
+    Outcome,
+    Phase,
+    PollReply,
+)
+from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
+from tests.fakes.attempt import FakeAttempt, Play
+from tests.fakes.node import FakeNode, Pulse
+
+T = TypeVar("T")
+PATIENCE_S = 60.0
+"""Longest wait of a test for something that must come."""
+
+
+@dataclass
+class LostLaunch:
+    """One launch whose answer gets lost."""
+
+    arrives: bool
+    """Whether the cluster got the call."""
+
+
+@dataclass
+class FakeCluster:
+    """See the module's docstring. For one event loop; several services may share it."""
+
+    resources: Mapping[str, Mapping[str, float]]
+    """Its nodes, by id."""
+    play: Play
+    """What each rank of each attempt does."""
+    shared: bool = False
+    unavailable: str | None = None
+    """While set, every call fails with it, also those that wait; what trains goes on."""
+    lost_launches: list[LostLaunch] = field(default_factory=list)
+    """The next launches that get no answer."""
+    loses_grants: bool = False
+    """While set, no grant of slots comes to an attempt."""
+    launches: list[AttemptSpec] = field(default_factory=list)
+    """Every launch that reached the cluster."""
+    num_polls: int = 0
+    """How often it was asked what became of an attempt."""
+    crowds: dict[str, int] = field(default_factory=dict)
+    """Most attempts of a job that ever had processes at once, by job (I2)."""
+
+    def __post_init__(self) -> None:
+        self.pulse = Pulse()
+        self._sessions = 1
+        self._attempts: dict[tuple[str, int], FakeAttempt] = {}
+        self._gone: list[FakeAttempt] = []
+        """Forgotten, but perhaps with processes that are not seen gone."""
+        self._closed: set[tuple[str, int]] = set()
+        """Given up: none of these may come any more."""
+        self.nodes = {node_id: FakeNode(dict(has)) for node_id, has in self.resources.items()}
+
+    @property
+    def session(self) -> str:
+        return f"session-{self._sessions}"
+
+    # The port.
+
+    async def start(self) -> None:
+        """There is nothing to connect to."""
+
+    async def stop(self) -> None:
+        """What trains goes on."""
+
+    async def snapshot(self) -> ClusterSnapshot:
+        self._check()
+        return ClusterSnapshot(
+            session=self.session,
+            address="fake:6379",
+            dashboard_url=None,
+            shared=self.shared,
+            nodes=tuple(_described(node_id, node) for node_id, node in self.nodes.items()),
+        )
+
+    async def launch(self, spec: AttemptSpec) -> None:
+        self._check()
+        lost = self.lost_launches.pop(0) if self.lost_launches else None
+        if lost is None or lost.arrives:
+            self._launch(spec)
+        if lost is not None:
+            raise ClusterUnavailable("the answer to the launch was lost")
+
+    def _launch(self, spec: AttemptSpec) -> None:
+        key = (spec.job_id, spec.attempt)
+        known = self._attempts.get(key)
+        if known is not None and known.supervised:
+            raise ClusterUnavailable(f"ValueError: the name of {key} is taken")
+        if key in self._closed:
+            raise ClusterUnavailable(f"{key} was given up")
+        if known is not None:
+            self._gone.append(known)
+        self.launches.append(spec)
+        if all(part.node_id in self.nodes for part in spec.slices):
+            for part in spec.slices:
+                self.nodes[part.node_id].work_dirs.add(spec.job_id)
+            self._attempts[key] = FakeAttempt(
+                spec, self.play, self.nodes, self.pulse, self._count_crowd
+            )
+        self.pulse.beat()
+
+    async def give_up(self, ref: AttemptRef) -> None:
+        self._check()
+        self._closed.add((ref.job_id, ref.attempt))
+
+    async def poll(
+        self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
+    ) -> PollReply:
+        self._check()
+        self.num_polls += 1
+        self.pulse.beat()
+        if ref.session != self.session:
+            return _ended(cursor, Cause.NODE_LOST, "the Ray cluster that ran it is gone")
+        attempt = self._attempts.get((ref.job_id, ref.attempt))
+        if attempt is None:
+            return self._poll_orphan(ref, cursor, max_bytes, "there is no such actor")
+        deadline = time.monotonic() + wait_s
+        phase = attempt.phase
+        while attempt.supervised:
+            ended = attempt.phase is Phase.ENDED
+            data = attempt.read(cursor, max_bytes)
+            if data or ended or attempt.phase is not phase or time.monotonic() >= deadline:
+                return attempt.reply(cursor, data, max_bytes)
+            await self.pulse.wait(deadline)
+            self._check()
+        if ref.session != self.session:
+            raise ClusterUnavailable("the Ray driver is gone")
+        return self._poll_orphan(ref, cursor, max_bytes, "the actor died")
+
+    def _poll_orphan(
+        self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
+    ) -> PollReply:
+        """Of an attempt without a supervisor: what is left, and its end when all is seen gone."""
+        if self._is_left(ref.job_id, ref.attempt):
+            return PollReply(
+                dict(cursor), Phase.STOPPING, {}, (), more=False, outcome=None, silent=()
+            )
+        here = [self.nodes[node_id] for node_id in ref.node_ids if node_id in self.nodes]
+        frames: list[Frame] = []
+        advanced = dict(cursor)
+        for node in here:
+            for key, (chunk, end) in node.read(ref.job_id, ref.attempt, cursor, max_bytes).items():
+                frames += spool_reader.decode(key, chunk)
+                advanced[key] = end
+        if frames:
+            return PollReply(
+                advanced, Phase.STOPPING, {}, tuple(frames), more=True, outcome=None, silent=()
+            )
+        if len(here) < len(ref.node_ids):
+            return _ended(cursor, Cause.NODE_LOST, "a node that carried it is gone")
+        return _ended(cursor, Cause.SUPERVISOR_LOST, f"its supervisor is gone: {how}")
+
+    async def stop_attempt(self, ref: AttemptRef) -> None:
+        self._check()
+        attempt = self._attempts.get((ref.job_id, ref.attempt))
+        if attempt is not None:
+            attempt.stop()
+
+    async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
+        self._check()
+        attempt = self._attempts.get((ref.job_id, ref.attempt))
+        if attempt is not None:
+            attempt.preempt()
+
+    async def drill(self, ref: AttemptRef, drill: Drill) -> None:
+        self._check()
+        attempt = self._attempts.get((ref.job_id, ref.attempt))
+        if attempt is not None:
+            attempt.drill(drill)
+
+    async def grow(self, ref: AttemptRef, grant: Grant) -> None:
+        self._check()
+        if self.loses_grants:
+            raise ClusterUnavailable("the grant was lost")
+        attempt = self._attempts.get((ref.job_id, ref.attempt))
+        if attempt is not None:
+            attempt.grow(grant)
+
+    async def acknowledge(self, ref: AttemptRef) -> None:
+        self._check()
+        attempt = self._attempts.pop((ref.job_id, ref.attempt), None)
+        if attempt is not None:
+            attempt.lose_supervisor()
+            self._gone.append(attempt)
+        for node in self.nodes.values():
+            node.drop(ref.job_id, ref.attempt)
+        self.pulse.beat()
+
+    async def attempts(self) -> list[AttemptRef]:
+        self._check()
+        nodes = tuple(self.nodes)
+        return [
+            AttemptRef(job_id, number, self.session, nodes)
+            for (job_id, number), attempt in self._attempts.items()
+            if attempt.supervised
+        ]
+
+    async def kept_jobs(self) -> list[str]:
+        self._check()
+        return sorted({job_id for node in self.nodes.values() for job_id in node.work_dirs})
+
+    async def drop_jobs(self, job_ids: Sequence[str]) -> None:
+        self._check()
+        for node in self.nodes.values():
+            node.work_dirs -= set(job_ids)
+        self.pulse.beat()
+
+    def _is_left(self, job_id: str, attempt: int) -> bool:
+        """Whether an attempt still has processes or slots."""
+        everyone = [*self._attempts.values(), *self._gone]
+        return any(a.key == (job_id, attempt) and a.holds_anything for a in everyone)
+
+    def _check(self) -> None:
+        if self.unavailable is not None:
+            raise ClusterUnavailable(self.unavailable)
+
+    def _count_crowd(self, job_id: str) -> None:
+        everyone = [*self._attempts.values(), *self._gone]
+        crowd = sum(a.spec.job_id == job_id and a.num_processes > 0 for a in everyone)
+        self.crowds[job_id] = max(self.crowds.get(job_id, 0), crowd)
+
+    # What a test does to it.
+
+    def be_unavailable(self, why: str | None) -> None:
+        """Every call fails from now on, and those under way; with None it answers again."""
+        self.unavailable = why
+        self.pulse.beat()
+
+    def lose_supervisor(self, job_id: str, attempt: int = 1) -> None:
+        """Its supervisor dies, and its ranks with it; the spools stay."""
+        self._attempts[job_id, attempt].lose_supervisor()
+
+    def kill_rank(self, job_id: str, rank: int, attempt: int = 1) -> None:
+        """SIGKILL a training process."""
+        self._attempts[job_id, attempt].kill(rank, exit_code=-9)
+
+    def tell(self, job_id: str, kind: FrameKind, body: Mapping[str, Any], attempt: int = 1) -> None:
+        """Its supervisor tells something: of a loss, a hang, a drill, its slots."""
+        self._attempts[job_id, attempt].tell(kind, body)
+
+    def add_node(self, node_id: str, resources: Mapping[str, float]) -> None:
+        self.nodes[node_id] = FakeNode(dict(resources))
+        self.pulse.beat()
+
+    def drain_node(self, node_id: str, by: float) -> None:
+        """It is told to go at the Unix time `by`; until then what is there goes on."""
+        self.nodes[node_id].drained_by = by
+        self.pulse.beat()
+
+    def lose_node(self, node_id: str) -> None:
+        """A node goes, with its ranks and spools; supervisors live elsewhere."""
+        del self.nodes[node_id]
+        for attempt in self._attempts.values():
+            attempt.lose_node(node_id)
+        self.pulse.beat()
+
+    def restart(self) -> None:
+        """The whole cluster dies, and another one of the same shape answers at its address.
+
+        Its nodes have other ids, as Ray's would.
+        """
+        for attempt in self._attempts.values():
+            attempt.lose_supervisor()
+        self._gone += self._attempts.values()
+        self._attempts.clear()
+        self._sessions += 1
+        self.nodes = {
+            f"{node_id.split('~')[0]}~{self._sessions}": FakeNode(node.resources)
+            for node_id, node in self.nodes.items()
+        }
+        self.pulse.beat()
+
+    def use_elsewhere(self, node_id: str, resources: Mapping[str, float]) -> None:
+        """Others than dray hold this much of a node from now on."""
+        self.nodes[node_id].others = dict(resources)
+        self.pulse.beat()
+
+    async def until(
+        self, probe: Callable[[], T], why: str = "it never came true", within_s: float = PATIENCE_S
+    ) -> T:
+        """What `probe` answers once that is truthy; AssertionError when the time is up.
+
+        Looked at whenever something happens on the cluster.
+        """
+        deadline = time.monotonic() + within_s
+        while not (answer := probe()):
+            assert time.monotonic() < deadline, f"{why} (last answer: {answer!r})"
+            await self.pulse.wait(deadline)
+        return answer
+
+    async def launched(self, job_id: str, attempt: int = 1) -> AttemptSpec:
+        """The launch of an attempt, as soon as it comes."""
+
+        def found() -> AttemptSpec | None:
+            mine = (s for s in self.launches if (s.job_id, s.attempt) == (job_id, attempt))
+            return next(mine, None)
+
+        spec = await self.until(found, f"attempt {attempt} of {job_id} was never launched")
+        assert spec is not None
+        return spec
+
+    async def reached(self, job_id: str, phase: Phase, attempt: int = 1) -> None:
+        """Waits until an attempt has entered a phase."""
+
+        def entered() -> bool:
+            known = self._attempts.get((job_id, attempt))
+            return known is not None and phase.value in known.phase_times
+
+        await self.until(entered, f"attempt {attempt} of {job_id} never came to {phase}")
+
+    async def forgotten(self, job_id: str, attempt: int = 1) -> None:
+        """Waits until nothing of an attempt is left: no supervisor, process, slot or spool (I7)."""
+
+        def is_gone() -> bool:
+            key = (job_id, attempt)
+            spools = any(key in node.spools for node in self.nodes.values())
+            return key not in self._attempts and not self._is_left(*key) and not spools
+
+        await self.until(is_gone, f"something of attempt {attempt} of {job_id} is left")
+
+    async def shut_down(self) -> None:
+        """End everything: for the end of a test."""
+        self.restart()
+        for attempt in self._gone:
+            await attempt.destroy()
+
+
+def _described(node_id: str, node: FakeNode) -> ClusterNode:
+    return ClusterNode(
+        node_id=node_id,
+        hostname=f"{node_id}.fake",
+        alive=True,
+        resources=dict(node.resources),
+        available=node.free(),
+        accepted=node.problem is None and node.drained_by is None,
+        problem=node.problem if node.drained_by is None else "it is drained",
+        drained_by=node.drained_by,
+        quarantined=tuple(node.quarantined),
+    )
+
+
+def _ended(cursor: Mapping[str, int], cause: Cause, message: str) -> PollReply:
+    return PollReply(
+        dict(cursor), Phase.ENDED, {}, (), more=False, outcome=Outcome(cause, message), silent=()
+    )

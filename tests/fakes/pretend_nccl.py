@@ -1,0 +1,180 @@
+"""NCCL's part, played by gloo between ranks on pretended GPUs.
+
+It keeps NCCL's rules, which gloo does not:
+
+- tensors are the device's alone, and there is no receiving from any source;
+- an operation whose peer is gone raises nothing: it never ends on the device, until the watchdog
+  aborts the process;
+- `abort` wakes whoever waits in an operation, and the communicator is dead after it.
+
+`install` makes it the default backend of the pretended device in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from ray_workers.shared.contracts import Cause
+from ray_workers.training.core.errors import cause_of
+from tests.fakes import pretend_gpu
+from tests.fakes.pretend_gpu import PretendTensor
+
+NAME = "pretend_nccl"
+WATCHDOG_S = 0.3
+"""After which it aborts a process that lost a peer."""
+LOOK_S = 0.05
+_POINT_TO_POINT = {"send", "recv_"}
+
+
+class Communicator:
+    """A gloo group of the host's, and whether it may still be used."""
+
+    def __init__(self, gloo: Any, rank: int, size: int) -> None:
+        self.gloo = gloo
+        self.inner = dist.ProcessGroup(rank, size)
+        self.inner._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        self.is_aborted = False
+
+    def wait(self, work: Any) -> None:
+        """Until it is done. Nothing is raised for a peer that is gone."""
+        waiting = threading.Thread(target=self._wait, args=(work,), daemon=True)
+        waiting.start()
+        while waiting.is_alive() and not self.is_aborted:
+            waiting.join(LOOK_S)
+
+    def _wait(self, work: Any) -> None:
+        try:
+            work.wait()
+        except RuntimeError:
+            if not self.is_aborted:
+                _lose_peer()
+
+    def refuse_if_aborted(self) -> None:
+        if self.is_aborted:
+            raise dist.DistBackendError("NCCL communicator was aborted")
+
+
+def _lose_peer() -> None:
+    """The device gets no further, and the watchdog ends the process."""
+    if not pretend_gpu.stuck.is_set():
+        pretend_gpu.stuck.set()
+        threading.Timer(WATCHDOG_S, os.abort).start()
+
+
+_communicators: list[Communicator] = []
+"""Of the groups of this process, in the order in which they were formed."""
+_by_group: dict[Any, Communicator] = {}
+_named: set[str] = set()
+
+
+def install(_: object = None) -> None:
+    pretend_gpu.install()
+    if NAME in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend(NAME, _create, devices=[pretend_gpu.NAME])
+    pretend_gpu.collective = _run
+    dist.ProcessGroup.abort = _abort  # type: ignore[method-assign]
+
+
+def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+    _communicators.append(Communicator(gloo, rank, size))
+    return gloo
+
+
+def _of(group: Any) -> Communicator:
+    if group not in _by_group:
+        backend = group._get_backend(torch.device(pretend_gpu.NAME))
+        (_by_group[group],) = [each for each in _communicators if each.gloo is backend]
+    return _by_group[group]
+
+
+def _abort(group: Any) -> None:
+    _of(group).is_aborted = True
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operation of c10d, on tensors of the device."""
+    if func.namespace == "_c10d_functional":
+        return _run_functional(func, args, kwargs)
+    name = func._schema.name.removeprefix("c10d::")
+    if name == "recv_any_source_":
+        raise RuntimeError("ProcessGroupNCCL does not support recvAnysource")
+    leaves, _ = tree_flatten((args, kwargs))
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and not isinstance(leaf, PretendTensor):
+            raise RuntimeError(f"No backend type associated with device type {leaf.device.type}")
+    communicator = next(_of(_group_of(leaf)) for leaf in leaves if _is_group(leaf))
+    communicator.refuse_if_aborted()
+    inner = communicator.inner.boxed()
+    plain_args, plain_kwargs = tree_map_only(PretendTensor, lambda t: t.held, (args, kwargs))
+    swap: Callable[[Any], Any] = lambda leaf: inner if _is_group(leaf) else leaf  # noqa: E731
+    swapped = {key: swap(value) for key, value in plain_kwargs.items()}
+    made = _launched(func, *map(swap, plain_args), **swapped)
+    *given, boxed = made if isinstance(made, tuple) else (made,)
+    work = dist._Work.unbox(boxed)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, PretendTensor)]
+    if name in _POINT_TO_POINT:
+        ours = c10d.PythonCallbackWork(lambda _: communicator.wait(work) or True).boxed()
+    else:
+        communicator.wait(work)
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result(tensors)
+        ours = c10d._create_work_from_future(done).boxed()
+    by_held = {id(tensor.held): tensor for tensor in tensors}
+    given = tree_map_only(Tensor, lambda t: by_held.get(id(t), t), given)
+    return (*given, ours) if isinstance(made, tuple) else ours
+
+
+def _run_functional(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operation that names its group, of DTensors."""
+
+    def inner(leaf: Any) -> Any:
+        if leaf.upper() in dist.ReduceOp.RedOpType.__members__ or leaf.startswith(f"{NAME}:"):
+            return leaf
+        name = f"{NAME}:{leaf}"
+        communicator = _of(c10d._resolve_process_group(leaf))
+        communicator.refuse_if_aborted()
+        if name not in _named:
+            group = communicator.inner
+            group._set_group_name(name)
+            c10d._register_process_group(name, group)
+            _named.add(name)
+        return name
+
+    def run() -> Any:
+        made = pretend_gpu.run(func, *tree_map_only(str, inner, (args, kwargs)))
+        for tensor in tree_flatten(made)[0]:
+            torch.ops._c10d_functional.wait_tensor(tensor.held)
+        return made
+
+    return _launched(run)
+
+
+def _launched(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What gloo answers. Where it raises for a peer that is gone, this never returns."""
+    try:
+        return operation(*args, **kwargs)
+    except RuntimeError as error:
+        if isinstance(error, dist.DistBackendError) or cause_of(error) is not Cause.WORKER_LOST:
+            raise
+        _lose_peer()
+        return pretend_gpu.COMPUTING.catch_up()
+
+
+def _is_group(leaf: Any) -> bool:
+    return isinstance(leaf, torch.ScriptObject) and "ProcessGroup" in str(leaf._type())
+
+
+def _group_of(leaf: Any) -> Any:
+    return dist.ProcessGroup.unbox(leaf)

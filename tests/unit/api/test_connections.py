@@ -1,0 +1,207 @@
+"""Callers that send too much, too slowly or from too many connections, and those beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from api.http.connections import SPARE, Admission, Limits, raise_descriptor_limit
+from service.config.settings import Settings
+from tests.unit.api.serving import DEADLINE_S, LiveServer, serving, wait_until
+
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+SLOW = {"head_within_s": 0.2, "body_within_s": 0.2, "keep_alive_s": 1}
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server that waits for nobody; only raw connections may call it."""
+    with serving(tmp_path_factory.mktemp("home"), limits=SLOW) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server for few connections."""
+    home = tmp_path_factory.mktemp("home")
+    with serving(home, max_connections=16, max_connections_per_client=8) as server:
+        yield server
+
+
+def connect(server: LiveServer, sent: bytes = b"") -> socket.socket:
+    port = int(server.url.rpartition(":")[2])
+    connection = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+    connection.sendall(sent)
+    return connection
+
+
+def said(connection: socket.socket) -> tuple[int, str]:
+    """Status and code of all that comes until the server closes; 0 if nothing does."""
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+    if not head:
+        return 0, ""
+    problem = json.loads(body)
+    return int(head.split()[1]), str(problem.get("code", problem["status"]))
+
+
+def healthy(connection: socket.socket) -> None:
+    """Read one answer of /healthz."""
+    found = b""
+    while not found.endswith(b"}"):
+        part = connection.recv(1 << 16)
+        assert part, found
+        found += part
+    assert found.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (HEAD, 408, "request_too_slow"),
+        (b"G", 408, "request_too_slow"),
+        (POST + b"Content-Length: 9\r\n\r\n{", 408, "request_too_slow"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{", 408, "request_too_slow"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n9;ext", 408, "request_too_slow"),
+        (b"", 0, ""),
+        (b"\r\n", 0, ""),
+        (b"\x16\x03\x01\x02\x00\x01\x00", 400, "malformed_request"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, "malformed_request"),
+    ],
+)
+def test_a_caller_that_does_not_finish_its_request_is_told_and_cut_off(
+    hasty: LiveServer, sent: bytes, status: int, code: str
+) -> None:
+    with closing(connect(hasty, sent)) as connection:
+        assert said(connection) == (status, code)
+
+
+def test_a_second_request_on_a_connection_has_its_time_too(hasty: LiveServer) -> None:
+    with closing(connect(hasty, HEAD + b"\r\n")) as connection:
+        healthy(connection)
+        connection.sendall(HEAD)
+        assert said(connection)[0] == 408
+
+
+def test_a_connection_that_asks_nothing_more_is_closed(hasty: LiveServer) -> None:
+    with closing(connect(hasty, HEAD + b"\r\n")) as connection:
+        healthy(connection)
+        assert connection.recv(1) == b""
+
+
+def test_a_body_that_the_answer_did_not_wait_for_does_not_keep_the_connection(
+    tmp_path: Path,
+) -> None:
+    with (
+        serving(tmp_path, limits={"linger_s": 0.2}) as server,
+        closing(connect(server, POST + b"Content-Length: 99999999\r\n\r\n{")) as connection,
+    ):
+        assert said(connection) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + b"a" * (80 << 10),
+        HEAD + b"X: " + b"a" * (80 << 10),
+        HEAD + b"X: 1\r\n" * 129,
+        HEAD + b"X: " + b"a" * (64 << 10) + b"\r\n\r\n",
+        b"GET /" + b"a" * (64 << 10) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        HEAD + b"X" * (80 << 10),
+        b"\r\n" * (40 << 10),
+        POST + b"Transfer-Encoding: chunked\r\n\r\n1;" + b"e" * (80 << 10),
+        POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX: " + b"a" * (80 << 10),
+    ],
+)
+def test_more_headers_than_a_request_may_have_are_431(server: LiveServer, sent: bytes) -> None:
+    with closing(connect(server, sent)) as connection:
+        assert said(connection) == (431, "headers_too_large")
+
+
+def test_headers_within_the_limits_are_taken(server: LiveServer) -> None:
+    many = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 350) for number in range(120))
+    with closing(connect(server, HEAD + many + b"\r\n")) as connection:
+        healthy(connection)
+
+
+def test_a_trailer_does_not_become_a_header(server: LiveServer) -> None:
+    trailer = b"0\r\nX-Request-Id: trailer\r\n\r\n"
+    sent = POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + trailer
+    with closing(connect(server, sent)) as connection:
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"trailer" not in answer
+
+
+def test_too_many_requests_at_once_end_the_connection(server: LiveServer) -> None:
+    found = b""
+    with closing(connect(server)) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall((HEAD + b"\r\n") * 2000)
+        while part := connection.recv(1 << 16):
+            found += part
+    assert found.count(b"200 OK") < 100
+
+
+def test_half_requests_take_no_place_from_others(small: LiveServer) -> None:
+    with ExitStack() as stack:
+        half = [stack.enter_context(closing(connect(small, HEAD))) for _ in range(3 * SPARE)]
+        for _ in range(5):
+            assert small.ask("GET", "/v1/jobs").status_code == 200
+        assert said(half[0]) == (503, "unavailable"), "the one that waited longest made room"
+
+
+def test_a_server_that_is_busy_says_503_and_answers_probes(small: LiveServer) -> None:
+    job_id = small.submit()
+    url = f"/v1/jobs/{job_id}?wait_s=60&state=QUEUED"
+    threads = [threading.Thread(target=small.ask, args=("GET", url)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: small.num_waiting(job_id) == 8, "all places to be taken")
+    refused = small.ask("GET", "/v1/jobs")
+    assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+    assert refused.headers["retry-after"] == "1"
+    assert "DRAY_MAX_CONNECTIONS" in refused.json()["hint"]
+    assert small.ask("GET", "/healthz").status_code == 200
+    small.hands.claim(job_id)
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert small.ask("GET", "/v1/jobs").status_code == 200
+
+
+def test_one_client_leaves_places_to_another() -> None:
+    admission = Admission(Limits(connections=3, per_client=2))
+    assert [admission.enter("a") is None for _ in range(3)] == [True, True, False]
+    admission.leave("a")
+    assert admission.enter("b") is None
+    assert admission.enter("c") is not None
+
+
+def test_the_limits_stay_below_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    for descriptors, connections in ((1024, 512), (100, SPARE), (1 << 20, 2048)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, n=descriptors: (n, n))
+        limits = Limits.of(Settings())
+        assert (limits.connections, limits.per_client) == (connections, connections // 2)
+    limits = Limits.of(Settings(max_connections=100, max_connections_per_client=500))
+    assert (limits.connections, limits.per_client) == (100, 100)
+
+
+@pytest.mark.parametrize(("hard", "raised"), [(4096, 4096), (resource.RLIM_INFINITY, 1 << 16)])
+def test_the_limit_of_descriptors_is_raised(
+    monkeypatch: pytest.MonkeyPatch, hard: int, raised: int
+) -> None:
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: found.append(limits))
+    raise_descriptor_limit()
+    assert found == [(raised, hard)]

@@ -1,0 +1,76 @@
+"""What the log says of a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_workers.recipes.table_report import MAX_COLUMNS
+from tests.unit.recipes.test_tabular import build
+
+ROWS = "age,rooms,colour,kind,note,y\n" + "".join(
+    f"{'' if at % 4 == 0 else 30},{at % 3},{'NA' if at % 5 == 0 else 'red'},"
+    f"{'AB'[at % 2]},free text {at},{('no', 'yes')[at % 2]}\n"
+    for at in range(40)
+)
+FEATURES = ["age", "rooms", "colour", "kind"]
+
+
+def about(tmp_path: Path, recipe: str = "tabular_classification", **data: Any) -> list[str]:
+    path = tmp_path / "table.csv"
+    path.write_text(ROWS)
+    source = {"source": path.as_uri(), "target": "y", "features": FEATURES}
+    return [*build(recipe, data=source | data).about]
+
+
+def test_each_column_has_a_line(tmp_path: Path) -> None:
+    assert about(tmp_path, missing="median", missing_columns={"colour": "indicator"}) == [
+        "the table has 40 rows, and besides the target columns: 2 of numbers, 2 of categories, "
+        "1 ignored",
+        "  'y': target, 2 classes: 'no', 'yes'",
+        "  'age': number, missing in 10 rows, filled in by 30 (median)",
+        "  'rooms': number",
+        "  'colour': category with 1 value, missing in 8 rows, which are a category of their own",
+        "  'kind': category with 2 values",
+        "  'note': ignored, as data.features does not name it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("way", "age", "colour"),
+    [
+        (
+            "indicator",
+            "filled in by 30 (mean), with an input that says where",
+            "which are a category of their own",
+        ),
+        ("mean", "filled in by 30 (mean)", "filled in by 'red' (most_frequent)"),
+        ("drop", "which were dropped", "which were dropped"),
+    ],
+)
+def test_what_is_done_about_missing_values_is_said(
+    way: str, age: str, colour: str, tmp_path: Path
+) -> None:
+    said = about(tmp_path, missing=way)
+    assert f"  'age': number, missing in 10 rows, {age}" in said
+    assert f"  'colour': category with 1 value, missing in 8 rows, {colour}" in said
+    assert ("(16 with missing values were dropped)" in said[0]) == (way == "drop")
+
+
+def test_a_number_to_predict(tmp_path: Path) -> None:
+    said = about(tmp_path, "tabular_regression", target="rooms", features=["kind"])
+    assert "  'rooms': target, a number" in said
+
+
+def test_ten_thousand_columns_have_no_ten_thousand_lines(tmp_path: Path) -> None:
+    names = [f"c{at}" for at in range(10_000)]
+    path = tmp_path / "wide.csv"
+    rows = [",".join(map(str, range(at, at + 10_000))) + f",{'ab'[at % 2]}" for at in range(6)]
+    path.write_text("\n".join([",".join([*names, "y"]), *rows]))
+    data = {"source": path.as_uri(), "target": "y", "validation_fraction": 0.4}
+    said = build("tabular_classification", data=data).about
+    assert len(said) == 1 + MAX_COLUMNS + 1
+    assert said[-1] == f"  and {10_001 - MAX_COLUMNS:,} more columns"
+    assert "10,000 of numbers" in said[0]

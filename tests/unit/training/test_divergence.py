@@ -1,0 +1,167 @@
+"""A training whose numbers are not finite says so, and ends or goes on as the document says."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dray.spec import OnDivergence
+from ray_workers.shared.contracts import Cause, RankTask
+from ray_workers.training.core.divergence import MOST_IN_A_ROW, DivergedError, Divergence
+from ray_workers.training.parallel.dtensor import local
+from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.parallel.model_parallel.sharded_gradients import ShardedGradientEngine
+from tests.unit.training.jobs import document, series, weights
+from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
+
+BAD_STEP = 7
+
+
+def _spoil(first: int, stop: int, task: RankTask) -> None:
+    """Have the gradient of these steps hold a NaN; with parts of a model, on rank 0 alone."""
+    for kind in (GradientEngine, ShardedGradientEngine):
+        _spoil_gradients(kind, range(first, stop), task.rank)
+
+
+def _spoil_gradients(kind: type[GradientEngine], steps: range, rank: int) -> None:
+    take, done = kind.take_loss, itertools.count(1)
+
+    def take_loss(self: GradientEngine) -> torch.Tensor:
+        if next(done) in steps and (kind is GradientEngine or rank == 0):
+            grad = next(p.grad for p in self._parameters if p.grad is not None)
+            local(grad).view(-1)[0] = math.nan
+        return take(self)
+
+    kind.take_loss = take_loss  # type: ignore[method-assign]
+
+
+ONE = functools.partial(_spoil, BAD_STEP, BAD_STEP + 1)
+EVER = functools.partial(_spoil, BAD_STEP, 10**6)
+LAST = functools.partial(_spoil, 18, 10**6)
+
+
+def job(rule: OnDivergence, **train: Any) -> dict[str, Any]:
+    saved = {"checkpoint": {"every_steps": 2, "keep": 20}}
+    return document(2, on_divergence=rule, max_steps=20, **train) | saved
+
+
+@pytest.mark.parametrize("rule", ["fail", "rollback"])
+def test_a_training_that_diverges_ends_and_leaves_no_checkpoint_of_it(
+    rule: OnDivergence, tmp_path: Path
+) -> None:
+    assert run_ranks(tmp_path, job(rule), world_size=2, before=ONE) == [1, 1]
+    for rank in (0, 1):
+        (error,) = frames(tmp_path, rank=rank, kind="error")
+        assert (error["cause"], error["type"]) == (Cause.DIVERGED, "DivergedError")
+        assert f"at step {BAD_STEP + MOST_IN_A_ROW - 1}, and not finite since" in error["message"]
+        assert f"since step {BAD_STEP}." in error["message"]
+    (told,) = frames(tmp_path, kind="divergence")
+    assert (told["step"], told["then"]) == (BAD_STEP, rule)
+    assert not frames(tmp_path, rank=1, kind="divergence")
+    assert {ref.step for ref in checkpoint_refs(tmp_path)} == {2, 4, 6}
+    assert max(series(tmp_path, "train/loss")) == BAD_STEP + MOST_IN_A_ROW - 1
+
+
+def test_a_job_that_ends_before_that_has_no_result(tmp_path: Path) -> None:
+    assert run_ranks(tmp_path, job("fail") | {"checkpoint": {}}, world_size=2, before=LAST) == [
+        1,
+        1,
+    ]
+    assert not (tmp_path / "attempt-1" / "artifacts").exists()
+
+
+def test_a_warning_ends_nothing(tmp_path: Path) -> None:
+    assert run_ranks(tmp_path, job("warn"), world_size=2, before=EVER) == [0, 0]
+    assert len(frames(tmp_path, kind="divergence")) == 1
+    assert {ref.step for ref in checkpoint_refs(tmp_path)} == {2, 4, 6}
+
+
+@pytest.mark.parametrize("zero", [None, 1, 3], ids=["replicas", "zero 1", "fsdp"])
+def test_a_step_that_is_skipped_changes_no_weight(zero: int | None, tmp_path: Path) -> None:
+    spec = job("skip_step", schedule={"name": "constant"})
+    if zero is not None:
+        spec["parallel"] = {"shard": 2, "zero": zero}
+    assert run_ranks(tmp_path, spec, world_size=2, before=ONE) == [0, 0]
+    assert all(bool(tensor.isfinite().all()) for tensor in weights(tmp_path).values())
+    losses = series(tmp_path, "train/loss")
+    assert all(map(math.isfinite, losses.values()))
+    norms = series(tmp_path, "train/grad_norm")
+    assert [step for step, norm in norms.items() if not math.isfinite(norm)] == [BAD_STEP]
+
+
+def test_weights_that_fail_at_every_sample_are_no_result_of_skipped_steps(tmp_path: Path) -> None:
+    too_fast = {"optimizer": {"name": "sgd", "lr": 1000}, "schedule": {"name": "constant"}}
+    spec = job("skip_step", **too_fast)
+    spec["train"]["max_steps"] = MOST_IN_A_ROW
+    spec["model"] = {"name": "cnn"}
+    assert run_ranks(tmp_path, spec, world_size=2) == [1, 1]
+    (error,) = frames(tmp_path, kind="error")
+    assert error["cause"] == Cause.DIVERGED
+    assert not math.isfinite(series(tmp_path, "val/loss")[MOST_IN_A_ROW])
+
+
+def test_skipped_steps_at_the_end_leave_the_weights_before_them(tmp_path: Path) -> None:
+    assert run_ranks(tmp_path, job("skip_step"), world_size=2, before=LAST) == [0, 0]
+    assert math.isfinite(series(tmp_path, "val/loss")[20])
+
+
+def test_nothing_but_skipped_steps_ends_the_job(tmp_path: Path) -> None:
+    assert run_ranks(tmp_path, job("skip_step"), world_size=2, before=EVER) == [1, 1]
+    (error,) = frames(tmp_path, kind="error")
+    assert error["cause"] == Cause.DIVERGED
+
+
+def test_steps_that_the_loss_scale_skips_do_not_count() -> None:
+    watch = Divergence("fail", is_scaled=True)
+    for step in range(1, 3 * MOST_IN_A_ROW):
+        watch.step_done(0, step, 1.0, math.inf)
+    watch.check_end(1.0)
+
+
+def test_gradients_that_are_finite_at_no_scale_end_the_job(tmp_path: Path) -> None:
+    spec = document(1, precision="fp16", epochs=10)
+    assert run_ranks(tmp_path, spec, world_size=1, before=EVER) == [1]
+    (error,) = frames(tmp_path, kind="error")
+    assert error["cause"] == Cause.DIVERGED
+    assert "not finite at any scale of the loss" in error["message"]
+    assert not frames(tmp_path, kind="divergence")
+
+
+def test_a_training_in_fp16_that_diverges_ends_as_soon_as_any(tmp_path: Path) -> None:
+    sgd = {"name": "sgd", "lr": 1000.0}
+    spec = document(1, precision="fp16", optimizer=sgd, schedule={"name": "constant"}, epochs=10)
+    assert run_ranks(tmp_path, spec, world_size=1) == [1]
+    (error,) = frames(tmp_path, kind="error")
+    (told,) = frames(tmp_path, kind="divergence")
+    assert error["cause"] == Cause.DIVERGED
+    assert math.isnan(float(told["loss"]))
+    assert max(series(tmp_path, "train/loss")) == told["step"] + MOST_IN_A_ROW - 1
+
+
+def test_a_loss_that_is_no_number_counts_also_where_the_loss_is_scaled() -> None:
+    watch = Divergence("fail", is_scaled=True)
+    for step in range(1, MOST_IN_A_ROW):
+        watch.step_done(1, step, math.nan, math.nan)
+    with pytest.raises(DivergedError, match="since step 1"):
+        watch.check_end(1.0)
+    with pytest.raises(DivergedError, match="since step 1"):
+        watch.step_done(1, MOST_IN_A_ROW, math.nan, math.nan)
+
+
+def test_a_finite_step_begins_the_count_anew_and_a_repeated_one_counts_once() -> None:
+    watch = Divergence("fail", is_scaled=False)
+    for step in range(1, MOST_IN_A_ROW):
+        watch.step_done(1, step, math.nan, 1.0)
+    watch.step_done(1, MOST_IN_A_ROW - 1, math.nan, 1.0)
+    watch.step_done(1, MOST_IN_A_ROW, 1.0, 1.0)
+    watch.check_end(1.0)
+    for step in range(MOST_IN_A_ROW + 1, 2 * MOST_IN_A_ROW):
+        watch.step_done(1, step, 1.0, math.inf)
+    with pytest.raises(DivergedError, match=f"since step {MOST_IN_A_ROW + 1}"):
+        watch.step_done(1, 2 * MOST_IN_A_ROW, 1.0, math.inf)

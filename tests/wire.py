@@ -1,0 +1,66 @@
+"""What crosses to the workers, as tests make it: the wire types themselves have no defaults."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, DataPolicy, RankTask, Slice
+
+
+def attempt_spec(**fields: Any) -> AttemptSpec:
+    """The first attempt of a job on one node, but for these fields."""
+    plain: dict[str, Any] = {
+        "deployment_id": "d",
+        "job_id": "job",
+        "attempt": 1,
+        "spec": {},
+        "slices": (Slice("node", 1),),
+        "bundle": {"CPU": 1.0},
+        "storage_url": "file:///nowhere",
+        "resume_from": (),
+        "init_from": None,
+        "data_policy": DataPolicy(),
+        "start_timeout_s": 60.0,
+        "max_runtime_s": None,
+        "spool_limit_bytes": 64 << 20,
+        "furthest_step": 0,
+        "min_workers": None,
+        "is_mendable": False,
+        "worker_mtbf_s": WORKER_MTBF_S,
+        "silence_limit_s": 60.0,
+    }
+    return AttemptSpec(**{**plain, **fields})
+
+
+def rank_task(**fields: Any) -> RankTask:
+    """The only rank of such an attempt, which nobody watches, but for these fields."""
+    plain: dict[str, Any] = {
+        "job_id": "job",
+        "attempt": 1,
+        "rank": 0,
+        "incarnation": 0,
+        "world_size": 1,
+        "local_rank": 0,
+        "local_world_size": 1,
+        "node_rank": 0,
+        "master_addr": "127.0.0.1",
+        "master_port": 0,
+        "spec": {},
+        "spool_dir": "/nowhere/spool",
+        "temp_dir": tempfile.gettempdir(),
+        "work_dir": "/nowhere/work",
+        "checkpoint_url": "file:///nowhere/checkpoints",
+        "artifact_url": "file:///nowhere/artifacts",
+        "resume_from": (),
+        "init_from": None,
+        "data_policy": DataPolicy(),
+        "spool_limit_bytes": 64 << 20,
+        "worker_mtbf_s": WORKER_MTBF_S,
+        "device": "cpu",
+        "env": {},
+        "page_prefix": "",
+        "generation": 0,
+        "furthest_step": 0,
+    }
+    return RankTask(**{**plain, **fields})
