@@ -217,7 +217,7 @@ class FrameKind(StrEnum):
     """body: {path, url, size_bytes, sha256}"""
     RESUMED = "resumed"
     """body: {step, url}: optimizer steps done when training began, and from which checkpoint; with
-    it the receipt of a resume, as `ray_workers.training.receipts` writes it"""
+    it the receipt of a resume, as `ray_workers.training.checkpoint.resuming` writes it"""
     STRAGGLERS = "stragglers"
     """body: {step, ranks: [rank], slowdown: {rank: number}, lost_s, num_steps}: these ranks take so
     many times as long for a sample as the others, and cost each of the others `lost_s` in the last

@@ -33,7 +33,7 @@ def _spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> CheckpointManager:
+def manager(tmp_path: Path) -> CheckpointManager:
     return CheckpointManager((tmp_path / "checkpoints").as_uri(), keep=9, best=None)
 
 

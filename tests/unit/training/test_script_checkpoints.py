@@ -180,7 +180,7 @@ def test_what_the_service_knows_of_stays_until_it_knows_of_what_is_newer(
         train.save_checkpoint(state, step)
     assert [body["step"] for body in told(spool, "checkpoint_dropped")] == [30]
     all_is_known(spool)
-    train._checkpoints_of_the_job().tidy()
+    reporting._checkpoints_of_the_job().tidy()
     assert [body["step"] for body in told(spool, "checkpoint_dropped")] == [30, 10, 20]
 
 
@@ -277,7 +277,7 @@ def test_what_was_fetched_is_gone_when_the_process_ends(tmp_path: Path) -> None:
         "import os, pathlib, dray.train as t, json\n"
         "os.environ['DRAY_CHECKPOINT_URL'] = 'memory://j'\n"
         "pathlib.Path('s').mkdir(); pathlib.Path('s/f').write_text('x')\n"
-        "from dray import checkpoints\n"
+        "from dray.train import checkpoints\n"
         "c, _ = checkpoints.commit(pathlib.Path('s'), 'memory://j', 1, {})\n"
         "os.environ['DRAY_RESUME_FROM'] = json.dumps([vars(c)])\n"
         "print(t.load_checkpoint().path)\n"

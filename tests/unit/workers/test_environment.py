@@ -151,7 +151,8 @@ async def test_credentials_come_to_the_one_process_that_they_are_for(server: Ser
 
 SCRIPT = """
 import os, pathlib
-from dray import files, train
+from dray import train
+from dray.train import files
 os.environ["DRAY_CHECKPOINT_URL"] = "memory://s/jobs/j/attempts/2/checkpoints"
 os.environ["DRAY_ARTIFACT_URL"] = "memory://s/jobs/j/attempts/2/artifacts"
 folder = pathlib.Path(os.environ["TMPDIR"], "state")

@@ -67,7 +67,7 @@ def test_all_processes_get_the_same_short_path(long_tmp: Path, short_tmp: Path) 
     assert root.resolve() == long_tmp / f"dray-{os.getuid()}"
     program = f"""
 import pathlib
-from ray_workers import paths
+from ray_workers.shared import paths
 paths.SHORT_TMP = pathlib.Path({str(short_tmp)!r})
 print(paths.machine_root())
 """
