@@ -20,16 +20,15 @@ TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 
 # Options of `make chaos`, such as --seed 7 (see `python -m tests.chaos --help`).
 CHAOS ?=
-# How many storms `make soak` simulates; the test suite's number is in tests/simulation/conftest.py.
-SOAK_SEEDS ?= 10000
+# Parts of `make soak` to be run, such as `storms contract`; all that have not passed if none is named.
+PART ?=
 
 # What is covered whole: the states, the retries and the transitions. And how many storms help.
 SURE := service/domain/states.py,service/domain/retries.py,service/lifecycle/transitions.py
 COVERAGE_SEEDS ?= 100
 
-# Storms are simulated, clock and all, so they can wait: they take what the tests on a real Ray, which
-# mostly wait for something, leave of the processors. Where Linux groups processes by session, it is
-# the session that must stand back.
+# Tests without Ray take what the tests on a real Ray, which mostly wait for something, leave of the
+# processors. Where Linux groups processes by session, the session gets the lower priority.
 ifneq ($(shell command -v setsid),)
 AT_LEISURE := setsid -w sh -c 'echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$$0" "$$@"'
 endif
@@ -37,10 +36,10 @@ endif
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test coverage soak chaos check lint types imports format openapi reference bench clean
+.PHONY: help setup demo run test test-fast coverage soak chaos check lint types imports format openapi reference bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 setup: $(VENV)/.ready ## make .venv with everything in it
 
@@ -57,14 +56,17 @@ demo: setup ## train a real model on an embedded Ray and show it
 run: setup ## run the service here, until Ctrl-C
 	$(BIN)/python -m api
 
-test: setup ## run the whole test suite
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal --durations 15 tests/unit
-	@trap 'kill $$storms 2>/dev/null; rm -f $$told' EXIT; trap 'exit 130' INT TERM; told=$$(mktemp); \
+test: setup ## run the test suite, but for what takes long
+	@trap 'kill $$others 2>/dev/null; rm -f $$told' EXIT; trap 'exit 130' INT TERM; told=$$(mktemp); \
 	$(AT_LEISURE) $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal \
-		--durations 5 tests/simulation >$$told 2>&1 & storms=$$!; \
-	RAY_worker_niceness=0 $(BIN)/python -m pytest --durations 30 \
+		--durations 15 tests/unit tests/simulation >$$told 2>&1 & others=$$!; \
+	RAY_worker_niceness=0 $(BIN)/python -m pytest --durations 15 \
 		tests/contract tests/integration tests/chaos; with_ray=$$?; \
-	wait $$storms; in_storms=$$?; cat $$told; exit $$((with_ray + in_storms))
+	wait $$others; without=$$?; cat $$told; exit $$((with_ray + without))
+
+test-fast: setup ## run the tests that start no Ray and train nothing, in a minute or so
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal -q \
+		-m 'not soak and not slow' --ignore tests/unit/training tests/unit
 
 coverage: setup ## which branches of api/ and service/ the unit tests and some storms take
 	$(BIN)/python -m coverage erase
@@ -73,8 +75,8 @@ coverage: setup ## which branches of api/ and service/ the unit tests and some s
 	@$(BIN)/python -m coverage report --include='$(SURE)' --fail-under=100; sure=$$?; \
 	$(BIN)/python -m coverage report --fail-under=95; all=$$?; exit $$((sure + all))
 
-soak: setup ## play 10,000 simulated storms
-	DRAY_SEEDS=$(SOAK_SEEDS) $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal tests/simulation
+soak: setup ## run every test, in parts; goes on with what has not passed yet
+	$(BIN)/python -m tests.soak $(PART)
 
 check: lint types imports test ## everything that CI runs
 

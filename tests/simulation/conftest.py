@@ -1,10 +1,11 @@
-"""How many seeds are tried, and waits of the loops that fit a simulation of a minute."""
+"""Which seeds are tried, and waits of the loops that fit a simulation of a minute."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +14,24 @@ import pytest
 
 from service.loops import cluster_watcher, reconciler
 
-NUM_SEEDS = 2000
+NUM_SEEDS = 250
 """Of the ordinary suite; a storm takes half a second. DRAY_SEEDS and `make soak` try more."""
+
+# Fresh ones in every run. The processes of pytest-xdist inherit those of the first.
+os.environ.setdefault("DRAY_FIRST_SEED", str(secrets.randbelow(10**9)))
 
 TIMEOUT_S = 1500
 """Of a test: beside others its process is given what they leave."""
 
 
-def num_seeds() -> int:
-    return int(os.environ.get("DRAY_SEEDS", NUM_SEEDS))
+def seeds() -> range:
+    first = int(os.environ["DRAY_FIRST_SEED"])
+    return range(first, first + int(os.environ.get("DRAY_SEEDS", NUM_SEEDS)))
+
+
+def pytest_report_header() -> str:
+    tried = seeds()
+    return f"storms: seeds {tried.start} to {tried.stop - 1} (DRAY_FIRST_SEED, DRAY_SEEDS)"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

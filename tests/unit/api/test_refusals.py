@@ -19,6 +19,7 @@ from service.db.migrate import migrate
 from service.db.session import Database
 from service.domain.errors import DatabaseUnavailable
 from service.runtime import Runtime
+from tests.marks import soak
 from tests.unit.api.test_server import ROOT, command, refusal
 
 
@@ -73,7 +74,7 @@ def home(tmp_path: Path) -> Path:
         (_of_a_newer_version, "{path} is at revision 9999, which this dray does not know"),
     ],
 )
-@pytest.mark.parametrize("program", ["api", "service"])
+@pytest.mark.parametrize("program", ["api", soak("service")])
 def test_a_database_that_can_not_be_used_is_named(
     home: Path, break_: Callable[[Path], None], said: str, program: str
 ) -> None:

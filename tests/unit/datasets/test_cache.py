@@ -23,6 +23,7 @@ from ray_workers.datasets.sources.source import Source
 from ray_workers.shared.contracts import DataPolicy
 from ray_workers.training.core.errors import DataError
 from tests.integration.harness import ROOT
+from tests.marks import soak
 from tests.unit.datasets.web import Answer, serving
 
 RANK = """
@@ -328,7 +329,7 @@ def write_large(path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux only")
-@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "txt"])
+@pytest.mark.parametrize("kind", ["csv", soak("parquet"), soak("npz"), soak("txt")])
 def test_a_set_larger_than_memory_is_prepared_and_read(
     kind: str, tmp_path: Path, policy: DataPolicy
 ) -> None:

@@ -18,6 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from ray_workers.shared.contracts import DataPolicy
 from tests.integration.harness import ROOT
+from tests.marks import soak
 from tests.unit.datasets.web import Answer, serving
 
 READ = """
@@ -72,7 +73,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (True, "127.0.0.1", "[0, 1, 0]"),
         (False, "127.0.0.1", REFUSED),
-        (True, "localhost", REFUSED),
+        soak(True, "localhost", REFUSED),
     ],
     ids=["trusted", "of an unknown authority", "for another name"],
 )

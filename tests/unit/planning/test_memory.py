@@ -28,6 +28,7 @@ from service.planning.model.memory_simulator import (
 )
 from service.planning.model.meshes import meshes
 from service.planning.model.shapes import Shapes, shapes_of
+from tests.marks import soak_but
 from tests.unit.training.ranks import run_in_group
 
 WITHIN = 0.15
@@ -60,6 +61,17 @@ TRIED = [
     "data 2 x shard 2",
 ]
 """`python -m benchmarks planner` tries all that there are."""
+SHORT = {
+    "gpt",
+    "gpt, selective",
+    "cnn",
+    "data 2",
+    "shard 2, ZeRO 1",
+    "tensor 2",
+    "pipeline 2",
+    "table",
+}
+"""Of `make test`."""
 
 
 def _measure(rank: int, num_ranks: int, document: str, folder: str) -> None:
@@ -68,7 +80,7 @@ def _measure(rank: int, num_ranks: int, document: str, folder: str) -> None:
     (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(found))
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", soak_but(TRIED, short=SHORT))
 def test_the_peak_is_what_torch_counts(tmp_path: Path, name: str) -> None:
     num_ranks, document = jobs(tmp_path)[name]
     job = JobSpec.model_validate(document)

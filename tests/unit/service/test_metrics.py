@@ -15,6 +15,7 @@ from service.db.repositories import chunks as repository
 from service.db.repositories.chunks import MetricChunk
 from service.domain.series import CHUNK_POINTS, outline, summarise, unpack
 from service.telemetry.metric_writer import MAX_KEYS, summary_of
+from tests.marks import soak
 from tests.unit.service.helpers import Service, events_of, metrics, resumed
 
 pytestmark = pytest.mark.anyio
@@ -240,7 +241,7 @@ async def test_of_a_hundred_thousand_names_the_first_thousand_are_kept(
     assert repr(names[MAX_KEYS]) in event.message
 
 
-@pytest.mark.parametrize("count", [33 * 128, 300_000])
+@pytest.mark.parametrize("count", [33 * 128, soak(300_000)])
 async def test_no_level_of_detail_loses_a_spike_or_the_only_nan(
     service: Service, count: int
 ) -> None:

@@ -14,6 +14,7 @@ from ray_workers.recipes.models.gpt import Gpt
 from ray_workers.shared.contracts import RankTask
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
 from ray_workers.training.parallel.meta_init import materialise
+from tests.marks import SOAK, soak
 from tests.unit.training.jobs import assert_same, weights
 from tests.unit.training.ranks import run_ranks
 from tests.unit.training.test_divided import EQUAL, brief, furthest, images, text
@@ -30,10 +31,10 @@ def with_dropout(folder: Path, num_workers: int, parallel: dict[str, Any], **tra
     ("parallel", "how"),
     [
         ({}, "selective"),
-        ({"tensor": 2}, "selective"),
+        soak({"tensor": 2}, "selective"),
         ({"shard": 2}, "full"),
-        ({"pipeline": 2}, "full"),
-        ({"context": 2}, "full"),
+        soak({"pipeline": 2}, "full"),
+        soak({"context": 2}, "full"),
     ],
     ids=["data", "tensor", "shard", "pipeline", "context"],
 )
@@ -69,6 +70,7 @@ def _peak_bytes(options: spec.Train) -> int:
     return peak
 
 
+@SOAK  # the compiler takes half a minute
 def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
     plain, compiled = tmp_path / "plain", tmp_path / "compiled"
     assert run_ranks(plain, images(2, {}), world_size=2) == [0, 0]
@@ -78,7 +80,7 @@ def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("parallel", "recompute"),
-    [({"shard": 2}, "full"), ({"pipeline": 2}, "selective"), ({"context": 2}, "none")],
+    [({"shard": 2}, "full"), soak({"pipeline": 2}, "selective"), soak({"context": 2}, "none")],
     ids=["shard", "pipeline", "context"],
 )
 def test_compiled_blocks_learn_the_same_however_they_are_divided(

@@ -19,6 +19,7 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.parallel.data_parallel.zero1 import ZeroRedundancyOptimizer
 from ray_workers.training.parallel.model_parallel.device_mesh import Mesh
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
+from tests.marks import soak, soak_but
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
 from tests.unit.training.test_localsteps import ask_rank_0_to_leave
@@ -118,9 +119,11 @@ TRIED = [
     "data x shard x pipeline",
 ]
 """`python -m benchmarks equality` tries all that there are."""
+SHORT = {"shard", "shard, ZeRO 1", "tensor", "context", "pipeline", "shard x tensor"}
+"""Of `make test`: one an axis, and a product of two."""
 
 
-@pytest.mark.parametrize("mesh", TRIED)
+@pytest.mark.parametrize("mesh", soak_but(TRIED, short=SHORT))
 def test_a_gpt_learns_the_same(undisturbed: Undisturbed, mesh: str) -> None:
     num_ranks, parallel = work.MESHES[mesh]
     make = brief if num_ranks > 2 else text
@@ -132,7 +135,7 @@ def test_a_gpt_learns_the_same(undisturbed: Undisturbed, mesh: str) -> None:
         assert all(math.isclose(told[s], expected[s], rel_tol=1e-4) for s in told), key
 
 
-@pytest.mark.parametrize("mesh", ["data x shard", "tensor", "context x pipeline"])
+@pytest.mark.parametrize("mesh", ["tensor", soak("data x shard"), soak("context x pipeline")])
 def test_in_fp64_it_is_the_same_to_ten_digits(undisturbed: Undisturbed, mesh: str) -> None:
     together = undisturbed(brief, *work.MESHES[mesh], before=_in_fp64)
     assert {tensor.dtype for tensor in weights(together).values()} == {torch.float64}
@@ -156,7 +159,7 @@ def test_a_share_of_fewer_samples_than_micro_batches_counts_for_what_it_is(
         assert series(together, key) == pytest.approx(series(alone, key), rel=1e-4)
 
 
-@pytest.mark.parametrize("parallel", [{"shard": 3}, {"shard": 3, "zero": 2}], ids=["3", "2"])
+@pytest.mark.parametrize("parallel", [soak({"shard": 3}), {"shard": 3, "zero": 2}], ids=["3", "2"])
 def test_shares_and_layers_that_do_not_divide_evenly(
     undisturbed: Undisturbed, parallel: dict[str, Any]
 ) -> None:
@@ -169,9 +172,9 @@ def test_shares_and_layers_that_do_not_divide_evenly(
     ("num_ranks", "parallel"),
     [
         (2, {"pipeline": 2}),
-        (3, {"pipeline": 3}),
-        (2, {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}),
-        (4, {"shard": 2, "pipeline": 2}),
+        soak(3, {"pipeline": 3}),
+        soak(2, {"pipeline": 2, "schedule": "interleaved", "stages_per_rank": 2}),
+        soak(4, {"shard": 2, "pipeline": 2}),
     ],
     ids=["two", "three", "interleaved", "with shards"],
 )
@@ -221,10 +224,10 @@ def _begin_with_scale(task: RankTask, scale: float) -> None:
     ("num_ranks", "parallel"),
     [
         (2, {"tensor": 2}),
-        (2, {"pipeline": 2}),
-        (2, {"pipeline": 2, "schedule": "zero_bubble", "stages_per_rank": 2}),
-        (2, {"context": 2, **HALF_SENT}),
-        (4, {"shard": 2, "pipeline": 2, **HALF_SENT}),
+        soak(2, {"pipeline": 2}),
+        soak(2, {"pipeline": 2, "schedule": "zero_bubble", "stages_per_rank": 2}),
+        soak(2, {"context": 2, **HALF_SENT}),
+        soak(4, {"shard": 2, "pipeline": 2, **HALF_SENT}),
     ],
     ids=["tensor", "pipeline", "zero bubble", "context", "shard x pipeline"],
 )
@@ -308,11 +311,11 @@ def test_it_resumes_equal_to_the_bit(
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ((1, {}), (4, {"shard": 2})),
-        ((4, {"shard": 4}), (2, {})),
-        ((2, {"shard": 2}), (3, {"shard": 3})),
+        soak((1, {}), (4, {"shard": 2})),
+        soak((4, {"shard": 4}), (2, {})),
+        soak((2, {"shard": 2}), (3, {"shard": 3})),
         ((2, {"shard": 2, "zero": 1}), (2, {"shard": 2})),
-        ((2, {"shard": 2}), (4, {"shard": 2, "zero": 1})),
+        soak((2, {"shard": 2}), (4, {"shard": 2, "zero": 1})),
     ],
     ids=["one to hybrid", "sharded to replicas", "two to three", "ZeRO 1 to 3", "ZeRO 3 to 1"],
 )
@@ -415,8 +418,8 @@ def prices(
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ((4, {"shard": 2, "tensor": 2}), (2, {"pipeline": 2})),
-        ((4, {"tensor": 2, "pipeline": 2}), (4, {"shard": 2, "context": 2})),
+        soak((4, {"shard": 2, "tensor": 2}), (2, {"pipeline": 2})),
+        soak((4, {"tensor": 2, "pipeline": 2}), (4, {"shard": 2, "context": 2})),
         ((2, {"pipeline": 2}), (2, {})),
     ],
     ids=["tensor to pipeline", "pipeline to context", "pipeline to replicas"],
@@ -430,12 +433,13 @@ def test_a_gpt_moves_from_mesh_to_mesh(
     assert_moves(text, tmp_path, first, second, undisturbed(text, 1, {}, **SAVED))
 
 
-MENDED = ["data x shard", "data x shard, ZeRO 1", "data x pipeline"]
-CULPRITS = [(mesh, rank) for mesh in MENDED for rank in (0, 3)]
+MENDED = ["data x shard, ZeRO 1", "data x pipeline"]
+CULPRITS = [("data x shard", 0), ("data x tensor", 3), ("data x context", 0)]
+CULPRITS += [(mesh, rank) for mesh in MENDED for rank in (0, 3)]
 
 
 @pytest.mark.parametrize(
-    ("mesh", "culprit"), [*CULPRITS, ("data x tensor", 3), ("data x context", 0)]
+    ("mesh", "culprit"), [("data x shard", 3), *(soak(*one) for one in CULPRITS)]
 )
 def test_a_rank_that_is_killed_gets_its_parts_from_its_twin(
     tmp_path: Path, undisturbed: Undisturbed, mesh: str, culprit: int
@@ -454,7 +458,7 @@ def test_a_rank_that_is_killed_gets_its_parts_from_its_twin(
 
 @pytest.mark.parametrize(
     ("parallel", "train"),
-    [({"shard": 2, "zero": 1}, SPARED), ({"shard": 2}, {"precision": "fp16"})],
+    [({"shard": 2, "zero": 1}, SPARED), soak({"shard": 2}, {"precision": "fp16"})],
     ids=["ZeRO 1", "ZeRO 3"],
 )
 def test_a_twin_gives_the_loss_scale_and_the_average_too(
@@ -472,7 +476,7 @@ def _die_in_step_7(task: RankTask, culprit: int) -> None:
         at_call(OptimizerStep, "loss_scale", 7)
 
 
-@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("zero", [soak(1), 3])
 def test_a_rank_that_dies_while_the_mesh_is_made_is_replaced(
     tmp_path: Path, undisturbed: Undisturbed, zero: int
 ) -> None:

@@ -20,6 +20,7 @@ from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import Samples
 from ray_workers.training.loop.evaluation import Evaluation
 from ray_workers.training.parallel import DataPart, Strategy
+from tests.marks import soak
 from tests.unit.training.jobs import series
 from tests.unit.training.ranks import run_in_group, run_ranks
 
@@ -127,7 +128,7 @@ def _measure_all(rank: int, world_size: int, expected: list[dict[str, float]]) -
         assert strategy.num_batches == math.ceil(batches), "all compute equally often"
 
 
-@pytest.mark.parametrize("world_size", [2, 8])
+@pytest.mark.parametrize("world_size", [2, soak(8)])
 def test_any_number_of_ranks_measures_any_split(world_size: int) -> None:
     run_in_group(_measure_all, world_size, world_size, at_once())
 

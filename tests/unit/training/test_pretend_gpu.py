@@ -26,6 +26,7 @@ from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.supervision.failure_attribution import RankExit, judge
 from ray_workers.training.loop.trainer import Trainer
 from tests.fakes import pretend_gpu, pretend_nccl
+from tests.marks import soak, soak_but
 from tests.unit.recipes.test_image_segmentation import NAMES, draw
 from tests.unit.training import test_divergence
 from tests.unit.training.jobs import assert_same, keep_nothing_in_memory, series, weights
@@ -99,6 +100,10 @@ JOBS = {
 }
 
 
+SHORT = {"cnn", "unet", "gpt", "numbers", "cnn in fp16", "offloaded", "categories in bf16"}
+"""Of `make test`: each recipe, and each precision."""
+
+
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     home = tmp_path_factory.mktemp("sources")
@@ -117,7 +122,7 @@ def with_data(document: dict[str, Any], sources: Mapping[str, str]) -> dict[str,
     return {**document, "data": {**data, "source": sources.get(data["source"], data["source"])}}
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", soak_but(JOBS, short=SHORT))
 def test_a_job_learns_what_it_learns_on_a_cpu(
     name: str, tmp_path: Path, sources: dict[str, str]
 ) -> None:
@@ -267,7 +272,7 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", soak_but(SHARED, short=["replicated", "shard", "pipeline"]))
 def test_two_ranks_learn_by_the_rules_of_nccl_what_they_learn_by_gloo(
     name: str, tmp_path: Path, sources: dict[str, str]
 ) -> None:
@@ -296,7 +301,9 @@ def run_pretended(
     return run_ranks(home, document, world_size=2, device=pretend_gpu.NAME, before=before, **more)
 
 
-@pytest.mark.parametrize("name", ["replicated", "exact", "shard", "tensor", "pipeline"])
+@pytest.mark.parametrize(
+    "name", ["replicated", soak("exact"), soak("shard"), soak("tensor"), soak("pipeline")]
+)
 def test_a_rank_that_is_lost_ends_the_group_and_leaves_nothing_that_was_not_computed(
     name: str, tmp_path: Path, sources: dict[str, str]
 ) -> None:

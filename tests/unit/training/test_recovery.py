@@ -29,6 +29,7 @@ from ray_workers.training.loop.evaluation import Evaluation
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.gradients import GradientEngine
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
+from tests.marks import soak, soak_but
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import (
     DEADLINE_S,
@@ -167,7 +168,7 @@ def once(home: Path, key: str) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("point", sorted(POINTS.keys() - RANK_0_ONLY))
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, soak(1)])
 def test_a_killed_rank_is_replaced_and_nothing_is_lost(
     point: str, rank: int, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
@@ -308,7 +309,7 @@ def _sent(membership: RendezvousHandler) -> int:
 
 
 @pytest.mark.parametrize("when", ALL_REDUCE)
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [soak(0), 1])
 def test_a_rank_is_killed_in_the_midst_of_an_all_reduce_and_nothing_is_lost(
     when: str, rank: int, tmp_path: Path, undisturbed_wide: Path
 ) -> None:
@@ -349,7 +350,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name", soak_but(OPTIONS, short=["sgd with accumulation", "bf16, clipping and an average"])
+)
 def test_whatever_a_replica_is_made_of_goes_to_the_newcomer_and_the_step_is_done_again(
     name: str, tmp_path: Path
 ) -> None:

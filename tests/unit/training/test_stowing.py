@@ -19,6 +19,7 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.parallel.optim import optimizer_offload, optimizer_step
 from ray_workers.training.parallel.optim.optimizer_offload import OffloadedState, rounded
 from ray_workers.training.parallel.optim.optimizers import build_optimizer
+from tests.marks import SOAK
 from tests.unit.training.jobs import assert_same, die_at_step_18, series, weights
 from tests.unit.training.ranks import checkpoint_refs, replaced, run_ranks
 from tests.unit.training.test_divided import images, text
@@ -183,6 +184,7 @@ def _stow_apart(task: RankTask) -> None:
     optimizer_step._stowed = lambda optimizer, options: OffloadedState(optimizer, home=CPU)
 
 
+@SOAK
 def test_what_is_sent_in_bf16_takes_half_and_learns_nearly_the_same(tmp_path: Path) -> None:
     sent, losses = {}, {}
     for name, dtypes in SENT_AS.items():

@@ -1,0 +1,1 @@
+"""How the SDK speaks HTTP: one transport under two clients, retries, streams and downloads."""

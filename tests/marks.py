@@ -1,0 +1,31 @@
+"""Which tests `make test` runs, and which it leaves to `make soak`, which runs all of them.
+
+`make test` takes one representative of each kind: a mesh an axis, a product of two, a database
+where another one adds nothing. The others are marked `soak`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+SOAK = pytest.mark.soak
+
+
+def soak(*values: Any) -> Any:
+    """The values of one parameter set that only `make soak` tries."""
+    return pytest.param(*values, marks=SOAK)
+
+
+def soak_but(names: Iterable[str], *, short: Collection[str]) -> list[Any]:
+    """`names` as parameters, of which `make test` tries those in `short`, `make soak` all.
+
+    ValueError if `short` has a name that is not among them.
+    """
+    known = list(names)
+    unknown = set(short) - set(known)
+    if unknown:
+        raise ValueError(f"no parameter is called {', '.join(sorted(unknown))}")
+    return [name if name in short else soak(name) for name in known]

@@ -1,0 +1,131 @@
+"""Every test there is, in parts: `python -m tests.soak`, or `make soak`.
+
+A part that has passed is not run again until a file of the tree changes, so a run that was
+interrupted, or failed in one part, goes on where it was. `--list` shows the parts and what is
+known of each; `python -m tests.soak storms chaos` runs these two, whatever is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / ".soak.json"
+"""`{"tree": hash, "passed": {part: seconds}}`"""
+EVERY_TEST = ("-m", "")
+NUM_STORMS = 2000
+PROCESSES = str(min(os.cpu_count() or 1, 4))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the tests, run by one pytest."""
+
+    name: str
+    paths: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> int:
+        """The exit code of pytest, which prints to the terminal."""
+        command = [sys.executable, "-m", "pytest", *EVERY_TEST, *self.options, *self.paths]
+        return subprocess.run(command, cwd=ROOT, env=os.environ | self.environment).returncode
+
+
+def parts() -> list[Part]:
+    """All tests, the quickest to fail first; each file that starts a Ray is a part of its own."""
+    shared = ("--numprocesses", PROCESSES, "--dist", "worksteal", "-q")
+    with_ray = {"RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
+    files = [
+        path.relative_to(ROOT)
+        for folder in ("contract", "integration", "chaos")
+        for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
+    ]
+    return [
+        Part("unit", ("tests/unit",), shared, {"OMP_NUM_THREADS": "1"}),
+        Part("storms", ("tests/simulation",), shared, {"DRAY_SEEDS": str(NUM_STORMS)}),
+        *(Part(_name(path), (str(path),), ("-q",), with_ray) for path in files),
+    ]
+
+
+def _name(path: Path) -> str:
+    """`contract` of tests/contract/test_cluster.py, `faults` of tests/integration/test_faults.py,
+    `chaos-faults` of tests/chaos/test_faults.py."""
+    own = path.stem.removeprefix("test_")
+    match path.parent.name:
+        case "contract":
+            return "contract"
+        case "integration":
+            return own
+        case folder:
+            return f"{folder}-{own}"
+
+
+def tree() -> str:
+    """The hash that git gives the files as they are now, committed or not."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"GIT_INDEX_FILE": str(Path(folder, "index"))}
+        for command in (["git", "read-tree", "HEAD"], ["git", "add", "--all"]):
+            subprocess.run(command, cwd=ROOT, env=environment, check=True)
+        written = subprocess.run(
+            ["git", "write-tree"], cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE
+        )
+    return written.stdout.decode().strip()
+
+
+def passed(now: str) -> dict[str, float]:
+    """Seconds of each part that has passed on this tree."""
+    if not RECORD.exists():
+        return {}
+    record = json.loads(RECORD.read_text())
+    known: dict[str, float] = record["passed"] if record["tree"] == now else {}
+    return known
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    known_parts = {part.name: part for part in parts()}
+    parser.add_argument("parts", nargs="*", metavar="PART", help="run these alone")
+    parser.add_argument("--list", action="store_true", help="show the parts")
+    options = parser.parse_args()
+    unknown = [name for name in options.parts if name not in known_parts]
+    if unknown:
+        parser.error(f"no part is called {unknown[0]}; the parts are {', '.join(known_parts)}")
+    now = tree()
+    seconds = passed(now)
+    if options.list:
+        for name in known_parts:
+            print(
+                f"{name:20}", f"passed, {seconds[name]:.0f} s" if name in seconds else "to be run"
+            )
+        return 0
+    wanted = options.parts or [name for name in known_parts if name not in seconds]
+    failed = []
+    for number, name in enumerate(wanted, 1):
+        print(f"\n{name} ({number} of {len(wanted)})", flush=True)
+        began = time.monotonic()
+        if known_parts[name].run() == 0:
+            seconds[name] = round(time.monotonic() - began, 1)
+        else:
+            failed.append(name)
+            seconds.pop(name, None)
+        RECORD.write_text(json.dumps({"tree": now, "passed": seconds}, indent=1))
+    for name in known_parts:
+        state = f"{seconds[name]:7.1f} s" if name in seconds else "failed" * (name in failed)
+        print(f"{name:20} {state or 'not run'}")
+    print(
+        f"{len(seconds)} of {len(known_parts)} parts have passed, in {sum(seconds.values()):.0f} s"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
