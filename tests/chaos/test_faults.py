@@ -13,6 +13,7 @@ from tests.chaos.kinds import kinds
 from tests.chaos.plan import Strike, Turn
 from tests.chaos.turn import ENDED, FROM_CHECKPOINT, IN_PLACE, UNTOUCHED, Runner
 from tests.integration.harness import Service
+from tests.marks import SOAK
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -51,6 +52,7 @@ STOPPED = Turn(
 )
 
 
+@SOAK
 def test_jobs_come_through_faults_and_no_promise_is_broken(
     embedded: Service, tmp_path: Path
 ) -> None:
@@ -69,6 +71,7 @@ def test_jobs_come_through_faults_and_no_promise_is_broken(
     assert all(rank.stack and rank.phase for hang in told for rank in hang.ranks)
 
 
+@SOAK
 def test_stopped_processes_are_told_of_and_replaced_and_a_job_is_cancelled_meanwhile(
     tmp_path: Path,
 ) -> None:

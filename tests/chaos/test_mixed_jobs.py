@@ -20,6 +20,7 @@ from tests.integration.harness import (
     eventually,
     script,
 )
+from tests.marks import SOAK
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -61,6 +62,7 @@ def placement_groups(service: Service) -> list[str]:
     return [g["name"] for g in groups if g["name"].startswith("dray:") and g["state"] != "REMOVED"]
 
 
+@SOAK
 def test_fifty_jobs_of_every_fate_leave_nothing_behind(
     embedded: Service, client: Client, job: Callable[..., dict[str, Any]]
 ) -> None:

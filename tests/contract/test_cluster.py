@@ -22,6 +22,7 @@ from tests.contract.grounds import (
     lines_of,
     steps_of,
 )
+from tests.marks import SOAK, soak
 
 pytestmark = pytest.mark.anyio
 
@@ -98,6 +99,7 @@ async def test_what_a_node_has_when_its_agent_dies_at_the_end_is_delivered(groun
         assert len(lines_of(frames, rank)) == STEPS
 
 
+@SOAK
 @pytest.mark.parametrize("_cluster", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
 async def test_what_a_node_has_when_its_agent_is_stopped_at_the_end_is_delivered(
     ground: Ground,
@@ -125,7 +127,7 @@ async def test_what_a_node_has_when_its_agent_is_stopped_at_the_end_is_delivered
 @pytest.mark.parametrize("_cluster", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
 @pytest.mark.parametrize(
     ("kind", "cause"),
-    [("Supervisor", Cause.SUPERVISOR_LOST), ("RankActor", Cause.WORKER_LOST)],
+    [soak("Supervisor", Cause.SUPERVISOR_LOST), ("RankActor", Cause.WORKER_LOST)],
 )
 async def test_an_attempt_whose_supervisor_or_rank_actor_is_stopped_comes_to_an_end(
     ground: Ground, kind: str, cause: Cause

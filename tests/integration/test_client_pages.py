@@ -12,12 +12,14 @@ from dray import Client, errors
 from dray.cli.exits import Exit
 from tests.integration.harness import ROOT, Service
 from tests.integration.tour import blocks_of, run_tour
+from tests.marks import SOAK
 
 SDK = (ROOT / "docs" / "sdk.md").read_text()
 CLI = (ROOT / "docs" / "cli.md").read_text()
 TOUR_TAKES_S = 270
 
 
+@SOAK
 @pytest.mark.ray
 def test_every_block_does_what_the_page_of_the_sdk_says(
     embedded: Service, client: Client, tmp_path: Path
@@ -43,6 +45,7 @@ def test_every_block_does_what_the_page_of_the_sdk_says(
     assert not list(client.jobs(label={"tour": "sdk-sweep"}))
 
 
+@SOAK
 @pytest.mark.ray
 def test_every_block_does_what_the_page_of_the_command_line_says(
     embedded: Service, client: Client, tmp_path: Path

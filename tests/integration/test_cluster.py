@@ -26,6 +26,7 @@ from tests.integration.harness import (
     wait_for_step,
 )
 from tests.integration.test_faults import log_of, result_of
+from tests.marks import SOAK
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -138,6 +139,7 @@ def test_a_gang_over_two_nodes_survives_a_killed_service(
         eventually(lambda job=job: not spools(job.id), within_s=60)
 
 
+@SOAK
 def test_the_cluster_outlives_a_service_that_stops(
     joined: Service, client: Client, ray_cluster: RayByHand
 ) -> None:
@@ -154,6 +156,7 @@ def test_the_cluster_outlives_a_service_that_stops(
     assert [a.attempt for a in client.attempts(job.id)] == [a.attempt for a in attempts]
 
 
+@SOAK
 def test_ranks_of_a_lost_node_get_slots_elsewhere_and_no_step_is_lost(
     ray_cluster: RayByHand, client: Client, tmp_path: Path
 ) -> None:
@@ -171,6 +174,7 @@ def test_ranks_of_a_lost_node_get_slots_elsewhere_and_no_step_is_lost(
     assert result_of(client, job, tmp_path / "lost") == result_of(client, alone, tmp_path / "alone")
 
 
+@SOAK
 def test_an_elastic_group_goes_on_with_fewer_and_grows_when_a_node_comes(
     ray_cluster: RayByHand, client: Client
 ) -> None:
@@ -192,6 +196,7 @@ def test_an_elastic_group_goes_on_with_fewer_and_grows_when_a_node_comes(
     assert_ended_well(client, client.wait(job.id, timeout_s=180))
 
 
+@SOAK
 def test_a_node_that_falls_silent_is_given_up_and_its_ranks_are_replaced(
     ray_cluster: RayByHand, client: Client
 ) -> None:
@@ -210,6 +215,7 @@ def test_a_node_that_falls_silent_is_given_up_and_its_ranks_are_replaced(
     assert (lost.time - began).total_seconds() < SILENCE_BOUND_S
 
 
+@SOAK
 def test_a_job_leaves_a_node_that_is_drained_and_resumes_where_it_was(
     ray_cluster: RayByHand, client: Client
 ) -> None:

@@ -21,6 +21,7 @@ from dray.spec import Data
 from dray.views import JobState
 from tests.integration.harness import ROOT, Service, digits
 from tests.integration.tour import blocks_of, run_tour
+from tests.marks import SOAK
 from tests.object_store import ObjectStore, serving_s3
 from tests.unit.datasets.web import Answer, Web, serving
 
@@ -84,6 +85,7 @@ def supplied(
     assert service.stop() == 0
 
 
+@SOAK
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_every_command_of_the_page_does_what_it_says(
@@ -113,6 +115,7 @@ def test_every_command_of_the_page_does_what_it_says(
                 assert client.artifacts(job.id)
 
 
+@SOAK
 @pytest.mark.ray
 def test_results_and_checkpoints_lie_on_s3(
     supplied: Service, s3: ObjectStore, tmp_path: Path

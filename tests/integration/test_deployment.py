@@ -23,6 +23,7 @@ import pytest
 from dray import Client
 from dray.views import JobState
 from tests.integration.harness import ROOT, eventually, free_port
+from tests.marks import SOAK
 from tests.unit.packaging import compose
 
 pytestmark = pytest.mark.ray
@@ -144,6 +145,7 @@ def containers(tmp_path: Path, postgres_url: str) -> Iterator[Containers]:
     found.down()
 
 
+@SOAK
 def test_the_commands_of_compose_train_a_job_and_stop_in_order(containers: Containers) -> None:
     containers.up("ray-head", "api")
     containers.up("ray-worker")  # two Ray nodes of one machine must not start at once

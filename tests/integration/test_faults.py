@@ -26,6 +26,7 @@ from tests.integration.harness import (
     wait_for_checkpoint,
     wait_for_step,
 )
+from tests.marks import SOAK, soak
 
 pytestmark = pytest.mark.ray
 
@@ -92,6 +93,7 @@ def test_a_killed_service_loses_nothing_and_the_training_goes_on(
     assert_promises(embedded, client, job.id)
 
 
+@SOAK
 def test_a_killed_gateway_is_started_again_and_nothing_is_lost(
     embedded: Service, client: Client, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -121,7 +123,7 @@ def kill_training_process(service: Service, job_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kill", [kill_rank_actor, kill_training_process], ids=["rank actor", "training process"]
+    "kill", [soak(kill_rank_actor), kill_training_process], ids=["rank actor", "training process"]
 )
 def test_a_killed_rank_is_replaced_and_no_step_is_lost(
     embedded: Service,
@@ -209,6 +211,7 @@ for step in range(done + 1, 201):
 """
 
 
+@SOAK
 def test_a_script_resumes_from_what_it_saved_when_it_is_killed_and_when_it_is_preempted(
     embedded: Service, client: Client, tmp_path: Path
 ) -> None:
@@ -248,6 +251,7 @@ def processes_of(instance: str) -> list[int]:
     return found
 
 
+@SOAK
 def test_a_graceful_stop_leaves_no_process_and_the_job_goes_on_after_the_next_start(
     embedded: Service, client: Client, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:

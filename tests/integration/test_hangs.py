@@ -23,6 +23,7 @@ from tests.integration.harness import (
     wait_for_checkpoint,
     wait_for_step,
 )
+from tests.marks import SOAK
 
 pytestmark = pytest.mark.ray
 
@@ -77,6 +78,7 @@ def test_a_stopped_rank_is_replaced_and_what_everyone_was_at_is_kept(
     assert_books_add_up(client, job.id)
 
 
+@SOAK
 def test_ranks_that_hold_a_model_together_resume_when_one_is_stopped_and_when_one_is_killed(
     embedded: Service, client: Client
 ) -> None:
@@ -108,6 +110,7 @@ def test_ranks_that_hold_a_model_together_resume_when_one_is_stopped_and_when_on
     assert_books_add_up(client, job.id)
 
 
+@SOAK
 def test_a_drill_that_stalls_a_single_rank_says_what_the_way_back_costs(
     embedded: Service, client: Client
 ) -> None:

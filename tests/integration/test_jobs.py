@@ -25,6 +25,7 @@ from tests.integration.harness import (
     training_pids,
     wait_for_step,
 )
+from tests.marks import SOAK
 
 pytestmark = pytest.mark.ray
 
@@ -136,6 +137,7 @@ def test_the_ray_dashboard_shows_the_job_by_name_with_its_log_and_metrics(
     assert client.wait(job.id, timeout_s=90).state is JobState.CANCELLED
 
 
+@SOAK
 def test_the_ray_dashboard_links_every_actor_to_its_own_page_from_its_start_to_its_end(
     embedded: Service, client: Client
 ) -> None:
@@ -204,6 +206,7 @@ def test_a_failing_script_is_retried_and_then_fails_with_its_error(
     assert_promises(embedded, client, job.id)
 
 
+@SOAK
 def test_the_slots_of_a_script_are_of_use_while_it_reports_steps(
     embedded: Service, client: Client, script_path: Path
 ) -> None:
@@ -262,7 +265,7 @@ def test_a_job_is_cancelled_while_it_starts_and_while_it_waits(
     script_path.write_text(SLEEPS)
     first = client.submit(script(script_path, resources={"num_workers": 4}))
     second = client.submit(script(script_path, resources={"num_workers": 4}))
-    assert eventually(lambda: client.explain(second.id).position) == 1
+    eventually(lambda: client.explain(second.id).position == 1, why="the first never started")
     assert client.explain(second.id).reason.message
     assert client.cancel(second.id).state is JobState.CANCELLED
     client.cancel(first.id)

@@ -20,6 +20,7 @@ from ray_workers.node.session_records import SessionRecord
 from ray_workers.shared import paths
 from ray_workers.shared.procfs import boot_id, carry_mark, command, new_mark, place, started_ticks
 from tests.integration.harness import Service, assert_nothing_left, eventually, script
+from tests.marks import SOAK
 
 pytestmark = pytest.mark.ray
 
@@ -72,6 +73,7 @@ def kept(client: Client) -> list[tuple[str, int]]:
     return [(each.job_id, each.slots) for node in nodes for each in node.quarantined]
 
 
+@SOAK
 def test_a_slot_whose_process_is_not_gone_is_given_to_nobody(
     embedded: Service, client: Client, tmp_path: Path
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_slot_whose_process_is_not_gone_is_given_to_nobody(
         assert_nothing_left(embedded, ended.id)
 
 
+@SOAK
 def test_a_killed_supervisor_gives_no_slot_back_whose_process_is_there(
     embedded: Service, client: Client, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from service.cluster.ray import embedded
 from service.cluster.ray.embedded import EmbeddedRay, EmbeddedRayError
 from tests.integration.harness import Service, assert_nothing_left, eventually, script
+from tests.marks import SOAK
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -26,6 +27,7 @@ if __name__ == "__main__":
 """
 
 
+@SOAK
 def test_with_long_paths_a_job_runs_and_its_temporary_files_go_with_it(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * (120 - len(os.fsencode(tmp_path))))
     folder.mkdir()

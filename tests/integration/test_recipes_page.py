@@ -11,11 +11,13 @@ import pytest
 from dray.spec import RECIPES, Optimizer, Schedule, Train
 from tests.integration.harness import ROOT, Service
 from tests.integration.tour import blocks_of, run_tour
+from tests.marks import SOAK
 
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
 TOUR_TAKES_S = 270
 
 
+@SOAK
 @pytest.mark.ray
 def test_every_command_does_what_the_page_says(embedded: Service, tmp_path: Path) -> None:
     _, predicted, exported, _, segmented, trained, generated = run_tour(
