@@ -30,7 +30,7 @@ COVERAGE_SEEDS ?= 100
 # Tests without Ray take what the tests on a real Ray, which mostly wait for something, leave of the
 # processors. Where Linux groups processes by session, the session gets the lower priority.
 ifneq ($(shell command -v setsid),)
-AT_LEISURE := setsid -w sh -c 'echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$$0" "$$@"'
+AT_LEISURE := setsid -w sh -c 'echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 10 "$$0" "$$@"'
 endif
 
 export OMP_NUM_THREADS ?= 1
