@@ -34,6 +34,8 @@ AT_LEISURE := setsid -w sh -c 'echo 19 2>/dev/null >/proc/self/autogroup; exec n
 endif
 
 export OMP_NUM_THREADS ?= 1
+# Each process compiles every module anew where this is set, a second or two each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo run test test-fast coverage soak chaos check lint types imports format openapi reference bench clean

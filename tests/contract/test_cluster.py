@@ -22,7 +22,7 @@ from tests.contract.grounds import (
     lines_of,
     steps_of,
 )
-from tests.marks import SOAK, soak
+from tests.marks import SOAK
 
 pytestmark = pytest.mark.anyio
 
@@ -124,10 +124,11 @@ async def test_what_a_node_has_when_its_agent_is_stopped_at_the_end_is_delivered
         assert len(lines_of(frames_of(replies), rank)) == STEPS
 
 
+@SOAK
 @pytest.mark.parametrize("_cluster", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
 @pytest.mark.parametrize(
     ("kind", "cause"),
-    [soak("Supervisor", Cause.SUPERVISOR_LOST), ("RankActor", Cause.WORKER_LOST)],
+    [("Supervisor", Cause.SUPERVISOR_LOST), ("RankActor", Cause.WORKER_LOST)],
 )
 async def test_an_attempt_whose_supervisor_or_rank_actor_is_stopped_comes_to_an_end(
     ground: Ground, kind: str, cause: Cause

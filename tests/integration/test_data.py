@@ -170,6 +170,7 @@ def _noise() -> bytes:
     return buffer.getvalue()
 
 
+@SOAK
 @pytest.mark.ray
 def test_each_fault_of_the_data_fails_the_job_with_a_sentence(
     supplied: Service, tmp_path: Path
@@ -186,6 +187,7 @@ def test_each_fault_of_the_data_fails_the_job_with_a_sentence(
             assert job.attempt == 1, "trying again would not help"
 
 
+@SOAK
 @pytest.mark.ray
 def test_broken_data_end_the_job_at_once_and_no_secret_gets_out(
     supplied: Service, s3: ObjectStore

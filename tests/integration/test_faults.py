@@ -151,6 +151,7 @@ def test_a_killed_rank_is_replaced_and_no_step_is_lost(
     assert_books_add_up(client, job.id)
 
 
+@SOAK
 def test_a_killed_supervisor_costs_only_the_way_back_to_the_checkpoint(
     embedded: Service, client: Client, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_killed_supervisor_costs_only_the_way_back_to_the_checkpoint(
     assert_books_add_up(client, job.id)
 
 
+@SOAK
 def test_a_lost_cluster_sends_its_jobs_back_to_the_queue_uncharged(
     embedded: Service, client: Client, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -125,7 +125,7 @@ def run_ranks(
         return train()
     except Segfault as fault:
         warnings.warn(f"made again: {fault}", stacklevel=2)
-        shutil.rmtree(home / f"attempt-{attempt}")
+        shutil.rmtree(home / f"attempt-{attempt}", ignore_errors=True)  # it may not be there yet
         return train()
 
 
