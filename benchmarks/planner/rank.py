@@ -64,15 +64,21 @@ def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
     if isinstance(loop.strategy, LocalSgd):
         tracker.track_external(*loop.strategy.agreed)
     with tracker:
-        loop.take(RankAssignment(0, rank, world_size))
-        loop.enter()
-        loop._step(1)
+        loop.join_group(RankAssignment(0, rank, world_size))
+        loop.restore()
+        _step(loop, 1)
     with tracker:  # the peak is counted from here on
         for step in range(2, NUM_STEPS + 1):
-            loop._step(step)
+            _step(loop, step)
     found: int = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
-    loop.end()
+    loop.close()
     return found
+
+
+def _step(trainer: Trainer, step: int) -> None:
+    batch = trainer.load_batch(step)
+    loss = trainer.forward_backward(step, batch)
+    trainer.report(step, batch, loss, trainer.update(step))
 
 
 def main() -> None:

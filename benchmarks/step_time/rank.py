@@ -1,6 +1,6 @@
 """One rank of the measurement, started by torchrun: both loops, block by block, in one process.
 
-dray's side is the real `Loop.fit` with the real spool. After every other block of its steps it
+dray's side is the real training loop with the real spool. After every other block of its steps it
 lets the plain loop do two: A B B A A B B A ..., so that a drift of the machine's speed falls on
 both alike.
 """
@@ -12,7 +12,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -29,7 +30,7 @@ from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.sampler import steps_per_epoch
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop import rank_main
-from ray_workers.training.loop.trainer import Trainer
+from ray_workers.training.loop.trainer import Trainer, train
 
 
 class Plain(Protocol):
@@ -61,17 +62,25 @@ class AlternatingLoop(Trainer):
         self.dray_s: list[float] = []
         self.plain_s: list[float] = []
 
-    def fit(self, membership: RendezvousHandler) -> None:
+    @contextmanager
+    def steps_are_timed(self, rendezvous: RendezvousHandler) -> Iterator[None]:
         self._plain = self._make_plain()
         self._meet()
         self._began = time.perf_counter()
-        super().fit(membership)
+        with super().steps_are_timed(rendezvous):
+            yield
 
-    def _between_steps(self, step: int) -> None:
-        super()._between_steps(step)
-        if step % self.steps_per_block != 0:
+    def settle(self) -> None:
+        super().settle()
+        if self.progress.step % self.steps_per_block != 0:
             return
-        self._finish()
+        self._end_block()
+
+    def finish(self) -> None:
+        """Ends here: what the job leaves is not timed."""
+
+    def _end_block(self) -> None:
+        self._wait_for_device()
         self.dray_s.append(time.perf_counter() - self._began)
         if len(self.dray_s) % 2 == 1:
             self._time_plain()
@@ -82,11 +91,11 @@ class AlternatingLoop(Trainer):
 
     def _meet(self) -> None:
         """Begin together, with nothing left to do."""
-        self._finish()
+        self._wait_for_device()
         if dist.is_initialized():
             dist.barrier()
 
-    def _finish(self) -> None:
+    def _wait_for_device(self) -> None:
         if self.task.device == "cuda":
             torch.cuda.synchronize()
 
@@ -94,7 +103,7 @@ class AlternatingLoop(Trainer):
         self._meet()
         began = time.perf_counter()
         self._plain.train(self.steps_per_block)
-        self._finish()
+        self._wait_for_device()
         self.plain_s.append(time.perf_counter() - began)
 
 
@@ -123,10 +132,7 @@ def main() -> None:
 
 def alternate(loop: AlternatingLoop, folder: Path) -> None:
     """Train to the end, leave the times of rank 0 in the folder, and end the process."""
-    membership = RendezvousHandler(loop.task, loop.page)
-    membership.join(lambda: loop.take(membership.place))
-    loop.enter()
-    loop.fit(membership)
+    train(loop, RendezvousHandler(loop.task, loop.page))
     if loop.rank == 0:
         times = {
             "dray_s": loop.dray_s,
@@ -135,7 +141,6 @@ def alternate(loop: AlternatingLoop, folder: Path) -> None:
             "num_steps": loop.calendar.total_steps,
         }
         (folder / "times.json").write_text(json.dumps(times))
-    membership.leave()
     # As dray's training processes end. The interpreter's own end tears down what gloo's threads
     # still use, and now and then aborts.
     sys.stdout.flush()

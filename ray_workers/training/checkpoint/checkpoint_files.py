@@ -32,6 +32,7 @@ from ray_workers.training.checkpoint import direct_io, safetensors_layout
 from ray_workers.training.checkpoint.staging import StagedState, Stager
 from ray_workers.training.core.early_stopping import sign_of
 from ray_workers.training.core.errors import BrokenCheckpointError, UnreachableCheckpointError
+from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 
 MANIFEST = "manifest.json"
 TENSORS = "state.safetensors"
@@ -113,6 +114,7 @@ def commit(base_url: str, about: CheckpointMetadata, snapshot: StagedState) -> C
 
 def _commit(url: str, about: CheckpointMetadata, snapshot: StagedState) -> CommittedCheckpoint:
     manifest_url = f"{url}/{MANIFEST}"
+    faultpoint(FaultPoint.BEFORE_WRITE, about.step)
     files.remove_file(manifest_url)  # while its files change, there is no checkpoint here
     tree = json.dumps(snapshot.tree).encode()
     entries = []
@@ -134,8 +136,10 @@ def _commit(url: str, about: CheckpointMetadata, snapshot: StagedState) -> Commi
         "files": entries,
     }
     text = json.dumps(manifest, indent=1).encode()
+    faultpoint(FaultPoint.BEFORE_MANIFEST, about.step)
     manifest_sha256 = direct_io.write_buffer(manifest_url, memoryview(text), len(text))
     files.sync_names(url)
+    faultpoint(FaultPoint.CHECKPOINT_COMMITTED, about.step)
     size = snapshot.num_bytes + len(tree) + len(text)
     return CommittedCheckpoint(url, about.step, manifest_sha256, size, dict(about.metrics))
 

@@ -25,6 +25,7 @@ from ray_workers.shared.contracts import AWAITING, Cause, RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment, RankPhase, TimeCategory
 from ray_workers.shared.spool_reader import spool_key
 from ray_workers.training.core.errors import PartsLostError, cause_of
+from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group
 from ray_workers.training.elastic.connections import Connections
 
@@ -103,9 +104,11 @@ class RendezvousHandler:
         """Whatever fails here is said by the store or a peer, and never the training code's error:
         DistStoreError, unless it is Regroup or tells its cause by itself."""
         try:
+            store = self._meet()
+            faultpoint(FaultPoint.PEERS_ARE_THERE)
             process_group.join(
                 self._device,
-                self._meet(),
+                store,
                 self.place.rank,
                 self.place.world_size,
                 timedelta(seconds=FORMING_LIMIT_S),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from safetensors.torch import load_file
 from dray.spec import JobSpec
 from ray_workers import recipes
 from ray_workers.shared.contracts import DataPolicy, RankTask
+from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data import device_dataset
-from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.meta_init import materialise
 from tests.unit.training.ranks import frames
 
@@ -56,15 +58,18 @@ def series(home: Path, key: str, *, rank: int = 0, attempt: int = 1) -> dict[int
 
 
 def die_at_step_18(task: RankTask) -> None:
-    step_of = Trainer._step
+    def die() -> None:
+        wait_for_checkpoint(task, 15)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    def step(loop: Trainer, number: int) -> None:
-        step_of(loop, number)
-        if number == 18:
-            loop.checkpoints.wait()  # else that of step 15 may not be committed yet
-            os.kill(os.getpid(), signal.SIGKILL)
+    arm(FaultPoint.STEP_ENDS, die, at_step=18)
 
-    Trainer._step = step  # type: ignore[method-assign]
+
+def wait_for_checkpoint(task: RankTask, step: int) -> None:
+    """Until that of the step is committed; it is written beside the training."""
+    if task.rank == 0:
+        while step not in [one.step for one in checkpoint_files.committed(task.checkpoint_url)]:
+            time.sleep(0.001)
 
 
 def assert_same(one: Any, other: Any) -> None:

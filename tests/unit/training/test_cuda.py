@@ -17,7 +17,7 @@ import torch
 from ray_workers.shared.contracts import RankTask
 from ray_workers.training.checkpoint.safetensors_layout import read_tensors, restore
 from ray_workers.training.checkpoint.staging import Stager, hold_for
-from ray_workers.training.loop.trainer import Trainer
+from ray_workers.training.core.faultpoints import FaultPoint, arm
 from tests.unit.training.jobs import assert_same, weights
 from tests.unit.training.ranks import frames, run_ranks
 
@@ -55,13 +55,7 @@ CYCLES = 150_000_000
 
 def _keep_busy(task: RankTask) -> None:
     """Have the GPU do nothing for a while at the begin of each step."""
-    step_of = Trainer._step
-
-    def step(loop: Trainer, number: int) -> None:
-        torch.cuda._sleep(CYCLES)
-        step_of(loop, number)
-
-    Trainer._step = step  # type: ignore[method-assign]
+    arm(FaultPoint.STEP_BEGINS, lambda: torch.cuda._sleep(CYCLES))
 
 
 def test_a_snapshot_is_the_state_as_it_was_though_the_gpu_goes_on() -> None:
@@ -112,10 +106,8 @@ def test_optimizer_state_that_is_offloaded_leaves_room_and_changes_nothing(tmp_p
 
 def _tell_memory(home: str, task: RankTask) -> None:
     """Write down what the GPU holds between two steps."""
-    step_of = Trainer._step
-
-    def step(loop: Trainer, number: int) -> None:
-        Path(home, "held").write_text(str(torch.cuda.memory_allocated()))
-        step_of(loop, number)
-
-    Trainer._step = step  # type: ignore[method-assign]
+    path = Path(home, "held")
+    arm(
+        FaultPoint.STEP_BEGINS,
+        lambda: path.write_text(str(torch.cuda.memory_allocated())),
+    )

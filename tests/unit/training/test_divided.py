@@ -16,9 +16,8 @@ import torch
 from benchmarks.equality import work
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.parallel.data_parallel.zero1 import ZeroRedundancyOptimizer
-from ray_workers.training.parallel.model_parallel.device_mesh import Mesh
-from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from tests.marks import soak, soak_but
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
@@ -473,7 +472,7 @@ def test_a_twin_gives_the_loss_scale_and_the_average_too(
 
 def _die_in_step_7(task: RankTask, culprit: int) -> None:
     if task.rank == culprit and task.incarnation == 0:
-        at_call(OptimizerStep, "loss_scale", 7)
+        arm(FaultPoint.DATA_LOADED, die, at_step=7)
 
 
 @pytest.mark.parametrize("zero", [soak(1), 3])
@@ -490,7 +489,7 @@ def test_a_rank_that_dies_while_the_mesh_is_made_is_replaced(
 
 def _die_making_the_mesh(task: RankTask) -> None:
     if task.rank == 2 and task.incarnation == 0:
-        at_call(Mesh, "_make", 1)
+        arm(FaultPoint.BEFORE_MESH, die)
 
 
 def test_parts_that_nobody_has_any_more_end_the_attempt(tmp_path: Path) -> None:
@@ -506,8 +505,10 @@ def test_parts_that_nobody_has_any_more_end_the_attempt(tmp_path: Path) -> None:
 
 def _die_with_the_twin(task: RankTask, folder: Path) -> None:
     if task.rank in (1, 3) and task.incarnation == 0:
-        at_call(
-            OptimizerStep, "loss_scale", 7, act=functools.partial(_die_together, task.rank, folder)
+        arm(
+            FaultPoint.DATA_LOADED,
+            functools.partial(_die_together, task.rank, folder),
+            at_step=7,
         )
 
 

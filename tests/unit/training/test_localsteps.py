@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import signal
 from pathlib import Path
@@ -17,8 +18,8 @@ from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, DataPolicy, RankTask
 from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.data.sampler import DistributedBatchSampler
-from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.meta_init import materialise
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, run_ranks
@@ -157,13 +158,7 @@ def _ask_to_leave_at_step_4(task: RankTask) -> None:
 
 def ask_rank_0_to_leave(task: RankTask, *, at_step: int, others_end_at: int) -> None:
     """The supervisor ends the others once rank 0 has left."""
-    original = Trainer._step
-
-    def asking(self: Trainer, step: int) -> None:
-        if step == at_step and task.rank == 0:
-            heartbeat.ask_to_leave(task.page_prefix)
-        if step == others_end_at:
-            os._exit(0)
-        original(self, step)
-
-    Trainer._step = asking  # type: ignore[method-assign]
+    if task.rank == 0:
+        ask = functools.partial(heartbeat.ask_to_leave, task.page_prefix)
+        arm(FaultPoint.STEP_BEGINS, ask, at_step=at_step)
+    arm(FaultPoint.STEP_BEGINS, lambda: os._exit(0), at_step=others_end_at)

@@ -298,13 +298,13 @@ def test_an_evaluation_that_is_done_again_is_no_reason_to_stop(tmp_path: Path) -
 
 
 def measure_twice(task: RankTask) -> None:
-    evaluate = Trainer._evaluate
+    evaluate = Trainer.evaluate
 
     def twice(loop: Trainer, step: int) -> None:
         evaluate(loop, step)
         evaluate(loop, step)
 
-    Trainer._evaluate = twice  # type: ignore[method-assign]
+    Trainer.evaluate = twice  # type: ignore[method-assign]
 
 
 def test_ranks_that_read_different_data_say_so(tmp_path: Path) -> None:

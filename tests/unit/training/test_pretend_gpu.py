@@ -24,12 +24,18 @@ from sklearn.datasets import load_diabetes, load_wine
 import dray
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.supervision.failure_attribution import RankExit, judge
-from ray_workers.training.loop.trainer import Trainer
+from ray_workers.training.core.faultpoints import FaultPoint, arm
 from tests.fakes import pretend_gpu, pretend_nccl
 from tests.marks import soak, soak_but
 from tests.unit.recipes.test_image_segmentation import NAMES, draw
 from tests.unit.training import test_divergence
-from tests.unit.training.jobs import assert_same, keep_nothing_in_memory, series, weights
+from tests.unit.training.jobs import (
+    assert_same,
+    keep_nothing_in_memory,
+    series,
+    wait_for_checkpoint,
+    weights,
+)
 from tests.unit.training.ranks import checkpoint_refs, frames, run_in_group, run_ranks
 from tests.unit.training.test_localsteps import ask_rank_0_to_leave
 
@@ -325,16 +331,10 @@ def test_a_rank_that_is_lost_ends_the_group_and_leaves_nothing_that_was_not_comp
 
 def lose_rank_1(task: RankTask) -> None:
     pretend_nccl.install()
-    step_of = Trainer._step
-
-    def step(loop: Trainer, number: int) -> None:
-        if number == 3 and loop.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if number == 3:
-            loop.checkpoints.wait()  # that of step 2 is committed
-        step_of(loop, number)
-
-    Trainer._step = step  # type: ignore[method-assign]
+    if task.rank == 1:
+        arm(FaultPoint.STEP_BEGINS, lambda: os.kill(os.getpid(), signal.SIGKILL), at_step=3)
+    else:
+        arm(FaultPoint.STEP_BEGINS, lambda: wait_for_checkpoint(task, 2), at_step=3)
 
 
 def test_the_pretended_gpu_is_as_strict_as_a_real_one() -> None:

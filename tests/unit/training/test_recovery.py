@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,13 @@ from dray import spec
 from ray_workers.recipes.models import images
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase
-from ray_workers.training.checkpoint import checkpoint_files, direct_io
-from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.data import device_dataset
-from ray_workers.training.data.prefetcher import Prefetcher
-from ray_workers.training.elastic import process_group, rendezvous
+from ray_workers.training.elastic import rendezvous
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
-from ray_workers.training.loop.evaluation import Evaluation
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.gradients import GradientEngine
-from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from tests.marks import soak, soak_but
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import (
@@ -85,18 +83,15 @@ def at_call(
     setattr(owner, name, dying)
 
 
-def _in_backward(step: int, *, exchanged: bool) -> None:
-    """Between the forward and the backward pass, or in the midst of the backward pass, when some
-    of the gradients may be on their way."""
+def _in_backward(step: int) -> None:
+    """In the midst of the backward pass, when some of the gradients may be on their way."""
     original = GradientEngine.backward
     calls = 0
 
     def dying(self: GradientEngine, parts: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal calls
         calls += 1
-        if calls == step and not exchanged:
-            args = (*args[:2], die)
-        if calls == step and exchanged:
+        if calls == step:
             last = next(iter(self._parameters))
             last.register_hook(lambda grad: die())  # type: ignore[no-untyped-call]
         original(self, parts, *args, **kwargs)
@@ -104,23 +99,31 @@ def _in_backward(step: int, *, exchanged: bool) -> None:
     GradientEngine.backward = dying  # type: ignore[method-assign]
 
 
+EVERY = 8
+"""Steps between two evaluations, after each of which a checkpoint is saved."""
+
+
+def _at(point: FaultPoint, step: int | None = None) -> Callable[[int], None]:
+    return lambda chosen: arm(point, die, at_step=chosen if step is None else step)
+
+
 POINTS: dict[str, Callable[[int], None]] = {
-    "before the first step": lambda _: at_call(Trainer, "fit", 1),
-    "while the group is formed": lambda _: at_call(Trainer, "enter", 1),
-    "in the data loader": lambda step: at_call(Prefetcher, "at", step),
-    "before the backward pass": lambda step: _in_backward(step, exchanged=False),
-    "in the backward pass": lambda step: _in_backward(step, exchanged=True),
-    "after the all-reduce, before the optimizer": lambda step: at_call(OptimizerStep, "step", step),
+    "before the first step": _at(FaultPoint.RESTORED, 0),
+    "while the group is formed": lambda _: arm(FaultPoint.GROUP_JOINED, die),
+    "in the data loader": _at(FaultPoint.STEP_BEGINS),
+    "before the backward pass": _at(FaultPoint.BEFORE_EXCHANGE),
+    "in the backward pass": _in_backward,
+    "after the all-reduce, before the optimizer": _at(FaultPoint.BEFORE_OPTIMIZER),
     "in the optimizer": lambda step: at_call(torch.optim.AdamW, "step", step, after=True),
-    "after the step": lambda step: at_call(OptimizerStep, "step", step, after=True),
-    "before the evaluation": lambda _: at_call(Evaluation, "measure", 1),
-    "after the evaluation": lambda _: at_call(Evaluation, "measure", 1, after=True),
-    "when a checkpoint was begun": lambda _: at_call(CheckpointManager, "save", 1, after=True),
-    "before a checkpoint is written": lambda _: at_call(checkpoint_files, "commit", 1),
-    "before a checkpoint's manifest": lambda _: at_call(direct_io, "write_buffer", 3),
-    "when a checkpoint was committed": lambda _: at_call(checkpoint_files, "commit", 1, after=True),
-    "before the result is written": lambda _: at_call(Trainer, "finish", 1),
-    "when the result was written": lambda _: at_call(Trainer, "_write_result", 1, after=True),
+    "after the step": _at(FaultPoint.AFTER_OPTIMIZER),
+    "before the evaluation": _at(FaultPoint.BEFORE_EVALUATION, EVERY),
+    "after the evaluation": _at(FaultPoint.AFTER_EVALUATION, EVERY),
+    "when a checkpoint was begun": _at(FaultPoint.SAVE_BEGUN, EVERY),
+    "before a checkpoint is written": _at(FaultPoint.BEFORE_WRITE, EVERY),
+    "before a checkpoint's manifest": _at(FaultPoint.BEFORE_MANIFEST, EVERY),
+    "when a checkpoint was committed": _at(FaultPoint.CHECKPOINT_COMMITTED, EVERY),
+    "before the result is written": lambda _: arm(FaultPoint.BEFORE_RESULT, die),
+    "when the result was written": lambda _: arm(FaultPoint.RESULT_WRITTEN, die),
 }
 RANK_0_ONLY = {
     "when a checkpoint was begun",
@@ -214,7 +217,7 @@ def _die_unconnected(task: RankTask) -> None:
     """The others know that it is there, and wait for its address."""
     rendezvous.FORMING_LIMIT_S = 600.0
     if task.rank == 2 and task.incarnation == 0:
-        at_call(process_group, "join", 1)
+        arm(FaultPoint.PEERS_ARE_THERE, die)
 
 
 def test_what_rank_0_missed_of_a_step_that_others_ended_is_told(
@@ -232,9 +235,9 @@ def _leave_rank_0_behind(task: RankTask) -> None:
         raise RuntimeError("Connection closed by peer")
 
     if task.rank == 0:
-        at_call(OptimizerStep, "step", 8, act=lose_it)
+        arm(FaultPoint.BEFORE_OPTIMIZER, lose_it, at_step=8)
     if task.rank == 2 and task.incarnation == 0:
-        at_call(OptimizerStep, "step", 8, after=True)
+        arm(FaultPoint.AFTER_OPTIMIZER, die, at_step=8)
 
 
 def test_two_of_three_ranks_die_one_after_the_other(
@@ -270,15 +273,15 @@ class InAllReduce:
         is_culprit = task.rank == self.rank
         is_late = self.late == ("culprit" if is_culprit else "others")
         groups: list[RendezvousHandler] = []
-        fit, exchange = Trainer.fit, HeartbeatPage.exchange
+        timed, exchange = Trainer.steps_are_timed, HeartbeatPage.exchange
         calls = 0
 
-        def fitting(loop: Trainer, membership: RendezvousHandler) -> None:
+        def timing(trainer: Trainer, membership: RendezvousHandler) -> AbstractContextManager[None]:
             groups.append(membership)
             if is_culprit:  # the gradient of this one comes last
-                parameter = next(iter(loop.strategy.model.parameters()))
+                parameter = next(iter(trainer.strategy.model.parameters()))
                 parameter.register_hook(lambda _: waiting())  # type: ignore[no-untyped-call]
-            fit(loop, membership)
+            return timed(trainer, membership)
 
         def entering(page: HeartbeatPage) -> None:
             nonlocal calls
@@ -294,7 +297,8 @@ class InAllReduce:
             if calls == STEP:
                 time.sleep(DEADLINE_S)
 
-        Trainer.fit, HeartbeatPage.exchange = fitting, entering  # type: ignore[method-assign]
+        Trainer.steps_are_timed = timing  # type: ignore[method-assign]
+        HeartbeatPage.exchange = entering  # type: ignore[method-assign]
 
     def _die_when_sent(self, membership: RendezvousHandler, before: int) -> None:
         while _sent(membership) < before + self.sent:
@@ -452,7 +456,7 @@ class Raising:
     def __call__(self, task: RankTask) -> None:
         rendezvous.PLACE_LIMIT_S = 0.5
         if task.rank == self.rank:
-            at_call(OptimizerStep, "step", self.step, act=_raise)
+            arm(FaultPoint.BEFORE_OPTIMIZER, _raise, at_step=self.step)
 
 
 def _raise() -> None:

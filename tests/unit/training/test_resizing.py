@@ -15,7 +15,7 @@ from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import AWAITING, RankTask
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.elastic.store_server import loopback_store
-from ray_workers.training.loop.trainer import Trainer
+from ray_workers.training.loop.trainer import Batch, Trainer
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import DEADLINE_S, Gang, make_task, run_ranks
 from tests.unit.training.test_recovery import RunningMeans, once
@@ -39,15 +39,15 @@ class Slowly:
     def __call__(self, task: RankTask) -> None:
         if self.first is not None:
             self.first(task)
-        original = Trainer._step
+        original = Trainer.load_batch
 
-        def step(loop: Trainer, number: int) -> None:
+        def load(trainer: Trainer, number: int) -> Batch:
             time.sleep(STEP_S)
-            while any(number >= s and loop.page.wanted < g for s, g in self.leash):
+            while any(number >= s and trainer.page.wanted < g for s, g in self.leash):
                 time.sleep(STEP_S)
-            original(loop, number)
+            return original(trainer, number)
 
-        Trainer._step = step  # type: ignore[method-assign]
+        Trainer.load_batch = load  # type: ignore[method-assign]
 
 
 class Resized:

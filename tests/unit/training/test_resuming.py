@@ -16,7 +16,8 @@ from sklearn.datasets import load_digits
 from dray.train.checkpoints import CheckpointRef
 from ray_workers.shared.contracts import RankTask
 from ray_workers.training.checkpoint import checkpoint_files
-from ray_workers.training.loop.trainer import Trainer
+from ray_workers.training.core.faultpoints import FaultPoint, arm
+from ray_workers.training.loop.trainer import Batch, Trainer
 from ray_workers.training.parallel.optim import optimizer_step
 from tests.unit.training.jobs import (
     assert_same,
@@ -104,14 +105,16 @@ def test_a_resume_in_another_world_size_goes_on_at_the_same_place_in_the_data(
 
 def note_the_order(task: RankTask) -> None:
     """Leave beside the spool which samples each step computes."""
-    step_of, seen = Trainer._step, {}
+    load_batch, seen = Trainer.load_batch, {}
 
-    def step(loop: Trainer, number: int) -> None:
-        step_of(loop, number)
-        seen[number] = loop.prefetcher.at(number).shares[0].batch.indices.tolist()
-        Path(f"{task.page_prefix}.order").write_text(json.dumps(seen))
+    def load(trainer: Trainer, step: int) -> Batch:
+        batch = load_batch(trainer, step)
+        seen[step] = batch.feed.shares[0].batch.indices.tolist()
+        return batch
 
-    Trainer._step = step  # type: ignore[method-assign]
+    Trainer.load_batch = load  # type: ignore[method-assign]
+    path = Path(f"{task.page_prefix}.order")
+    arm(FaultPoint.STEP_ENDS, lambda: path.write_text(json.dumps(seen)))
 
 
 def order(home: Path, attempt: int, world_size: int) -> dict[int, list[int]]:

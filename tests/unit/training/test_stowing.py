@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dray import spec
 from ray_workers.shared.contracts import RankTask
 from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.parallel.optim import optimizer_offload, optimizer_step
 from ray_workers.training.parallel.optim.optimizer_offload import OffloadedState, rounded
 from ray_workers.training.parallel.optim.optimizers import build_optimizer
@@ -23,7 +24,7 @@ from tests.marks import SOAK
 from tests.unit.training.jobs import assert_same, die_at_step_18, series, weights
 from tests.unit.training.ranks import checkpoint_refs, replaced, run_ranks
 from tests.unit.training.test_divided import images, text
-from tests.unit.training.test_recovery import at_call
+from tests.unit.training.test_recovery import die
 
 CPU = torch.device("cpu")
 OPTIMIZERS = {
@@ -177,7 +178,7 @@ def test_a_twin_gives_what_lies_elsewhere_as_well(tmp_path: Path) -> None:
 def _stow_apart_and_die(task: RankTask) -> None:
     _stow_apart(task)
     if task.rank == 1 and task.incarnation == 0:
-        at_call(optimizer_step.OptimizerStep, "loss_scale", 7)
+        arm(FaultPoint.DATA_LOADED, die, at_step=7)
 
 
 def _stow_apart(task: RankTask) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dray import spec
+from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group
 
 AXES = ("pipeline", "data", "shard", "context", "tensor")
@@ -34,6 +35,7 @@ class Mesh:
             rank, self.at[axis] = divmod(rank, self.sizes[axis])
         # Who computes other places of the same samples holds parts of the model as well.
         self.num_holders = self.sizes["shard"] * self.sizes["context"]
+        faultpoint(FaultPoint.BEFORE_MESH)
         self._whole = self._make(device)
         self.context_group = self._make_context() if self.sizes["context"] > 1 else None
         process_group.keep_all()

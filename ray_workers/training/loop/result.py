@@ -1,0 +1,55 @@
+"""The result of a training, and what the job's log says of an evaluation and an early end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from torch import nn
+
+from dray import spec, train
+from dray.train import storage_room
+from ray_workers.shared import job_log
+from ray_workers.training.core.schedule import Calendar
+from ray_workers.training.core.workload import Workload
+
+
+def store(
+    workload: Workload,
+    trained: nn.Module,
+    metrics: Mapping[str, float],
+    step: int,
+    *,
+    waiting: Callable[[], None],
+) -> None:
+    """Store the recipe's result files as artifacts of the job.
+
+    Where the storage has no room, waits for it; `waiting` is called meanwhile, so that nobody
+    takes the wait for a hang.
+    """
+
+    def write() -> None:
+        with TemporaryDirectory(prefix="dray-result-") as folder:
+            workload.write_results(trained, dict(metrics), step, Path(folder))
+            for path in sorted(Path(folder).iterdir()):
+                train.store_artifact(path)
+
+    storage_room.wait_for_room("the result", write, waiting=waiting)
+
+
+def report_early_stop(options: spec.Train, step: int, total_steps: int) -> None:
+    """Say that the job ends after `step`, which is from now on its last."""
+    rule = options.early_stopping
+    assert rule is not None
+    job_log.log(
+        f"stopped early after step {step} of {total_steps}: "
+        f"{rule.metric} has not improved for {rule.patience} evaluations"
+    )
+    train.report(step, {}, total_steps=step)
+
+
+def of_evaluation(calendar: Calendar, step: int, metrics: Mapping[str, float]) -> str:
+    """What the job's log says of an evaluation."""
+    figures = ", ".join(f"{key} {value:.4g}" for key, value in sorted(metrics.items()))
+    return f"epoch {calendar.epoch_of(step)}, step {step} of {calendar.total_steps}: {figures}"

@@ -1,0 +1,174 @@
+"""How far a rank has come: what a checkpoint restores, and what a rank that joins is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from dray import train
+from dray.spec import JobSpec
+from ray_workers.shared.contracts import FrameKind, RankTask
+from ray_workers.shared.heartbeat import UnreportedStep
+from ray_workers.training.checkpoint import checkpoint_files, resuming
+from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata, LoadedCheckpoint
+from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.core.early_stopping import EarlyStoppingState
+from ray_workers.training.core.errors import BrokenCheckpointError, DataError
+from ray_workers.training.core.progress import NO_STATE, Progress
+from ray_workers.training.core.schedule import Calendar
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.data.sampler import position_after
+from ray_workers.training.loop.step_reporter import StepReporter
+from ray_workers.training.parallel import Strategy
+from ray_workers.training.parallel.optim.optimizer_step import is_numbered
+
+
+class TrainingState:
+    """What one rank knows between two steps besides the strategy's own state (weights, optimizer).
+
+    The same on all ranks of a group, but for `unreported`.
+    """
+
+    def __init__(
+        self,
+        task: RankTask,
+        spec: JobSpec,
+        workload: Workload,
+        calendar: Calendar,
+        strategy: Strategy,
+        reporter: StepReporter,
+    ) -> None:
+        self.progress: Progress = NO_STATE
+        self.early_stopping = EarlyStoppingState()
+        self.metrics: dict[str, float] = {}
+        """Of the last evaluation."""
+        self.measured_at = 0
+        """The step of this attempt after which the last evaluation was; 0 for none."""
+        self.unreported: list[UnreportedStep] = []
+        """The figures of the last steps that a peer handed over with its state."""
+        self._task = task
+        self._spec = spec
+        self._workload = workload
+        self._calendar = calendar
+        self._strategy = strategy
+        self._reporter = reporter
+
+    def resume(
+        self, checkpoints: CheckpointManager, all_agree: Callable[[int], bool], *, is_rank_0: bool
+    ) -> None:
+        """Restore the newest sound checkpoint of an earlier attempt, or begin at step 0. A
+        collective: `all_agree` says whether all ranks have the same number.
+
+        Rank 0 reports which checkpoint it was, and which ones were damaged.
+        """
+        refs = self._task.resume_from
+        loaded, passed_over = resuming.choose(refs, lambda sound: all_agree(sound) and sound)
+        if loaded is None:
+            loaded = self._begin()
+        else:
+            self._restore(loaded)
+        if not is_rank_0:
+            return
+        resuming.log_passed_over(passed_over)
+        step = self.progress.step
+        if step:
+            checkpoints.adopt(refs[len(passed_over) :])
+        body = resuming.receipt(loaded, passed_over, step=step, position=self._position(step))
+        train.emit(FrameKind.RESUMED, body)
+
+    def _begin(self) -> LoadedCheckpoint | None:
+        """Begin at step 0, or with what the document takes of another job's checkpoint: that."""
+        self.progress = Progress.at(0)
+        ref, asked = self._task.init_from, self._spec.init_from
+        if ref is None:
+            return None
+        try:
+            loaded = checkpoint_files.load(ref)
+        except BrokenCheckpointError as error:
+            raise DataError(f"init_from: {error}") from error
+        if asked is not None and asked.take == "everything":
+            self._restore_other_job(loaded)
+            return loaded
+        resuming.refuse_other_model("init_from: the checkpoint", loaded, self._strategy.whole())
+        self._strategy.load_model(loaded.state["model"])
+        return loaded
+
+    def _restore(self, loaded: LoadedCheckpoint) -> None:
+        """Take the state of a checkpoint. DataError if it was trained on other data."""
+        known = loaded.position.get("data")
+        if known != self._workload.fingerprint:
+            raise DataError(
+                f"the data set is not the one that the checkpoint of step {loaded.saved.step} was "
+                f"trained on: its content hashes to {self._workload.fingerprint}, not {known}. "
+                "Put the data back, or start a new job with init_from, which takes the weights"
+            )
+        step = loaded.saved.step
+        resuming.refuse_other_model(
+            f"the checkpoint of step {step}", loaded, self._strategy.whole()
+        )
+        self._strategy.load(loaded.state)
+        self.early_stopping = EarlyStoppingState(**loaded.state["patience"])
+        self.progress = Progress.at(step)
+        self.metrics = dict(loaded.saved.metrics)
+
+    def _restore_other_job(self, loaded: LoadedCheckpoint) -> None:
+        """Take the state of another job's checkpoint, but for how long its early stopping has
+        waited: this job's may go by another metric. DataError if there is nothing left to do, or
+        the checkpoint is too old to be divided."""
+        step, last = loaded.saved.step, self._calendar.total_steps
+        if step >= last:
+            raise DataError(
+                f"init_from: the checkpoint is of step {step}, and the job ends after step {last}: "
+                "give it more train.epochs, or a larger train.max_steps"
+            )
+        if self._spec.is_divided and is_numbered(loaded.state["optimizer"]):
+            raise DataError(
+                "init_from: an old version of dray wrote the checkpoint, whose optimizer state is "
+                "for ranks that have the whole model. Take its weights alone, or divide nothing"
+            )
+        self._restore(loaded)
+        self.early_stopping = EarlyStoppingState()
+
+    def of_checkpoint(
+        self, step: int, world_size: int
+    ) -> tuple[CheckpointMetadata, dict[str, Any]]:
+        """What a checkpoint after `step` says of itself, and its content, on rank 0."""
+        loss = self._reporter.last_loss
+        about = CheckpointMetadata(
+            step,
+            metrics=self.metrics if self._calendar.evaluates_after(step) else {},
+            position={
+                **self._position(step),
+                "seed": self._spec.train.seed,
+                "global_batch_size": self._spec.train.global_batch_size,
+                "world_size": world_size,
+                "data": self._workload.fingerprint,
+            },
+            loss=loss if math.isfinite(loss) else None,
+        )
+        return about, {**self._strategy.state(), "patience": asdict(self.early_stopping)}
+
+    def peer_state_dict(self, unreported: list[UnreportedStep]) -> dict[str, Any]:
+        """What a rank needs that joins the group without a state; for `load_peer_state`."""
+        return {
+            **self._strategy.peer_state_dict(),
+            "patience": asdict(self.early_stopping),
+            "metrics": self.metrics,
+            "measured_at": self.measured_at,
+            "loss": self._reporter.last_loss,
+            "figures": [tuple(figures) for figures in unreported],
+        }
+
+    def load_peer_state(self, state: Mapping[str, Any]) -> None:
+        """Take what a peer's `peer_state_dict` gave."""
+        self._strategy.load_peer_state(state)
+        self.early_stopping = EarlyStoppingState(**state["patience"])
+        self.metrics = dict(state["metrics"])
+        self.measured_at = state["measured_at"]
+        self._reporter.last_loss = state["loss"]
+        self.unreported = [UnreportedStep(*figures) for figures in state["figures"]]
+
+    def _position(self, step: int) -> dict[str, int]:
+        return position_after(step, len(self._workload.train), self._spec.train.global_batch_size)
