@@ -14,9 +14,10 @@ torch_pin_cpu := torch==$(TORCH_VERSION)+cpu
 torch_pin_cuda := torch==$(TORCH_VERSION)
 torch_index := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 
-# How many processes share the unit tests, and the storms: the processors, four at most. The rest
+# How many processes share the tests without Ray, which wait now and then: one more than there are
+# processors, four at most. The rest
 # needs one Ray, and runs in one.
-TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
+TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 
 # Options of `make chaos`, such as --seed 7 (see `python -m tests.chaos --help`).
 CHAOS ?=

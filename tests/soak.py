@@ -50,7 +50,7 @@ def parts() -> list[Part]:
         for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
     ]
     return [
-        Part("unit", ("tests/unit",), shared, {"OMP_NUM_THREADS": "1"}),
+        Part("unit", ("tests/unit",), shared, {"OMP_NUM_THREADS": "1", "DRAY_FUZZ": "whole"}),
         Part("storms", ("tests/simulation",), shared, {"DRAY_SEEDS": str(NUM_STORMS)}),
         *(Part(_name(path), (str(path),), ("-q",), with_ray) for path in files),
     ]

@@ -67,10 +67,10 @@ def home(tmp_path: Path) -> Path:
     ("break_", "said"),
     [
         (_no_database, "{path} is damaged (file is not a database): put a backup in"),
-        (_truncated, "{path} is damaged (database disk image is malformed): put a backup in"),
-        (_emptied, "{path} is damaged (it is empty): put a backup in"),
+        soak(_truncated, "{path} is damaged (database disk image is malformed): put a backup in"),
+        soak(_emptied, "{path} is damaged (it is empty): put a backup in"),
         (_folder, "{path} is a folder and no file: move it away"),
-        (_of_another_program, "{path} can't be used (table jobs already exists)"),
+        soak(_of_another_program, "{path} can't be used (table jobs already exists)"),
         (_of_a_newer_version, "{path} is at revision 9999, which this dray does not know"),
     ],
 )

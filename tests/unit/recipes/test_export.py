@@ -22,6 +22,7 @@ from ray_workers import recipes
 from ray_workers.recipes.export import ABOUT
 from ray_workers.shared.contracts import DataPolicy
 from ray_workers.training.parallel.meta_init import materialise
+from tests.marks import soak
 
 SAMPLES = 7
 UNET = {"width": 4, "depth": 2}
@@ -69,7 +70,13 @@ def text(folder: Path) -> dict[str, Any]:
 
 KINDS = pytest.mark.parametrize(
     ("documented", "name"),
-    [(digits, "images"), (masks, "images"), (table, "rows"), (number, "rows"), (text, "tokens")],
+    [
+        (digits, "images"),
+        soak(masks, "images"),
+        (table, "rows"),
+        soak(number, "rows"),
+        soak(text, "tokens"),
+    ],
 )
 
 

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from dray.spec import JobSpec
 from ray_workers import recipes
 from ray_workers.shared.contracts import DataPolicy, RankTask
-from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data import device_dataset
@@ -66,10 +65,12 @@ def die_at_step_18(task: RankTask) -> None:
 
 
 def wait_for_checkpoint(task: RankTask, step: int) -> None:
-    """Until that of the step is committed; it is written beside the training."""
-    if task.rank == 0:
-        while step not in [one.step for one in checkpoint_files.committed(task.checkpoint_url)]:
-            time.sleep(0.001)
+    """Until rank 0 has reported that of the step; it is written beside the training."""
+    home = Path(task.spool_dir).parents[2]
+    while task.rank == 0:
+        if step in [one["step"] for one in frames(home, attempt=task.attempt, kind="checkpoint")]:
+            return
+        time.sleep(0.001)
 
 
 def assert_same(one: Any, other: Any) -> None:

@@ -22,6 +22,7 @@ from ray_workers.training.data.sampler import Batch, share_by
 from ray_workers.training.parallel.data_parallel import load_balance
 from ray_workers.training.parallel.data_parallel.load_balance import in_proportion
 from ray_workers.training.parallel.gradients import Objective
+from tests.marks import SOAK
 from tests.unit.training.jobs import series
 from tests.unit.training.ranks import frames, run_ranks
 from tests.unit.training.test_divided import EQUAL, furthest, images
@@ -85,6 +86,7 @@ def test_a_sample_takes_as_long_however_its_share_is_cut(
     assert replica.seconds_per_sample == [3.0]
 
 
+@SOAK
 def test_a_slow_rank_gets_less_to_do(tmp_path: Path) -> None:
     even, balanced = tmp_path / "even", tmp_path / "balanced"
     job = images(3, {}, max_steps=40, epochs=4)

@@ -18,7 +18,7 @@ from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.parallel.data_parallel.zero1 import ZeroRedundancyOptimizer
-from tests.marks import soak, soak_but
+from tests.marks import SOAK, soak, soak_but
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
 from tests.unit.training.test_localsteps import ask_rank_0_to_leave
@@ -134,7 +134,8 @@ def test_a_gpt_learns_the_same(undisturbed: Undisturbed, mesh: str) -> None:
         assert all(math.isclose(told[s], expected[s], rel_tol=1e-4) for s in told), key
 
 
-@pytest.mark.parametrize("mesh", ["tensor", soak("data x shard"), soak("context x pipeline")])
+@SOAK
+@pytest.mark.parametrize("mesh", ["data x shard", "tensor", "context x pipeline"])
 def test_in_fp64_it_is_the_same_to_ten_digits(undisturbed: Undisturbed, mesh: str) -> None:
     together = undisturbed(brief, *work.MESHES[mesh], before=_in_fp64)
     assert {tensor.dtype for tensor in weights(together).values()} == {torch.float64}
@@ -219,14 +220,15 @@ def _begin_with_scale(task: RankTask, scale: float) -> None:
     torch.amp.GradScaler = functools.partial(made, init_scale=scale)  # type: ignore[assignment,misc]
 
 
+@SOAK
 @pytest.mark.parametrize(
     ("num_ranks", "parallel"),
     [
         (2, {"tensor": 2}),
-        soak(2, {"pipeline": 2}),
-        soak(2, {"pipeline": 2, "schedule": "zero_bubble", "stages_per_rank": 2}),
-        soak(2, {"context": 2, **HALF_SENT}),
-        soak(4, {"shard": 2, "pipeline": 2, **HALF_SENT}),
+        (2, {"pipeline": 2}),
+        (2, {"pipeline": 2, "schedule": "zero_bubble", "stages_per_rank": 2}),
+        (2, {"context": 2, **HALF_SENT}),
+        (4, {"shard": 2, "pipeline": 2, **HALF_SENT}),
     ],
     ids=["tensor", "pipeline", "zero bubble", "context", "shard x pipeline"],
 )
@@ -251,12 +253,12 @@ SPARED: dict[str, Any] = {
     ("train", "compression"),
     [
         (SPARED, None),
-        ({"optimizer": {"name": "lars", "lr": 5.0, "momentum": 0.9}}, None),
-        ({"optimizer": {"name": "adafactor", "lr": 0.01}}, None),
-        ({"precision": "fp16"}, {"name": "fp16"}),
-        ({}, {"name": "bf16"}),
+        soak({"optimizer": {"name": "lars", "lr": 5.0, "momentum": 0.9}}, None),
+        soak({"optimizer": {"name": "adafactor", "lr": 0.01}}, None),
+        soak({"precision": "fp16"}, {"name": "fp16"}),
+        soak({}, {"name": "bf16"}),
         ({}, {"name": "powersgd", "start_step": 4}),
-        ({}, {"name": "topk", "ratio": 0.05}),
+        soak({}, {"name": "topk", "ratio": 0.05}),
     ],
     ids=["lamb and average", "lars", "adafactor", "fp16", "bf16", "powersgd", "topk"],
 )
@@ -285,9 +287,9 @@ def compressed(
 @pytest.mark.parametrize(
     ("parallel", "train"),
     [
-        ({"shard": 2}, {"optimizer": {"name": "adamw"}}),
+        soak({"shard": 2}, {"optimizer": {"name": "adamw"}}),
         ({"shard": 2}, {"precision": "fp16"}),
-        ({"shard": 2, "zero": 1}, SPARED),
+        soak({"shard": 2, "zero": 1}, SPARED),
     ],
     ids=["ZeRO 3", "ZeRO 3 in fp16", "ZeRO 1"],
 )
@@ -374,6 +376,7 @@ def _ask_at_step_4(task: RankTask) -> None:
     ask_rank_0_to_leave(task, at_step=4, others_end_at=5)
 
 
+@SOAK
 def test_stages_resume_in_fp16(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """The loss scale, which is no stage's own, is in their checkpoint."""
     parallel, options = {"pipeline": 2}, {"max_steps": 20, "precision": "fp16"}
@@ -386,6 +389,7 @@ def test_stages_resume_in_fp16(tmp_path: Path, undisturbed: Undisturbed) -> None
     assert_same(weights(tmp_path, attempt=2), weights(left_alone))
 
 
+@SOAK
 def test_large_numbers_of_a_table_are_not_rounded(undisturbed: Undisturbed) -> None:
     """Neither they nor the codes of its categories, nor targets, are ever in half precision."""
     replicas = undisturbed(prices, 2, {}, precision="fp16")
@@ -475,7 +479,8 @@ def _die_in_step_7(task: RankTask, culprit: int) -> None:
         arm(FaultPoint.DATA_LOADED, die, at_step=7)
 
 
-@pytest.mark.parametrize("zero", [soak(1), 3])
+@SOAK
+@pytest.mark.parametrize("zero", [1, 3])
 def test_a_rank_that_dies_while_the_mesh_is_made_is_replaced(
     tmp_path: Path, undisturbed: Undisturbed, zero: int
 ) -> None:
@@ -520,6 +525,7 @@ def _die_together(rank: int, folder: Path) -> None:
     die()
 
 
+@SOAK
 def test_half_a_step_of_zero_1_is_no_state_to_go_on_from(tmp_path: Path) -> None:
     """In each group somebody dies who has not sent its part of the new weights. Those who are left
     have their own parts of them, and the others' of before."""

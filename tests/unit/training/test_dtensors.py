@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from ray_workers.training.parallel.dtensor import Cut, local, part_of, whole_of
+from tests.marks import SOAK
 from tests.unit.training.ranks import run_in_group
 
 SHARD, TENSOR = 4, 2
@@ -44,6 +45,7 @@ def _cut_twice(rank: int) -> None:
         assert torch.equal(whole_of(part), whole), name
 
 
+@SOAK
 def test_fsdp_over_tensor_parts_that_are_not_even() -> None:
     """Each rank takes what FSDP has it hold, and together they have it all again."""
     run_in_group(_cut_twice, SHARD * TENSOR)

@@ -278,7 +278,7 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("name", soak_but(SHARED, short=["replicated", "shard", "pipeline"]))
+@pytest.mark.parametrize("name", soak_but(SHARED, short=["replicated", "shard"]))
 def test_two_ranks_learn_by_the_rules_of_nccl_what_they_learn_by_gloo(
     name: str, tmp_path: Path, sources: dict[str, str]
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from dray.spec import Profile
 from ray_workers.training.loop.profiler import Profiler, summarise
+from tests.marks import SOAK
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import replaced, run_ranks
 from tests.unit.training.test_recovery import Fault
@@ -112,6 +113,7 @@ def test_each_rank_that_is_named_leaves_its_own(tmp_path: Path) -> None:
     assert 0 < summary["communication_s"] < summary["wall_s"]
 
 
+@SOAK
 def test_steps_that_are_done_again_are_recorded_again_and_learn_the_same(tmp_path: Path) -> None:
     plain, mended = tmp_path / "plain", tmp_path / "mended"
     spec = document(2, epochs=2)

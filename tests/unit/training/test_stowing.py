@@ -166,6 +166,7 @@ def test_state_that_lies_elsewhere_is_whole_in_a_checkpoint(tmp_path: Path) -> N
     assert_same(weights(plain), weights(apart, attempt=2))
 
 
+@SOAK
 def test_a_twin_gives_what_lies_elsewhere_as_well(tmp_path: Path) -> None:
     job = images(4, {"shard": 2}, optimizer={"name": "adamw"}, max_steps=10)
     plain, mended = tmp_path / "plain", tmp_path / "mended"
