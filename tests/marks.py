@@ -19,7 +19,7 @@ def soak(*values: Any) -> Any:
     return pytest.param(*values, marks=SOAK)
 
 
-def soak_but(names: Iterable[str], *, short: Collection[str]) -> list[Any]:
+def soak_but(names: Iterable[Any], *, short: Collection[Any]) -> list[Any]:
     """`names` as parameters, of which `make test` tries those in `short`, `make soak` all.
 
     ValueError if `short` has a name that is not among them.
@@ -27,5 +27,5 @@ def soak_but(names: Iterable[str], *, short: Collection[str]) -> list[Any]:
     known = list(names)
     unknown = set(short) - set(known)
     if unknown:
-        raise ValueError(f"no parameter is called {', '.join(sorted(unknown))}")
+        raise ValueError(f"no parameter is called {', '.join(map(str, unknown))}")
     return [name if name in short else soak(name) for name in known]

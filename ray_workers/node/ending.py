@@ -15,17 +15,17 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ray_workers.node import compat_ray
+
 END_LIMIT_S = 20.0
 
 
 def end_actor(actor: Any, *, may_restart: bool = False) -> None:
     """Have Ray give the actor up, and its process killed where it runs. Blocking."""
-    from ray._private.state import actors
-
-    entry = actors(actor._actor_id.hex())
-    pid, node_id = entry.get("Pid"), entry.get("Address", {}).get("NodeID")
+    process = compat_ray.process_of(actor)
     ray.kill(actor, no_restart=not may_restart)
-    if pid and node_id:
+    if process is not None:
+        pid, node_id = process
         there = NodeAffinitySchedulingStrategy(node_id, soft=False)
         killing = _kill_worker.options(num_cpus=0, scheduling_strategy=there).remote(pid)
         ray.get(killing, timeout=END_LIMIT_S)

@@ -10,6 +10,8 @@ import contextlib
 import importlib
 from typing import Any, Protocol
 
+from ray_workers.node import compat_ray
+
 
 class GpuMemory(Protocol):
     """What a node agent asks before it calls a slot free."""
@@ -43,9 +45,9 @@ class NvmlMemory:
 
 def _load() -> Any:
     """The initialised bindings, or None where there is no NVIDIA driver."""
-    for name in ("pynvml", "ray._private.thirdparty.pynvml"):
+    for load in (lambda: importlib.import_module("pynvml"), compat_ray.nvml):
         try:
-            nvml: Any = importlib.import_module(name)
+            nvml: Any = load()
             nvml.nvmlInit()
         except Exception:  # not installed, or no library, driver or permission: all the same here
             continue

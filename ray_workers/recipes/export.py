@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from ray_workers.training.core import compat_torch
+
 ONNX, PROGRAM = ".onnx", ".pt2"
 OUTPUT = "logits"
 ABOUT = "about.json"
@@ -83,7 +85,7 @@ def _write_onnx(
 def _without_advice() -> Iterator[None]:
     """Keep torch from naming the packages that it would convert other models with, and from
     warning of its own deprecated calls."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    logger = logging.getLogger(compat_torch.ONNX_REGISTRATION_LOGGER)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

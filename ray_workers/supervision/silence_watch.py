@@ -14,6 +14,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
+from ray_workers.node import compat_ray
 from ray_workers.node.ending import end_actor
 from ray_workers.shared.contracts import AttemptSpec, ProcessKind, SilentProcess
 from ray_workers.shared.machine_pace import MachinePace
@@ -53,7 +54,7 @@ class SilenceWatch:
         if self._is_silent(STORE):
             found[ProcessKind.STORE, None] = self._silence.since(STORE)
         for member in self._group.running:
-            name, kind = member.actor._actor_id, ProcessKind.RANK_ACTOR
+            name, kind = compat_ray.actor_id_of(member.actor), ProcessKind.RANK_ACTOR
             if self._is_silent(name):
                 since = self._silence.since(name)
                 found[kind, member.node_id] = min(found.get((kind, member.node_id), since), since)
@@ -72,7 +73,7 @@ class SilenceWatch:
         return True
 
     async def _ask_actor(self, member: Member) -> None:
-        name = member.actor._actor_id
+        name = compat_ray.actor_id_of(member.actor)
         with contextlib.suppress(TimeoutError, RayActorError):
             await self._silence.ask(name, PING_LIMIT_S, member.actor.ping.remote())
         if member.is_running and self._is_given_up(name):

@@ -142,6 +142,7 @@ async def test_an_attempt_whose_supervisor_or_rank_actor_is_stopped_comes_to_an_
     assert await eventually(ground.all_free, "the slots of an ended attempt are held")
 
 
+@SOAK
 @pytest.mark.parametrize("_cluster", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
 async def test_a_gateway_that_is_stopped_is_replaced_and_the_attempt_goes_on(
     ground: Ground,

@@ -114,6 +114,7 @@ def one_of_its_nodes(cluster: RayByHand, client: Client, job_id: str) -> str:
     return next(name for name in ("second", "third") if cluster.node_id(name) in carriers)
 
 
+@SOAK
 def test_a_gang_over_two_nodes_survives_a_killed_service(
     joined: Service, client: Client, tmp_path: Path
 ) -> None:

@@ -1,8 +1,8 @@
 """The service killed, or stopped past its lease, at each of its steps: every promise holds.
 
 A step is a call to the database or the cluster, before it arrives and after, with the answer lost.
-SQLite tries all of them, PostgreSQL each `SHARE`-th: what differs there is the SQL, and every
-statement is met many times.
+SQLite tries all of them in `make soak`, PostgreSQL each `SHARE`-th: what differs there is the SQL,
+and every statement is met many times.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from service.db.session import Database
 from service.domain import leases, resizing
 from service.domain.resizing import Books, Resized
 from service.domain.slots import Slice
+from tests.marks import SOAK, soak_but
 from tests.simulation import books, scenarios
 from tests.simulation.cluster import SimCluster
-from tests.simulation.conftest import TIMEOUT_S
+from tests.simulation.conftest import TIMEOUT_S, seeds
 from tests.simulation.promises import Broken
 from tests.simulation.scenarios import Story, Strike
 
@@ -31,6 +32,8 @@ SPACING = 5
 """Of the steps of the story of sizes that are tried: it meets the same ones again and again."""
 PARTS = 6
 """Of the long story, so that several processes may share it."""
+IN_PARTS = soak_but(range(PARTS), short=[seeds().start % PARTS])
+"""`make test` tries the steps of one part, another one each time."""
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def _strike_at(steps: range, story: Story, strike: Strike, folder: Path) -> None
         scenarios.tell(story, books.empty_memory(), folder, at, strike)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", IN_PARTS)
 def test_killed_at_any_step_it_is_taken_up_by_the_next(folder: Path, part: int) -> None:
     story = scenarios.all_that_happens_to_jobs
     steps = _strikes(story, folder)
@@ -57,7 +60,7 @@ def test_killed_at_any_step_it_is_taken_up_by_the_next(folder: Path, part: int) 
     _strike_at(steps[part::PARTS], story, scenarios.kill, folder)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", IN_PARTS)
 def test_killed_at_a_step_it_is_taken_up_by_the_next_on_postgresql(
     folder: Path, part: int, postgres_engine: Engine
 ) -> None:
@@ -77,6 +80,7 @@ def test_stopped_at_any_step_past_its_lease_it_does_nothing_of_before(
     _strike_at(_strikes(story, folder), story, scenarios.stop_for_long, folder)
 
 
+@SOAK
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_stopped_at_a_step_past_its_lease_it_does_nothing_of_before_on_postgresql(
     folder: Path, story: Story, postgres_engine: Engine

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store, _broadcast_coalesced
+
+from ray_workers.training.core import compat_torch
 
 OPERATION_LIMIT = timedelta(hours=12)
 BROADCAST_BYTES = 16 << 20
@@ -32,8 +33,8 @@ def keep_groups() -> None:
 
 def keep_all() -> None:
     """Treat every group that there is now as `join` does the world's."""
-    for group in dist.distributed_c10d._world.pg_map:
-        dist.distributed_c10d._set_pg_timeout(OPERATION_LIMIT, group)
+    for group in compat_torch.groups():
+        compat_torch.set_timeout(group, OPERATION_LIMIT)
         _kept.append(group)
 
 
@@ -48,20 +49,18 @@ def _keeping(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def join(
-    device: torch.device, store: Store, rank: int, world_size: int, timeout: timedelta
+    device: torch.device, store: compat_torch.Store, rank: int, world_size: int, timeout: timedelta
 ) -> None:
     """Form the group with those who meet at `store`; `timeout` is for connecting to them.
 
     Once formed, an operation may take as long as it takes: who watches the ranks knows better than
     a fixed time when one hangs.
     """
-    # By this number a group's members find each other at the store; torch counts a group that could
-    # not be formed too, and a newcomer has not seen that one.
-    dist.distributed_c10d._world.group_count = 0
+    compat_torch.count_groups_from_zero()
     dist.init_process_group(
         backend_of(device), store=store, rank=rank, world_size=world_size, timeout=timeout
     )
-    dist.distributed_c10d._set_pg_timeout(OPERATION_LIMIT, dist.group.WORLD)
+    compat_torch.set_timeout(dist.group.WORLD, OPERATION_LIMIT)
     _kept.append(dist.group.WORLD)
 
 
@@ -76,7 +75,7 @@ def abandon() -> None:
     if not dist.is_initialized():
         return
     if dist.get_backend() != "gloo":
-        dist.distributed_c10d._abort_process_group()
+        compat_torch.abort_groups()
     else:
         dist.destroy_process_group()
 
@@ -106,8 +105,7 @@ def add_up(total: Tensor, world_size: int) -> None:
 def have_rank_0s(tensors: Sequence[Tensor]) -> None:
     """Replace what the tensors hold by what they hold on rank 0."""
     if tensors:
-        group = dist.distributed_c10d._get_default_group()
-        _broadcast_coalesced(group, [tensor.detach() for tensor in tensors], BROADCAST_BYTES, 0)
+        compat_torch.broadcast_from_rank_0([t.detach() for t in tensors], BROADCAST_BYTES)
 
 
 def wait_for_all(device: torch.device, world_size: int) -> None:

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from dray.train.spool import EVERYTHING, begin_count, known
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import AWAITING, Cause, RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment, RankPhase, TimeCategory
 from ray_workers.shared.spool_reader import spool_key
+from ray_workers.training.core.compat_torch import PrefixStore, Store, TCPStore
 from ray_workers.training.core.errors import PartsLostError, cause_of
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group

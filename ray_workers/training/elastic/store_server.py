@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ray_workers.shared.store_proxy import StoreProxy
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
+    from ray_workers.training.core.compat_torch import TCPStore
 
 START_LIMIT = timedelta(seconds=60)
 SECRET_BYTES = 32
@@ -27,7 +27,7 @@ def new_store(listener: socket.socket, address: str, port: int) -> TCPStore:
 
     torch asks that a listener which it did not make be bound to that port.
     """
-    from torch._C._distributed_c10d import TCPStore
+    from ray_workers.training.core.compat_torch import TCPStore
 
     # Not on libuv: it changes what it watches by way of io_uring, and can lose a socket that takes
     # the number of one that was just closed. Seen as a request that was never read, after ranks

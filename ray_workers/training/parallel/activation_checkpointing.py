@@ -6,7 +6,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import (
 )
 
 from dray import spec
+from ray_workers.training.core import compat_torch
 
 _COSTLY = frozenset(
     (
@@ -65,5 +65,5 @@ def listed_parts(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    costs = isinstance(operation, torch._ops.OpOverload) and operation._schema.name in _COSTLY
+    costs = compat_torch.name_of(operation) in _COSTLY
     return CheckpointPolicy.MUST_SAVE if costs else CheckpointPolicy.PREFER_RECOMPUTE

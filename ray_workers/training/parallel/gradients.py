@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ray_workers.training.core import compat_torch
 from ray_workers.training.core.workload import LossSum
 from ray_workers.training.data.prefetcher import Share
 
@@ -72,8 +73,7 @@ class GradientEngine:
     def disband(self) -> None:
         """Let go of a broken group, as if the step that it was in had not begun."""
         if self._ddp is not None:
-            # Its hooks would exchange gradients over the old group, however long it lives.
-            self._ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+            compat_torch.unhook(self._ddp)
             self._ddp = None
         if self._in_backward:
             self.restore_buffers()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ray_workers.training.core import compat_torch
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.parallel.dtensor import local, part_of
 
@@ -39,12 +40,11 @@ def materialise(model: nn.Module, device: torch.device, seed: int) -> None:
 
 
 def _drawn(module: nn.Module, own: dict[str, nn.Parameter], seed: int) -> dict[str, nn.Parameter]:
-    kept = module._parameters
     drawn = {key: nn.Parameter(torch.empty(p.shape, dtype=p.dtype)) for key, p in own.items()}
-    module._parameters = {**kept, **drawn}  # some may be None
+    kept = compat_torch.replace_parameters(module, drawn)
     torch.default_generator.manual_seed(seed)
     try:
         module.reset_parameters()  # type: ignore[operator]
     finally:
-        module._parameters = kept
+        compat_torch.replace_parameters(module, kept)
     return drawn

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayError
 
+from ray_workers.node import compat_ray
 from ray_workers.node.ending import end_actor
 from ray_workers.node.ray_calls import result_within
 from ray_workers.shared import spool_reader
@@ -95,8 +95,8 @@ class RayCluster:
 
     async def snapshot(self) -> ClusterSnapshot:
         nodes = await asyncio.to_thread(ray.nodes)
-        available = await asyncio.to_thread(_available_by_node)
-        drained = await asyncio.to_thread(_drained_nodes)
+        available = await asyncio.to_thread(compat_ray.available_by_node)
+        drained = await asyncio.to_thread(compat_ray.drained_nodes)
         alive = [node for node in nodes if node["Alive"]]
         self._agents.meet(
             [node["NodeID"] for node in alive], wants_news=self._prestarter.awaits_news
@@ -361,21 +361,6 @@ def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
         for name, amount in resources.items()
         if name in ("CPU", "GPU", "memory") or name.startswith("accelerator_type:")
     }
-
-
-def _available_by_node() -> dict[str, dict[str, float]]:
-    from ray._private.state import available_resources_per_node
-
-    found: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
-    return found
-
-
-def _drained_nodes() -> dict[str, float]:
-    """By node: the Unix time of the end of each that is being drained, inf if it has none."""
-    from ray._private.state import state
-
-    found: dict[str, int] = state.get_draining_nodes()
-    return {node: at_ms / 1000 if at_ms else math.inf for node, at_ms in found.items()}
 
 
 def _leaving(drained_by: float) -> str:

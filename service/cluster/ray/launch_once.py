@@ -8,8 +8,7 @@ value only. Keys go with the Ray cluster, as the attempts do; each takes about a
 
 from __future__ import annotations
 
-from ray.experimental.internal_kv import _internal_kv_put
-
+from ray_workers.node import compat_ray
 from ray_workers.shared.contracts import namespace, supervisor_name
 
 
@@ -31,5 +30,4 @@ def give_up(deployment_id: str, job_id: str, attempt: int) -> None:
 def _has_value(deployment_id: str, job_id: str, attempt: int, value: str) -> bool:
     """Whether the attempt had one already; else it has this one now."""
     key = supervisor_name(job_id, attempt)
-    there: bool = _internal_kv_put(key, value, False, namespace=namespace(deployment_id))
-    return there
+    return compat_ray.put_once(key, value, namespace(deployment_id))

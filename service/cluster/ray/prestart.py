@@ -12,20 +12,21 @@ process.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from ray_workers.node import compat_ray
 
 logger = logging.getLogger(__name__)
 
 IDLE_WORKERS = 4
 """Processes kept idle per node: a supervisor, and ranks of one small job."""
 KEEP_ALIVE_S = 3600
+PRESTART_LIMIT_S = 10.0
 CALM_S = 3.0
 """Time after a launch before more processes are started: importing ray takes a core's half
 second, which belongs to the job that is starting."""
@@ -78,17 +79,9 @@ class Prestarter:
 
     def _prestart(self, address: str, count: int) -> None:
         try:
-            grpc: Any = importlib.import_module("grpc")
-            messages: Any = importlib.import_module("ray.core.generated.node_manager_pb2")
-            stubs: Any = importlib.import_module("ray.core.generated.node_manager_pb2_grpc")
-            request = messages.PrestartWorkersRequest(
-                language=0,  # Python, in Ray's common.proto
-                num_workers=count,
-                keep_alive_duration_secs=KEEP_ALIVE_S,
+            compat_ray.prestart_workers(
+                address, count, KEEP_ALIVE_S, _token_metadata(), PRESTART_LIMIT_S
             )
-            with grpc.insecure_channel(address) as channel:
-                stub = stubs.NodeManagerServiceStub(channel)
-                stub.PrestartWorkers(request, metadata=_token_metadata(), timeout=10.0)
         except (ImportError, AttributeError) as error:
             self._refused = True
             logger.info("this Ray can't prestart workers for us, jobs start slower: %s", error)

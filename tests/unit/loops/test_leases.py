@@ -28,6 +28,7 @@ from service.loops.leader import Leader
 from service.runtime import Runtime
 from tests.fakes.attempt import FakeRank
 from tests.fakes.cluster import FakeCluster
+from tests.marks import SOAK
 from tests.postgres import new_postgres, start
 from tests.unit.loops.world import (
     PATIENCE_S,
@@ -144,6 +145,7 @@ async def test_one_that_is_told_to_stop_while_it_takes_the_lease_releases_it(
     await leads(await postgres_world.open())
 
 
+@SOAK
 async def test_one_that_was_stopped_past_its_lease_writes_nothing_when_it_is_let_go(
     postgres_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -262,6 +264,7 @@ async def test_while_its_database_restarts_a_job_trains_on_and_loses_nothing(
     await keeps_its_promises(world, runtime, job_id)
 
 
+@SOAK
 async def test_a_holder_stopped_in_the_middle_of_a_write_is_replaced_when_its_lease_is_over(
     postgres_world: World, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

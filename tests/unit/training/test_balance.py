@@ -104,6 +104,7 @@ def test_a_slow_rank_gets_less_to_do(tmp_path: Path) -> None:
     assert losses == pytest.approx(series(even, "train/loss"), rel=1e-4)
 
 
+@SOAK
 @pytest.mark.parametrize(("difference", "is_cut_anew"), [(0.02, False), (0.5, True)])
 def test_shares_stay_equal_to_the_bit_where_nothing_is_won_by_others(
     difference: float, is_cut_anew: bool, tmp_path: Path

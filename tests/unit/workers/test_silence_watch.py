@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ray_workers.node import compat_ray
 from ray_workers.shared.contracts import ProcessKind
 from ray_workers.shared.machine_pace import MachinePace
 from ray_workers.supervision import silence_watch
@@ -51,7 +52,9 @@ def stopped_actor(name: str, node_id: str) -> SimpleNamespace:
     def ping() -> asyncio.Future[None]:
         return asyncio.get_running_loop().create_future()
 
-    actor = SimpleNamespace(_actor_id=name, ping=SimpleNamespace(remote=ping))
+    actor = SimpleNamespace(
+        _actor_id=SimpleNamespace(hex=lambda: name), ping=SimpleNamespace(remote=ping)
+    )
     return SimpleNamespace(actor=actor, node_id=node_id, is_running=True)
 
 
@@ -101,8 +104,8 @@ async def test_a_stopped_rank_actor_is_ended_though_ending_another_failed(
     group, ended = Group(), []
 
     def end_actor(actor: Any) -> None:
-        ended.append(actor._actor_id)
-        if actor._actor_id == "a":
+        ended.append(compat_ray.actor_id_of(actor))
+        if compat_ray.actor_id_of(actor) == "a":
             raise TimeoutError("its node does not answer")
 
     monkeypatch.setattr(silence_watch, "end_actor", end_actor)

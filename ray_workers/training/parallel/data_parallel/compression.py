@@ -12,7 +12,6 @@ from typing import Any, assert_never
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     bf16_compress_hook,
     fp16_compress_hook,
@@ -21,6 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from dray import spec
+from ray_workers.training.core.compat_torch import GradBucket
 from ray_workers.training.core.workload import LossSum
 from ray_workers.training.data.prefetcher import Share
 from ray_workers.training.data.sampler import derive_seed

@@ -24,6 +24,7 @@ with warnings.catch_warnings():
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ray_workers.training import devices
+from ray_workers.training.core import compat_torch
 from ray_workers.training.data.prefetcher import Prefetcher
 from ray_workers.training.parallel.data_parallel.compression import (
     compression_of,
@@ -140,8 +141,7 @@ class Zero1Step(OptimizerStep):
         if not whole:
             return named_state(self._spread.optim, self._names)
         state = named_state(self._spread, self._names)
-        # Or the whole state would lie there until the next one is gathered.
-        self._spread._all_state_dicts = []  # type: ignore[attr-defined]
+        compat_torch.forget_gathered_state(self._spread)
         return state
 
     def _load_optimizer(self, state: Mapping[str, Any], part: Callable[[Any, Tensor], Any]) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+from ray_workers.training.core import compat_torch
 
 
 class Context:
@@ -40,5 +41,4 @@ class Context:
     def _exchange(self, parts: Tensor) -> Tensor:
         """Part i of this rank for part `rank` of rank i."""
         flat = parts.contiguous().flatten()
-        received: Tensor = all_to_all_single_autograd(flat, None, None, self._group)
-        return received.view(parts.shape)
+        return compat_torch.exchange_parts(flat, self._group).view(parts.shape)

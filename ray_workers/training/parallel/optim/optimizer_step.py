@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dray import spec
+from ray_workers.training.core import compat_torch
 from ray_workers.training.core.divergence import DivergedError
 from ray_workers.training.parallel.dtensor import like, local, part_of
 from ray_workers.training.parallel.gradients import GradientEngine
@@ -98,8 +99,8 @@ class OptimizerStep:
         overflowed = not norm.isfinite()
         if not overflowed:
             self._optimizer.step()
-        found = {"found_inf_per_device": {norm.device: torch.full_like(norm, overflowed)}}
-        scaler._per_optimizer_states[id(self._optimizer)].update(found)
+        found = torch.full_like(norm, overflowed)
+        compat_torch.tell_overflow(scaler, self._optimizer, found)
         scaler.update()
         if overflowed and scaler.get_scale() < LEAST_SCALE:
             raise DivergedError(

@@ -1,0 +1,87 @@
+"""Every private name of Ray that dray uses, each behind a function of its own.
+
+A function says what for, and why no public name does. All were seen to work with Ray 2.54 to 2.60;
+tests/unit/workers/test_compat_ray.py fails, and says which one, where Ray has changed it. Ray is
+imported when a function is called: what reads this module need not run on a cluster.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+PRESTARTED_LANGUAGE = 0
+"""Python, in Ray's common.proto."""
+
+
+def actor_id_of(actor: Any) -> str:
+    """The id of an actor, in hexadecimal digits. The handle has no public one, and the actor's own
+    runtime context can only be asked in its process."""
+    text: str = actor._actor_id.hex()
+    return text
+
+
+def process_of(actor: Any) -> tuple[int, str] | None:
+    """(pid, node id) of the process that runs an actor; None where it has none. The state API says
+    the same over HTTP, by way of the dashboard, which need not run."""
+    from ray._private.state import actors
+
+    entry = actors(actor_id_of(actor))
+    pid, node_id = entry.get("Pid"), entry.get("Address", {}).get("NodeID")
+    return (pid, node_id) if pid and node_id else None
+
+
+def available_by_node() -> dict[str, dict[str, float]]:
+    """What is free of each node's resources. `ray.available_resources` adds all nodes up."""
+    from ray._private.state import available_resources_per_node
+
+    found: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return found
+
+
+def drained_nodes() -> dict[str, float]:
+    """By node that is being drained: the Unix time at which it goes, inf if it has none. `ray
+    drain-node` is public, and nothing that lists what it has done."""
+    from ray._private.state import state
+
+    found: dict[str, int] = state.get_draining_nodes()
+    return {node: at_ms / 1000 if at_ms else math.inf for node, at_ms in found.items()}
+
+
+def put_once(key: str, value: str, namespace: str) -> bool:
+    """Write a value into the cluster's key-value store unless the key has one; whether it had. Ray
+    has no public store that takes a value once."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    there: bool = _internal_kv_put(key, value, False, namespace=namespace)
+    return there
+
+
+def prestart_workers(
+    address: str,
+    count: int,
+    keep_alive_s: int,
+    metadata: Sequence[tuple[str, str]],
+    limit_s: float,
+) -> None:
+    """Have a raylet start idle worker processes; Ray's own start calls the same RPC, and no public
+    function does. ImportError or AttributeError where this Ray has none."""
+    grpc: Any = importlib.import_module("grpc")
+    messages: Any = importlib.import_module("ray.core.generated.node_manager_pb2")
+    stubs: Any = importlib.import_module("ray.core.generated.node_manager_pb2_grpc")
+    request = messages.PrestartWorkersRequest(
+        language=PRESTARTED_LANGUAGE,
+        num_workers=count,
+        keep_alive_duration_secs=keep_alive_s,
+    )
+    with grpc.insecure_channel(address) as channel:
+        stub = stubs.NodeManagerServiceStub(channel)
+        stub.PrestartWorkers(request, metadata=list(metadata), timeout=limit_s)
+
+
+def nvml() -> Any:
+    """NVIDIA's bindings that come with Ray, for a node without those of its own (`pynvml`).
+    ImportError where Ray brings none."""
+    return importlib.import_module("ray._private.thirdparty.pynvml")

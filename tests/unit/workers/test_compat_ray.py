@@ -1,0 +1,57 @@
+"""Ray's private names are there, as far as can be seen without a cluster; tests/contract calls them
+on one."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+import ray
+from ray.actor import ActorHandle
+
+from ray_workers.node import compat_ray
+
+CHANGED = f"Ray {ray.__version__} has changed a private name: see compat_ray.py"
+
+
+def _parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def test_the_state_of_the_cluster_is_asked_by_the_same_calls() -> None:
+    state = importlib.import_module("ray._private.state")
+    assert _parameters(state.actors)[0] == "actor_id", CHANGED
+    assert _parameters(state.available_resources_per_node) == [], CHANGED
+    assert _parameters(type(state.state).get_draining_nodes) == ["self"], CHANGED
+
+
+def test_an_actors_handle_knows_its_id() -> None:
+    assert "_actor_id" in inspect.getsource(ActorHandle.__init__), CHANGED
+
+
+def test_the_key_value_store_takes_a_value_once() -> None:
+    store = importlib.import_module("ray.experimental.internal_kv")
+    parameters = inspect.signature(store._internal_kv_put).parameters
+    assert list(parameters)[:3] == ["key", "value", "overwrite"], CHANGED
+    assert "namespace" in parameters, CHANGED
+
+
+def test_a_raylet_is_asked_for_workers_by_the_same_message() -> None:
+    messages: Any = importlib.import_module("ray.core.generated.node_manager_pb2")
+    stubs: Any = importlib.import_module("ray.core.generated.node_manager_pb2_grpc")
+    names = set(messages.PrestartWorkersRequest.DESCRIPTOR.fields_by_name)
+    assert names >= {"language", "num_workers", "keep_alive_duration_secs"}, CHANGED
+    assert "PrestartWorkers" in inspect.getsource(stubs.NodeManagerServiceStub.__init__), CHANGED
+    common: Any = importlib.import_module("ray.core.generated.common_pb2")
+    assert common.Language.Value("PYTHON") == compat_ray.PRESTARTED_LANGUAGE, CHANGED
+
+
+def test_a_raylet_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(Exception, match=r"connect|UNAVAILABLE"):
+        compat_ray.prestart_workers("127.0.0.1:1", 1, 1, (), 2.0)
+
+
+def test_ray_brings_the_bindings_of_gpus() -> None:
+    assert callable(compat_ray.nvml().nvmlInit), CHANGED
