@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from dray.drills import DrillKind as DrillKind
+from dray.drills import DrillState as DrillState
+
 
 class JobState(StrEnum):
     """Where a job is. The last three absorb: nothing leads out of them."""
@@ -328,32 +331,6 @@ class Hang(View):
 
 class HangPage(View):
     items: list[Hang]
-
-
-class DrillKind(StrEnum):
-    """Which fault to try."""
-
-    KILL = "kill"
-    """SIGKILL to the process of a rank."""
-    STALL = "stall"
-    """SIGSTOP to it: it hangs."""
-    PREEMPT = "preempt"
-    """The whole job is asked to leave its slots."""
-
-
-class DrillState(StrEnum):
-    """How far a drill is. The last two stay."""
-
-    WAITING = "waiting"
-    """For its step."""
-    STRUCK = "struck"
-    PASSED = "passed"
-    """The job trains again."""
-    FAILED = "failed"
-
-    @property
-    def is_over(self) -> bool:
-        return self in (DrillState.PASSED, DrillState.FAILED)
 
 
 class Drill(View):

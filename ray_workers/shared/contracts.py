@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from dray.drills import DrillKind as DrillKind
+from dray.drills import DrillState as DrillState
 from dray.train.checkpoints import CheckpointRef
 
 NAMESPACE_PREFIX = "dray-"
@@ -205,50 +207,27 @@ class Outcome:
 
 
 class FrameKind(StrEnum):
-    METRICS = "metrics"
-    """body: {step: int, values: {key: number}, epoch?, total_steps?, samples_per_s?}"""
-    LOG = "log"
-    """body: {line: int, text: str}: line counts from 0 within one rank and incarnation"""
-    CHECKPOINT = "checkpoint"
-    """body: {step, url, size_bytes, manifest_sha256, metrics: {key: number}}"""
-    CHECKPOINT_DROPPED = "checkpoint_dropped"
-    """body: {step, url}: deleted by `checkpoint.keep`"""
-    ARTIFACT = "artifact"
-    """body: {path, url, size_bytes, sha256}"""
-    RESUMED = "resumed"
-    """body: {step, url}: optimizer steps done when training began, and from which checkpoint; with
-    it the receipt of a resume, as `ray_workers.training.checkpoint.resuming` writes it"""
-    STRAGGLERS = "stragglers"
-    """body: {step, ranks: [rank], slowdown: {rank: number}, lost_s, num_steps}: these ranks take so
-    many times as long for a sample as the others, and cost each of the others `lost_s` in the last
-    `num_steps`; none any more if `ranks` is empty"""
-    DIVERGENCE = "divergence"
-    """body: {step, loss, grad_norm, then: OnDivergence}: the first step of which one of them is not
-    finite, and what the job document wants then"""
-    ERROR = "error"
-    """body: {cause: Cause, type, message, traceback}; the message is `TypeName: words (file, line
-    n)`, by the rules of `ray_workers.training.core.failure_reason`"""
+    """The kinds of frames; `ray_workers.shared.frames` has a class for the body of each."""
 
-    # What the supervisor tells, as the rank SUPERVISOR_RANK.
+    METRICS = "metrics"
+    LOG = "log"
+    CHECKPOINT = "checkpoint"
+    CHECKPOINT_DROPPED = "checkpoint_dropped"
+    ARTIFACT = "artifact"
+    RESUMED = "resumed"
+    """Its body is the receipt of a resume, which `ray_workers.training.checkpoint.resuming` makes
+    and `service.ingest.resume_reports` checks."""
+    STRAGGLERS = "stragglers"
+    DIVERGENCE = "divergence"
+    ERROR = "error"
+
+    # What the supervisor reports, as the rank SUPERVISOR_RANK.
     REGROUPING = "regrouping"
-    """body: {generation, ranks: [rank], code, message}: these ranks were lost or hang, `code` says
-    how (`killed`, `lost`, `hang`); the others keep their state and wait for the group to be
-    whole"""
     REGROUPED = "regrouped"
-    """body: {generation, ranks: [rank], step, steps_lost, recovery_s, world_size}: the group
-    trains again from after `step`; `recovery_s` from the loss to the next committed step"""
     RESIZED = "resized"
-    """body: {world_size, slices: [{node_id, num_workers}], lacking, grants, message}: the attempt
-    holds these slots from now on, all others were given back. `lacking`: how many workers more it
-    needs to train on; it stands by for them for a while. `grants`: the number of the newest
-    `Grant` that it knew, 0 for none; the slots of a newer one are its own all the same"""
     HANG = "hang"
-    """body: {culprits: [rank], step, phase, waited_s, limit_s, ranks: [{rank, step, phase,
-    collective, since_s, stack}]}: who stood still, and where everyone was"""
     DRILL = "drill"
-    """body: {id, state: DrillState, step, recovery_s, steps_lost, message}: how a drill goes"""
     LEDGER = "ledger"
-    """body: {slot_seconds: {class: number}}: what the slots of the attempt were used for so far"""
 
 
 LEFT_EXIT_CODE = 75
@@ -259,28 +238,6 @@ STORAGE_EXIT_CODE = 74
 
 SUPERVISOR_RANK = -1
 """The rank of the frames that the supervisor itself writes."""
-
-
-class DrillKind(StrEnum):
-    """Which fault a user tries on a job of their own."""
-
-    KILL = "kill"
-    """SIGKILL to the training process of a rank."""
-    STALL = "stall"
-    """SIGSTOP to it: it hangs."""
-    PREEMPT = "preempt"
-    """The whole job is asked to leave its slots."""
-
-
-class DrillState(StrEnum):
-    WAITING = "waiting"
-    """For its step."""
-    STRUCK = "struck"
-    """The fault was injected; the group is being mended."""
-    PASSED = "passed"
-    """It trains again."""
-    FAILED = "failed"
-    """The fault could not be injected, or the group was not mended in place."""
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
-from ray_workers.shared.contracts import Drill, DrillKind, DrillState, FrameKind
+from ray_workers.shared.contracts import Drill, DrillKind, DrillState
+from ray_workers.shared.frames import DrillReport, RegroupedReport
 from ray_workers.supervision.reporter import Reporter
 
 SIGNALS = {DrillKind.KILL: signal.SIGKILL, DrillKind.STALL: signal.SIGSTOP}
@@ -32,14 +32,14 @@ class FaultInjector:
         if drill.id not in self._known:
             self._known.add(drill.id)
             self._waiting.append(drill)
-            self._tell(drill, DrillState.WAITING)
+            self._report(drill, DrillState.WAITING)
 
     async def strike(self, step: int, strike: Strike, preempt: Callable[[], None]) -> None:
         """Do what is due when `step` steps are done."""
         due = [d for d in self._waiting if d.at_step is None or step >= d.at_step]
         for drill in due:
             self._waiting.remove(drill)
-            self._tell(drill, DrillState.STRUCK, step=step)
+            self._report(drill, DrillState.STRUCK, step)
             if drill.kind is DrillKind.PREEMPT:
                 preempt()
                 continue
@@ -47,18 +47,35 @@ class FaultInjector:
             if not await strike(drill.rank, SIGNALS[drill.kind]):
                 del self._struck[drill.rank]
                 message = f"rank {drill.rank} has no process that could be struck"
-                self._tell(drill, DrillState.FAILED, message=message)
+                self._report(drill, DrillState.FAILED, message=message)
 
     def struck_at(self, ranks: Sequence[int], otherwise: float) -> float:
         """Unix seconds at which a drill struck one of these ranks, if one did."""
         return min((self._struck[r][1] for r in ranks if r in self._struck), default=otherwise)
 
-    def passed(self, ranks: Sequence[int], figures: Mapping[str, Any]) -> None:
-        """The loss of these ranks was mended, with these figures."""
-        for rank in ranks:
+    def passed(self, regrouped: RegroupedReport) -> None:
+        """The group trains again after the loss of these ranks."""
+        for rank in regrouped.ranks:
             if rank in self._struck:
                 drill, _ = self._struck.pop(rank)
-                self._tell(drill, DrillState.PASSED, **figures)
+                self._report(drill, DrillState.PASSED, regrouped.step, regrouped=regrouped)
 
-    def _tell(self, drill: Drill, state: DrillState, **more: Any) -> None:
-        self._reporter.tell(FrameKind.DRILL, {"id": drill.id, "state": state, **more})
+    def _report(
+        self,
+        drill: Drill,
+        state: DrillState,
+        step: int | None = None,
+        *,
+        message: str = "",
+        regrouped: RegroupedReport | None = None,
+    ) -> None:
+        self._reporter.report(
+            DrillReport(
+                id=drill.id,
+                state=state,
+                step=step,
+                recovery_s=None if regrouped is None else regrouped.recovery_s,
+                steps_lost=None if regrouped is None else regrouped.steps_lost,
+                message=message,
+            )
+        )

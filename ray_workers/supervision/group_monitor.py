@@ -19,7 +19,6 @@ from ray_workers.shared.contracts import (
     LEFT_EXIT_CODE,
     AttemptSpec,
     Cause,
-    FrameKind,
     Outcome,
     SilentProcess,
 )
@@ -28,7 +27,7 @@ from ray_workers.shared.machine_pace import MachinePace
 from ray_workers.supervision.failure_attribution import RankExit
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.hang_detector import PATIENCE, Hang, Suspicion, Watchdog
-from ray_workers.supervision.node_clients import NodeClients, hang_bundle
+from ray_workers.supervision.node_clients import NodeClients, hang_report
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.silence_watch import SilenceWatch
@@ -300,8 +299,8 @@ class GroupMonitor:
         seats = {member.seat: member.rank for member in self._group.running}
         by_seat = await self._nodes.stacks(list(seats))
         stacks = {seats[seat]: text for seat, text in by_seat.items()}
-        bundle = hang_bundle(hang, newest, stacks)
-        self._reporter.tell(FrameKind.HANG, bundle)
+        report = hang_report(hang, newest, stacks)
+        self._reporter.report(report)
         if not hang.culprits:
             return Outcome(
                 Cause.WORKER_LOST,
@@ -309,7 +308,7 @@ class GroupMonitor:
             )
         self._hung |= {sight.rank for sight in hang.culprits}
         if not self._spec.is_mendable:
-            self._hang_outcome = _ended_by_hang(hang, str(bundle["phase"]))
+            self._hang_outcome = _ended_by_hang(hang, str(report.phase))
         for sight in hang.culprits:
             await self._signal(sight.rank, signal.SIGKILL)
         return None

@@ -12,6 +12,7 @@ import ray
 
 from ray_workers.node import placement_groups
 from ray_workers.shared.contracts import AttemptSpec, Frame, ProcessKind, SilentProcess, agent_name
+from ray_workers.shared.frames import HangReport, RankWhereabouts
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.shared.machine_pace import MachinePace
 from ray_workers.shared.silence import Silence, SilenceLimits
@@ -145,26 +146,26 @@ def _newest(answers: Sequence[Sequence[Frame]]) -> dict[int, Frame]:
     return {frame.rank: frame for frame in frames}
 
 
-def hang_bundle(
+def hang_report(
     hang: Hang, sights: Sequence[RankObservation], stacks: Mapping[int, str]
-) -> dict[str, Any]:
-    """What is kept of a hang: who is to blame, and where everyone was."""
+) -> HangReport:
+    """Which ranks are to blame for a hang, and where everyone was."""
     blamed = hang.culprits or tuple(sights)
-    return {
-        "culprits": [sight.rank for sight in hang.culprits],
-        "step": min(sight.look.step for sight in blamed),
-        "phase": blamed[0].look.doing.name.lower(),
-        "waited_s": hang.waited_s,
-        "limit_s": hang.limit_s,
-        "ranks": [
-            {
-                "rank": sight.rank,
-                "step": sight.look.step,
-                "phase": sight.look.doing.name.lower(),
-                "collective": sight.look.collective,
-                "since_s": sight.age_s,
-                "stack": stacks.get(sight.rank, ""),
-            }
+    return HangReport(
+        culprits=[sight.rank for sight in hang.culprits],
+        step=min(sight.look.step for sight in blamed),
+        phase=blamed[0].look.doing.name.lower(),
+        waited_s=hang.waited_s,
+        limit_s=hang.limit_s,
+        ranks=[
+            RankWhereabouts(
+                rank=sight.rank,
+                step=sight.look.step,
+                phase=sight.look.doing.name.lower(),
+                collective=sight.look.collective,
+                since_s=sight.age_s,
+                stack=stacks.get(sight.rank, ""),
+            )
             for sight in sights
         ],
-    }
+    )

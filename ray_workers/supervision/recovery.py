@@ -18,7 +18,8 @@ from ray.exceptions import RayActorError
 
 from ray_workers.node import placement_groups
 from ray_workers.node.forkserver_client import ForkFailed
-from ray_workers.shared.contracts import AttemptSpec, Cause, FrameKind, Grant, Outcome
+from ray_workers.shared.contracts import AttemptSpec, Cause, Grant, Outcome
+from ray_workers.shared.frames import HeldSlots, RegroupedReport, RegroupingReport, ResizedReport
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.shared.machine_pace import MachinePace
 from ray_workers.supervision import recovery_rules
@@ -296,21 +297,16 @@ class RecoveryController:
             return
         resumed = max((sight.look.resumed_step for sight in newest), default=0)
         first_at = max((sight.look.first_at for sight in newest), default=0.0) or time.time()
-        figures = {
-            "step": resumed,
-            "steps_lost": max(0, mended.furthest_step - resumed),
-            "recovery_s": max(0.0, first_at - mended.began_at),
-        }
-        self._reporter.tell(
-            FrameKind.REGROUPED,
-            {
-                "generation": self.generation,
-                "ranks": list(mended.ranks),
-                "world_size": len(self._group.placed),
-                **figures,
-            },
+        report = RegroupedReport(
+            generation=self.generation,
+            ranks=list(mended.ranks),
+            world_size=len(self._group.placed),
+            step=resumed,
+            steps_lost=max(0, mended.furthest_step - resumed),
+            recovery_s=max(0.0, first_at - mended.began_at),
         )
-        self._drills.passed(mended.ranks, figures)
+        self._reporter.report(report)
+        self._drills.passed(report)
 
     async def stop(self) -> None:
         """The attempt ends: nothing more is taken in."""
@@ -325,14 +321,13 @@ class RecoveryController:
             said = "; ".join(recovery_rules.how(rank) for rank in lost)
         else:
             said = "ranks lost each other, though all of them live"
-        self._reporter.tell(
-            FrameKind.REGROUPING,
-            {
-                "generation": self.generation,
-                "ranks": [rank.rank for rank in lost],
-                "code": code,
-                "message": f"{said}; the others keep their state{self._pace.why()}",
-            },
+        self._reporter.report(
+            RegroupingReport(
+                generation=self.generation,
+                ranks=[rank.rank for rank in lost],
+                code=code,
+                message=f"{said}; the others keep their state{self._pace.why()}",
+            )
         )
 
     def _tell_size(self, what: str) -> None:
@@ -343,13 +338,12 @@ class RecoveryController:
         message = f"{what}: {num} worker{'' if num == 1 else 's'}"
         if lacking:
             message += f", and waits for {lacking} more"
-        self._reporter.tell(
-            FrameKind.RESIZED,
-            {
-                "world_size": num,
-                "slices": [{"node_id": p.node_id, "num_workers": p.num_workers} for p in held],
-                "lacking": lacking,
-                "grants": self._settled_grant,
-                "message": message,
-            },
+        self._reporter.report(
+            ResizedReport(
+                world_size=num,
+                slices=[HeldSlots(part.node_id, part.num_workers) for part in held],
+                lacking=lacking,
+                grants=self._settled_grant,
+                message=message,
+            )
         )

@@ -1,13 +1,12 @@
-"""What a supervisor tells of its group, in a spool of its own on its own node."""
+"""A supervisor reports on its group, in a spool of its own on its own node."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from dray.train.spool import SpoolWriter
-from ray_workers.shared.contracts import SUPERVISOR_RANK, FrameKind
+from ray_workers.shared.contracts import SUPERVISOR_RANK
+from ray_workers.shared.frames import Report
 from ray_workers.shared.spool_reader import spool_key
 
 
@@ -19,5 +18,5 @@ class Reporter:
         path = spool_dir / spool_key(SUPERVISOR_RANK, 0, "supervisor")
         self._spool = SpoolWriter(path, limit_bytes=limit_bytes)
 
-    def tell(self, kind: FrameKind, body: Mapping[str, Any]) -> None:
-        self._spool.append(kind, body)
+    def report(self, report: Report) -> None:
+        self._spool.append(report.KIND, report.body())

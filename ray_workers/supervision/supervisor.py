@@ -35,6 +35,7 @@ from ray_workers.shared.contracts import (
     repr_name,
     supervisor_name,
 )
+from ray_workers.shared.frames import LedgerReport
 from ray_workers.shared.heartbeat import TimeCategory
 from ray_workers.shared.machine_pace import MachinePace
 from ray_workers.shared.spool_reader import SpoolRead
@@ -242,7 +243,7 @@ class Supervisor:
     async def _tell_ledger(self) -> None:
         slot_seconds = await self._look_at_slots()
         if self._ledger.held_s:
-            self._reporter.tell(FrameKind.LEDGER, {"slot_seconds": slot_seconds})
+            self._reporter.report(LedgerReport(slot_seconds))
 
     async def _look_at_slots(self, otherwise: TimeCategory | None = None) -> dict[str, float]:
         """Slot-seconds by class so far. otherwise: what to book on that no process accounts for,

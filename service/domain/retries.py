@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
+from ray_workers.shared.contracts import Cause
+
 USER_BACKOFF_S = 1.0
 INFRA_BACKOFF_S = 1.0
 FREE_BACKOFF_S = 2.0
@@ -14,23 +16,6 @@ MAX_FREE_BACKOFF_S = 15.0
 MAX_ROLLBACKS = 3
 ROLLBACK_FACTOR = 0.5
 """By which each rollback lowers the learning rate."""
-
-
-class Fault(StrEnum):
-    """Why an attempt ended other than well."""
-
-    USER_ERROR = "user_error"
-    CANNOT_RUN = "cannot_run"
-    BAD_DATA = "bad_data"
-    DIVERGED = "diverged"
-    DATA_UNREACHABLE = "data_unreachable"
-    RUNTIME_EXCEEDED = "runtime_exceeded"
-    SLOTS_UNAVAILABLE = "slots_unavailable"
-    WORKER_LOST = "worker_lost"
-    INFRASTRUCTURE = "infrastructure"
-    SUPERVISOR_LOST = "supervisor_lost"
-    NODE_LOST = "node_lost"
-    PREEMPTED = "preempted"
 
 
 class Budget(StrEnum):
@@ -76,63 +61,66 @@ def _backoff(first_s: float, before: int, cap_s: float) -> float:
     return min(cap_s, first_s * 2.0 ** min(before, 30))
 
 
-BY_DRILL = frozenset({Fault.USER_ERROR, Fault.WORKER_LOST})
+BY_DRILL = frozenset({Cause.USER_ERROR, Cause.WORKER_LOST})
 """How a group ends that a drill struck and that was not mended in place."""
 
 
-BY_OVERLOAD = frozenset({Fault.WORKER_LOST, Fault.INFRASTRUCTURE})
+BY_OVERLOAD = frozenset({Cause.WORKER_LOST, Cause.INFRASTRUCTURE})
 """How a group ends that took too long to start or to recover."""
 
 
 def decide(
-    fault: Fault, budgets: Budgets, *, by_drill: bool = False, by_overload: bool = False
+    cause: Cause, budgets: Budgets, *, by_drill: bool = False, by_overload: bool = False
 ) -> Retry | GiveUp:
     """The user's own errors, the infrastructure's and preemptions are counted apart.
 
+    cause: of an attempt that did not succeed; one that was stopped counts as preempted.
     by_drill: the fault was injected on purpose, so that it is nobody's. by_overload: its machines
     were too slow, which lasts as long as it lasts: it is tried again and again, but ever later.
     """
-    if fault is Fault.CANNOT_RUN:
-        return GiveUp(fault, Budget.USER, "trying again would not mend the code")
-    if fault is Fault.BAD_DATA:
-        return GiveUp(fault, Budget.USER, "trying again would not mend the data")
-    if fault is Fault.RUNTIME_EXCEEDED:
-        return GiveUp(fault, Budget.USER, "max_runtime_s is used up")
+    if cause is Cause.CANNOT_RUN:
+        return GiveUp(cause, Budget.USER, "trying again would not mend the code")
+    if cause is Cause.BAD_DATA:
+        return GiveUp(cause, Budget.USER, "trying again would not mend the data")
+    if cause is Cause.RUNTIME_EXCEEDED:
+        return GiveUp(cause, Budget.USER, "max_runtime_s is used up")
     if budgets.runtime_left_s is not None and budgets.runtime_left_s <= 0:
-        return GiveUp(Fault.RUNTIME_EXCEEDED, Budget.USER, "max_runtime_s is used up")
-    if by_drill and fault in BY_DRILL:
+        return GiveUp(Cause.RUNTIME_EXCEEDED, Budget.USER, "max_runtime_s is used up")
+    if by_drill and cause in BY_DRILL:
         delay_s = _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_FREE_BACKOFF_S)
         return Retry(delay_s, Budget.FREE)
-    if by_overload and fault in BY_OVERLOAD:
+    if by_overload and cause in BY_OVERLOAD:
         return Retry(_backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_BACKOFF_S), Budget.FREE)
-    match fault:
-        case Fault.USER_ERROR:
+    match cause:
+        case Cause.USER_ERROR:
             if budgets.user_failures >= budgets.max_user_retries:
                 because = f"max_retries is {budgets.max_user_retries}"
-                return GiveUp(fault, Budget.USER, because)
+                return GiveUp(cause, Budget.USER, because)
             delay_s = _backoff(USER_BACKOFF_S, budgets.user_failures, MAX_BACKOFF_S)
             return Retry(delay_s, Budget.USER)
-        case Fault.DIVERGED:
+        case Cause.DIVERGED:
             if not budgets.rolls_back:
-                return GiveUp(fault, Budget.USER, "trying again would end the same way")
+                return GiveUp(cause, Budget.USER, "trying again would end the same way")
             if budgets.rollbacks >= MAX_ROLLBACKS:
                 because = f"{MAX_ROLLBACKS} rollbacks, each with half the rate, did not help"
-                return GiveUp(fault, Budget.USER, because)
+                return GiveUp(cause, Budget.USER, because)
             return Retry(0.0, Budget.FREE)
-        case Fault.WORKER_LOST | Fault.INFRASTRUCTURE | Fault.SUPERVISOR_LOST:
-            return _charge_infra(fault, budgets, "faults of the cluster")
-        case Fault.DATA_UNREACHABLE:
-            return _charge_infra(fault, budgets, "faults of the cluster and of data sources")
-        case Fault.SLOTS_UNAVAILABLE | Fault.NODE_LOST | Fault.PREEMPTED:
+        case Cause.WORKER_LOST | Cause.INFRASTRUCTURE | Cause.SUPERVISOR_LOST:
+            return _charge_infra(cause, budgets, "faults of the cluster")
+        case Cause.DATA_UNREACHABLE:
+            return _charge_infra(cause, budgets, "faults of the cluster and of data sources")
+        case Cause.SLOTS_UNAVAILABLE | Cause.NODE_LOST | Cause.PREEMPTED:
             delay_s = _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_FREE_BACKOFF_S)
             return Retry(delay_s, Budget.FREE)
+        case Cause.SUCCEEDED | Cause.STOPPED:
+            raise ValueError(f"an attempt that {cause} is not tried again")
         case _:
-            assert_never(fault)
+            assert_never(cause)
 
 
-def _charge_infra(fault: Fault, budgets: Budgets, faults: str) -> Retry | GiveUp:
+def _charge_infra(cause: Cause, budgets: Budgets, faults: str) -> Retry | GiveUp:
     if budgets.infra_failures >= budgets.max_infra_retries:
         because = f"{budgets.max_infra_retries} retries for {faults} are spent"
-        return GiveUp(fault, Budget.INFRA, because)
+        return GiveUp(cause, Budget.INFRA, because)
     delay_s = _backoff(INFRA_BACKOFF_S, budgets.infra_failures, MAX_BACKOFF_S)
     return Retry(delay_s, Budget.INFRA)

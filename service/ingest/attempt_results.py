@@ -25,7 +25,6 @@ from service.domain.retries import (
     ROLLBACK_FACTOR,
     Budget,
     Budgets,
-    Fault,
     GiveUp,
     Retry,
     decide,
@@ -194,10 +193,10 @@ def _retry_or_fail(
     *,
     by_drill: bool,
 ) -> None:
-    fault = Fault.PREEMPTED if outcome.cause is Cause.STOPPED else Fault(outcome.cause)
-    ended = attempts_repository.num_diverged(session, job.id) if fault is Fault.DIVERGED else 0
+    cause = Cause.PREEMPTED if outcome.cause is Cause.STOPPED else outcome.cause
+    ended = attempts_repository.num_diverged(session, job.id) if cause is Cause.DIVERGED else 0
     decision = decide(
-        fault,
+        cause,
         Budgets(
             max_user_retries=job.max_user_retries,
             max_infra_retries=job.max_infra_retries,
@@ -211,7 +210,7 @@ def _retry_or_fail(
         by_drill=by_drill,
         by_overload=outcome.slowness > 1.0,
     )
-    _charge(job, fault, decision.budget)
+    _charge(job, cause, decision.budget)
     data = _details(job, outcome)
     if isinstance(decision, GiveUp):
         move(
@@ -224,16 +223,16 @@ def _retry_or_fail(
             data=data,
         )
         return
-    if fault is Fault.DIVERGED:
+    if cause is Cause.DIVERGED:
         sentence = f"goes back to its last checkpoint with {ROLLBACK_FACTOR**ended:g} of the rate"
         sentence = f"rollback {ended} of {MAX_ROLLBACKS}: {sentence}"
     else:
-        sentence = _retry_sentence(fault, decision)
+        sentence = _retry_sentence(cause, decision)
     move(
         session,
         job,
         Trigger.RETRY,
-        code=fault,
+        code=cause,
         message=f"{message} ({sentence})",
         now=now,
         values={
@@ -244,19 +243,19 @@ def _retry_or_fail(
     )
 
 
-def _charge(job: JobRow, fault: Fault, budget: Budget) -> None:
+def _charge(job: JobRow, cause: Cause, budget: Budget) -> None:
     if budget is Budget.USER:
         job.user_failures += 1
     elif budget is Budget.INFRA:
         job.infra_failures += 1
     else:
         job.free_requeues += 1
-    if fault is Fault.PREEMPTED:
+    if cause is Cause.PREEMPTED:
         job.preemptions += 1
 
 
-def _retry_sentence(fault: Fault, retry: Retry) -> str:
-    whose = "the data source" if fault is Fault.DATA_UNREACHABLE else "the cluster"
+def _retry_sentence(cause: Cause, retry: Retry) -> str:
+    whose = "the data source" if cause is Cause.DATA_UNREACHABLE else "the cluster"
     charged = {
         Budget.USER: "counted against max_retries",
         Budget.INFRA: f"counted as a fault of {whose}",

@@ -11,43 +11,39 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from dray.views import DrillKind, DrillState, JobState
-from ray_workers.shared.contracts import Cause, Frame, Outcome
+from ray_workers.shared.contracts import Cause, Outcome
+from ray_workers.shared.frames import DrillReport
 from service.checkpoints.catalog import began_at_step
 from service.db.models import AttemptRow, DrillRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as repository
 from service.domain import drills
 from service.domain.text import clean
-from service.ingest.frame_checks import Refused, count_or_none, seconds_or_none, text, time_of
+from service.ingest.frame_checks import Refused
 from service.lifecycle.transitions import remark
 
 MAX_MESSAGE_CHARS = 1024
 
 
-def told(session: Session, job: JobRow, frame: Frame, now: datetime) -> None:
-    """What a supervisor tells of a drill. Refused if there is none such."""
-    body = frame.body
-    row = repository.drill(session, job.id, text(body, "id", 64))
+def take(session: Session, job: JobRow, report: DrillReport, at: datetime, now: datetime) -> None:
+    """A supervisor reports how a drill went at `at`. Refused if there is no such drill."""
+    row = repository.drill(session, job.id, report.id)
     if row is None:
         raise Refused("there is no such drill")
-    state = DrillState(body["state"])
-    step = count_or_none(body, "step")
-    recovery_s, steps_lost = seconds_or_none(body, "recovery_s"), count_or_none(body, "steps_lost")
-    message = text(body, "message", MAX_MESSAGE_CHARS)
+    state, message = report.state, report.message
     if not drills.is_news(DrillState(row.state), state):
         return
     if row.resumes:
         if row.state == DrillState.STRUCK:
             return  # the next attempt shows how it went
         state = DrillState.STRUCK if state is DrillState.PASSED else state
-    row.step = row.step if step is None else step
-    at = time_of(frame, now)
+    row.step = row.step if report.step is None else report.step
     if row.struck_at is None and state is not DrillState.FAILED:
         row.struck_at = at
     if state.is_over:
-        row.recovery_s, row.steps_lost = recovery_s, steps_lost
+        row.recovery_s, row.steps_lost = report.recovery_s, report.steps_lost
     if state is DrillState.PASSED:
-        message = drills.outcome_sentence(recovery_s, steps_lost)
+        message = drills.outcome_sentence(report.recovery_s, report.steps_lost)
     _advance(session, job, row, state, message, at, now)
 
 

@@ -6,53 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from dray import views
+from ray_workers.shared.frames import HangReport
 from service.db.models import HangRow
-from service.domain.text import clean
-from service.ingest.frame_checks import MAX_STEP, Refused, count, count_or_none, ranks_of
-from service.ingest.frame_checks import seconds_or_none as seconds
-from service.ingest.frame_checks import text as text_of
 
 KEPT_OF_A_JOB = 20
 MAX_STACK_BYTES = 64 << 10
 MAX_BUNDLE_BYTES = 4 << 20
 """Of all its stacks together: of a thousand ranks that wait for one, a few tell it all."""
-MAX_PHASE_CHARS = 64
 _CUT = "\n[... cut here: the stack is too long ...]\n"
 
 
-def bundle(body: Mapping[str, Any], num_ranks: int) -> dict[str, Any]:
-    """What is stored of a HANG frame, of at most so many ranks. Refused if it is none."""
-    culprits = ranks_of(body, "culprits", num_ranks)
-    told = body["ranks"]
-    if not isinstance(told, list | tuple):
-        raise Refused("ranks is not a list")
-    ranks = sorted((_rank(one) for one in told[:num_ranks]), key=lambda rank: rank["rank"])
+def bundle(report: HangReport, num_ranks: int) -> dict[str, Any]:
+    """What is stored of a hang, of at most so many ranks."""
+    culprits = list(report.culprits)[:num_ranks]
+    told = sorted(report.ranks[:num_ranks], key=lambda one: one.rank)
+    ranks = [vars(one) | {"stack": _short(one.stack)} for one in told]
     _bound(ranks, set(culprits))
-    return {
-        "culprits": culprits,
-        "step": count_or_none(body, "step"),
-        "phase": text_of(body, "phase", MAX_PHASE_CHARS) or None,
-        "waited_s": seconds(body, "waited_s"),
-        "limit_s": seconds(body, "limit_s"),
-        "ranks": ranks,
-    }
+    return report.body() | {"culprits": culprits, "ranks": ranks}
 
 
-def _rank(told: Mapping[str, Any]) -> dict[str, Any]:
-    collective = told.get("collective")
-    if isinstance(collective, int) and not isinstance(collective, bool):
-        collective = count(told, "collective", MAX_STEP)
-    elif collective is not None:
-        collective = text_of(told, "collective", MAX_PHASE_CHARS)
-    stack = told.get("stack")
-    return {
-        "rank": count(told, "rank", MAX_STEP),
-        "step": count_or_none(told, "step"),
-        "phase": text_of(told, "phase", MAX_PHASE_CHARS) or None,
-        "collective": collective,
-        "since_s": seconds(told, "since_s"),
-        "stack": None if stack is None else shortened(clean(str(stack)), MAX_STACK_BYTES),
-    }
+def _short(stack: str | None) -> str | None:
+    return None if stack is None else shortened(stack, MAX_STACK_BYTES)
 
 
 def _bound(ranks: list[dict[str, Any]], culprits: set[int]) -> None:

@@ -15,24 +15,30 @@ from sqlalchemy.orm import Session
 
 from dray.names import unfit
 from ray_workers.shared.contracts import Frame, FrameKind, attempt_prefix
+from ray_workers.shared.frames import (
+    ArtifactReport,
+    CheckpointDroppedReport,
+    CheckpointReport,
+    DivergenceReport,
+    ErrorReport,
+    LogReport,
+    MetricsReport,
+    StragglersReport,
+)
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.domain.ids import artifact_id
-from service.domain.text import clean
 from service.ingest import metric_columns, resume_reports
-from service.ingest.frame_checks import MAX_STEP, Refusals, Refused, count, number, sha256, time_of
+from service.ingest.decoding import decode, metric_key
+from service.ingest.frame_checks import MAX_STEP, Refusals, Refused, count, time_of
 from service.lifecycle.transitions import remark
 from service.storage.storage import Storage, check_key
 from service.telemetry.log_writer import LogLine, LogStore
 from service.telemetry.metric_writer import MetricStore, by_name
 
-MAX_KEY_CHARS = 128
 MAX_PATH_CHARS = 1024
 MAX_ERRORS = 8
 """Errors of one attempt that become events: a thousand ranks mostly fail of one cause."""
-MAX_TOLD_RANKS = 64
-"""Stragglers that an event names."""
-MAX_TRACEBACK_CHARS = 16 * 1024
 
 
 class RankFrames:
@@ -55,17 +61,6 @@ class RankFrames:
         """Newest step of rank 0, and the frame that told of it."""
 
     def take(self, frames: Sequence[Frame]) -> None:
-        handlers = {
-            FrameKind.METRICS: self._take_metrics,
-            FrameKind.LOG: self._take_log,
-            FrameKind.CHECKPOINT: self._take_checkpoint,
-            FrameKind.CHECKPOINT_DROPPED: self._take_dropped,
-            FrameKind.ARTIFACT: self._take_artifact,
-            FrameKind.RESUMED: self._take_resumed,
-            FrameKind.STRAGGLERS: self._take_stragglers,
-            FrameKind.DIVERGENCE: self._take_divergence,
-            FrameKind.ERROR: self._take_error,
-        }
         refusals = Refusals()
         # What a replacement reports comes after what the rank before it did.
         in_order = sorted(frames, key=lambda frame: frame.incarnation)
@@ -73,7 +68,7 @@ class RankFrames:
             if run[0].kind == FrameKind.METRICS and self._take_run(run):
                 continue
             for frame in run:
-                refusals.guard(frame, handlers.get(frame.kind, _not_for_a_rank))
+                refusals.guard(frame, self._take)
         if self._reached is not None:
             step, frame = self._reached
             at = time_of(frame, self._now)
@@ -104,24 +99,42 @@ class RankFrames:
         except Refused:
             return False
 
-    def _take_metrics(self, frame: Frame) -> None:
-        body = frame.body
-        step = count(body, "step", MAX_STEP)
-        values = body["values"]
-        if not isinstance(values, Mapping):
-            raise Refused("values is not a mapping")
-        numbers = {
-            key if key in self._known_keys else self._new_key(key): number(value)
-            for key, value in values.items()
-        }
+    def _take(self, frame: Frame) -> None:
+        if frame.kind is FrameKind.RESUMED:
+            self._take_resumed(frame)
+            return
+        match decode(frame):
+            case MetricsReport() as report:
+                self._take_metrics(report, frame)
+            case LogReport() as report:
+                seconds = frame.time if math.isfinite(frame.time) else self._now.timestamp()
+                line = LogLine(frame.rank, frame.incarnation, report.line, seconds, report.text)
+                self._logs.add(line)
+            case CheckpointReport() as report:
+                self._take_checkpoint(report, time_of(frame, self._now))
+            case CheckpointDroppedReport() as report:
+                attempts_repository.drop_checkpoint(self._session, self._job.id, report.url)
+            case ArtifactReport() as report:
+                self._take_artifact(report, time_of(frame, self._now))
+            case StragglersReport() as report:
+                self._take_stragglers(report)
+            case DivergenceReport() as report:
+                self._take_divergence(report)
+            case ErrorReport() as report:
+                self._take_error(report, frame.rank)
+            case _:
+                raise Refused(f"rank {frame.rank} reported what only a supervisor does")
+
+    def _take_metrics(self, report: MetricsReport, frame: Frame) -> None:
+        self._known_keys.update(report.values)
         if frame.rank == 0:
-            self._reach(step, frame, said_of_progress(body))
-            loss = numbers.get(resume_reports.LOSS)
-            self._complete_receipt([step], None if loss is None else [loss])
-        self._saw_step(step, frame, first=frame)
+            self._reach(report.step, frame, progress_in(report))
+            loss = report.values.get(resume_reports.LOSS)
+            self._complete_receipt([report.step], None if loss is None else [loss])
+        self._saw_step(report.step, frame, first=frame)
         repeats = self._may_repeat(frame)
-        for key, value in numbers.items():
-            self._metrics.extend(key, frame.rank, (step,), (value,), repeats=repeats)
+        for key, value in report.values.items():
+            self._metrics.extend(key, frame.rank, (report.step,), (value,), repeats=repeats)
 
     def _reach(self, step: int, frame: Frame, said: Mapping[str, Any]) -> None:
         """A step that is told again after a repair takes the progress back nowhere."""
@@ -157,40 +170,23 @@ class RankFrames:
         self._known_keys.add(name)
         return name
 
-    def _take_log(self, frame: Frame) -> None:
-        text = frame.body["text"]
-        if not isinstance(text, str):
-            raise Refused("text is not a string")
-        seconds = frame.time if math.isfinite(frame.time) else self._now.timestamp()
-        line = count(frame.body, "line", 2**62)
-        self._logs.add(LogLine(frame.rank, frame.incarnation, line, seconds, clean(text)))
-
-    def _take_checkpoint(self, frame: Frame) -> None:
-        body = frame.body
-        metrics = body.get("metrics") or {}
+    def _take_checkpoint(self, report: CheckpointReport, at: datetime) -> None:
         attempts_repository.put_checkpoint(
             self._session,
             CheckpointRow(
                 job_id=self._job.id,
                 attempt=self._attempt.attempt,
-                step=count(body, "step", MAX_STEP),
-                url=self._own_url(body["url"]),
-                size_bytes=count(body, "size_bytes", 2**62),
-                manifest_sha256=sha256(body["manifest_sha256"]),
-                metrics={metric_key(k): by_name(number(v)) for k, v in metrics.items()},
-                created_at=time_of(frame, self._now),
+                step=report.step,
+                url=self._own_url(report.url),
+                size_bytes=report.size_bytes,
+                manifest_sha256=report.manifest_sha256,
+                metrics={key: by_name(value) for key, value in report.metrics.items()},
+                created_at=at,
             ),
         )
 
-    def _take_dropped(self, frame: Frame) -> None:
-        url = frame.body["url"]
-        if not isinstance(url, str):
-            raise Refused("url is not a string")
-        attempts_repository.drop_checkpoint(self._session, self._job.id, url)
-
-    def _take_artifact(self, frame: Frame) -> None:
-        body = frame.body
-        path = check_key(str(body["path"]))
+    def _take_artifact(self, report: ArtifactReport, at: datetime) -> None:
+        path = check_key(report.path)
         if (found := unfit(path)) is not None:
             raise Refused(f"the path of an artifact has {found}: {path!r}")
         if len(path) > MAX_PATH_CHARS:
@@ -202,10 +198,10 @@ class RankFrames:
                 id=artifact_id(self._job.id, path),
                 attempt=self._attempt.attempt,
                 path=path,
-                url=self._own_url(body["url"]),
-                size_bytes=count(body, "size_bytes", 2**62),
-                sha256=sha256(body["sha256"]),
-                created_at=time_of(frame, self._now),
+                url=self._own_url(report.url),
+                size_bytes=report.size_bytes,
+                sha256=report.sha256,
+                created_at=at,
             ),
         )
 
@@ -215,78 +211,50 @@ class RankFrames:
             self._attempt.receipt = resume_reports.of_frame(frame.body)
             self._awaited_step = resume_reports.awaited_step(self._attempt)
 
-    def _take_stragglers(self, frame: Frame) -> None:
-        body = frame.body
-        ranks = [int(rank) for rank in body["ranks"]][:MAX_TOLD_RANKS]
-        lost_s, num_steps = number(body["lost_s"]), count(body, "num_steps", MAX_STEP)
-        slowdown = {str(rank): number(body["slowdown"][str(rank)]) for rank in ranks}
-        if ranks:
-            named = ", ".join(f"rank {rank} by {slowdown[str(rank)]:.1f}" for rank in ranks)
+    def _take_stragglers(self, report: StragglersReport) -> None:
+        if report.ranks:
+            slowdown = report.slowdown
+            named = ", ".join(f"rank {rank} by {slowdown[str(rank)]:.1f}" for rank in report.ranks)
             message = (
-                f"slower than the others: {named}; the others waited {lost_s:.2f} s in the last "
-                f"{num_steps} steps"
+                f"slower than the others: {named}; the others waited {report.lost_s:.2f} s in the "
+                f"last {report.num_steps} steps"
             )
         else:
             message = "no rank is slower than the others any more"
-        remark(
-            self._session,
-            self._job,
-            type_="stragglers",
-            code="stragglers",
-            message=message,
-            now=self._now,
-            data={
-                "step": count(body, "step", MAX_STEP),
-                "ranks": ranks,
-                "slowdown": slowdown,
-                "lost_s": lost_s,
-                "num_steps": num_steps,
-            },
-        )
+        self._remark("stragglers", "stragglers", message, report.body())
 
-    def _take_divergence(self, frame: Frame) -> None:
-        body = frame.body
-        step = count(body, "step", MAX_STEP)
-        loss, norm = by_name(number(body["loss"])), by_name(number(body["grad_norm"]))
+    def _take_divergence(self, report: DivergenceReport) -> None:
+        loss, norm = by_name(report.loss), by_name(report.grad_norm)
         message = (
-            f"the loss of step {step} is {loss} and the norm of its gradient {norm}: training "
-            f"diverges, and train.on_divergence is {clean(str(body['then']))[:64]}"
+            f"the loss of step {report.step} is {loss} and the norm of its gradient {norm}: "
+            f"training diverges, and train.on_divergence is {report.then}"
         )
         said = f"{message} (attempt {self._attempt.attempt})"
         self._job.warnings = [{"code": "diverges", "message": said}]
-        remark(
-            self._session,
-            self._job,
-            type_="divergence",
-            code="diverges",
-            message=message,
-            now=self._now,
-            data={"step": step, "loss": loss, "grad_norm": norm},
-        )
+        data = {"step": report.step, "loss": loss, "grad_norm": norm}
+        self._remark("divergence", "diverges", message, data)
 
-    def _take_error(self, frame: Frame) -> None:
+    def _take_error(self, report: ErrorReport, rank: int) -> None:
         self._attempt.num_errors += 1
         if self._attempt.num_errors > MAX_ERRORS:
             return
-        body = frame.body
-        message = clean(str(body.get("message", "")))[:4096]
+        message = f"rank {rank}: {report.message}"
+        data = {"rank": rank, "traceback": report.traceback}
+        self._remark("error", report.cause, message, data)
+
+    def _remark(self, type_: str, code: str, message: str, data: dict[str, Any]) -> None:
         remark(
             self._session,
             self._job,
-            type_="error",
-            code=clean(str(body.get("cause", "user_error")))[:64],
-            message=f"rank {frame.rank}: {message}",
+            type_=type_,
+            code=code,
+            message=message,
             now=self._now,
-            data={
-                "rank": frame.rank,
-                "traceback": clean(str(body.get("traceback", "")))[-MAX_TRACEBACK_CHARS:],
-            },
+            data=data,
         )
 
-    def _own_url(self, url: Any) -> str:
-        """The URL if it lies in this attempt's folder: what it names will be served."""
-        if not isinstance(url, str):
-            raise Refused("url is not a string")
+    def _own_url(self, url: str) -> str:
+        """The URL if it is in this attempt's folder: what it names will be served."""
         key = self._storage.key_of(url)
         prefix = attempt_prefix(self._job.id, self._attempt.attempt)
         if not key.startswith(f"{prefix}/"):
@@ -294,25 +262,16 @@ class RankFrames:
         return url
 
 
-def _not_for_a_rank(frame: Frame) -> None:
-    raise Refused(f"rank {frame.rank} told what only a supervisor does")
-
-
-def metric_key(key: Any) -> str:
-    if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS or not key.isprintable():
-        raise Refused(f"not a metric's name: {key!r}")
-    return key
-
-
-def said_of_progress(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a frame says of it, checked; what it does not say, such as one of an evaluation, stays
+def progress_in(report: MetricsReport) -> dict[str, Any]:
+    """What a report says of the progress; what it does not say, such as one of an evaluation, stays
     what it was."""
-    said: dict[str, Any] = {}
-    for name in ("total_steps", "epoch"):
-        if body.get(name) is not None:
-            said[name] = count(body, name, MAX_STEP)
-    if body.get("samples_per_s") is not None:
-        speed = number(body["samples_per_s"])
+    said: dict[str, Any] = {
+        name: value
+        for name in ("total_steps", "epoch")
+        if (value := getattr(report, name)) is not None
+    }
+    if report.samples_per_s is not None:
+        speed = report.samples_per_s
         said["samples_per_s"] = speed if math.isfinite(speed) else None
     return said
 

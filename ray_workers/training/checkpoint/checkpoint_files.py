@@ -27,7 +27,7 @@ from dray.train import files
 from dray.train.checkpoints import CheckpointRef, staying
 from dray.train.files import local_path
 from dray.train.spool import EVERYTHING, Known
-from ray_workers.shared.contracts import FrameKind
+from ray_workers.shared.frames import CheckpointDroppedReport
 from ray_workers.training.checkpoint import direct_io, safetensors_layout
 from ray_workers.training.checkpoint.staging import StagedState, Stager
 from ray_workers.training.core.early_stopping import sign_of
@@ -256,7 +256,8 @@ def drop(saved: CommittedCheckpoint) -> None:
     """Delete a checkpoint, its manifest first: what is half deleted is then no checkpoint."""
     files.remove_file(f"{saved.url}/{MANIFEST}")
     files.remove_folder(saved.url)
-    train.emit(FrameKind.CHECKPOINT_DROPPED, {"step": saved.step, "url": saved.url})
+    report = CheckpointDroppedReport(saved.step, saved.url)
+    train.emit(report.KIND, report.body())
 
 
 def drop_unfinished(base_url: str) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dray import train
 from dray.train.checkpoints import CheckpointRef, await_known
-from ray_workers.shared.contracts import FrameKind
+from ray_workers.shared.frames import CheckpointReport
 from ray_workers.shared.job_log import log
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata, CommittedCheckpoint
@@ -181,16 +181,14 @@ def _sweep(base_urls: Iterable[str]) -> None:
 
 def _tell_saved(saved: CommittedCheckpoint) -> float:
     """As `train.tell`."""
-    return train.tell(
-        FrameKind.CHECKPOINT,
-        {
-            "step": saved.step,
-            "url": saved.url,
-            "size_bytes": saved.size_bytes,
-            "manifest_sha256": saved.manifest_sha256,
-            "metrics": saved.metrics,
-        },
+    report = CheckpointReport(
+        step=saved.step,
+        url=saved.url,
+        size_bytes=saved.size_bytes,
+        manifest_sha256=saved.manifest_sha256,
+        metrics=saved.metrics,
     )
+    return train.tell(report.KIND, report.body())
 
 
 def _tell_failed(step: int, error: BaseException) -> None:

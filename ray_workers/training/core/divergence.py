@@ -6,7 +6,7 @@ import math
 
 from dray import train
 from dray.spec import OnDivergence
-from ray_workers.shared.contracts import FrameKind
+from ray_workers.shared.frames import DivergenceReport
 
 MOST_IN_A_ROW = 10
 """Steps in a row without a finite loss and gradient that end an attempt, unless it only warns."""
@@ -50,8 +50,8 @@ class Divergence:
         self._last = f"the loss is {loss:.4g} and the norm of the gradient {grad_norm:.4g}"
         if rank == 0 and not self._is_told:
             self._is_told = True
-            body = {"step": step, "loss": loss, "grad_norm": grad_norm, "then": self._rule}
-            train.emit(FrameKind.DIVERGENCE, body)
+            report = DivergenceReport(step, loss, grad_norm, then=self._rule)
+            train.emit(report.KIND, report.body())
         if self._in_a_row >= MOST_IN_A_ROW and self._rule != "warn":
             raise self._error(step)
 

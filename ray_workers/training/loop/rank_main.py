@@ -26,9 +26,9 @@ from ray_workers.shared.contracts import (
     LEFT_EXIT_CODE,
     STORAGE_EXIT_CODE,
     Cause,
-    FrameKind,
     RankTask,
 )
+from ray_workers.shared.frames import ErrorReport
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.stack_writer import dump_on
 from ray_workers.training.core.errors import EntrypointError, cause_of
@@ -184,15 +184,13 @@ def _exit_code(leaving: SystemExit) -> int:
 
 def _tell_error(cause: Cause, error: BaseException, text: str) -> None:
     try:
-        train.emit(
-            FrameKind.ERROR,
-            {
-                "cause": cause,
-                "type": type(error).__qualname__,
-                "message": reason_of(error),
-                "traceback": text[-MAX_TRACEBACK_CHARS:],
-            },
+        report = ErrorReport(
+            cause=cause,
+            type=type(error).__qualname__,
+            message=reason_of(error),
+            traceback=text[-MAX_TRACEBACK_CHARS:],
         )
+        train.emit(report.KIND, report.body())
     except OSError as error:
         print(f"dray: the error could not be reported: {error}", file=sys.stderr)  # noqa: T201
 

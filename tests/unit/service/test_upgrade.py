@@ -19,6 +19,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, attempt_prefix
+from ray_workers.shared.frames import HangReport
 from ray_workers.shared.quarantine import Quarantined
 from service.checkpoints.init_from import InitFromCheckpoint
 from service.db import models
@@ -26,6 +27,7 @@ from service.db.migrate import MIGRATIONS, alembic_config, migrate
 from service.db.repositories import leases
 from service.db.session import Database
 from service.domain.series import CHUNK_POINTS, pack, summarise
+from service.ingest.decoding import decode
 from service.ingest.hangs import bundle
 from service.storage.storage import Storage
 from tests.marks import soak_but
@@ -219,11 +221,17 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     yield from surroundings()
 
 
+def hang_row() -> dict[str, Any]:
+    report = decode(hang(1))
+    assert isinstance(report, HangReport)
+    return bundle(report, 2)
+
+
 def faults() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
     """What happened to the finished job."""
     yield (
         models.HangRow,
-        {"job_id": JOB, "seq": 1, "attempt": 1, "time": START, "body": bundle(hang(1).body, 2)},
+        {"job_id": JOB, "seq": 1, "attempt": 1, "time": START, "body": hang_row()},
     )
     yield (
         models.DrillRow,

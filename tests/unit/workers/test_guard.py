@@ -13,6 +13,7 @@ import pytest
 
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import AttemptSpec, Cause, FrameKind, Outcome, Slice
+from ray_workers.shared.frames import Report
 from ray_workers.shared.heartbeat import RankObservation, RankPhase, RankStatus, TimeCategory
 from ray_workers.shared.machine_pace import MachinePace
 from ray_workers.supervision import group_monitor as guarding
@@ -52,13 +53,13 @@ def attempt(document: dict[str, Any]) -> AttemptSpec:
 
 
 class Heard:
-    """What a supervisor tells."""
+    """What a supervisor reports."""
 
     def __init__(self) -> None:
         self.told: list[tuple[FrameKind, Any]] = []
 
-    def tell(self, kind: FrameKind, body: Any) -> None:
-        self.told.append((kind, body))
+    def report(self, report: Report) -> None:
+        self.told.append((report.KIND, report.body()))
 
     @property
     def hangs(self) -> list[Any]:
@@ -284,7 +285,7 @@ def watched_and_asked_to_leave(grace_s: float) -> tuple[Leaving, asyncio.Future[
 def test_a_bundle_says_who_is_to_blame_and_where_everyone_was() -> None:
     waits = sight(0, RankPhase.EXCHANGE, 6.5, step=50, collective=51)
     stuck = sight(1, RankPhase.DATA, 7.0, step=49, collective=50)
-    bundle = node_clients.hang_bundle(Hang((stuck,), 6.5, 4.0), [waits, stuck], {0: STACK})
+    bundle = node_clients.hang_report(Hang((stuck,), 6.5, 4.0), [waits, stuck], {0: STACK}).body()
     assert bundle == {
         "culprits": [1],
         "step": 49,
@@ -314,5 +315,5 @@ def test_a_bundle_says_who_is_to_blame_and_where_everyone_was() -> None:
 
 def test_a_bundle_without_a_culprit_says_what_all_were_at() -> None:
     everyone = [sight(rank, RankPhase.UPDATE, 41.0) for rank in (0, 1)]
-    bundle = node_clients.hang_bundle(Hang((), 41.0, FIRST_STEP_LEAST_S), everyone, {})
+    bundle = node_clients.hang_report(Hang((), 41.0, FIRST_STEP_LEAST_S), everyone, {}).body()
     assert (bundle["culprits"], bundle["step"], bundle["phase"]) == ([], 50, "update")

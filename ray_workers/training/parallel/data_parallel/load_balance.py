@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dray import train
-from ray_workers.shared.contracts import FrameKind
+from ray_workers.shared.frames import StragglersReport
 from ray_workers.training import devices
 from ray_workers.training.data.prefetcher import Prefetcher, Share
 from ray_workers.training.parallel.data_parallel.ddp import Ddp
@@ -79,14 +79,14 @@ class LoadBalancedDdp(Ddp):
             for part, each in zip(self._parts, seconds, strict=True)
         ]
         lost_s = max(taken) - statistics.median_low(taken)
-        body = {
-            "step": step,
-            "ranks": slow,
-            "slowdown": {str(rank): seconds[rank] / middle for rank in slow},
-            "lost_s": lost_s * num_steps,
-            "num_steps": num_steps,
-        }
-        train.emit(FrameKind.STRAGGLERS, body)
+        report = StragglersReport(
+            step=step,
+            ranks=slow,
+            slowdown={str(rank): seconds[rank] / middle for rank in slow},
+            lost_s=lost_s * num_steps,
+            num_steps=num_steps,
+        )
+        train.emit(report.KIND, report.body())
 
 
 class TimedGradientEngine(GradientEngine):

@@ -1,0 +1,252 @@
+"""The report in a frame, checked: the one place where what ranks and supervisors send is parsed.
+
+Refused where a frame is malformed or out of bounds; texts are made safe to show and cut to length.
+What a report may name, such as a file in another job's folder, its handler checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dray.spec import MAX_WORKERS
+from dray.views import DrillState
+from ray_workers.shared.contracts import Frame, FrameKind
+from ray_workers.shared.frames import (
+    ArtifactReport,
+    CheckpointDroppedReport,
+    CheckpointReport,
+    DivergenceReport,
+    DrillReport,
+    ErrorReport,
+    HangReport,
+    HeldSlots,
+    LedgerReport,
+    LogReport,
+    MetricsReport,
+    RankWhereabouts,
+    RegroupedReport,
+    RegroupingReport,
+    Report,
+    ResizedReport,
+    StragglersReport,
+)
+from service.domain import ledger
+from service.domain.text import clean
+from service.ingest.frame_checks import (
+    MAX_STEP,
+    Refused,
+    count,
+    count_or_none,
+    number,
+    ranks_of,
+    seconds_or_none,
+    sha256,
+    text,
+)
+
+MAX_KEY_CHARS = 128
+MAX_STRAGGLERS = 64
+MAX_MESSAGE_CHARS = 4096
+MAX_TRACEBACK_CHARS = 16 * 1024
+MAX_NODE_ID_CHARS = 128
+MAX_PHASE_CHARS = 64
+MAX_CODE_CHARS = 64
+
+Body = Mapping[str, Any]
+
+
+def decode(frame: Frame) -> Report:
+    """The report in a frame. Refused, LookupError, TypeError or ValueError if it is malformed."""
+    return _DECODERS[frame.kind](frame.body)
+
+
+def metric_key(key: Any) -> str:
+    if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS or not key.isprintable():
+        raise Refused(f"not a metric's name: {key!r}")
+    return key
+
+
+def _metrics(body: Body) -> MetricsReport:
+    step, values = count(body, "step", MAX_STEP), body["values"]
+    if not isinstance(values, Mapping):
+        raise Refused("values is not a mapping")
+    numbers = {metric_key(key): number(value) for key, value in values.items()}
+    speed = body.get("samples_per_s")
+    return MetricsReport(
+        step=step,
+        values=numbers,
+        epoch=count_or_none(body, "epoch"),
+        total_steps=count_or_none(body, "total_steps"),
+        samples_per_s=None if speed is None else number(speed),
+    )
+
+
+def _log(body: Body) -> LogReport:
+    line = body["text"]
+    if not isinstance(line, str):
+        raise Refused("text is not a string")
+    return LogReport(count(body, "line", 2**62), clean(line))
+
+
+def _checkpoint(body: Body) -> CheckpointReport:
+    return CheckpointReport(
+        step=count(body, "step", MAX_STEP),
+        url=_url(body),
+        size_bytes=count(body, "size_bytes", 2**62),
+        manifest_sha256=sha256(body["manifest_sha256"]),
+        metrics={metric_key(k): number(v) for k, v in (body.get("metrics") or {}).items()},
+    )
+
+
+def _dropped(body: Body) -> CheckpointDroppedReport:
+    return CheckpointDroppedReport(count(body, "step", MAX_STEP), _url(body))
+
+
+def _artifact(body: Body) -> ArtifactReport:
+    return ArtifactReport(
+        path=str(body["path"]),
+        url=_url(body),
+        size_bytes=count(body, "size_bytes", 2**62),
+        sha256=sha256(body["sha256"]),
+    )
+
+
+def _url(body: Body) -> str:
+    url = body["url"]
+    if not isinstance(url, str):
+        raise Refused("url is not a string")
+    return url
+
+
+def _stragglers(body: Body) -> StragglersReport:
+    ranks = [int(rank) for rank in body["ranks"]][:MAX_STRAGGLERS]
+    return StragglersReport(
+        step=count(body, "step", MAX_STEP),
+        ranks=ranks,
+        slowdown={str(rank): number(body["slowdown"][str(rank)]) for rank in ranks},
+        lost_s=number(body["lost_s"]),
+        num_steps=count(body, "num_steps", MAX_STEP),
+    )
+
+
+def _divergence(body: Body) -> DivergenceReport:
+    return DivergenceReport(
+        step=count(body, "step", MAX_STEP),
+        loss=number(body["loss"]),
+        grad_norm=number(body["grad_norm"]),
+        then=clean(str(body["then"]))[:MAX_CODE_CHARS],
+    )
+
+
+def _error(body: Body) -> ErrorReport:
+    return ErrorReport(
+        cause=clean(str(body.get("cause", "user_error")))[:MAX_CODE_CHARS],
+        type=text(body, "type", MAX_CODE_CHARS),
+        message=clean(str(body.get("message", "")))[:MAX_MESSAGE_CHARS],
+        traceback=clean(str(body.get("traceback", "")))[-MAX_TRACEBACK_CHARS:],
+    )
+
+
+def _regrouping(body: Body) -> RegroupingReport:
+    return RegroupingReport(
+        generation=count(body, "generation", MAX_STEP),
+        ranks=ranks_of(body, "ranks", MAX_WORKERS),
+        code=text(body, "code", MAX_CODE_CHARS),
+        message=text(body, "message", MAX_MESSAGE_CHARS),
+    )
+
+
+def _regrouped(body: Body) -> RegroupedReport:
+    world_size = count(body, "world_size", MAX_WORKERS)
+    if world_size == 0:
+        raise Refused("a group of nobody trains nothing")
+    return RegroupedReport(
+        generation=count(body, "generation", MAX_STEP),
+        ranks=ranks_of(body, "ranks", MAX_WORKERS),
+        world_size=world_size,
+        step=count_or_none(body, "step"),
+        steps_lost=count_or_none(body, "steps_lost"),
+        recovery_s=seconds_or_none(body, "recovery_s"),
+    )
+
+
+def _resized(body: Body) -> ResizedReport:
+    rows = body["slices"]
+    if not isinstance(rows, list | tuple) or len(rows) > MAX_WORKERS:
+        raise Refused("slices is not a list")
+    held = (
+        HeldSlots(text(row, "node_id", MAX_NODE_ID_CHARS), count(row, "num_workers", MAX_WORKERS))
+        for row in rows
+    )
+    return ResizedReport(
+        world_size=count(body, "world_size", MAX_WORKERS),
+        slices=[slots for slots in held if slots.num_workers],
+        lacking=count(body, "lacking", MAX_WORKERS),
+        grants=count(body, "grants", MAX_STEP),
+        message=text(body, "message", MAX_MESSAGE_CHARS),
+    )
+
+
+def _hang(body: Body) -> HangReport:
+    told = body["ranks"]
+    if not isinstance(told, list | tuple):
+        raise Refused("ranks is not a list")
+    return HangReport(
+        culprits=ranks_of(body, "culprits", MAX_WORKERS),
+        step=count_or_none(body, "step"),
+        phase=text(body, "phase", MAX_PHASE_CHARS) or None,
+        waited_s=seconds_or_none(body, "waited_s"),
+        limit_s=seconds_or_none(body, "limit_s"),
+        ranks=[_whereabouts(one) for one in told[:MAX_WORKERS]],
+    )
+
+
+def _whereabouts(told: Body) -> RankWhereabouts:
+    collective = told.get("collective")
+    if isinstance(collective, int) and not isinstance(collective, bool):
+        collective = count(told, "collective", MAX_STEP)
+    elif collective is not None:
+        collective = text(told, "collective", MAX_PHASE_CHARS)
+    stack = told.get("stack")
+    return RankWhereabouts(
+        rank=count(told, "rank", MAX_STEP),
+        step=count_or_none(told, "step"),
+        phase=text(told, "phase", MAX_PHASE_CHARS) or None,
+        collective=collective,
+        since_s=seconds_or_none(told, "since_s"),
+        stack=None if stack is None else clean(str(stack)),
+    )
+
+
+def _drill(body: Body) -> DrillReport:
+    return DrillReport(
+        id=text(body, "id", MAX_CODE_CHARS),
+        state=DrillState(body["state"]),
+        step=count_or_none(body, "step"),
+        recovery_s=seconds_or_none(body, "recovery_s"),
+        steps_lost=count_or_none(body, "steps_lost"),
+        message=text(body, "message", 1024),
+    )
+
+
+def _ledger(body: Body) -> LedgerReport:
+    return LedgerReport(ledger.checked(body["slot_seconds"]))
+
+
+_DECODERS: dict[FrameKind, Callable[[Body], Report]] = {
+    FrameKind.METRICS: _metrics,
+    FrameKind.LOG: _log,
+    FrameKind.CHECKPOINT: _checkpoint,
+    FrameKind.CHECKPOINT_DROPPED: _dropped,
+    FrameKind.ARTIFACT: _artifact,
+    FrameKind.STRAGGLERS: _stragglers,
+    FrameKind.DIVERGENCE: _divergence,
+    FrameKind.ERROR: _error,
+    FrameKind.REGROUPING: _regrouping,
+    FrameKind.REGROUPED: _regrouped,
+    FrameKind.RESIZED: _resized,
+    FrameKind.HANG: _hang,
+    FrameKind.DRILL: _drill,
+    FrameKind.LEDGER: _ledger,
+}
