@@ -1,4 +1,4 @@
-"""What a route works with: the running service, and who calls."""
+"""The running service and the caller, which every route is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drill is, for the SDK, the service and the workers alike."""
+"""Drills, for the SDK, the service and the workers alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which characters a name may not hold."""
+"""The characters that a name may not contain."""
 
 from __future__ import annotations
 

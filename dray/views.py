@@ -119,7 +119,7 @@ class Job(View):
     warnings: list[Reason] = []
     """What went wrong without ending the job, such as a loss that was not finite."""
     recoveries: int = 0
-    """How often its group lost a rank and was mended in place."""
+    """How often its group lost a rank and was recovered in place."""
     goodput: Goodput | None = None
     """Unset until an attempt has told what its slots were used for."""
     created_at: datetime

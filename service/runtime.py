@@ -273,7 +273,7 @@ def _storage(url: str) -> Storage:
 
 def _unusable_storage(url: str, error: OSError) -> StartRefused:
     return StartRefused(
-        f"the storage {url} {reason_of(error)}: mend that, or set DRAY_STORAGE_URL to another"
+        f"the storage {url} {reason_of(error)}: correct that, or set DRAY_STORAGE_URL to another"
     )
 
 

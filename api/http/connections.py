@@ -88,18 +88,21 @@ class Connections:
         """Those that owe a request, in the order in which they began to."""
 
     def add(self, connection: BoundedProtocol, client: str) -> None:
-        """Count a new one; if that is one too many, the one that has waited longest goes.
+        """Count a new connection, which owes a request."""
+        self._open[connection] = client
+        self._of_client[client] += 1
+        self.wait(connection)
+
+    def make_room(self, client: str) -> None:
+        """After a new connection of `client`: if it is one too many, the longest waiting one goes.
 
         It is one of the same client, or else of the client with the most of them, so that nobody
         loses a place to others who take more.
         """
-        self._open[connection] = client
-        self._of_client[client] += 1
-        self.wait(connection)
         crowded = self.limits.per_client + SPARE
         if self._of_client[client] > crowded:
             self._evict(client)
-        elif len(self._open) > self.limits.connections + SPARE:
+        elif len(self._open) > self.limits.connections + SPARE and self._waiting:
             self._evict(max(self._waiting, key=lambda one: len(self._waiting[one])))
 
     def wait(self, connection: BoundedProtocol) -> None:
@@ -185,7 +188,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_head = 0
         """Bytes of this request's target and headers."""
         self._await(Awaited.HEAD, self._limits.head_within_s)
-        self.shared.add(self, self.client[0] if self.client else "")
+        client = self.client[0] if self.client else ""
+        self.shared.add(self, client)
+        # Two turns of the loop later, when all connections that were accepted together have been
+        # read once: to close one with unread bytes would reset it instead of answering 503.
+        self.loop.call_soon(self.loop.call_soon, self.shared.make_room, client)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.shared.remove(self)

@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, the gate, the log line, the counters, safe headers.
+"""The layers around every request: its id, the gate, the log line, the counters, safe headers.
 
 Plain ASGI, so that streams pass through it as they come.
 """

@@ -1,4 +1,4 @@
-"""What Prometheus sees: requests as they are answered, jobs and slots when it asks."""
+"""Prometheus metrics: requests as they are answered, jobs and slots when Prometheus asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which names the server answers under, and to which web pages.
+"""The host names that the server answers under, and the web pages that it answers to.
 
 A web page can make a browser call a server that only its user's machine can reach: directly, or
 under a name of its own that it points at 127.0.0.1 (DNS rebinding). Such a call says so in its

@@ -1,1 +1,1 @@
-"""How the SDK speaks HTTP: one transport under two clients, retries, streams and downloads."""
+"""The SDK's private HTTP: one transport under two clients, retries, streams and downloads."""

@@ -1,4 +1,4 @@
-"""What each method of the clients does, as flows over `dray._http.transport`: no I/O here."""
+"""Each method of the clients as a flow over `dray._http.transport`: no I/O here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which jobs a command is about: named one by one, or chosen by label and state."""
+"""The jobs that a command is about: named one by one, or chosen by label and state."""
 
 from __future__ import annotations
 

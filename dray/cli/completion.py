@@ -1,4 +1,4 @@
-"""What the shell offers when Tab is pressed."""
+"""Completion of jobs and options in the shell, when Tab is pressed."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def drill(
     preempt: Annotated[
         bool, typer.Option("--preempt", help="Have the whole job leave its slots.")
     ] = False,
-    rank: Annotated[int, typer.Option(help="Whom to strike.", min=0)] = 0,
+    rank: Annotated[int, typer.Option(help="The rank to inject the fault into.", min=0)] = 0,
     at_step: Annotated[
         int | None,
         typer.Option(metavar="STEP", help="Strike when so many steps are done.", min=0),
@@ -58,7 +58,7 @@ def drill(
     ] = True,
     key: Annotated[
         str | None,
-        typer.Option("--idempotency-key", help="Asking twice with one key strikes once."),
+        typer.Option("--idempotency-key", help="A second call with the same key injects nothing."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""How answers look: tables for people, JSON for programs."""
+"""The form of answers: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _how_far(job: views.Job) -> str:
 
 
 def goodput(job: views.Job) -> str | None:
-    """`93.6% useful of 44.0 slot-seconds: starting 1.1, idle 0.4; mended once`."""
+    """`93.6% useful of 44.0 slot-seconds: starting 1.1, idle 0.4; recovered once`."""
     parts = []
     if job.goodput is not None:
         used = job.goodput
@@ -199,7 +199,9 @@ def goodput(job: views.Job) -> str | None:
         whole = f"{share} useful of {used.total:.1f} slot-seconds"
         parts.append(f"{whole}: {others}" if others else whole)
     if job.recoveries:
-        parts.append("mended once" if job.recoveries == 1 else f"mended {job.recoveries} times")
+        parts.append(
+            "recovered once" if job.recoveries == 1 else f"recovered {job.recoveries} times"
+        )
     return "; ".join(parts) or None
 
 

@@ -1,4 +1,4 @@
-"""The command that tells how a job could be divided."""
+"""The command that shows how a job could be divided."""
 
 from __future__ import annotations
 

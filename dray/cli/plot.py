@@ -1,4 +1,4 @@
-"""Series drawn in a terminal: dots on axes, several curves told apart by colour or by letter.
+"""Series drawn in a terminal: dots on axes, curves distinguished by colour or by letter.
 
 Pure: numbers in, lines out. A braille character is a grid of 2 x 4 dots, so a chart of 60 x 12
 characters has 120 x 48 of them.

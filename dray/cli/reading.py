@@ -1,4 +1,4 @@
-"""Commands that read what jobs tell: logs, events, attempts, explanations; and the cluster."""
+"""Commands that read what jobs report: logs, events, attempts, explanations; and the cluster."""
 
 from __future__ import annotations
 

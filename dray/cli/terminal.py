@@ -1,4 +1,4 @@
-"""What the terminal can show, and what must not reach it."""
+"""The abilities of the terminal, and the characters that must not reach it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the samples come from."""
+"""The source of the samples, and how they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the world is divided among the ranks."""
+"""The division of the world among the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps are looked at closely."""
+"""The steps that are profiled."""
 
 from __future__ import annotations
 

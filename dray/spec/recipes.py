@@ -1,4 +1,4 @@
-"""What each recipe can be given: its models, formats and metrics, so that the rest is refused."""
+"""The models, formats and metrics of each recipe, so that anything else is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks tell each other of their gradients."""
+"""How the ranks exchange their gradients."""
 
 from __future__ import annotations
 

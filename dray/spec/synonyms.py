@@ -1,4 +1,4 @@
-"""What other programs call the fields of a job document, for whoever writes these names here."""
+"""The names that other programs give the fields of a job document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training process tells dray: metrics, artifacts and checkpoints, through its spool."""
+"""Reports of a training process through its spool: metrics, artifacts and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of an attempt on a node: until it is nothing, its slots are not given back."""
+"""The remains of an attempt on a node: its slots are given back once there are none."""
 
 from __future__ import annotations
 

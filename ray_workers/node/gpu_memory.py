@@ -1,4 +1,4 @@
-"""Who holds memory on a GPU, as NVIDIA's management library (NVML) says.
+"""The processes that hold memory on a GPU, by NVIDIA's management library (NVML).
 
 A process may be gone and its memory not: a driver that hangs in the cleanup, or a context that
 another process still has open. Without NVML nothing is known, and so nothing is held.

@@ -1,4 +1,4 @@
-"""Where the processes of this node are reached by those of the others."""
+"""The address at which processes of other nodes reach those of this node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which variables of a node's environment reach a rank: an allow-list, without ray or torch.
+"""The allow-list of environment variables that reach a rank; without ray or torch.
 
 The forkserver is started with these alone, so that a rank finds no others in itself or in
 /proc/PID/environ of its parent. The node's credentials for storage are a list of their own: dray's

@@ -1,4 +1,4 @@
-"""What a node writes down of its processes, so that what outlives their parents is found.
+"""Records of a node's processes, by which those that outlive their parents are found.
 
 A forkserver takes its ranks with it when it is killed, but not what they started; and when a
 whole node dies nobody is left to look. So each session that is forked has a small file under the

@@ -1,4 +1,4 @@
-"""Where the ranks of an attempt stand right now: the stacks of all their threads.
+"""The stacks of all threads of an attempt's ranks, as they stand right now.
 
 Beside its page each rank has a file to which it adds them on DUMP_SIGNAL; see `dumping`.
 """

@@ -1,4 +1,4 @@
-"""What stands in for the missing values of a table: statistics of its training rows.
+"""Values in place of those that a table lacks: statistics of its training rows.
 
 They are those of scikit-learn's SimpleImputer: the mean, the median (of an even number of values
 the mean of the middle two) or the most frequent value (of several, the smallest).

@@ -1,4 +1,4 @@
-"""What the recipes of images share: how pixels become tensors, and what a result says of them."""
+"""The common part of recipes on images: pixels become tensors, and results describe them."""
 
 from __future__ import annotations
 

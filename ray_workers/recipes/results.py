@@ -1,4 +1,4 @@
-"""What a job of a recipe leaves: the weights, and all it takes to rebuild the model from them."""
+"""The result files of a recipe: the weights, and all it takes to rebuild the model from them."""
 
 from __future__ import annotations
 

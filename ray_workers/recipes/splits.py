@@ -1,4 +1,4 @@
-"""Which samples train and which validate: a function of the seed, the same on every rank."""
+"""The split into training and validation samples: a function of the seed, equal on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's log says of its table: how each column was taken."""
+"""The lines of a job's log on its table: how each column was taken."""
 
 from __future__ import annotations
 

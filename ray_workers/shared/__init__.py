@@ -1,1 +1,1 @@
-"""What several rooms need: wire contracts, heartbeat pages, paths. No Ray and no torch."""
+"""Parts that several rooms need: wire contracts, frames, heartbeat, paths. No Ray, no torch."""

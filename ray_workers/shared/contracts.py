@@ -1,4 +1,4 @@
-"""What crosses the boundary between the service and the cluster: frozen, plain, picklable.
+"""The types that cross the boundary between service and cluster: frozen, plain, picklable.
 
 The service writes an `AttemptSpec` and reads `PollReply`s; a rank actor hands its training
 process a `RankTask` as JSON. Nothing here needs ray or torch.

@@ -1,4 +1,4 @@
-"""What ranks and supervisors report: one frozen class for each kind of frame.
+"""The reports of ranks and supervisors: one frozen class for each kind of frame.
 
 A rank or a supervisor writes `body()` to its spool. `service/ingest/decoding.py` makes the object
 again from what arrives, and refuses what is malformed: frames come from processes that run a user's

@@ -1,4 +1,4 @@
-"""The page of a rank: where it says how far it is, and is told to come into another group.
+"""The heartbeat page of a rank: it shows how far the rank is, and announces rendezvous rounds.
 
 One small file per training process, mapped into it, on its own node. The process writes what it
 does into it without a system call; whoever watches reads the file. So a process that hangs, is

@@ -1,4 +1,4 @@
-"""How many times slower than usual a machine is, and limits that keep step with it.
+"""The pace of a machine: how many times slower than usual it is, and limits that follow it.
 
 The kernel counts for each process how long it waited for a CPU though it could have run
 (proc_pid_schedstat(5)). A process that waited for 59 of the last 60 seconds gets on 60 times

@@ -1,4 +1,4 @@
-"""Which hosts a source may name: the public ones, and those that the operator allows.
+"""The hosts that a source may name: public ones, and those that the operator allows.
 
 Pure rules, used twice: by the service when a job is submitted, on what the URL says, and by the
 worker on the very address it is about to connect to. Without the second a name could lead

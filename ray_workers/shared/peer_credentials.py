@@ -1,4 +1,4 @@
-"""Whether the other end of a connection is a process of this user, as the kernel tells it."""
+"""The credentials of a connection's other end: whether its process belongs to this user."""
 
 from __future__ import annotations
 

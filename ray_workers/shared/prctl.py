@@ -1,4 +1,4 @@
-"""What a process asks of Linux about its parent and its children (prctl(2))."""
+"""Requests to Linux about a process's parent and children (prctl(2))."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /proc says of processes (proc(5)): who is alive, and whom it belongs to.
+"""The processes of this machine as /proc shows them (proc(5)): alive or not, and whose.
 
 Linux only, and without ray or torch: the forkserver reads this after its preload.
 

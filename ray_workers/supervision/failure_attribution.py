@@ -1,4 +1,4 @@
-"""Who is to blame for the end of a worker group: pure, without ray or torch."""
+"""Attribution of a worker group's end to one rank: pure, without ray or torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults that a user tries on a job of their own: when each strikes, and how it went."""
+"""Drills: faults that users inject into their own jobs, and how the group recovered."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FaultInjector:
             self._struck[drill.rank] = (drill, time.time())
             if not await strike(drill.rank, SIGNALS[drill.kind]):
                 del self._struck[drill.rank]
-                message = f"rank {drill.rank} has no process that could be struck"
+                message = f"rank {drill.rank} has no process to inject a fault into"
                 self._report(drill, DrillState.FAILED, message=message)
 
     def struck_at(self, ranks: Sequence[int], otherwise: float) -> float:

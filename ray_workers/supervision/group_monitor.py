@@ -1,4 +1,4 @@
-"""The guard of a running group: waits for its end, and sees what befalls it until then.
+"""The monitor of a running group: it waits for the group's end and reacts to losses and hangs.
 
 It looks at the ranks' pages on every node, again and again, and waits for the ends of their
 processes. Who is to blame and what counts as a hang is decided in `verdict` and `watchdog`, which

@@ -36,9 +36,9 @@ FIRST_STEP_LEAST_S = 60.0
 """Before the first step of a group is done: kernels are chosen, buffers made."""
 
 PATIENCE = 10.0
-"""So many times as long is given to what is not mended in place, and to ranks that all stand at the
-same place: a false alarm would cost the way back to the checkpoint, again and again if that is
-simply how long it takes."""
+"""A group that does not recover in place, and ranks that all stand at the same place, are given so
+many times as long: a false alarm would cost the way back to the checkpoint, again and again if that
+is simply how long it takes."""
 
 SURE_S = 1.0
 """For how long whoever is to blame must have been seen to stand still: when the whole machine was

@@ -1,4 +1,4 @@
-"""Mends a group in place, and changes its size: the doing to the rules of `mending`.
+"""Recovery of a group in place, and changes of its size, by the rules of `recovery_rules`.
 
 A group comes into its next generation in three ways. A lost rank is replaced in its slot. A lost
 node is done without, or its workers get slots elsewhere while the others stand by with the whole
@@ -113,7 +113,7 @@ class RecoveryController:
                 without_a_step=self._without_a_step,
             )
             if why_not is not None:
-                print(f"not mended in place: {why_not}", flush=True)  # noqa: T201
+                print(f"not recovered in place: {why_not}", flush=True)  # noqa: T201
                 return False
             self._without_a_step += 1
             await self._begin([end.rank for end in ends], seen_at)

@@ -1,4 +1,4 @@
-"""Whether a group that lost ranks is mended in place: pure, without ray or torch.
+"""The rules of recovery in place: pure, without ray or torch.
 
 The survivors hold the whole state of a replicated model, so a rank that was killed is replaced and
 nobody repeats a step. A rank that failed by its own error is not: its replacement would fail alike.
@@ -22,25 +22,26 @@ MOST_WITHOUT_A_STEP = 3
 
 
 def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | None:
-    """Why such a job is never mended in place; None if it is. num_workers: as it has them now, or
-    may have again.
+    """Why such a job never recovers in place; None if it does.
+
+    num_workers: that the job has now, or may have again.
 
     On GPUs, NCCL's operations end behind the program's back, and an optimizer step that was
     launched upon a gradient that never came cannot be told from a good one.
     """
     if document.script is not None:
-        return "a script is not mended in place, because only it knows its state"
+        return "a script does not recover in place, because only it knows its state"
     if num_workers == 1:
-        return "a single rank is not mended in place, because nobody else holds its state"
+        return "a single rank does not recover in place, because nobody else holds its state"
     if has_gpus:
-        return "a group on GPUs is not mended in place, because its state may be half a step on"
+        return "a group on GPUs does not recover in place, because its state may be half a step on"
     if document.num_replicas == 1:
         return (
-            "ranks that hold a single model together are not mended in place: each has parts that "
+            "ranks that hold a single model together do not recover in place: each has parts that "
             "nobody else has (with parallel.data above 1 somebody does)"
         )
     if document.takes_local_steps:
-        return "ranks that take steps by themselves are not mended in place: each has its own state"
+        return "ranks that take steps by themselves do not recover in place: each has its own state"
     return None
 
 
@@ -60,7 +61,7 @@ def refused(
     if num_holders == 0:
         return "nobody is left who holds the state"
     if without_a_step >= MOST_WITHOUT_A_STEP:
-        return f"it was mended {without_a_step} times in a row without a step in between"
+        return f"it recovered {without_a_step} times in a row without a step in between"
     for rank in lost:
         frame = errors.get(rank.rank)
         if frame is not None and Cause(frame.body["cause"]) is not Cause.WORKER_LOST:

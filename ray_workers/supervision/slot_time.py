@@ -1,4 +1,4 @@
-"""What an attempt's slots were used for, second by second: pure, without ray or torch.
+"""The use of an attempt's slots, second by second: pure, without ray or torch.
 
 The training processes book most of it themselves, on their pages. What no process accounts for is
 booked by what the attempt was at: starting, recovering, or nothing.

@@ -1,4 +1,4 @@
-"""What training asks of a device besides computing on it.
+"""Calls to a device besides computing on it.
 
 Each kind of GPU has a module of torch's (`torch.cuda`) with the same streams, events and random
 numbers; whatever is not the CPU is taken for one. Operations on a GPU end later than their call.

@@ -62,7 +62,8 @@ class HomeLock:
             return cls._acquire(home)
         except OSError as error:
             raise HomeUnusable(
-                f"the home {home} {reason_of(error)}: mend that, or set DRAY_HOME to another folder"
+                f"the home {home} {reason_of(error)}: correct that, or set DRAY_HOME to another "
+                "folder"
             ) from error
 
     @classmethod

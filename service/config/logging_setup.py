@@ -1,4 +1,4 @@
-"""What the service's processes write about themselves: lines for people, or JSON for programs.
+"""The logs of the service's own processes: lines for people, or JSON for programs.
 
 A record made while a request is answered carries its id, and what `extra` gave it.
 """

@@ -1,4 +1,4 @@
-"""The time, as the database server tells it."""
+"""The time by the database server's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a database that can't be used, for a person to read."""
+"""The reason why a database can't be used, for a person to read."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class JobRow(Base):
     max_runtime_s: Mapped[int | None]
     runtime_used_s: Mapped[float]
     recoveries: Mapped[int] = mapped_column(server_default=text("0"))
-    """How often a group of it was mended in place."""
+    """How often a group of it was recovered in place."""
     slot_seconds: Mapped[dict[str, Any] | None]
     """Of all its attempts together, by `ledger.SlotClass`; unset until one said so."""
 

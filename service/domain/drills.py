@@ -29,7 +29,7 @@ class Running:
     total_steps: int | None
     is_script: bool
     unmended: str | None = None
-    """Why its group is not mended in place; None if it is."""
+    """Why its group does not recover in place; None if it is."""
 
 
 def ends_attempt(kind: DrillKind, job: Running) -> bool:
@@ -64,14 +64,14 @@ def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Re
     if job.is_script:
         return Refusal(
             "/at_step",
-            "a script does not say how far it is before it is struck",
-            hint="leave it out to strike at once",
+            "a script does not say how far it is before the fault is injected",
+            hint="leave it out to inject the fault at once",
         )
     if at_step <= job.step:
         return Refusal(
             "/at_step",
             f"the job has already done {job.step} steps",
-            hint="leave it out to strike at once, or name a later step",
+            hint="leave it out to inject the fault at once, or name a later step",
         )
     if job.total_steps is not None and at_step >= job.total_steps:
         return Refusal("/at_step", f"the job ends with step {job.total_steps}")

@@ -1,4 +1,4 @@
-"""What events of jobs say in their data."""
+"""The data of events of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which waiting jobs start, where, and why the others wait; and which groups that run may grow.
+"""The scheduling policy: which jobs start where, why the others wait, and which groups grow.
 
 A gang starts whole or not at all; an elastic one also with what there is, from its least number
 of workers on. Jobs are looked at by priority, then first come first served. A job that can't start

@@ -1,4 +1,4 @@
-"""How often workers are lost, from what was seen so far. Pure."""
+"""The rate at which workers are lost, from what was seen so far. Pure."""
 
 from __future__ import annotations
 

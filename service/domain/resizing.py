@@ -1,4 +1,4 @@
-"""What a group holds after it said so: pure rules on slices."""
+"""The slots that a group holds after it has reported its size: pure rules on slices."""
 
 from __future__ import annotations
 

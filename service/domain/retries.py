@@ -62,7 +62,7 @@ def _backoff(first_s: float, before: int, cap_s: float) -> float:
 
 
 BY_DRILL = frozenset({Cause.USER_ERROR, Cause.WORKER_LOST})
-"""How a group ends that a drill struck and that was not mended in place."""
+"""How a group ends that a drill struck and that did not recover in place."""
 
 
 BY_OVERLOAD = frozenset({Cause.WORKER_LOST, Cause.INFRASTRUCTURE})
@@ -79,9 +79,9 @@ def decide(
     were too slow, which lasts as long as it lasts: it is tried again and again, but ever later.
     """
     if cause is Cause.CANNOT_RUN:
-        return GiveUp(cause, Budget.USER, "trying again would not mend the code")
+        return GiveUp(cause, Budget.USER, "trying again would not correct the code")
     if cause is Cause.BAD_DATA:
-        return GiveUp(cause, Budget.USER, "trying again would not mend the data")
+        return GiveUp(cause, Budget.USER, "trying again would not correct the data")
     if cause is Cause.RUNTIME_EXCEEDED:
         return GiveUp(cause, Budget.USER, "max_runtime_s is used up")
     if budgets.runtime_left_s is not None and budgets.runtime_left_s <= 0:

@@ -23,7 +23,7 @@ class Trigger(StrEnum):
     STEP = "step"
     """The first optimizer step was seen; for a script, its process."""
     REFORM = "reform"
-    """The running group lost a part and is mended in place."""
+    """The running group lost a part and recovers in place."""
     SUCCEED = "succeed"
     """Every rank ended well."""
     FAIL = "fail"

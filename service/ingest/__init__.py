@@ -1,1 +1,1 @@
-"""What attempts report: it is checked frame by frame and stored with the cursor."""
+"""Reports of attempts: checked frame by frame, and stored together with the cursor."""

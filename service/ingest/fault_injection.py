@@ -1,7 +1,8 @@
-"""How drills go on: by what a supervisor tells, by the end of an attempt, by the next one's step.
+"""The progress of drills: by a supervisor's report, an attempt's end, the next one's first step.
 
-A drill that is mended in place is over when the supervisor says so. One that ends its attempt on
-purpose (a preemption, or the loss of what is not mended in place) is over when the next one trains.
+A drill after which the group recovers in place is over when the supervisor says so. One that ends
+its attempt on purpose (a preemption, or a loss without recovery in place) is over when the next
+attempt trains.
 """
 
 from __future__ import annotations
@@ -66,7 +67,11 @@ def attempt_ended(
         by_drill = by_drill or row.state == DrillState.STRUCK
         if row.resumes and row.state == DrillState.STRUCK:
             continue
-        how = "it was not mended in place" if row.state == DrillState.STRUCK else "it never struck"
+        how = (
+            "it did not recover in place"
+            if row.state == DrillState.STRUCK
+            else "the fault was never injected"
+        )
         message = f"{how}, and the attempt ended: {clean(outcome.message)}"[:MAX_MESSAGE_CHARS]
         _advance(session, job, row, DrillState.FAILED, message, ended_at, now)
     return by_drill

@@ -1,4 +1,4 @@
-"""What a frame says, checked before it is stored.
+"""Checks of single fields of a frame, and the count of the frames that are refused.
 
 Frames come from processes that run a user's code, so nothing in them is believed unseen: what is
 malformed or out of bounds is refused and counted, and the job's events say so once.

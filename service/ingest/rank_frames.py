@@ -1,4 +1,4 @@
-"""What ranks report, on its way into SQL: metrics, log lines, checkpoints, artifacts, errors.
+"""Storing the reports of ranks: metrics, log lines, checkpoints, artifacts, errors.
 
 What a frame may not say, such as a place outside of its attempt's own folder, is in `frames`; what
 the supervisor tells is in `fault_intake`.

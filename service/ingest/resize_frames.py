@@ -1,4 +1,4 @@
-"""What a supervisor reports of a group that changed its size: checked, and stored."""
+"""Storing a supervisor's report of a group that has changed its size."""
 
 from __future__ import annotations
 

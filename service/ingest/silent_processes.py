@@ -1,4 +1,4 @@
-"""What a job is told of its attempt's processes that do not answer, and users of silent nodes."""
+"""Events of a job about processes of its attempt that do not answer, and about silent nodes."""
 
 from __future__ import annotations
 

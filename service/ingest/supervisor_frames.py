@@ -1,4 +1,4 @@
-"""What the supervisor tells, on its way into SQL: losses, sizes, hangs, drills, the ledger.
+"""Storing the reports of a supervisor: losses, sizes, hangs, drills, the ledger.
 
 In the order in which it told it, so that the events of a job read as it happened, also where one
 reply tells of a loss and of its repair.

@@ -1,4 +1,4 @@
-"""What jobs may read: the operator's settings, as the ranks get them and as submission checks them.
+"""The data that jobs may read: the settings, as ranks get them and as submission checks them.
 
 What the URL tells is refused here, while a person waits for the answer. What only the node can
 know, it decides there by the same rules: where a link leads, and which address a name has by then.

@@ -1,4 +1,4 @@
-"""What a caller can do about faults: preempt a job, try a drill on it, read what hung."""
+"""Use cases of faults: preempt a job, run a drill on it, read its hangs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class FaultService:
                 earlier = reserve(session, owner, idempotency, job_id, now, drill_id=drill_id)
                 if earlier is not None:
                     return serializers.drill(_drill(session, job_id, earlier))
-            attempt = _live_attempt(session, row, TRAINING, "a drill strikes a job that trains")
+            attempt = _live_attempt(session, row, TRAINING, "a drill needs a job that trains")
             running = _running(row, attempt)
             _refuse_senseless(running, request)
             resumes = drills.ends_attempt(request.kind, running)
@@ -203,6 +203,6 @@ def _new_row(
         at_step=request.at_step,
         resumes=resumes,
         state=DrillState.WAITING.value,
-        message=f"strikes {when}",
+        message=f"to be injected {when}",
         created_at=now,
     )

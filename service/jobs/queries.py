@@ -1,4 +1,4 @@
-"""What a caller can read of a job and of the cluster; all of it from SQL and storage alone."""
+"""Queries on a job and on the cluster, answered from SQL and storage alone."""
 
 from __future__ import annotations
 

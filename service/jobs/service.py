@@ -1,4 +1,4 @@
-"""What a caller can do with jobs: submit, get, wait, list, cancel, delete."""
+"""Use cases of jobs: submit, get, wait, list, cancel, delete."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How a job changes: the one transition function, preemption and resizing."""
+"""Changes of a job: the one transition function, preemption and resizing."""

@@ -1,4 +1,4 @@
-"""What attempts that live are asked: to stop, to leave, to grow, to take a fault. Passed on once.
+"""Commands to attempts that live: stop, leave, grow, inject a fault. Each is passed on once.
 
 What is asked lies in SQL, and whether the cluster took it, only in this process: after a restart
 of the service it is passed on again, which is harmless by the port's word.

@@ -1,4 +1,4 @@
-"""What a launch tells its ranks of how often workers are lost here."""
+"""The mean time between losses of a worker, which a launch passes on to its ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loops see of the jobs: who waits, and what lives.
+"""The jobs as the loops see them: those that wait, and those that live.
 
 Read at every round of the loops, so it takes only the columns that it needs, and no objects of
 rows.

@@ -1,4 +1,4 @@
-"""Which kinds of GPU a job may be given, and what those can't do."""
+"""The kinds of GPU that a job may be given, and what those can't do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the jobs are told of slots that are kept from use because something of them is not gone."""
+"""Events of jobs about slots that are kept from use because something on them is not gone."""
 
 from __future__ import annotations
 

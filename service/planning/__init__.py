@@ -1,1 +1,1 @@
-"""Which division of a model fits a cluster, and what it costs."""
+"""The planner: which divisions of a model fit a cluster, and what they cost."""

@@ -1,4 +1,4 @@
-"""How fast workers are here: from the steps of the jobs that ended well."""
+"""The speed of workers here, from the steps of the jobs that ended well."""
 
 from __future__ import annotations
 

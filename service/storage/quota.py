@@ -1,4 +1,4 @@
-"""How full the storage is: looked at, kept in SQL, and a reason to take no job."""
+"""The fill of the storage: measured, kept in SQL, and a reason to refuse jobs."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _is_the_nodes(error: BaseException) -> bool:
 def _broken_by(error: BaseException, place: str, fault: str) -> DataError:
     words = next(iter(str(error).splitlines()), "")[:MAX_FAULT_CHARS].rstrip(". ")
     said = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    return broken(place, f"{fault} ({said}); mend the data or replace them")
+    return broken(place, f"{fault} ({said}); correct the data or replace them")
 
 
 def listed(names: Iterable[str]) -> str:

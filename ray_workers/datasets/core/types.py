@@ -1,4 +1,4 @@
-"""What a data set is to a recipe: arrays that may be larger than memory, and their names."""
+"""Data sets as recipes see them: arrays that may be larger than memory, and their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pixels of masks say: the numbers of classes, or black and white for two."""
+"""The classes in the pixels of masks: their numbers, or black and white for two."""
 
 from __future__ import annotations
 

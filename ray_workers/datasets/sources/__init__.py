@@ -1,1 +1,1 @@
-"""Where data come from: local files, HTTP and S3, and the cache of each node."""
+"""The sources of data: local files, HTTP and S3, and the cache of each node."""

@@ -1,4 +1,4 @@
-"""What every kind of place that data come from can do, and what it answers."""
+"""The protocol that every source of data implements."""
 
 from __future__ import annotations
 

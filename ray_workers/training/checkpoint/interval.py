@@ -1,4 +1,4 @@
-"""How often to save, and what a save costs the steps."""
+"""The interval between checkpoints, by what a save costs the steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 0's side of checkpoints: saves beside the training, tells, and drops what is superseded."""
+"""Rank 0's checkpoints: saved beside the training, reported, and dropped when superseded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoint to go on from, and the receipt that says what was restored."""
+"""The choice of the checkpoint to resume from, and the receipt of what was restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a saved state looks like in a file, apart from how it gets there. Pure.
+"""The layout of a saved state in a file, apart from how it gets there. Pure.
 
 A state is a tree of dicts, lists and tuples with tensors and plain values at its leaves. Its
 tensors go into one safetensors file, which anyone can open, and the rest, with each tensor's

@@ -1,1 +1,1 @@
-"""What the other rooms of the training share: schedule, progress, errors, the workload."""
+"""The common parts of the training's rooms: schedule, progress, errors, the workload."""

@@ -83,7 +83,7 @@ def forget_gathered_state(optimizer: ZeroRedundancyOptimizer) -> None:
     optimizer._all_state_dicts = []  # type: ignore[attr-defined]
 
 
-def tell_overflow(
+def report_overflow(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, found: Tensor
 ) -> None:
     """Tell the scaler, ahead of its `update`, whether gradients overflowed (1.0) or not (0.0),

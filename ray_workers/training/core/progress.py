@@ -1,4 +1,4 @@
-"""How far a rank has come, so that the ranks of a broken group can tell who is the furthest."""
+"""A rank's progress, by which the ranks of a broken group know which one is the furthest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script's time goes into, as far as its calls to `dray.train` tell.
+"""The use of a script's time, as far as its calls to `dray.train` show it.
 
 The time before the first report of a step is booked as unreported, the time after it as useful, or
 as recomputed up to the step that an earlier attempt had reported. A script that saves or loads

@@ -1,4 +1,4 @@
-"""What a recipe hands to the loop."""
+"""The workload that a recipe hands to the training loop."""
 
 from __future__ import annotations
 

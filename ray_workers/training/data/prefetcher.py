@@ -1,4 +1,4 @@
-"""What a rank computes at each step, read ahead of it: in a thread, or in processes of its own."""
+"""The samples of each step, read ahead of it: in a thread, or in processes of their own."""
 
 from __future__ import annotations
 

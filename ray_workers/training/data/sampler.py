@@ -1,4 +1,4 @@
-"""Which samples a rank sees at a step: pure functions of seed, step, rank and world size.
+"""The samples of a rank at a step: pure functions of seed, step, rank and world size.
 
 An epoch goes over every sample once, in an order drawn from (seed, epoch). The order is cut into
 global batches; the last one of an epoch is as short as it comes out. Each global batch is cut

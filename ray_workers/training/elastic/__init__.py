@@ -1,1 +1,1 @@
-"""How ranks meet, leave and replace each other: rendezvous, process groups, state transfer."""
+"""Ranks that meet, leave and replace each other: rendezvous, process groups, state transfer."""

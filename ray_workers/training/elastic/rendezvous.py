@@ -1,9 +1,10 @@
-"""Which group a rank is in, and how it comes from a broken one into the next.
+"""The rounds of a rank's rendezvous: how it comes from a broken group into the next one.
 
-A group has generations. Who has a place in the next one is decided outside of the ranks, where all
-of them are seen; here a rank learns its place, cuts itself off from the old group, and meets the
-others at the store. Whatever breaks a group (a dead peer, one that was killed because it hung, a
-change of the world size) takes this one way.
+The supervisor, which sees all ranks, decides which ones have a place in the next round, and
+announces it. Here a rank learns its place, cuts its connections to the old group, and meets the
+others at the store. Every change of a group takes this way: a peer that died, one that was killed
+because it hung, another world size. torchelastic calls the same a rendezvous; the number of a round
+is `generation` on the wire.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ from ray_workers.training.elastic import process_group
 from ray_workers.training.elastic.connections import Connections
 
 PLACE_LIMIT_S = 600.0
-"""How long a rank waits for its place in the next group: slots may have to be found first, and data
-be read anew. Who gives the places ends it before, if there will be none."""
+"""How long a rank waits for its place in the next round: slots may have to be found first, and data
+be read anew. The supervisor ends the rank earlier if there will be no place."""
 MEETING_LIMIT_S = 1800.0
-"""How long the others of a group may take to come: the slowest reads its data first."""
+"""How long the other ranks may take to come to the store: the slowest reads its data first."""
 FORMING_LIMIT_S = 300.0
-"""How long it takes to connect to ranks that are known to be there: on machines at their usual pace
-it takes less than a second, but they may be overloaded. Who watches the ranks ends it before, when
-one of them dies or is stopped."""
+"""How long connecting to ranks that are known to be there may take. It takes less than a second on
+a machine at its usual pace, and longer on an overloaded one. The supervisor, which watches the
+ranks, announces another round earlier if one of them dies or is stopped."""
 LOOK_S = 0.002
 SEVERING_LOOK_S = 0.25
 SEVERING_LOOKS = 2
-"""Mostly a rank finds out by itself, between two steps or by its neighbours' end."""
+"""After so many looks at the announced round a rank's connections are cut. Mostly the rank finds
+out earlier by itself: between two steps, or because a neighbour has ended."""
 
 
 class GroupChanged(Exception):
@@ -49,26 +51,26 @@ class GroupChanged(Exception):
 
 
 class Spool:
-    """Where this process tells what it does: another spool for each rank that it becomes, because
-    frames are known by the rank whose spool they lie on."""
+    """Where this process writes its reports: another spool for each rank that it becomes, because
+    the name of a spool says whose frames are in it."""
 
     def __init__(self, path: Path, rank: int | None) -> None:
         self._path = path
         self._rank = rank
 
     def take(self, place: RankAssignment) -> None:
-        """Write as this rank from now on. No two processes have a rank in one generation."""
+        """Write as this rank from now on. No two processes have the same rank in one round."""
         if place.rank != self._rank:
             self._rank = place.rank
             key = spool_key(place.rank, place.generation, "metrics")
             directory = self._path.with_name(key)
-            if known(self._path) != EVERYTHING:  # somebody counts
+            if known(self._path) != EVERYTHING:  # the service's cursors are counted here
                 begin_count(directory)
             os.environ["DRAY_SPOOL_DIR"] = str(directory)
 
 
 class RendezvousHandler:
-    """A rank's way through the generations of its group."""
+    """Takes a rank from round to round."""
 
     def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
         self.place = RankAssignment(task.generation, task.rank, task.world_size)
@@ -85,9 +87,9 @@ class RendezvousHandler:
         return self.place.world_size == 1
 
     def join(self, enter: Callable[[], None]) -> None:
-        """Form the group of this place's generation; Regroup if a newer one is announced first.
+        """Form the group of this round; GroupChanged if a newer one is announced first.
 
-        enter: makes the groups within it. Their connections belong to it as well.
+        enter: forms the smaller groups within it, whose connections are cut with its own.
         """
         if self.place.generation == AWAITING:
             self._page.enter(RankPhase.STAND_BY, TimeCategory.STARTING)
@@ -101,8 +103,9 @@ class RendezvousHandler:
             enter()
 
     def _form(self) -> None:
-        """Whatever fails here is said by the store or a peer, and never the training code's error:
-        DistStoreError, unless it is Regroup or tells its cause by itself."""
+        """Meet the others and connect to them. An error here comes from the store or a peer, never
+        from the training code, so it is raised as DistStoreError unless it is GroupChanged or has a
+        cause of its own."""
         try:
             store = self._meet()
             faultpoint(FaultPoint.PEERS_ARE_THERE)
@@ -119,9 +122,8 @@ class RendezvousHandler:
             raise dist.DistStoreError(f"the group could not be formed: {error}") from error
 
     def _watch(self) -> None:
-        """See to it that this rank leaves its group when another generation is wanted, also if it
-        waits for one that is silent, whose connections are not broken, or that died before it had
-        connected."""
+        """Cut this rank's connections when another round is announced, also while it waits for a
+        peer that is silent, whose connections are whole, or that died before it had connected."""
         if not self._prefix or self._watcher is not None:
             return
 
@@ -140,8 +142,8 @@ class RendezvousHandler:
         self._watcher.start()
 
     def _meet(self) -> Store:
-        """Wait at the store until everybody of this generation is there."""
-        # A connection of this generation's own: whoever waits at the store is woken by cutting it.
+        """Wait at the store until all ranks of this round are there."""
+        # Each round has its own connection: cutting it wakes a rank that waits at the store.
         whole = TCPStore(*self._address, wait_for_workers=False)
         generation, rank, world_size = (
             self.place.generation,
@@ -155,22 +157,22 @@ class RendezvousHandler:
         return store
 
     def check(self) -> None:
-        """Between two steps: Regroup if another generation is wanted."""
+        """Between two steps: GroupChanged if another round is announced."""
         if self._page.wanted > self.place.generation:
             raise GroupChanged
 
     def may_follow(self, error: BaseException) -> bool:
-        """Whether an error is only that the group is broken, so that there may be a next one."""
+        """Whether an error only says that the group is broken, so that another round may follow."""
         if isinstance(error, GroupChanged):
             return True
         if isinstance(error, PartsLostError) or self._device.type != "cpu":
-            return False  # a group on GPUs is not mended
+            return False  # a group on GPUs does not recover in place
         return bool(self._prefix) and not self.is_alone and cause_of(error) is Cause.WORKER_LOST
 
     def follow(self, error: BaseException) -> None:
-        """Leave the broken group and take the place in the next one.
+        """Leave the broken group and take a place in the next round.
 
-        Raises `error` again if there is none in time.
+        Raises `error` again if there is no place in time.
         """
         self._page.enter(RankPhase.STAND_BY, TimeCategory.RECOVERING)
         self._connections.sever()
@@ -188,14 +190,14 @@ class RendezvousHandler:
         self._page.enter(RankPhase.JOINING, TimeCategory.RECOVERING)
 
     def sent_bytes(self) -> int | None:
-        """What this rank has sent to the others in this generation; None where nobody counts it: of
-        NCCL the kernel sees little or nothing."""
+        """Bytes that this rank has sent to the others in this round; None on GPUs, where the kernel
+        sees little or nothing of NCCL's traffic."""
         if self.is_alone or self._device.type != "cpu":
             return None
         return self._connections.sent_bytes()
 
     def leave(self) -> None:
-        """The training is over, for everyone at once."""
+        """End the group: the training is over on all ranks."""
         process_group.leave()
 
     def _wait(self, is_so: Callable[[], bool], limit_s: float, what: str) -> None:

@@ -1,4 +1,4 @@
-"""What a process that died as rank 0 had still to tell."""
+"""Metrics that a dead rank 0 had committed but not yet reported."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.heartbeat import UnreportedStep
 
 
-def untold(spools: Path, kept: Iterable[UnreportedStep], last_step: int) -> list[UnreportedStep]:
-    """The figures of steps up to `last_step` that lie on no spool of rank 0, in order.
+def unreported_steps(
+    spools: Path, kept: Iterable[UnreportedStep], last_step: int
+) -> list[UnreportedStep]:
+    """The figures of steps up to `last_step` that are on no spool of rank 0, in order.
 
-    spools: the attempt's folder on this node. kept: what those who stayed know of the last steps.
-    Where rank 0 was on another node, that is all they know: told twice, it is stored once.
+    spools: the attempt's folder on this node. kept: the figures of the last steps that the other
+    ranks have. Where rank 0 ran on another node, its spools can't be read here, and all of `kept`
+    is returned: the service stores once what is reported twice.
     """
-    told = max(map(_last_told, spools.glob("r0.*.metrics")), default=0)
+    reported = max(map(_last_reported, spools.glob("r0.*.metrics")), default=0)
     found = {figures.step: figures for figures in kept}
-    return [found[step] for step in sorted(found) if told < step <= last_step]
+    return [found[step] for step in sorted(found) if reported < step <= last_step]
 
 
-def _last_told(directory: Path) -> int:
-    """The last step whose figures are on a spool, delivered or not."""
+def _last_reported(directory: Path) -> int:
+    """The last step whose figures are on a spool, delivered or not; 0 for none."""
     frames = spool_reader.decode(directory.name, spool_reader.tail(directory))
     steps = [
         int(frame.body["step"])

@@ -1,4 +1,4 @@
-"""What a rank sends to the others of its group in a step, as the kernel counts it."""
+"""Bytes that a rank sends to the others of its group in a step, as the kernel counts them."""
 
 from __future__ import annotations
 

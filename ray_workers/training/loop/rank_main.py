@@ -1,4 +1,4 @@
-"""What a training process does from its first line to its exit code."""
+"""The main function of a training process, from its first line to its exit code."""
 
 from __future__ import annotations
 

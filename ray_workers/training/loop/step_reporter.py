@@ -97,11 +97,11 @@ class StepReporter:
         if wait_for_device:
             self._read_device()
         for waiting in self._waiting:
-            self.tell(waiting)
+            self.write(waiting)
         self._waiting.clear()
         self._flushed = time.perf_counter()
 
-    def tell(self, figures: UnreportedStep) -> None:
+    def write(self, figures: UnreportedStep) -> None:
         """Write one step's figures."""
         values = {
             "perf/step_time_s": figures.step_time_s,

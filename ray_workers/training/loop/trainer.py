@@ -228,8 +228,8 @@ class Trainer:
         what is reported twice."""
         kept = [*self.state.unreported, *self.page.kept()]
         spools = Path(self.task.spool_dir).parent
-        for figures in takeover.untold(spools, kept, self.progress.step):
-            self.reporter.tell(figures)
+        for figures in takeover.unreported_steps(spools, kept, self.progress.step):
+            self.reporter.write(figures)
         if self.state.measured_at:
             metrics = self.state.metrics
             measured = {key: value for key, value in metrics.items() if key != "train/loss"}

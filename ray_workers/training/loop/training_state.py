@@ -1,4 +1,4 @@
-"""How far a rank has come: what a checkpoint restores, and what a rank that joins is given."""
+"""The state of a rank between two steps: what checkpoints restore and newcomers are given."""
 
 from __future__ import annotations
 

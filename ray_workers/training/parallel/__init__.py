@@ -1,4 +1,4 @@
-"""How the ranks of a group train one model together: a class for each way."""
+"""The strategies by which the ranks of a group train one model together: a class for each."""
 
 from __future__ import annotations
 

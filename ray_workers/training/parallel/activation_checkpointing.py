@@ -1,4 +1,4 @@
-"""What is done to the blocks of a model: keeping less of their forward pass, and compiling."""
+"""Activation checkpointing and compilation of the blocks of a model."""
 
 from __future__ import annotations
 

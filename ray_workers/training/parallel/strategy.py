@@ -1,4 +1,4 @@
-"""What the training loop asks of a way to train a model on several ranks."""
+"""The interface between the training loop and a way to train a model on several ranks."""
 
 from __future__ import annotations
 

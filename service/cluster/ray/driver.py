@@ -364,7 +364,7 @@ def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
 
 
 def _leaving(drained_by: float) -> str:
-    told = "it is drained: Ray was told that the node goes"
+    told = "it is drained: Ray was asked to remove the node"
     try:
         return f"{told} at {datetime.fromtimestamp(drained_by, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError):  # at no time that anybody will see

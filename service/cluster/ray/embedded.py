@@ -196,7 +196,7 @@ class EmbeddedRay:
                 raise EmbeddedRayError(f"the embedded Ray did not start: {said} (see {log_path})")
             if time.monotonic() > deadline:
                 self._start_timeout_s = min(2 * limit_s, MAX_START_TIMEOUT_S)
-                said = start_failure.reason(log_path, temp_dir) or "it told of no error"
+                said = start_failure.reason(log_path, temp_dir) or "it reported no error"
                 raise EmbeddedRayError(
                     f"the embedded Ray was not up after {limit_s:.0f} s: {said} (see {log_path})"
                 )

@@ -1,4 +1,4 @@
-"""Which division of a job fits, which is the fastest, and what would make one fit."""
+"""The choice of a division: those that fit, the fastest of them, and what would make one fit."""
 
 from __future__ import annotations
 

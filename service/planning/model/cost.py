@@ -1,4 +1,4 @@
-"""How long a step would take: a short model, whose constants can be given.
+"""The time of a step: a short model, whose constants can be given.
 
 Time of a step = computing + sending that nothing hides + what a pipeline idles. Computing is the
 floating point operations of the products, forward, backward (twice the forward pass) and again

@@ -1,4 +1,4 @@
-"""What a rank of a job holds at the fullest moment of a step."""
+"""The memory of a rank at the fullest moment of a step."""
 
 from __future__ import annotations
 

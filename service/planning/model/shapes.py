@@ -1,4 +1,4 @@
-"""What a job document tells of its samples, without reading them."""
+"""The shapes of a job's samples as its document gives them, without reading the data."""
 
 from __future__ import annotations
 

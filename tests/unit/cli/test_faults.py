@@ -61,7 +61,7 @@ def test_a_drill_that_is_only_asked_for_is_named(cli: Cli, server: LiveServer) -
     key = ("--idempotency-key", "once")
     made = cli.json("drill", job_id, "--preempt", "--no-wait", *key)
     said = cli("drill", job_id, "--preempt", "--no-wait", *key)
-    assert said == f"{made['id']} waiting: strikes at once\n"
+    assert said == f"{made['id']} waiting: to be injected at once\n"
 
 
 def test_a_drill_that_can_not_be_says_why(cli: Cli, server: LiveServer) -> None:
@@ -117,14 +117,14 @@ def test_goodput_is_a_line_of_the_job(cli: Cli, server: LiveServer) -> None:
 
     assert line().split() == ["goodput", "-"]
     server.hands.report(job_id, 1, [regrouping(1), regrouped(1)])
-    assert line() == "goodput    mended once"
+    assert line() == "goodput    recovered once"
     server.hands.report(job_id, 1, [spent(useful=9.0, data_wait=0.6, idle=0.4)])
     assert line() == (
-        "goodput    90.0% useful of 10.0 slot-seconds: data wait 0.6, idle 0.4; mended once"
+        "goodput    90.0% useful of 10.0 slot-seconds: data wait 0.6, idle 0.4; recovered once"
     )
     again = [regrouping(1, generation=2), regrouped(1, generation=2)]
     server.hands.report(job_id, 1, again)
-    assert line().endswith("; mended 2 times")
+    assert line().endswith("; recovered 2 times")
 
 
 def test_the_goodput_of_a_script_that_reports_no_step_is_said_to_be_unknown(

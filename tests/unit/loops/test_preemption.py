@@ -228,7 +228,7 @@ async def test_a_drill_outlives_the_service_that_was_asked_and_charges_nobody(
     again = await world.open()
     drill = await over(again, job_id, asked.id)
     assert drill.state is DrillState.FAILED
-    assert "not mended in place" in drill.message
+    assert "not recover in place" in drill.message
     await comes_to(again, job_id, JobState.SUCCEEDED)
     assert await causes(again, job_id) == ["worker_lost", "succeeded"]
     assert await charges(again, job_id) == ["free"]

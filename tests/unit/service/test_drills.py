@@ -117,7 +117,7 @@ async def test_a_drill_that_is_mended_in_place_passes_by_what_is_told(service: S
     job_id = await two_ranks(service)
     drill = await service.faults.drill(job_id, asking(rank=1, at_step=50))
     assert (drill.state, drill.kind, drill.attempt) == (DrillState.WAITING, DrillKind.KILL, 1)
-    assert drill.message == "strikes when 50 steps are done"
+    assert drill.message == "to be injected when 50 steps are done"
     _, (live,) = service.database.read_sync(lambda s: snapshot(s, service.now))
     assert [(d.id, d.rank, d.at_step) for d in live.drills] == [(drill.id, 1, 50)]
     service.report(job_id, 1, [drilled(drill.id, "struck", step=50, message="killed rank 1")])
@@ -147,7 +147,7 @@ async def test_a_drill_whose_attempt_ended_has_failed(service: Service, struck: 
     failed = await service.faults.get_drill(job_id, drill.id)
     assert failed.state is DrillState.FAILED
     assert "rank 0 fell" in failed.message
-    assert ("not mended in place" if struck else "never struck") in failed.message
+    assert ("not recover in place" if struck else "never injected") in failed.message
     # What the drill did is not charged to the user, what the user did is.
     state = (await service.jobs.get(job_id)).state
     assert state is (JobState.QUEUED if struck else JobState.FAILED)
@@ -206,7 +206,7 @@ async def test_what_is_not_mended_in_place_passes_a_drill_when_it_is_started_aga
 ) -> None:
     job_id = await two_ranks(service, max_retries=0, **fields)
     drill = await service.faults.drill(job_id, asking(kind))
-    lost = drilled(drill.id, "failed", message="the group was not mended in place")
+    lost = drilled(drill.id, "failed", message="the group did not recover in place")
     struck = drilled(drill.id, "struck", at=service.now)
     service.end(job_id, 1, Cause.USER_ERROR, "killed", [struck, lost])
     assert (await service.jobs.get(job_id)).state is JobState.QUEUED

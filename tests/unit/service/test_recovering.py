@@ -1,4 +1,4 @@
-"""A group that is mended in place: the job's state, its events, and each step once (I5)."""
+"""A group that recovers in place: the job's state, its events, and each step once (I5)."""
 
 from __future__ import annotations
 

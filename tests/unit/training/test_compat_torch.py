@@ -95,7 +95,7 @@ def test_the_scaler_is_told_of_an_overflow(overflowed: float) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
     scaler.scale(parameter.sum()).backward()
     scaler.unscale_(optimizer)
-    compat_torch.tell_overflow(scaler, optimizer, torch.tensor(overflowed))
+    compat_torch.report_overflow(scaler, optimizer, torch.tensor(overflowed))
     scaler.update()
     assert scaler.get_scale() == (4.0 if overflowed else 16.0), CHANGED
 

@@ -1,4 +1,4 @@
-"""A group that hangs is looked at, told of, and ended where it is not mended in place."""
+"""A group that hangs is looked at, told of, and ended where it does not recover in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which losses are mended in place, and which are not."""
+"""Which losses recover in place, and which are not."""
 
 from __future__ import annotations
 

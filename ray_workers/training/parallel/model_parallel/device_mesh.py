@@ -1,4 +1,4 @@
-"""Where each rank stands when the world is divided along several axes.
+"""The place of each rank when the world is divided along several axes.
 
 Neighbouring ranks differ in the innermost axis, so those that exchange the most are mostly on one
 node: tensor, then context, shard, data, and pipeline.

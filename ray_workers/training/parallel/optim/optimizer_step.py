@@ -100,7 +100,7 @@ class OptimizerStep:
         if not overflowed:
             self._optimizer.step()
         found = torch.full_like(norm, overflowed)
-        compat_torch.tell_overflow(scaler, self._optimizer, found)
+        compat_torch.report_overflow(scaler, self._optimizer, found)
         scaler.update()
         if overflowed and scaler.get_scale() < LEAST_SCALE:
             raise DivergedError(
