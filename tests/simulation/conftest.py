@@ -14,7 +14,7 @@ import pytest
 
 from service.loops import cluster_watcher, reconciler
 
-NUM_SEEDS = 250
+NUM_SEEDS = 150
 """Of the ordinary suite; a storm takes half a second. DRAY_SEEDS and `make soak` try more."""
 
 # Fresh ones in every run. The processes of pytest-xdist inherit those of the first.

@@ -28,10 +28,8 @@ from tests.simulation.scenarios import Story, Strike
 pytestmark = [pytest.mark.usefixtures("_short"), pytest.mark.timeout(TIMEOUT_S)]
 
 SHARE = 8
-SPACING = 5
-"""Of the steps of the story of sizes that are tried: it meets the same ones again and again."""
-PARTS = 6
-"""Of the long story, so that several processes may share it."""
+PARTS = 12
+"""Of a story's steps: every twelfth, from the first, from the second, and so on."""
 IN_PARTS = soak_but(range(PARTS), short=[seeds().start % PARTS])
 """`make test` tries the steps of one part, another one each time."""
 
@@ -74,10 +72,11 @@ STORIES = [scenarios.one_takes_over, scenarios.one_launches_late]
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+@pytest.mark.parametrize("half", soak_but(range(2), short=[seeds().start % 2]))
 def test_stopped_at_any_step_past_its_lease_it_does_nothing_of_before(
-    folder: Path, story: Story
+    folder: Path, story: Story, half: int
 ) -> None:
-    _strike_at(_strikes(story, folder), story, scenarios.stop_for_long, folder)
+    _strike_at(_strikes(story, folder)[half::2], story, scenarios.stop_for_long, folder)
 
 
 @SOAK
@@ -90,15 +89,16 @@ def test_stopped_at_a_step_past_its_lease_it_does_nothing_of_before_on_postgresq
         scenarios.tell(story, engine, folder, at, scenarios.stop_for_long)
 
 
+@pytest.mark.parametrize("part", IN_PARTS)
 def test_a_group_of_changing_size_holds_what_the_books_say_wherever_the_service_is_killed(
-    folder: Path,
+    folder: Path, part: int
 ) -> None:
     story = scenarios.a_group_shrinks_and_grows
     told = scenarios.tell(story, books.empty_memory(), folder)
     trace = "\n".join(told.trace)
     assert "takes [Slice" in trace
     assert "'lacking': 1" in trace
-    _strike_at(told.strikes[::SPACING], story, scenarios.kill, folder)
+    _strike_at(told.strikes[part::PARTS], story, scenarios.kill, folder)
 
 
 # That a broken rule is found, and the tests above could fail.

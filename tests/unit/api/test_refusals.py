@@ -69,7 +69,7 @@ def home(tmp_path: Path) -> Path:
         (_no_database, "{path} is damaged (file is not a database): put a backup in"),
         soak(_truncated, "{path} is damaged (database disk image is malformed): put a backup in"),
         soak(_emptied, "{path} is damaged (it is empty): put a backup in"),
-        (_folder, "{path} is a folder and no file: move it away"),
+        soak(_folder, "{path} is a folder and no file: move it away"),
         soak(_of_another_program, "{path} can't be used (table jobs already exists)"),
         (_of_a_newer_version, "{path} is at revision 9999, which this dray does not know"),
     ],
@@ -104,7 +104,7 @@ def test_a_new_database_may_be_an_empty_file(tmp_path: Path) -> None:
     database.close()
 
 
-@pytest.mark.parametrize("below", ["", "home"])
+@pytest.mark.parametrize("below", ["", soak("home")])
 def test_a_home_that_is_or_lies_below_a_file_is_named(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
     home = tmp_path / "file" / below

@@ -130,7 +130,11 @@ def test_it_says_so_when_its_port_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("DRAY_PORT", "many"), ("DRAY_DATABASE_URL", "mysql://x/y"), ("DRAY_SCHEDULER_TICK_S", "0")],
+    [
+        ("DRAY_DATABASE_URL", "mysql://x/y"),
+        soak("DRAY_PORT", "many"),
+        soak("DRAY_SCHEDULER_TICK_S", "0"),
+    ],
 )
 def test_a_setting_that_is_wrong_is_named(tmp_path: Path, name: str, value: str) -> None:
     assert name in refusal(command(tmp_path, **{name: value}))

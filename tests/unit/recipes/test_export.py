@@ -22,7 +22,7 @@ from ray_workers import recipes
 from ray_workers.recipes.export import ABOUT
 from ray_workers.shared.contracts import DataPolicy
 from ray_workers.training.parallel.meta_init import materialise
-from tests.marks import soak
+from tests.marks import SOAK, soak
 
 SAMPLES = 7
 UNET = {"width": 4, "depth": 2}
@@ -73,7 +73,7 @@ KINDS = pytest.mark.parametrize(
     [
         (digits, "images"),
         soak(masks, "images"),
-        (table, "rows"),
+        soak(table, "rows"),
         soak(number, "rows"),
         soak(text, "tokens"),
     ],
@@ -129,6 +129,7 @@ def test_a_file_says_what_its_columns_and_labels_are(tmp_path: Path) -> None:
     assert json.loads(extra[ABOUT]) == about
 
 
+@SOAK
 def test_a_shorter_text_may_be_filled_up(tmp_path: Path) -> None:
     model, samples = trained(text(tmp_path), tmp_path / "result")
     session = onnxruntime.InferenceSession(model.export(tmp_path / "model.onnx"))

@@ -155,7 +155,7 @@ async def test_a_series_goes_on_from_chunk_to_chunk(service: Service) -> None:
     ]
 
 
-@pytest.mark.parametrize("max_points", [2, 5, 40])
+@pytest.mark.parametrize("max_points", [soak(2), 5, soak(40)])
 async def test_a_long_series_keeps_ends_spikes_and_its_nan(
     service: Service, max_points: int
 ) -> None:
@@ -223,7 +223,7 @@ async def test_more_than_a_thousand_names_are_refused_once_and_the_known_go_on(
     assert types.count("metric_keys_limit") == 1
 
 
-@pytest.mark.parametrize("per_step", [1000, 100_000])
+@pytest.mark.parametrize("per_step", [soak(1000), 100_000])
 async def test_of_a_hundred_thousand_names_the_first_thousand_are_kept(
     service: Service, per_step: int
 ) -> None:
