@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from api.__main__ import _unless_stopped
+from tests.marks import soak
 
 ROOT = Path(__file__).resolve().parents[3]
 
