@@ -27,10 +27,10 @@ class JobPages:
         return [] if self._folder is None else heartbeat.observe_ranks(self._folder)
 
 
-def newest(sights: Sequence[RankObservation], rank: int) -> RankObservation | None:
+def newest(observations: Sequence[RankObservation], rank: int) -> RankObservation | None:
     """The newest process at a rank."""
-    of_rank = [sight for sight in sights if sight.rank == rank]
-    return max(of_rank, key=lambda sight: sight.incarnation, default=None)
+    of_rank = [observation for observation in observations if observation.rank == rank]
+    return max(of_rank, key=lambda observation: observation.incarnation, default=None)
 
 
 class SeenCommits:
@@ -40,12 +40,12 @@ class SeenCommits:
         self.commits: list[Commit] = []
         self._known: dict[tuple[int, str, int], int] = {}
 
-    def take(self, sights: Sequence[RankObservation], at: float) -> None:
+    def take(self, observations: Sequence[RankObservation], at: float) -> None:
         """Add what is new. The first commit of a generation has the time that the rank wrote with
         it, any other that of the look."""
-        for sight in sights:
-            look = sight.look
-            member = sight.rank, str(sight.incarnation), look.generation
+        for observation in observations:
+            look = observation.status
+            member = observation.rank, str(observation.incarnation), look.generation
             if look.step <= look.resumed_step or not look.first_at:
                 continue  # it has committed nothing in this generation
             if member not in self._known:

@@ -132,9 +132,9 @@ class Run:
         ]
         due, ask_at = list(kills), began
         while (now := time.monotonic()) < began + for_s:
-            sights = self._pages.look()
-            if sights:
-                step = max(sight.look.step for sight in sights)
+            observations = self._pages.look()
+            if observations:
+                step = max(observation.status.step for observation in observations)
                 self.seen.looks.append(Look(now, step))
             if due and now >= began + due[0][0]:
                 self._kill(due.pop(0)[1])
@@ -145,12 +145,12 @@ class Run:
         self._ask()
 
     def _kill(self, rank: int) -> None:
-        sight = newest(self._pages.look(), rank)
-        if sight is None or not sight.state:
+        observation = newest(self._pages.look(), rank)
+        if observation is None or not observation.state:
             raise BenchmarkError(f"rank {rank} has no process that could be killed")
         self.seen.kills.append((time.monotonic(), rank))
-        os.kill(sight.look.pid, signal.SIGKILL)
-        self._tell(f"killed rank {rank} after step {sight.look.step}")
+        os.kill(observation.status.pid, signal.SIGKILL)
+        self._tell(f"killed rank {rank} after step {observation.status.step}")
 
     def _ask(self) -> None:
         goodput = self._client.get(self._job_id).goodput

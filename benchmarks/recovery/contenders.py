@@ -48,10 +48,14 @@ class Dray:
         seen, job_pages = SeenCommits(), JobPages(job.id)
 
         def victim() -> int | None:
-            sights = job_pages.look()
-            seen.take(sights, time.time())
-            sight = newest(sights, work.KILLED_RANK)
-            return sight.look.pid if sight and sight.look.step >= work.KILL_AT_STEP else None
+            observations = job_pages.look()
+            seen.take(observations, time.time())
+            observation = newest(observations, work.KILLED_RANK)
+            return (
+                observation.status.pid
+                if observation and observation.status.step >= work.KILL_AT_STEP
+                else None
+            )
 
         pid = _await(victim, "its rank 1 to come to the step")
         killed_at = _kill(pid)

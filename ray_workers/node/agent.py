@@ -257,14 +257,18 @@ class NodeAgent:
         except ForkFailed:
             return {}  # its end took every process along
 
-    async def sights(self, job_id: str, attempt: int) -> list[RankObservation]:
+    async def observations(self, job_id: str, attempt: int) -> list[RankObservation]:
         """What is seen of each training process of an attempt, also of those that are dead."""
         return observe_ranks(page_dir(self._deployment_id, self._node_id, job_id, attempt))
 
     async def slowness(self, job_id: str, attempt: int) -> float:
         """How many times slower than usual the slowest process of an attempt or of Ray gets on
         here for want of a CPU, `ray_workers.shared.machine_pace` says how that is known."""
-        ranks = [sight.look.pid for sight in await self.sights(job_id, attempt) if sight.state]
+        ranks = [
+            observation.status.pid
+            for observation in await self.observations(job_id, attempt)
+            if observation.state
+        ]
         raylet = os.getppid()
         return self._waits.look([*ranks, raylet, *children_of(raylet)])
 

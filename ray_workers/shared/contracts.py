@@ -130,7 +130,7 @@ class AttemptSpec:
     min_workers: int | None
     """With how few the group may train on when no replacement is to be had; None: with no fewer
     than it began with."""
-    is_mendable: bool
+    recovers_in_place: bool
     """Whether a rank that is lost is replaced while the others go on
     (`ray_workers.supervision.recovery_rules`)."""
     worker_mtbf_s: float

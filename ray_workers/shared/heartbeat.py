@@ -73,7 +73,7 @@ class _Word(IntEnum):
     """Where in the page's head a number lies: 8 bytes each."""
 
     STEP = 0
-    DOING = 1
+    PHASE = 1
     COLLECTIVE = 2
     SINCE = 3
     GENERATION = 4
@@ -101,7 +101,7 @@ class RankStatus:
 
     step: int
     """Optimizer steps committed."""
-    doing: RankPhase
+    phase: RankPhase
     collective: int
     """Collectives that were entered, in this generation."""
     since: float
@@ -124,7 +124,7 @@ class RankObservation:
 
     rank: int
     incarnation: int
-    look: RankStatus
+    status: RankStatus
     age_s: float
     """How long it has been at what it does, and not got on."""
     state: str
@@ -169,12 +169,12 @@ class HeartbeatPage:
         self._began = time.monotonic()
         self._floats[_Word.SINCE] = self._began
 
-    def enter(self, doing: RankPhase, use: TimeCategory) -> None:
+    def enter(self, phase: RankPhase, use: TimeCategory) -> None:
         """Say what begins now; the time since the last call is booked on what ends."""
         now = time.monotonic()
         self._floats[_USE_AT[self._use]] += now - self._began
         self._use, self._began = use, now
-        self._ints[_Word.DOING] = doing
+        self._ints[_Word.PHASE] = phase
         self._ints[_Word.USE] = _PLACE_OF[use]
         self._floats[_Word.SINCE] = now
 
@@ -247,7 +247,7 @@ def parse_status(data: bytes) -> RankStatus:
     floats = struct.unpack_from(f"<{_WORDS}d", data)
     return RankStatus(
         step=ints[_Word.STEP],
-        doing=RankPhase(ints[_Word.DOING]),
+        phase=RankPhase(ints[_Word.PHASE]),
         collective=ints[_Word.COLLECTIVE],
         since=floats[_Word.SINCE],
         generation=ints[_Word.GENERATION],
@@ -261,7 +261,7 @@ def parse_status(data: bytes) -> RankStatus:
 
 def observe_ranks(folder: Path) -> list[RankObservation]:
     """Every process of an attempt that left a page in its folder on this node, also the dead."""
-    sights = []
+    observations = []
     for path in sorted(folder.glob("r*.page")):
         try:
             with path.open("rb") as file:
@@ -275,8 +275,8 @@ def observe_ranks(folder: Path) -> list[RankObservation]:
         fields = stat_fields(seen.pid) if seen.pid else []
         state = fields[0].decode() if fields and fields[0] not in DEAD else ""
         age_s = max(0.0, time.monotonic() - seen.since)
-        sights.append(RankObservation(int(rank), int(incarnation), seen, age_s, state))
-    return sights
+        observations.append(RankObservation(int(rank), int(incarnation), seen, age_s, state))
+    return observations
 
 
 def unreported_steps(data: bytes | mmap.mmap) -> list[UnreportedStep]:

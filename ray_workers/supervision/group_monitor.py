@@ -26,7 +26,7 @@ from ray_workers.shared.heartbeat import RankObservation, RankPhase, TimeCategor
 from ray_workers.shared.machine_pace import MachinePace
 from ray_workers.supervision.failure_attribution import RankExit
 from ray_workers.supervision.fault_injection import FaultInjector
-from ray_workers.supervision.hang_detector import PATIENCE, Hang, Suspicion, Watchdog
+from ray_workers.supervision.hang_detector import PATIENCE, Hang, HangDetector, Suspicion
 from ray_workers.supervision.node_clients import NodeClients, hang_report
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
@@ -70,7 +70,7 @@ class GroupMonitor:
         self._hang_outcome: Outcome | None = None
         """What the attempt ends with once they are gone, where they are not replaced."""
         self._stray_since: float | None = None
-        self._watchdog = Watchdog(1.0 if spec.is_mendable else PATIENCE)
+        self._hang_detector = HangDetector(1.0 if spec.recovers_in_place else PATIENCE)
         self._suspicion = Suspicion()
         self._sights: list[RankObservation] = []
         self._grace_s = 0.0
@@ -111,7 +111,7 @@ class GroupMonitor:
         """What the slots are used for that no process accounts for."""
         if self._recovery.regrouping is not None:
             return TimeCategory.RECOVERING
-        looks = [sight.look for sight in self._sights]
+        looks = [observation.status for observation in self._sights]
         if any(look.step or look.first_at for look in looks):
             return TimeCategory.IDLE
         return (
@@ -181,7 +181,7 @@ class GroupMonitor:
         return {member.exit for member in self._group.placed if member.exit is not None}
 
     async def _mend(self, lost: Sequence[Member]) -> bool:
-        if not self._spec.is_mendable:
+        if not self._spec.recovers_in_place:
             return False
         ranks = {member.rank for member in lost}
         code = "lost" if any(member.end.exit_code is None for member in lost) else "killed"
@@ -196,7 +196,7 @@ class GroupMonitor:
         Not where they wait for a place in a next group, which will not come.
         """
         running = [m.exit for m in self._group.running if m.exit is not None]
-        if running and not self._spec.is_mendable:
+        if running and not self._spec.recovers_in_place:
             await asyncio.wait(running, timeout=self._pace.stretched(ECHO_S))
 
     # Leaving.
@@ -239,7 +239,7 @@ class GroupMonitor:
 
     async def _look(self) -> Outcome | None:
         await self.see()
-        self._watchdog.slowness = self._pace.slowness
+        self._hang_detector.slowness = self._pace.slowness
         newest = self._newest()
         outcome = await self._recovery.look(newest)
         if outcome is not None:
@@ -248,20 +248,20 @@ class GroupMonitor:
             return await self._gather()
         if self._recovery.regrouping is not None:
             return await self._end_left_behind(newest)
-        step = max((sight.look.step for sight in newest), default=0)
+        step = max((observation.status.step for observation in newest), default=0)
         await self._drills.strike(step, self._signal, lambda: self.leave(DRILL_GRACE_S))
         if self._is_script or self._stray_since is not None:
             return None  # a script does not say what it does
         if self._hung or len(newest) < len(self._group.placed):
             return None  # who is to blame is not seen gone yet, or is silent with its node
-        return await self._judge(self._watchdog.look(newest, self._pace.time()), newest)
+        return await self._judge(self._hang_detector.look(newest, self._pace.time()), newest)
 
     def _are_astray(self, newest: Sequence[RankObservation]) -> bool:
         """Whether ranks have stood by for a while though nobody is lost: their connections broke,
         or a next group could not be formed."""
-        standing = any(sight.look.doing is RankPhase.STAND_BY for sight in newest)
+        standing = any(observation.status.phase is RankPhase.STAND_BY for observation in newest)
         all_run = len(self._group.running) == len(self._group.placed)
-        may_be = self._spec.is_mendable and standing and all_run
+        may_be = self._spec.recovers_in_place and standing and all_run
         if not may_be or self._recovery.is_waiting_for_slots:
             self._stray_since = None
             return False
@@ -284,7 +284,7 @@ class GroupMonitor:
         since = self._recovery.announced_at
         if self._hung or since is None or self._pace.time() - since < SEVERING_S:
             return None
-        hang = self._watchdog.left_behind(newest, self._recovery.generation)
+        hang = self._hang_detector.left_behind(newest, self._recovery.generation)
         return await self._judge(hang, newest)
 
     async def _judge(self, hang: Hang | None, newest: Sequence[RankObservation]) -> Outcome | None:
@@ -306,27 +306,27 @@ class GroupMonitor:
                 Cause.WORKER_LOST,
                 f"all ranks stood still at the same place for {hang.waited_s:.1f} s",
             )
-        self._hung |= {sight.rank for sight in hang.culprits}
-        if not self._spec.is_mendable:
+        self._hung |= {observation.rank for observation in hang.culprits}
+        if not self._spec.recovers_in_place:
             self._hang_outcome = _ended_by_hang(hang, str(report.phase))
-        for sight in hang.culprits:
-            await self._signal(sight.rank, signal.SIGKILL)
+        for observation in hang.culprits:
+            await self._signal(observation.rank, signal.SIGKILL)
         return None
 
     async def see(self) -> list[RankObservation]:
         """Look at every process of the attempt, also the dead."""
-        self._sights = await self._nodes.sights()
+        self._sights = await self._nodes.observations()
         return self._sights
 
     def _newest(self) -> list[RankObservation]:
         """Of the processes that have a place and run now, as the ranks that they are."""
         running = {(m.seat, m.incarnation): m.rank for m in self._group.running}
         seen = [
-            replace(sight, rank=running[sight.rank, sight.incarnation])
-            for sight in self._sights
-            if (sight.rank, sight.incarnation) in running
+            replace(observation, rank=running[observation.rank, observation.incarnation])
+            for observation in self._sights
+            if (observation.rank, observation.incarnation) in running
         ]
-        return sorted(seen, key=lambda sight: sight.rank)
+        return sorted(seen, key=lambda observation: observation.rank)
 
     async def _signal(self, rank: int, number: int) -> bool:
         member = next((m for m in self._group.running if m.rank == rank), None)
@@ -337,7 +337,7 @@ class GroupMonitor:
 
 def _ended_by_hang(hang: Hang, phase: str) -> Outcome:
     """Of a group that resumes from its checkpoint."""
-    ranks = [sight.rank for sight in hang.culprits]
+    ranks = [observation.rank for observation in hang.culprits]
     who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
     message = f"{who} stood still for {hang.waited_s:.1f} s in {phase}, and was ended"
     return Outcome(Cause.WORKER_LOST, message, ranks[0])

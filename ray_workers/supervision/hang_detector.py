@@ -70,7 +70,7 @@ class Hang:
     limit_s: float
 
 
-class Watchdog:
+class HangDetector:
     """Looks at a group again and again, and knows how long its steps take."""
 
     def __init__(self, patience: float = 1.0) -> None:
@@ -82,55 +82,65 @@ class Watchdog:
         self._slow_s: deque[float] = deque(maxlen=REMEMBERED)
         self._last: tuple[int, int, float] | None = None
 
-    def look(self, sights: Sequence[RankObservation], now: float) -> Hang | None:
+    def look(self, observations: Sequence[RankObservation], now: float) -> Hang | None:
         """What the ranks' newest processes show at `now`, in seconds at the machines' usual pace.
 
         None while anybody joins or waits for a place: the group is not whole, and others see to it.
         """
-        stopped = [s for s in sights if s.state == "T" and s.age_s > STOPPED_S]
+        stopped = [s for s in observations if s.state == "T" and s.age_s > STOPPED_S]
         if stopped:
             return Hang(tuple(stopped), min(s.age_s for s in stopped), STOPPED_S)
-        trains = all(sight.look.doing in _PLACE_IN_STEP for sight in sights)
-        if not sights or not trains or len({sight.look.generation for sight in sights}) > 1:
+        trains = all(observation.status.phase in _PLACE_IN_STEP for observation in observations)
+        if (
+            not observations
+            or not trains
+            or len({observation.status.generation for observation in observations}) > 1
+        ):
             self._last = None
             return None
-        self._learn(min(sight.look.step for sight in sights), sights[0].look.generation, now)
-        culprits = behind = _furthest_behind(sights)
+        self._learn(
+            min(observation.status.step for observation in observations),
+            observations[0].status.generation,
+            now,
+        )
+        culprits = behind = _furthest_behind(observations)
         patience = self._patience
-        if len(behind) == len(sights):
-            stopped = [sight for sight in behind if sight.state in STOPPED]
+        if len(behind) == len(observations):
+            stopped = [observation for observation in behind if observation.state in STOPPED]
             patience = patience if stopped else PATIENCE
-            culprits = behind if len(sights) == 1 else stopped
-        limits = [self._limit_s(sight, patience) for sight in behind]
+            culprits = behind if len(observations) == 1 else stopped
+        limits = [self._limit_s(observation, patience) for observation in behind]
         if any(s.age_s <= limit for s, limit in zip(behind, limits, strict=True)):
             return None
-        return Hang(tuple(culprits), min(sight.age_s for sight in sights), max(limits))
+        return Hang(
+            tuple(culprits), min(observation.age_s for observation in observations), max(limits)
+        )
 
-    def left_behind(self, sights: Sequence[RankObservation], generation: int) -> Hang | None:
+    def left_behind(self, observations: Sequence[RankObservation], generation: int) -> Hang | None:
         """Ranks that hang in an older generation of the group than the one they are wanted in.
 
         Seldom an operation is not told that its connection broke (seen once in some 500 kills: gloo
         waits on), so neither the loss of a peer nor cutting the connection ends it.
         """
         behind = [
-            sight
-            for sight in sights
-            if sight.look.generation < generation
-            and sight.look.doing in _PLACE_IN_STEP
-            and sight.age_s > self.limit_s(sight)
+            observation
+            for observation in observations
+            if observation.status.generation < generation
+            and observation.status.phase in _PLACE_IN_STEP
+            and observation.age_s > self.limit_s(observation)
         ]
         if not behind:
             return None
         limit_s = max(map(self.limit_s, behind))
-        return Hang(tuple(behind), min(sight.age_s for sight in behind), limit_s)
+        return Hang(tuple(behind), min(observation.age_s for observation in behind), limit_s)
 
-    def limit_s(self, sight: RankObservation) -> float:
+    def limit_s(self, observation: RankObservation) -> float:
         """How long this rank may keep others waiting by what it does, in seconds."""
-        return self._limit_s(sight, self._patience)
+        return self._limit_s(observation, self._patience)
 
-    def _limit_s(self, sight: RankObservation, patience: float) -> float:
-        least = LEAST_S[sight.look.doing]
-        if sight.look.step == sight.look.resumed_step:
+    def _limit_s(self, observation: RankObservation, patience: float) -> float:
+        least = LEAST_S[observation.status.phase]
+        if observation.status.step == observation.status.resumed_step:
             least = max(least, FIRST_STEP_LEAST_S)
         return self.slowness * max(least * patience, FACTOR * max(self._slow_s, default=0.0))
 
@@ -153,17 +163,20 @@ class Suspicion:
     def proves(self, hang: Hang, everyone: Sequence[RankObservation], now: float) -> bool:
         """Tell of each hang that is found; whether it is one. now: monotonic seconds."""
         blamed = hang.culprits or everyone
-        places = [(sight.rank, sight.incarnation, sight.look.since) for sight in blamed]
+        places = [
+            (observation.rank, observation.incarnation, observation.status.since)
+            for observation in blamed
+        ]
         if places != self._places:
             self._places, self._since = places, now
         return now - self._since >= SURE_S
 
 
-def _furthest_behind(sights: Sequence[RankObservation]) -> list[RankObservation]:
-    def place(sight: RankObservation) -> tuple[int, int, int]:
-        look = sight.look
+def _furthest_behind(observations: Sequence[RankObservation]) -> list[RankObservation]:
+    def place(observation: RankObservation) -> tuple[int, int, int]:
+        look = observation.status
         # The collective comes first: ranks that step by themselves agree after their update.
-        return look.step, look.collective, _PLACE_IN_STEP[look.doing]
+        return look.step, look.collective, _PLACE_IN_STEP[look.phase]
 
-    least = min(map(place, sights))
-    return [sight for sight in sights if place(sight) == least]
+    least = min(map(place, observations))
+    return [observation for observation in observations if place(observation) == least]

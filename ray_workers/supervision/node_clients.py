@@ -82,9 +82,9 @@ class NodeClients:
         for node_id in node_ids:
             self._agents.pop(node_id, None)
 
-    async def sights(self) -> list[RankObservation]:
+    async def observations(self) -> list[RankObservation]:
         """Every process that left a page, also the dead. Of a node that does not answer, none."""
-        return [one for answer in await self._all("sights") for one in answer]
+        return [one for answer in await self._all("observations") for one in answer]
 
     async def learn_pace(self) -> None:
         """Ask how slow the machines are; those that do not answer are taken to be as they were."""
@@ -147,25 +147,25 @@ def _newest(answers: Sequence[Sequence[Frame]]) -> dict[int, Frame]:
 
 
 def hang_report(
-    hang: Hang, sights: Sequence[RankObservation], stacks: Mapping[int, str]
+    hang: Hang, observations: Sequence[RankObservation], stacks: Mapping[int, str]
 ) -> HangReport:
     """Which ranks are to blame for a hang, and where everyone was."""
-    blamed = hang.culprits or tuple(sights)
+    blamed = hang.culprits or tuple(observations)
     return HangReport(
-        culprits=[sight.rank for sight in hang.culprits],
-        step=min(sight.look.step for sight in blamed),
-        phase=blamed[0].look.doing.name.lower(),
+        culprits=[observation.rank for observation in hang.culprits],
+        step=min(observation.status.step for observation in blamed),
+        phase=blamed[0].status.phase.name.lower(),
         waited_s=hang.waited_s,
         limit_s=hang.limit_s,
         ranks=[
             RankWhereabouts(
-                rank=sight.rank,
-                step=sight.look.step,
-                phase=sight.look.doing.name.lower(),
-                collective=sight.look.collective,
-                since_s=sight.age_s,
-                stack=stacks.get(sight.rank, ""),
+                rank=observation.rank,
+                step=observation.status.step,
+                phase=observation.status.phase.name.lower(),
+                collective=observation.status.collective,
+                since_s=observation.age_s,
+                stack=stacks.get(observation.rank, ""),
             )
-            for sight in sights
+            for observation in observations
         ],
     )

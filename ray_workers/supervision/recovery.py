@@ -129,14 +129,16 @@ class RecoveryController:
         running = {(member.seat, member.incarnation) for member in self._group.running}
         # A node that is lost takes along what was seen of the processes on it.
         known = 0 if self.regrouping is None else self.regrouping.furthest_step
-        return recovery_rules.num_holders(await self._nodes.sights(), running, furthest_step=known)
+        return recovery_rules.num_holders(
+            await self._nodes.observations(), running, furthest_step=known
+        )
 
     async def _begin(self, ranks: Sequence[int], seen_at: float) -> None:
         before = self.regrouping
-        sights = await self._nodes.sights()
+        observations = await self._nodes.observations()
         self.generation += 1
         self.announced_at = None
-        furthest = max((sight.look.step for sight in sights), default=0)
+        furthest = max((observation.status.step for observation in observations), default=0)
         self.regrouping = Regrouping(tuple(ranks), self._drills.struck_at(ranks, seen_at), furthest)
         if before is not None:
             self.regrouping = replace(
@@ -248,9 +250,9 @@ class RecoveryController:
             if not all(member.is_running for member in newcomers):
                 raise ForkFailed("a new worker ended before it was ready")
             await asyncio.sleep(READY_LOOK_S)
-            for sight in await self._nodes.sights():
-                if sight.look.doing is RankPhase.STAND_BY:
-                    waiting.discard((sight.rank, sight.incarnation))
+            for observation in await self._nodes.observations():
+                if observation.status.phase is RankPhase.STAND_BY:
+                    waiting.discard((observation.rank, observation.incarnation))
 
     # Looking.
 
@@ -267,13 +269,13 @@ class RecoveryController:
             return self._look_at_lack(self._lacking_since)
         if self.regrouping is None:
             return None
-        looks = [sight.look for sight in newest]
+        looks = [observation.status for observation in newest]
         whole = len(looks) == len(self._group.running) == len(self._group.placed)
         here = whole and all(look.generation >= self.generation for look in looks)
-        if here and all(look.first_at or look.doing is RankPhase.FINISH for look in looks):
+        if here and all(look.first_at or look.phase is RankPhase.FINISH for look in looks):
             self.settle(newest)
         elif self.announced_at is not None and self._pace.is_over(self.announced_at, WHOLE_LIMIT_S):
-            stand = "; ".join(f"rank {s.rank}: {s.look.doing.name.lower()}" for s in newest)
+            stand = "; ".join(f"rank {s.rank}: {s.status.phase.name.lower()}" for s in newest)
             message = f"the group was not whole again within {WHOLE_LIMIT_S:g} s ({stand})"
             return Outcome(Cause.WORKER_LOST, message)
         return None
@@ -295,8 +297,10 @@ class RecoveryController:
         self._pace.caught_up()
         if not mended.ranks:
             return
-        resumed = max((sight.look.resumed_step for sight in newest), default=0)
-        first_at = max((sight.look.first_at for sight in newest), default=0.0) or time.time()
+        resumed = max((observation.status.resumed_step for observation in newest), default=0)
+        first_at = (
+            max((observation.status.first_at for observation in newest), default=0.0) or time.time()
+        )
         report = RegroupedReport(
             generation=self.generation,
             ranks=list(mended.ranks),

@@ -72,7 +72,7 @@ def refused(
 
 
 def num_holders(
-    sights: Iterable[RankObservation], running: Set[tuple[int, int]], *, furthest_step: int
+    observations: Iterable[RankObservation], running: Set[tuple[int, int]], *, furthest_step: int
 ) -> int:
     """How many of those who run can hand over the state.
 
@@ -80,11 +80,14 @@ def num_holders(
     the checkpoint that the attempt began from, whatever was done since. Before anybody's first
     step there is nothing to lose, and everybody counts.
 
-    sights: of every process of the attempt that can be seen, also the dead. running: (seat,
+    observations: of every process of the attempt that can be seen, also the dead. running: (seat,
     incarnation) of those who have a place and run. furthest_step: that anybody is known to have
     committed, seen or not.
     """
-    steps = {(sight.rank, sight.incarnation): sight.look.step for sight in sights}
+    steps = {
+        (observation.rank, observation.incarnation): observation.status.step
+        for observation in observations
+    }
     if not furthest_step and not any(steps.values()):
         return len(running)
     return sum(steps.get(one, 0) > 0 for one in running)

@@ -30,13 +30,17 @@ class SlotTimeLedger:
         self.held_s += self._num_slots * (now - self._since)
         self._num_slots, self._since = num_slots, now
 
-    def look(self, sights: Sequence[RankObservation], otherwise: TimeCategory) -> dict[str, float]:
+    def look(
+        self, observations: Sequence[RankObservation], otherwise: TimeCategory
+    ) -> dict[str, float]:
         """Slot-seconds by class so far.
 
-        sights: every process that the attempt ever had and whose page is still there. otherwise:
-        what to book on that no process accounts for.
+        observations: of every process that the attempt ever had and whose page is still there.
+        otherwise: the category of time that no process accounts for.
         """
-        self._seen |= {(sight.rank, sight.incarnation): sight for sight in sights}
+        self._seen |= {
+            (observation.rank, observation.incarnation): observation for observation in observations
+        }
         each = _booked(list(self._seen.values()))
         booked = {use: sum(one[use] for one in each) for use in TIME_CATEGORIES}
         rest = max(0.0, self.held_s - sum(booked.values()))
@@ -54,33 +58,35 @@ class SlotTimeLedger:
             seconds += given_back
 
 
-def _booked(sights: Sequence[RankObservation]) -> list[Booked]:
+def _booked(observations: Sequence[RankObservation]) -> list[Booked]:
     """What each process has used.
 
     A rank of a script that has not reported a step yet does as the one that reported first: mostly
     one rank reports for all.
     """
-    each = [(sight, _of_one(sight)) for sight in sights]
-    reported = [booked for sight, booked in each if sight.look.first_at]
+    each = [(observation, _of_one(observation)) for observation in observations]
+    reported = [booked for observation, booked in each if observation.status.first_at]
     if not reported or not any(booked[TimeCategory.UNREPORTED] for _, booked in each):
         return [booked for _, booked in each]
     first = min(reported, key=lambda booked: booked[TimeCategory.UNREPORTED])
-    return [_completed(sight, booked, first) for sight, booked in each]
+    return [_completed(observation, booked, first) for observation, booked in each]
 
 
-def _of_one(sight: RankObservation) -> Booked:
+def _of_one(observation: RankObservation) -> Booked:
     """As its page says, with what goes on now while it lives."""
-    uses: Mapping[TimeCategory, float] = sight.look.uses
-    now = {sight.look.use: sight.age_s} if sight.state else {}
+    uses: Mapping[TimeCategory, float] = observation.status.uses
+    now = {observation.status.use: observation.age_s} if observation.state else {}
     return {use: uses[use] + now.get(use, 0.0) for use in TIME_CATEGORIES}
 
 
-def _completed(sight: RankObservation, booked: Booked, first: Booked) -> Booked:
+def _completed(observation: RankObservation, booked: Booked, first: Booked) -> Booked:
     """`booked`, with its unreported time divided as that of the rank that reported `first`, which
     was starting until then."""
     unreported_s = booked[TimeCategory.UNREPORTED]
-    was_killed = not sight.state and sight.look.doing is not RankPhase.FINISH
-    if was_killed and not sight.look.first_at:  # it booked nothing, and the attempt ended with it
+    was_killed = not observation.state and observation.status.phase is not RankPhase.FINISH
+    if (
+        was_killed and not observation.status.first_at
+    ):  # it booked nothing, and the attempt ended with it
         unreported_s += max(0.0, sum(first.values()) - sum(booked.values()))
     starting_s = min(unreported_s, first[TimeCategory.UNREPORTED])
     unknown_s = unreported_s - starting_s

@@ -95,7 +95,7 @@ class Supervisor:
             self._book_slots,
             self._pace,
         )
-        self._guard = GroupMonitor(
+        self._monitor = GroupMonitor(
             spec, self._group, self._nodes, self._reporter, self._drills, self._recovery, self._pace
         )
         self._ledger = SlotTimeLedger()
@@ -155,7 +155,7 @@ class Supervisor:
 
     async def _are_not_awaited(self, node_ids: Set[str]) -> bool:
         """Whether the ranks' last words of these nodes are waited for no longer."""
-        return self._guard.is_stopping or await self._nodes.are_given_up(node_ids)
+        return self._monitor.is_stopping or await self._nodes.are_given_up(node_ids)
 
     def _reply(self, cursor: Mapping[str, int], read: SpoolRead, over: bool) -> PollReply:
         frames: list[Frame] = []
@@ -172,16 +172,16 @@ class Supervisor:
             frames=tuple(frames),
             more=read.more,
             outcome=self._outcome if over else None,
-            silent=(*self._nodes.silent(), *self._guard.silent()),
+            silent=(*self._nodes.silent(), *self._monitor.silent()),
         )
 
     async def stop(self) -> None:
         """End the attempt: the job is being cancelled."""
-        self._guard.stop()
+        self._monitor.stop()
 
     async def preempt(self, grace_s: float) -> None:
         """Have the group save a checkpoint and leave within `grace_s` seconds."""
-        self._guard.leave(grace_s)
+        self._monitor.leave(grace_s)
 
     async def grow(self, grant: Grant) -> None:
         """Take these slots in, which were claimed for the attempt; once by the grant's number."""
@@ -248,9 +248,9 @@ class Supervisor:
     async def _look_at_slots(self, otherwise: TimeCategory | None = None) -> dict[str, float]:
         """Slot-seconds by class so far. otherwise: what to book on that no process accounts for,
         where the guard need not guess it."""
-        sights = await self._guard.see()
+        observations = await self._monitor.see()
         self._book_slots()
-        return self._ledger.look(sights, otherwise or self._guard.use)
+        return self._ledger.look(observations, otherwise or self._monitor.use)
 
     async def _release(self) -> None:
         """Until it is done: an attempt whose slots are not seen free has not ended."""
@@ -262,7 +262,7 @@ class Supervisor:
                 await asyncio.sleep(RELEASE_PAUSE_S)
 
     async def _train(self) -> Outcome:
-        asked = asyncio.ensure_future(self._guard.asked_to_end())
+        asked = asyncio.ensure_future(self._monitor.asked_to_end())
         building = asyncio.ensure_future(self._build())
         await asyncio.wait({asked, building}, return_when=asyncio.FIRST_COMPLETED)
         if not building.done():
@@ -271,7 +271,7 @@ class Supervisor:
             return asked.result()
         asked.cancel()
         building.result()
-        outcome = await self._guard.watch()
+        outcome = await self._monitor.watch()
         ended = self._group.ended()  # the others are ended by us
         self._enter(Phase.STOPPING)
         await self._group.stop_processes()

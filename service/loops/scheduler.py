@@ -178,7 +178,7 @@ class Scheduler:
             spool_limit_bytes=self._settings.spool_limit_bytes,
             furthest_step=claimed.furthest_step,
             min_workers=claimed.min_workers,
-            is_mendable=_is_mendable(claimed, job.request.bundle),
+            recovers_in_place=_recovers_in_place(claimed, job.request.bundle),
             worker_mtbf_s=await self._worker_mtbf_s(claimed),
             silence_limit_s=self._settings.silence_limit_s,
         )
@@ -198,7 +198,7 @@ class Scheduler:
         return await self._database.read(lambda s, now: mtbf.worker_mtbf(s, claimed.job_id, now))
 
 
-def _is_mendable(claimed: transitions.Claimed, bundle: Mapping[str, float]) -> bool:
+def _recovers_in_place(claimed: transitions.Claimed, bundle: Mapping[str, float]) -> bool:
     # As many as it asks for: an elastic group that begins with one may have more later.
     num_workers = claimed.spec.resources.num_workers
     return not why_never(claimed.spec, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))

@@ -64,12 +64,12 @@ class ScriptTime:
         self._doing = RankPhase.FINISH
         self._enter(self._doing, self._use)
 
-    def _enter(self, doing: RankPhase, use: TimeCategory, step: int | None = None) -> None:
+    def _enter(self, phase: RankPhase, use: TimeCategory, step: int | None = None) -> None:
         # A forked process has the page of its parent in its memory, too.
         if os.getpid() != self._owner_pid or not self._is_booking.acquire(blocking=False):
             return
         try:
-            self._page.enter(doing, use)
+            self._page.enter(phase, use)
             if step is not None:
                 self._page.commit(min(step, MAX_STEP))
         finally:

@@ -104,13 +104,13 @@ def test_the_commits_of_a_rank_are_seen_on_its_page_through_two_generations(
     page.begin(1, 2)
     seen.take(heartbeat.observe_ranks(tmp_path), at=4.0)
     page.commit(3)
-    (sight,) = heartbeat.observe_ranks(tmp_path)
-    seen.take([sight], at=5.0)
+    (observation,) = heartbeat.observe_ranks(tmp_path)
+    seen.take([observation], at=5.0)
     assert [(c.generation, c.step) for c in seen.commits] == [(0, 1), (0, 2), (1, 3)]
     assert seen.commits[1].at == 2.0
-    assert seen.commits[2].at == sight.look.first_at
-    assert newest([sight], 0) == sight
-    assert newest([sight], 1) is None
+    assert seen.commits[2].at == observation.status.first_at
+    assert newest([observation], 0) == observation
+    assert newest([observation], 1) is None
 
 
 def test_the_peers_split_the_same_batches_and_the_document_is_a_valid_job() -> None:

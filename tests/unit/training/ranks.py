@@ -94,10 +94,10 @@ def run_ranks(
     init_from: CheckpointRef | None = None,
     device: str = "cpu",
     before: Callable[[RankTask], None] | None = None,
-    mends: bool = False,
+    recovers: bool = False,
 ) -> list[int | None]:
     """Train to the end; each rank's exit code, negative for a signal. `before` runs in each
-    process ahead of the training, to arrange for a fault. With `mends` a rank that is killed is
+    process ahead of the training, to arrange for a fault. With `recovers` a rank that is killed is
     replaced, as a supervisor would do, and the exit code is its last process's."""
 
     def train() -> list[int | None]:
@@ -116,7 +116,7 @@ def run_ranks(
         gang = Gang(make, world_size, before)
         try:
             gang.start()
-            gang.wait(mends=mends)
+            gang.wait(recovers=recovers)
         finally:
             gang.kill()
         return [process.exitcode for process in gang.processes]
@@ -205,7 +205,7 @@ class Gang:
         for process in self.processes:
             process.start()
 
-    def wait(self, *, mends: bool) -> None:
+    def wait(self, *, recovers: bool) -> None:
         """Until all have ended. Segfault if one of several was killed so and none is mended."""
         deadline = time.monotonic() + DEADLINE_S
         running = dict(enumerate(self.processes))
@@ -216,12 +216,12 @@ class Gang:
             lost = []
             for rank, process in list(running.items()):
                 if process.sentinel in ended:
-                    if mends or len(self.processes) == 1:
+                    if recovers or len(self.processes) == 1:
                         process.join()
                     else:
                         _join(process)
                     del running[rank]
-                    if mends and process.exitcode < 0:
+                    if recovers and process.exitcode < 0:
                         lost.append(rank)
             if lost:
                 self._mend(lost)
@@ -291,14 +291,18 @@ def replaced(home: Path, *, attempt: int = 1) -> list[int]:
     """Ranks whose process was killed and replaced, once for each time, in the order of the losses:
     each process has left its page."""
     seen = heartbeat.observe_ranks(home / f"attempt-{attempt}" / "pages")
-    later = [(sight.incarnation, sight.rank) for sight in seen if sight.incarnation]
+    later = [
+        (observation.incarnation, observation.rank)
+        for observation in seen
+        if observation.incarnation
+    ]
     return [rank for _, rank in sorted(later)]
 
 
 def last_look(home: Path, rank: int, *, incarnation: int = 0) -> RankStatus:
     """What a process, dead by now, had written on its page."""
     seen = heartbeat.observe_ranks(home / "attempt-1" / "pages")
-    (page,) = [s.look for s in seen if (s.rank, s.incarnation) == (rank, incarnation)]
+    (page,) = [s.status for s in seen if (s.rank, s.incarnation) == (rank, incarnation)]
     return page
 
 

@@ -239,6 +239,6 @@ def test_a_compressed_group_is_mended_and_goes_on(tmp_path: Path) -> None:
 
     spec_ = job(name="topk", ratio=0.01)
     fault = Fault(1, "in the backward pass", 9)
-    assert run_ranks(tmp_path, spec_, world_size=2, before=fault, mends=True) == [0, 0]
+    assert run_ranks(tmp_path, spec_, world_size=2, before=fault, recovers=True) == [0, 0]
     assert replaced(tmp_path) == [1]
     assert last(tmp_path, "val/accuracy") > 0.8

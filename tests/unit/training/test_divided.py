@@ -450,7 +450,7 @@ def test_a_rank_that_is_killed_gets_its_parts_from_its_twin(
     world_size, parallel = work.MESHES[mesh]
     die = functools.partial(_die_in_step_7, culprit=culprit)
     spec = brief(tmp_path, world_size, parallel)
-    codes = run_ranks(tmp_path, spec, world_size=world_size, before=die, mends=True)
+    codes = run_ranks(tmp_path, spec, world_size=world_size, before=die, recovers=True)
     assert codes == [0] * world_size
     assert list((tmp_path / "attempt-1" / "spool").glob(f"r{culprit}.1.*")), "nobody was replaced"
     left_alone = undisturbed(brief, world_size, parallel)
@@ -469,7 +469,7 @@ def test_a_twin_gives_the_loss_scale_and_the_average_too(
 ) -> None:
     die = functools.partial(_die_in_step_7, culprit=1)
     spec = brief(tmp_path, 4, parallel, **train)
-    assert run_ranks(tmp_path, spec, world_size=4, before=die, mends=True) == [0] * 4
+    assert run_ranks(tmp_path, spec, world_size=4, before=die, recovers=True) == [0] * 4
     assert replaced(tmp_path) == [1]
     assert_same(weights(tmp_path), weights(undisturbed(brief, 4, parallel, **train)))
 
@@ -486,7 +486,7 @@ def test_a_rank_that_dies_while_the_mesh_is_made_is_replaced(
 ) -> None:
     parallel = {"shard": 2} if zero == 3 else {"shard": 2, "zero": zero}
     spec = brief(tmp_path, 4, parallel)
-    codes = run_ranks(tmp_path, spec, world_size=4, before=_die_making_the_mesh, mends=True)
+    codes = run_ranks(tmp_path, spec, world_size=4, before=_die_making_the_mesh, recovers=True)
     assert codes == [0] * 4
     assert list((tmp_path / "attempt-1" / "spool").glob("r2.1.*")), "nobody was replaced"
     assert_same(weights(tmp_path), weights(undisturbed(brief, 4, parallel)))
@@ -501,7 +501,7 @@ def test_parts_that_nobody_has_any_more_end_the_attempt(tmp_path: Path) -> None:
     """Both holders of a part are killed, so what the others have is of no use."""
     spec = brief(tmp_path, 4, {"shard": 2})
     die_both = functools.partial(_die_with_the_twin, folder=tmp_path)
-    codes = run_ranks(tmp_path, spec, world_size=4, before=die_both, mends=True)
+    codes = run_ranks(tmp_path, spec, world_size=4, before=die_both, recovers=True)
     assert codes == [1] * 4
     (error,) = frames(tmp_path, rank=0, kind="error")
     assert error["cause"] == Cause.WORKER_LOST
@@ -531,7 +531,7 @@ def test_half_a_step_of_zero_1_is_no_state_to_go_on_from(tmp_path: Path) -> None
     have their own parts of them, and the others' of before."""
     spec = brief(tmp_path, 4, {"shard": 2, "zero": 1})
     die_both = functools.partial(_die_before_sending, folder=tmp_path)
-    codes = run_ranks(tmp_path, spec, world_size=4, before=die_both, mends=True)
+    codes = run_ranks(tmp_path, spec, world_size=4, before=die_both, recovers=True)
     assert codes == [1] * 4
     (error,) = frames(tmp_path, rank=1, kind="error")
     assert error["cause"] == Cause.WORKER_LOST
@@ -549,7 +549,7 @@ def test_who_is_left_with_half_a_step_takes_the_whole_one_of_its_twin(
 ) -> None:
     parallel = {"shard": 2, "zero": 1}
     spec = brief(tmp_path, 4, parallel)
-    codes = run_ranks(tmp_path, spec, world_size=4, before=_die_alone_before_sending, mends=True)
+    codes = run_ranks(tmp_path, spec, world_size=4, before=_die_alone_before_sending, recovers=True)
     assert codes == [0] * 4
     assert_same(weights(tmp_path), weights(undisturbed(brief, 4, parallel)))
 

@@ -140,10 +140,10 @@ def test_what_a_scripts_time_went_into_is_seen_on_its_page(tmp_path: Path) -> No
         time.sleep(0.3)
     """
     assert run_ranks(tmp_path, script(tmp_path, text), world_size=1) == [0]
-    (sight,) = heartbeat.observe_ranks(tmp_path / "attempt-1" / "pages")
-    assert (sight.look.step, sight.look.doing) == (3, heartbeat.RankPhase.FINISH)
-    assert sight.look.uses[TimeCategory.USEFUL] >= 0.5
-    assert sight.look.uses[TimeCategory.UNREPORTED] >= 0.1
+    (observation,) = heartbeat.observe_ranks(tmp_path / "attempt-1" / "pages")
+    assert (observation.status.step, observation.status.phase) == (3, heartbeat.RankPhase.FINISH)
+    assert observation.status.uses[TimeCategory.USEFUL] >= 0.5
+    assert observation.status.uses[TimeCategory.UNREPORTED] >= 0.1
 
 
 def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def note_what_moves(task: RankTask) -> None:
 
     def noted(page: HeartbeatPage) -> None:
         with Path(task.page_prefix).with_name(f"{task.rank}.moved").open("a") as file:
-            print(heartbeat.parse_status(page._map[:]).doing.name, file=file)
+            print(heartbeat.parse_status(page._map[:]).phase.name, file=file)
         move(page)
 
     HeartbeatPage.move = noted  # type: ignore[method-assign]

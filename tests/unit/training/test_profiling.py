@@ -120,7 +120,7 @@ def test_steps_that_are_done_again_are_recorded_again_and_learn_the_same(tmp_pat
     assert run_ranks(plain, spec, world_size=2) == [0, 0]
     profiled = spec | {"profile": {"at_step": 4, "num_steps": 3}}
     fault = Fault(1, "before the backward pass", 5)
-    assert run_ranks(mended, profiled, world_size=2, before=fault, mends=True) == [0, 0]
+    assert run_ranks(mended, profiled, world_size=2, before=fault, recovers=True) == [0, 0]
     assert replaced(mended) == [1]
     assert json.loads((artifacts(mended) / "summary.json").read_text())["steps"] == [5, 6]
     expected = weights(plain)

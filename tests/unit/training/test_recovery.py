@@ -175,7 +175,7 @@ def once(home: Path, key: str) -> dict[int, float]:
 def test_a_killed_rank_is_replaced_and_nothing_is_lost(
     point: str, rank: int, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
-    codes = run_ranks(tmp_path, small(2), world_size=2, before=Fault(rank, point), mends=True)
+    codes = run_ranks(tmp_path, small(2), world_size=2, before=Fault(rank, point), recovers=True)
     assert (codes, replaced(tmp_path)) == ([0, 0], [rank])
     assert_same(tmp_path, undisturbed(2))
 
@@ -184,7 +184,7 @@ def test_a_killed_rank_is_replaced_and_nothing_is_lost(
 def test_rank_0_is_replaced_in_the_midst_of_its_own_work(
     point: str, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
-    codes = run_ranks(tmp_path, small(2), world_size=2, before=Fault(0, point), mends=True)
+    codes = run_ranks(tmp_path, small(2), world_size=2, before=Fault(0, point), recovers=True)
     assert (codes, replaced(tmp_path)) == ([0, 0], [0])
     assert_same(tmp_path, undisturbed(2))
     refs = checkpoint_refs(tmp_path)
@@ -200,7 +200,7 @@ def test_of_four_ranks_the_one_across_learns_of_it_too(
 ) -> None:
     """Its neighbours in the ring live; they shut their connections, and so it fails as well."""
     fault = Fault(2, "in the backward pass")
-    assert run_ranks(tmp_path, small(4), world_size=4, before=fault, mends=True) == [0] * 4
+    assert run_ranks(tmp_path, small(4), world_size=4, before=fault, recovers=True) == [0] * 4
     assert replaced(tmp_path) == [2]
     assert_same(tmp_path, undisturbed(4))
 
@@ -208,7 +208,7 @@ def test_of_four_ranks_the_one_across_learns_of_it_too(
 def test_who_waits_for_a_rank_that_died_before_it_had_connected_is_woken(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
-    codes = run_ranks(tmp_path, small(3), world_size=3, before=_die_unconnected, mends=True)
+    codes = run_ranks(tmp_path, small(3), world_size=3, before=_die_unconnected, recovers=True)
     assert (codes, replaced(tmp_path)) == ([0, 0, 0], [2])
     assert_same(tmp_path, undisturbed(3))
 
@@ -223,7 +223,7 @@ def _die_unconnected(task: RankTask) -> None:
 def test_what_rank_0_missed_of_a_step_that_others_ended_is_told(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
-    codes = run_ranks(tmp_path, small(3), world_size=3, before=_leave_rank_0_behind, mends=True)
+    codes = run_ranks(tmp_path, small(3), world_size=3, before=_leave_rank_0_behind, recovers=True)
     assert (codes, replaced(tmp_path)) == ([0, 0, 0], [2])
     assert_same(tmp_path, undisturbed(3))
 
@@ -244,7 +244,7 @@ def test_two_of_three_ranks_die_one_after_the_other(
     tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:
     faults = [Fault(0, "in the backward pass", 3), Fault(2, "after the step", 9)]
-    codes = run_ranks(tmp_path, small(3), world_size=3, before=Faults(faults), mends=True)
+    codes = run_ranks(tmp_path, small(3), world_size=3, before=Faults(faults), recovers=True)
     assert (codes, replaced(tmp_path)) == ([0, 0, 0], [0, 2])
     assert_same(tmp_path, undisturbed(3))
 
@@ -318,10 +318,10 @@ def test_a_rank_is_killed_in_the_midst_of_an_all_reduce_and_nothing_is_lost(
     when: str, rank: int, tmp_path: Path, undisturbed_wide: Path
 ) -> None:
     fault = InAllReduce(rank, *ALL_REDUCE[when])
-    codes = run_ranks(tmp_path, wide(), world_size=2, before=fault, mends=True)
+    codes = run_ranks(tmp_path, wide(), world_size=2, before=fault, recovers=True)
     assert (codes, replaced(tmp_path)) == ([0, 0], [rank])
     end = last_look(tmp_path, rank)
-    assert (end.step, end.doing, end.collective) == (STEP - 1, RankPhase.EXCHANGE, STEP)
+    assert (end.step, end.phase, end.collective) == (STEP - 1, RankPhase.EXCHANGE, STEP)
     assert_same(tmp_path, undisturbed_wide)
 
 
@@ -367,7 +367,7 @@ def test_whatever_a_replica_is_made_of_goes_to_the_newcomer_and_the_step_is_done
         document_["model"] |= {"dropout": 0.3}
     assert run_ranks(plain, document_, world_size=2) == [0, 0]
     fault = Fault(0, "in the backward pass", 6)
-    codes = run_ranks(mended, document_, world_size=2, before=fault, mends=True)
+    codes = run_ranks(mended, document_, world_size=2, before=fault, recovers=True)
     assert (codes, replaced(mended)) == ([0, 0], [0])
     ends = [last_look(mended, 0), last_look(mended, 1)]
     assert ends[0].step == 5
@@ -411,7 +411,7 @@ def test_a_rank_with_loader_processes_is_replaced_and_nothing_is_lost(
     """They are forks of the rank: they must neither hold its connections nor outlive it."""
     document_ = small(2) | {"data": {"loader_workers": 2}}
     fault = Fault(1, "in the data loader")
-    codes = run_ranks(tmp_path, document_, world_size=2, before=FromAfar(fault), mends=True)
+    codes = run_ranks(tmp_path, document_, world_size=2, before=FromAfar(fault), recovers=True)
     assert (codes, replaced(tmp_path)) == ([0, 0], [1])
     assert_same(tmp_path, undisturbed(2))
 
@@ -422,7 +422,7 @@ def test_a_step_that_is_done_again_starts_from_the_buffers_it_had(tmp_path: Path
     plain, mended = tmp_path / "plain", tmp_path / "mended"
     assert run_ranks(plain, document_, world_size=2, before=RunningMeans()) == [0, 0]
     fault = RunningMeans(Fault(1, "in the backward pass", 4))
-    assert run_ranks(mended, document_, world_size=2, before=fault, mends=True) == [0, 0]
+    assert run_ranks(mended, document_, world_size=2, before=fault, recovers=True) == [0, 0]
     assert replaced(mended) == [1]
     assert "body.2.running_mean" in weights(plain)
     assert_same(mended, plain)

@@ -77,7 +77,9 @@ class Resized:
 
     def until_step(self, step: int) -> None:
         self.until(
-            lambda: any(s.look.step >= step for s in heartbeat.observe_ranks(self.pages) if s.state)
+            lambda: any(
+                s.status.step >= step for s in heartbeat.observe_ranks(self.pages) if s.state
+            )
         )
 
     def lose(self, *seats: int) -> None:
@@ -94,7 +96,7 @@ class Resized:
         waiting = heartbeat.RankPhase.STAND_BY
         self.until(
             lambda: any(
-                s.rank == seat and s.look.doing is waiting
+                s.rank == seat and s.status.phase is waiting
                 for s in heartbeat.observe_ranks(self.pages)
             )
         )
@@ -126,7 +128,7 @@ def test_survivors_go_on_with_fewer_whoever_is_lost(
         group.gang.start()
         group.until_step(6)
         group.lose(*lost)
-        group.gang.wait(mends=False)
+        group.gang.wait(recovers=False)
         codes = [group.gang.processes[task.rank].exitcode for task in group.tasks]
         assert codes == [0] * (3 - len(lost))
     finally:
@@ -144,7 +146,7 @@ def test_a_group_shrinks_and_grows_again_without_a_restart(alone: Path, tmp_path
         group.gain()
         group.until_step(14)
         group.lose(0)
-        group.gang.wait(mends=False)
+        group.gang.wait(recovers=False)
         assert [group.gang.processes[task.rank].exitcode for task in group.tasks] == [0, 0]
         assert [task.rank for task in group.tasks] == [2, 3]
     finally:
@@ -158,7 +160,7 @@ def test_one_rank_alone_grows_too(alone: Path, tmp_path: Path) -> None:
         group.gang.start()
         group.until_step(3)
         group.gain()
-        group.gang.wait(mends=False)
+        group.gang.wait(recovers=False)
         assert [process.exitcode for process in group.gang.processes] == [0, 0]
     finally:
         group.gang.kill()
@@ -212,7 +214,7 @@ def test_an_exact_group_learns_the_same_to_the_bit_through_every_resize(
         group.gain()
         group.until_step(7)
         group.lose(0)
-        group.gang.wait(mends=False)
+        group.gang.wait(recovers=False)
         assert [group.gang.processes[task.rank].exitcode for task in group.tasks] == [0, 0]
     finally:
         group.gang.kill()

@@ -60,13 +60,13 @@ class Script:
             raise error
 
     @property
-    def sight(self) -> RankObservation:
-        (sight,) = heartbeat.observe_ranks(self.folder)
-        return sight
+    def observation(self) -> RankObservation:
+        (observation,) = heartbeat.observe_ranks(self.folder)
+        return observation
 
     @property
     def books(self) -> dict[str, float]:
-        return {use.value: s for use, s in self.sight.look.uses.items() if s}
+        return {use.value: s for use, s in self.observation.status.uses.items() if s}
 
 
 @pytest.fixture
@@ -88,10 +88,10 @@ def test_steps_are_useful_and_what_comes_after_the_last_report_of_a_script_that_
     with script.time.running():
         script.takes(3.0)
         script.reports(0, 1, 2)
-        assert script.sight.look.first_at > 0
+        assert script.observation.status.first_at > 0
         script.takes(5.0)
     assert script.books == {"unreported": 4.0, "useful": 7.0}
-    assert script.sight.look.doing is RankPhase.FINISH
+    assert script.observation.status.phase is RankPhase.FINISH
 
 
 @pytest.mark.parametrize("code", [None, 0])
@@ -123,7 +123,7 @@ def test_a_step_that_comes_twice_or_goes_back_counts_as_the_script_goes_on(scrip
     with script.time.running():
         script.reports(1, 2, 2, 1, 2**80, 2, each_s=1.0)
     assert script.books == {"unreported": 1.0, "useful": 5.0}
-    assert script.sight.look.step == 2
+    assert script.observation.status.step == 2
 
 
 def test_saving_and_loading_hold_a_script_up(
@@ -192,7 +192,7 @@ def test_a_forked_process_books_nothing(script: Script) -> None:
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
-        assert script.sight.look.step == 1
+        assert script.observation.status.step == 1
         script.reports(2)
     assert script.books == {"unreported": 1.0, "useful": 1.0}
 
@@ -203,5 +203,5 @@ def test_a_script_that_reports_nothing_is_unreported_as_long_as_it_runs(script: 
     with script.time.running():
         script.takes(7.0)
         ledger.hold(1, script.clock.now)
-        books = ledger.look([script.sight], TimeCategory.UNREPORTED)
+        books = ledger.look([script.observation], TimeCategory.UNREPORTED)
         assert {name: s for name, s in books.items() if s} == {"unreported": 7.0}

@@ -171,7 +171,9 @@ def test_a_twin_gives_what_lies_elsewhere_as_well(tmp_path: Path) -> None:
     job = images(4, {"shard": 2}, optimizer={"name": "adamw"}, max_steps=10)
     plain, mended = tmp_path / "plain", tmp_path / "mended"
     assert run_ranks(plain, job, world_size=4) == [0] * 4
-    assert run_ranks(mended, job, world_size=4, before=_stow_apart_and_die, mends=True) == [0] * 4
+    assert (
+        run_ranks(mended, job, world_size=4, before=_stow_apart_and_die, recovers=True) == [0] * 4
+    )
     assert replaced(mended) == [1]
     assert_same(weights(plain), weights(mended))
 

@@ -48,7 +48,7 @@ def attempt(document: dict[str, Any]) -> AttemptSpec:
         spec=document,
         slices=(Slice("n", workers),),
         bundle={"CPU": 1.0} | ({"GPU": 1.0} if has_gpus else {}),
-        is_mendable=unmended is None,
+        recovers_in_place=unmended is None,
     )
 
 
@@ -92,7 +92,7 @@ class Standing:
     async def store_is_lost(self) -> None:
         await asyncio.Event().wait()
 
-    async def sights(self) -> list[RankObservation]:
+    async def observations(self) -> list[RankObservation]:
         self.num_looks += 1
         return self.seen
 
@@ -109,16 +109,16 @@ class Standing:
         return True
 
 
-def sight(
+def observation(
     rank: int,
-    doing: RankPhase = RankPhase.COMPUTE,
+    phase: RankPhase = RankPhase.COMPUTE,
     age_s: float = 0.1,
     *,
     state: str = "S",
     step: int = 50,
     collective: int = 50,
 ) -> RankObservation:
-    look = RankStatus(step, doing, collective, 0.0, 0, 0, 1.0, 100 + rank, TimeCategory.USEFUL, {})
+    look = RankStatus(step, phase, collective, 0.0, 0, 0, 1.0, 100 + rank, TimeCategory.USEFUL, {})
     return RankObservation(rank, 0, look, age_s, state)
 
 
@@ -172,8 +172,8 @@ async def test_a_stopped_rank_of_what_is_not_mended_ends_the_attempt_and_is_told
     num_ranks = document["resources"]["num_workers"]
     heard, culprit = Heard(), num_ranks - 1
     group, watching = watched(document, heard)
-    waiting = [sight(rank, RankPhase.EXCHANGE, 6.0, collective=51) for rank in range(culprit)]
-    group.seen = [*waiting, sight(culprit, age_s=6.0, state="T")]
+    waiting = [observation(rank, RankPhase.EXCHANGE, 6.0, collective=51) for rank in range(culprit)]
+    group.seen = [*waiting, observation(culprit, age_s=6.0, state="T")]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     said = f"rank {culprit} stood still for 6.0 s in compute, and was ended"
     assert outcome == Outcome(Cause.WORKER_LOST, said, culprit)
@@ -187,10 +187,10 @@ async def test_a_stopped_rank_of_what_is_not_mended_ends_the_attempt_and_is_told
 async def test_it_is_given_more_time_where_a_false_alarm_costs_more() -> None:
     heard = Heard()
     group, watching = watched(RECIPE | UNMENDED["a single rank"], heard)
-    group.seen = [sight(0, age_s=LEAST_S[RankPhase.COMPUTE] * PATIENCE - 0.1)]
+    group.seen = [observation(0, age_s=LEAST_S[RankPhase.COMPUTE] * PATIENCE - 0.1)]
     await asyncio.sleep(0.1)
     assert not watching.done()
-    group.seen = [sight(0, age_s=LEAST_S[RankPhase.COMPUTE] * PATIENCE + 0.1)]
+    group.seen = [observation(0, age_s=LEAST_S[RankPhase.COMPUTE] * PATIENCE + 0.1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert outcome == Outcome(
         Cause.WORKER_LOST, "rank 0 stood still for 40.1 s in compute, and was ended", 0
@@ -201,8 +201,8 @@ async def test_one_look_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang_detector, "SURE_S", 600.0)
     heard = Heard()
     group, watching = watched(RECIPE, heard)
-    waits = sight(0, RankPhase.EXCHANGE, 30.0, collective=51)
-    group.seen = [waits, sight(1, age_s=30.0)]
+    waits = observation(0, RankPhase.EXCHANGE, 30.0, collective=51)
+    group.seen = [waits, observation(1, age_s=30.0)]
     async with asyncio.timeout(PATIENCE_S):
         while group.num_looks < 3:
             await asyncio.sleep(0.01)
@@ -213,7 +213,7 @@ async def test_one_look_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_where_nobody_is_to_blame_the_attempt_ends_too() -> None:
     heard = Heard()
     group, watching = watched(RECIPE | UNMENDED["a sharded model"], heard)
-    group.seen = [sight(rank, RankPhase.UPDATE, 41.0) for rank in (0, 1)]
+    group.seen = [observation(rank, RankPhase.UPDATE, 41.0) for rank in (0, 1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     message = "all ranks stood still at the same place for 41.0 s"
     assert outcome == Outcome(Cause.WORKER_LOST, message)
@@ -223,7 +223,7 @@ async def test_where_nobody_is_to_blame_the_attempt_ends_too() -> None:
 async def test_a_script_is_not_watched_for_it_says_nothing() -> None:
     heard = Heard()
     group, watching = watched(SCRIPT, heard)
-    group.seen = [sight(rank, age_s=10_000.0, state="T", step=0) for rank in (0, 1)]
+    group.seen = [observation(rank, age_s=10_000.0, state="T", step=0) for rank in (0, 1)]
     await asyncio.sleep(0.1)
     assert (group.signals, heard.told) == ([], [])
     for member in group.placed:
@@ -235,7 +235,7 @@ async def test_a_script_is_not_watched_for_it_says_nothing() -> None:
 async def test_whoever_is_lost_otherwise_is_judged_as_ever() -> None:
     """The verdict of a hang is for a hang only."""
     group, watching = watched(RECIPE | UNMENDED["a single rank"], Heard())
-    group.seen = [sight(0)]
+    group.seen = [observation(0)]
     await group.signal("n", 0, signal.SIGKILL)
     assert await asyncio.wait_for(watching, PATIENCE_S) is None
 
@@ -277,14 +277,14 @@ def watched_and_asked_to_leave(grace_s: float) -> tuple[Leaving, asyncio.Future[
     parts: tuple[Any, Any, Any, FaultInjector] = (everybody, everybody, heard, FaultInjector(heard))  # type: ignore[arg-type]
     pace = MachinePace()
     guard = GroupMonitor(spec, *parts, RecoveryController(spec, *parts, lambda: None, pace), pace)
-    group.seen = [sight(rank) for rank in (0, 1)]
+    group.seen = [observation(rank) for rank in (0, 1)]
     guard.leave(grace_s)
     return group, asyncio.ensure_future(guard.watch())
 
 
 def test_a_bundle_says_who_is_to_blame_and_where_everyone_was() -> None:
-    waits = sight(0, RankPhase.EXCHANGE, 6.5, step=50, collective=51)
-    stuck = sight(1, RankPhase.DATA, 7.0, step=49, collective=50)
+    waits = observation(0, RankPhase.EXCHANGE, 6.5, step=50, collective=51)
+    stuck = observation(1, RankPhase.DATA, 7.0, step=49, collective=50)
     bundle = node_clients.hang_report(Hang((stuck,), 6.5, 4.0), [waits, stuck], {0: STACK}).body()
     assert bundle == {
         "culprits": [1],
@@ -314,6 +314,6 @@ def test_a_bundle_says_who_is_to_blame_and_where_everyone_was() -> None:
 
 
 def test_a_bundle_without_a_culprit_says_what_all_were_at() -> None:
-    everyone = [sight(rank, RankPhase.UPDATE, 41.0) for rank in (0, 1)]
+    everyone = [observation(rank, RankPhase.UPDATE, 41.0) for rank in (0, 1)]
     bundle = node_clients.hang_report(Hang((), 41.0, FIRST_STEP_LEAST_S), everyone, {}).body()
     assert (bundle["culprits"], bundle["step"], bundle["phase"]) == ([], 50, "update")

@@ -25,18 +25,18 @@ def rank(
     now: TimeCategory = TimeCategory.UNREPORTED,
     age_s: float = 0.0,
     alive: bool = True,
-    doing: RankPhase = RankPhase.COMPUTE,
+    phase: RankPhase = RankPhase.COMPUTE,
 ) -> RankObservation:
     """Of a script; it has reported a step if it does anything of use now."""
     has_reported = now is not TimeCategory.UNREPORTED
     step, first_at = (7, 1e9) if has_reported else (0, 0.0)
     uses = dict.fromkeys(TIME_CATEGORIES, 0.0) | uses
-    look = RankStatus(step, doing, 0, 0.0, 0, 0, first_at, 1, now, uses)
+    look = RankStatus(step, phase, 0, 0.0, 0, 0, first_at, 1, now, uses)
     return RankObservation(number, 0, look, age_s, "S" if alive else "")
 
 
 def books(
-    sights: list[RankObservation],
+    observations: list[RankObservation],
     *,
     num_slots: int,
     held_s: float,
@@ -46,7 +46,7 @@ def books(
     ledger = SlotTimeLedger()
     ledger.hold(num_slots, now=0.0)
     ledger.hold(num_slots, now=held_s)
-    found = ledger.look(sights, otherwise)
+    found = ledger.look(observations, otherwise)
     assert sum(found.values()) == pytest.approx(num_slots * held_s)
     return {name: pytest.approx(seconds) for name, seconds in found.items() if seconds > 1e-9}
 
@@ -66,17 +66,17 @@ def test_a_script_starts_until_its_first_report() -> None:
 
 
 def test_ranks_that_report_nothing_do_as_the_one_that_does() -> None:
-    sights = [
+    observations = [
         rank(0, FIRST, now=TimeCategory.USEFUL),
         rank(1, {TimeCategory.STARTING: 0.5}, age_s=9.5),
     ]
-    found = books(sights, num_slots=2, held_s=10.0)
+    found = books(observations, num_slots=2, held_s=10.0)
     assert found == {"starting": 4.0, "useful": 12.0, "recomputed": 2.0, "checkpointing": 2.0}
 
 
 def test_a_rank_that_ended_before_the_others_was_of_use_no_longer_than_it_ran() -> None:
     uses = {TimeCategory.STARTING: 0.5, TimeCategory.UNREPORTED: 5.5}
-    ended = rank(1, uses, alive=False, doing=RankPhase.FINISH)
+    ended = rank(1, uses, alive=False, phase=RankPhase.FINISH)
     found = books([rank(0, FIRST, now=TimeCategory.USEFUL), ended], num_slots=2, held_s=10.0)
     assert found == {
         "starting": 4.0,
@@ -101,17 +101,17 @@ def test_a_rank_that_was_killed_before_it_could_book_its_time_ran_as_long_as_the
 
 def test_a_rank_that_reports_late_trained_before_that_as_the_first_did() -> None:
     late = {TimeCategory.STARTING: 0.5, TimeCategory.UNREPORTED: 8.5, TimeCategory.USEFUL: 1.0}
-    sights = [rank(0, FIRST, now=TimeCategory.USEFUL), rank(1, late, now=TimeCategory.USEFUL)]
-    found = books(sights, num_slots=2, held_s=10.0)
+    observations = [rank(0, FIRST, now=TimeCategory.USEFUL), rank(1, late, now=TimeCategory.USEFUL)]
+    found = books(observations, num_slots=2, held_s=10.0)
     assert found == {"starting": 4.0, "useful": 12.0, "recomputed": 2.0, "checkpointing": 2.0}
 
 
 def test_nothing_is_known_of_a_script_none_of_whose_ranks_reports() -> None:
-    sights = [
+    observations = [
         rank(0, {TimeCategory.STARTING: 0.5}, age_s=9.5),
         rank(1, {TimeCategory.STARTING: 0.5}, alive=False),
     ]
-    found = books(sights, num_slots=2, held_s=10.0, otherwise=TimeCategory.UNREPORTED)
+    found = books(observations, num_slots=2, held_s=10.0, otherwise=TimeCategory.UNREPORTED)
     assert found == {"starting": 1.0, "unreported": 19.0}
 
 
@@ -138,7 +138,7 @@ def test_whatever_is_seen_the_classes_add_up_to_what_was_held(seed: int) -> None
     while now < 60.0:
         now += draw.uniform(0.1, 10.0)
         ledger.hold(num_ranks, now)
-        sights = []
+        observations = []
         for number in range(num_ranks):
             lived = max(0.0, now - began[number])
             cuts = sorted(draw.uniform(0.0, lived) for _ in range(3))
@@ -147,10 +147,10 @@ def test_whatever_is_seen_the_classes_add_up_to_what_was_held(seed: int) -> None
             use = draw.choice(
                 [TimeCategory.UNREPORTED, TimeCategory.USEFUL, TimeCategory.CHECKPOINTING]
             )
-            doing = draw.choice([RankPhase.COMPUTE, RankPhase.FINISH])
+            phase = draw.choice([RankPhase.COMPUTE, RankPhase.FINISH])
             alive, age_s = draw.random() < 0.7, lived - cuts[2]
-            sights.append(rank(number, uses, now=use, age_s=age_s, alive=alive, doing=doing))
-        seen = draw.sample(sights, draw.randint(0, num_ranks))
+            observations.append(rank(number, uses, now=use, age_s=age_s, alive=alive, phase=phase))
+        seen = draw.sample(observations, draw.randint(0, num_ranks))
         found = ledger.look(
             seen, draw.choice([TimeCategory.STARTING, TimeCategory.IDLE, TimeCategory.UNREPORTED])
         )

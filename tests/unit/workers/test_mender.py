@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 SPEC = attempt_spec(
     spec={"recipe": "image_classification", "resources": {"num_workers": 2}},
     slices=(Slice("n", 2),),
-    is_mendable=True,
+    recovers_in_place=True,
 )
 
 
@@ -40,7 +40,7 @@ class Nodes:
     async def know(self, node_ids: Any) -> None:
         pass
 
-    async def sights(self) -> list[Any]:
+    async def observations(self) -> list[Any]:
         return self.seen
 
     async def errors(self) -> dict[int, Any]:
@@ -126,18 +126,18 @@ async def test_a_next_group_that_could_not_be_formed_is_followed_by_another(
     monkeypatch.setattr(guarding, "STRAY_S", 0.05)
     group, nodes = SlowGroup(), Nodes()
     recovery, watching = await _watched_and_mended(group, nodes, tmp_path)
-    nodes.seen = [_sight(0, generation=0), _sight(1, generation=0)]
+    nodes.seen = [_observation(0, generation=0), _observation(1, generation=0)]
 
     while group.announced != [1, 2]:
         await asyncio.sleep(0.01)
     nodes.seen = [
-        _sight(rank, generation=2, doing=RankPhase.COMPUTE, first_at=1.0) for rank in (0, 1)
+        _observation(rank, generation=2, phase=RankPhase.COMPUTE, first_at=1.0) for rank in (0, 1)
     ]
     while recovery.regrouping is not None:
         await asyncio.sleep(0.01)
     assert group.announced == [1, 2]
 
-    nodes.seen = [_sight(rank, generation=2) for rank in (0, 1)]  # and it is over, in the end
+    nodes.seen = [_observation(rank, generation=2) for rank in (0, 1)]  # and it is over, in the end
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     assert outcome is not None
     assert "could not be brought together again" in outcome.message
@@ -150,11 +150,11 @@ async def test_who_is_not_told_that_its_connection_broke_is_ended(
     monkeypatch.setattr(guarding, "SEVERING_S", 0.05)
     group, nodes = SlowGroup(), Nodes()
     recovery, watching = await _watched_and_mended(group, nodes, tmp_path)
-    newcomer = _sight(1, doing=RankPhase.JOINING, age_s=10.0)
-    nodes.seen = [_sight(0, doing=RankPhase.EXCHANGE, age_s=3.0), newcomer]
+    newcomer = _observation(1, phase=RankPhase.JOINING, age_s=10.0)
+    nodes.seen = [_observation(0, phase=RankPhase.EXCHANGE, age_s=3.0), newcomer]
     await asyncio.sleep(0.2)
     assert nodes.killed == [], "it may still be computing"
-    nodes.seen = [_sight(0, doing=RankPhase.EXCHANGE, age_s=100.0), newcomer]
+    nodes.seen = [_observation(0, phase=RankPhase.EXCHANGE, age_s=100.0), newcomer]
     while nodes.killed != [0]:
         await asyncio.sleep(0.01)
     nodes.seen = []
@@ -182,21 +182,21 @@ async def _watched_and_mended(
     watching = asyncio.ensure_future(GroupMonitor(SPEC, *parts, recovery, pace).watch())
     lost: Any = group.lost
     group.replaced.set()
-    nodes.seen = [_sight(0, doing=RankPhase.EXCHANGE)]
+    nodes.seen = [_observation(0, phase=RankPhase.EXCHANGE)]
     assert await recovery.mend([lost], code="killed")
     return recovery, watching
 
 
-def _sight(
+def _observation(
     rank: int,
     *,
     generation: int = 0,
-    doing: RankPhase = RankPhase.STAND_BY,
+    phase: RankPhase = RankPhase.STAND_BY,
     first_at: float = 0.0,
     age_s: float = 1.0,
 ) -> RankObservation:
     """A process that has done five steps; `first_at` of its first one in this generation."""
     look = RankStatus(
-        5, doing, 0, 0.0, generation, 4, first_at, 100 + rank, TimeCategory.RECOVERING, {}
+        5, phase, 0, 0.0, generation, 4, first_at, 100 + rank, TimeCategory.RECOVERING, {}
     )
     return RankObservation(rank, 0, look, age_s, "S")

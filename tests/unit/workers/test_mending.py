@@ -78,10 +78,10 @@ def test_without_a_survivor_there_is_no_state_left() -> None:
     assert reason == "nobody is left who holds the state"
 
 
-def sight(seat: int, incarnation: int, step: int) -> RankObservation:
+def observation(seat: int, incarnation: int, step: int) -> RankObservation:
     page = RankStatus(
         step=step,
-        doing=RankPhase.STAND_BY,
+        phase=RankPhase.STAND_BY,
         collective=0,
         since=0.0,
         generation=incarnation,
@@ -95,26 +95,26 @@ def sight(seat: int, incarnation: int, step: int) -> RankObservation:
 
 
 def test_a_replacement_holds_no_state_until_it_is_in_the_group() -> None:
-    dead, survivor, replacement = sight(1, 0, 40), sight(0, 0, 41), sight(1, 1, 0)
-    sights = [dead, survivor, replacement]
-    assert holders(sights, {(0, 0), (1, 1)}) == 1
-    assert holders(sights, {(1, 1)}) == 0, "it would begin anew, without step 41"
-    assert holders([dead, survivor, sight(1, 1, 41)], {(1, 1)}) == 1
+    dead, survivor, replacement = observation(1, 0, 40), observation(0, 0, 41), observation(1, 1, 0)
+    observations = [dead, survivor, replacement]
+    assert holders(observations, {(0, 0), (1, 1)}) == 1
+    assert holders(observations, {(1, 1)}) == 0, "it would begin anew, without step 41"
+    assert holders([dead, survivor, observation(1, 1, 41)], {(1, 1)}) == 1
 
 
 def test_what_a_lost_node_had_done_is_not_forgotten() -> None:
-    assert holders([sight(1, 1, 0)], {(1, 1)}, furthest_step=41) == 0
+    assert holders([observation(1, 1, 0)], {(1, 1)}, furthest_step=41) == 0
 
 
 def test_before_the_first_step_nobody_has_a_state_to_lose() -> None:
-    assert holders([sight(0, 0, 0), sight(1, 0, 0)], {(1, 0)}) == 1
+    assert holders([observation(0, 0, 0), observation(1, 0, 0)], {(1, 0)}) == 1
     assert holders([], {(1, 0)}) == 1
 
 
 def holders(
-    sights: list[RankObservation], running: set[tuple[int, int]], furthest_step: int = 0
+    observations: list[RankObservation], running: set[tuple[int, int]], furthest_step: int = 0
 ) -> int:
-    return recovery_rules.num_holders(sights, running, furthest_step=furthest_step)
+    return recovery_rules.num_holders(observations, running, furthest_step=furthest_step)
 
 
 def test_a_group_that_breaks_before_every_step_is_not_mended_for_ever() -> None:

@@ -35,35 +35,35 @@ def test_what_a_process_does_is_seen_from_outside(tmp_path: Path) -> None:
     page.enter(RankPhase.COMPUTE, TimeCategory.USEFUL)
     page.exchange()
     page.commit(8)
-    (sight,) = heartbeat.observe_ranks(tmp_path)
-    assert (sight.rank, sight.incarnation, sight.state) == (3, 1, "R")
-    look = sight.look
-    assert (look.step, look.doing, look.collective) == (8, RankPhase.EXCHANGE, 1)
+    (observation,) = heartbeat.observe_ranks(tmp_path)
+    assert (observation.rank, observation.incarnation, observation.state) == (3, 1, "R")
+    look = observation.status
+    assert (look.step, look.phase, look.collective) == (8, RankPhase.EXCHANGE, 1)
     assert (look.generation, look.resumed_step, look.pid) == (2, 7, os.getpid())
     assert look.use is TimeCategory.USEFUL
     assert look.first_at > 0
-    assert 0 <= sight.age_s < 60
+    assert 0 <= observation.age_s < 60
 
 
 def test_the_first_step_of_a_generation_keeps_its_time(tmp_path: Path) -> None:
     page = HeartbeatPage(heartbeat.page_path(heartbeat.prefix_of(tmp_path, 0, 0)))
     page.commit(1)
-    first = heartbeat.observe_ranks(tmp_path)[0].look.first_at
+    first = heartbeat.observe_ranks(tmp_path)[0].status.first_at
     page.commit(2)
-    assert heartbeat.observe_ranks(tmp_path)[0].look.first_at == first
+    assert heartbeat.observe_ranks(tmp_path)[0].status.first_at == first
     page.begin(1, 2)
-    assert heartbeat.observe_ranks(tmp_path)[0].look.first_at == 0.0
+    assert heartbeat.observe_ranks(tmp_path)[0].status.first_at == 0.0
 
 
 def test_what_gets_on_is_young_again_and_its_time_is_booked_whole(tmp_path: Path) -> None:
     page = HeartbeatPage(heartbeat.page_path(heartbeat.prefix_of(tmp_path, 0, 0)))
     page.enter(RankPhase.EVALUATE, TimeCategory.USEFUL)
     began = time.monotonic()
-    entered = heartbeat.observe_ranks(tmp_path)[0].look.since
+    entered = heartbeat.observe_ranks(tmp_path)[0].status.since
     page.move()
-    moved = heartbeat.observe_ranks(tmp_path)[0].look.since
+    moved = heartbeat.observe_ranks(tmp_path)[0].status.since
     page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
-    saved = heartbeat.observe_ranks(tmp_path)[0].look
+    saved = heartbeat.observe_ranks(tmp_path)[0].status
     assert entered < began < moved < saved.since
     assert saved.uses[TimeCategory.USEFUL] == pytest.approx(saved.since - entered)
 
