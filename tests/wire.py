@@ -26,7 +26,7 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
         "spool_limit_bytes": 64 << 20,
         "furthest_step": 0,
         "min_workers": None,
-        "is_mendable": False,
+        "recovers_in_place": False,
         "worker_mtbf_s": WORKER_MTBF_S,
         "silence_limit_s": 60.0,
     }
