@@ -1,1 +1,4 @@
-"""The HTTP edge: parse, authorise, call one function of the service, answer. No SQL and no Ray."""
+"""The HTTP edge: it parses a request, authorises it, calls one function of the service and answers.
+
+It contains no SQL and no Ray.
+"""

@@ -26,9 +26,9 @@ from service.domain.errors import DomainError
 from service.runtime import Runtime
 
 BACKLOG = 1024
-"""Connections that the system keeps until they are accepted."""
+"""Connections that the system queues until they are accepted."""
 STOP_WITHIN_S = 5
-"""Downloads under way get this long to end; whoever waits for a change is answered at once."""
+"""Seconds that downloads under way get to end; long polls are answered at once."""
 
 
 class CannotStart(StartRefused):
@@ -41,7 +41,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for bound in sockets or ():
-            bound.listen(BACKLOG)  # asyncio took the number that it accepts at once for this, too
+            bound.listen(
+                BACKLOG
+            )  # asyncio used the number that it accepts at once as the backlog, too
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -49,7 +51,7 @@ class Server(uvicorn.Server):
 
 
 def check_exposure(settings: Settings) -> None:
-    """Whoever may submit a job may run code here, so others on the network need a token."""
+    """Refuse an address that others can reach without tokens: a job can run any code here."""
     if settings.tokens_file is None and not is_loopback(settings.host):
         raise CannotStart(
             f"DRAY_HOST is {settings.host}, which others can reach, and there are no tokens: set "
@@ -57,11 +59,14 @@ def check_exposure(settings: Settings) -> None:
             "(printf %s TOKEN | sha256sum), or leave DRAY_HOST at 127.0.0.1"
         )
     if settings.tokens_file is not None:
-        load_tokens(settings.tokens_file)  # so that a mistake in it is told before Ray is started
+        load_tokens(
+            settings.tokens_file
+        )  # so that a mistake in it is reported before Ray is started
 
 
 def bind(settings: Settings) -> socket.socket:
-    """The port, taken before anything is started; nobody is let in before the server listens."""
+    """Bind the port before anything is started; connections are accepted once the server
+    listens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -107,9 +112,9 @@ def _say(line: str) -> None:
 
 
 async def _unless_stopped(opening: asyncio.Task[Runtime], stop: asyncio.Event) -> Runtime | None:
-    """The runtime, or None if it was to stop while it opened.
+    """The runtime, or None if the server was asked to stop while the runtime was opening.
 
-    What is being started is let finish and then stopped in order, so that nothing of it is left.
+    The start is allowed to finish and is then undone in order, so that nothing of it is left.
     """
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -156,7 +161,7 @@ async def _stop_server(app: FastAPI, server: Server, stop: asyncio.Event) -> Non
 
 
 async def _announce(runtime: Runtime, address: str, server: Server) -> None:
-    """Say where the API is, and where the Ray dashboard is once Ray answers."""
+    """Print the address of the API, and of the Ray dashboard once Ray answers."""
     with runtime.signals.subscribe(QUEUE) as woken:
         while not server.started:
             await asyncio.sleep(0.02)
@@ -170,7 +175,7 @@ async def _announce(runtime: Runtime, address: str, server: Server) -> None:
 
 
 def main() -> int:
-    """The exit code: 0 after a stop that was asked for, 1 if the server can't start."""
+    """Return the exit code: 0 after a stop by signal, 1 if the server can't start."""
     parser = argparse.ArgumentParser(prog="python -m api", description="The dray server.")
     parser.add_argument(
         "--no-loops", action="store_true", help="answer only; `python -m service` runs the loops"

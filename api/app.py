@@ -19,6 +19,7 @@ from api.routes import (
     attempts,
     checkpoints,
     cluster,
+    code,
     drills,
     events,
     hangs,
@@ -48,6 +49,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     drills.router,
     checkpoints.router,
     artifacts.router,
+    code.router,
     cluster.router,
     schema.router,
     health.router,
@@ -60,8 +62,9 @@ def create_app(
 ) -> FastAPI:
     """The application.
 
-    It opens a runtime when it starts and stops it when it ends, with the service's loops unless
-    `loops` is False; a runtime that is handed in stays its owner's. Raises BadTokensFile.
+    The application opens a runtime when it starts and closes it when it ends, with the service's
+    loops unless `loops` is False. A runtime passed as an argument is left to its owner to close.
+    Raises BadTokensFile.
     """
     telemetry = Telemetry()
     authority = Authority(settings.tokens_file)

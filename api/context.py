@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from api.observability.prometheus import Telemetry
 from api.problems import Refused
 from api.security.auth import Authority
+from service.code.uploads import CodeUploads
 from service.jobs.faults_api import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
@@ -21,17 +22,17 @@ from service.runtime import Runtime
 
 @dataclass
 class Context:
-    """Of one application; in `app.state.context` while it runs."""
+    """State of one application, in `app.state.context` while the application runs."""
 
     runtime: Runtime
     authority: Authority
     telemetry: Telemetry
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the server was asked to stop: who waits for a change should answer now."""
+    """Set when the server was asked to stop: long polls should answer now."""
 
 
-# The dependencies are coroutines, though they wait for nothing: FastAPI hands what is not one to
-# a thread, which costs more than all that they do.
+# The dependencies are coroutines, though they wait for nothing: FastAPI runs a plain function in
+# a thread, which costs more than the function itself.
 
 
 async def context(request: Request) -> Context:
@@ -44,7 +45,7 @@ def context_of(request: Request) -> Context:
 
 
 async def caller(request: Request) -> str:
-    """Name of who calls."""
+    """Name of the caller."""
     return caller_of(request)
 
 
@@ -57,25 +58,29 @@ def caller_of(request: Request) -> str:
 
 
 async def actor(request: Request) -> str:
-    """Name of who calls, for what is recorded of it."""
+    """Name of the caller for records, such as an event's `actor`."""
     return context_of(request).authority.actor(caller_of(request))
 
 
 async def page_caller(request: Request) -> str:
-    """Name of who reads a page: a browser asks its user for the token."""
+    """Name of the caller of a page, for which a browser asks its user for the token."""
     name = context_of(request).authority.reader(request)
     request.state.caller = name
     return name
 
 
 async def no_parameters(request: Request) -> None:
-    """For routes that take none: a parameter that is ignored would mislead."""
+    """Refuse any query parameter: one that is ignored would mislead."""
     for name in request.query_params:
         raise Refused("invalid_parameter", f"there is no parameter {name!r}")
 
 
 async def _jobs(request: Request) -> Jobs:
     return context_of(request).runtime.jobs
+
+
+async def _code(request: Request) -> CodeUploads:
+    return context_of(request).runtime.jobs.code
 
 
 async def _reading(request: Request) -> Queries:
@@ -92,6 +97,7 @@ async def _plans(request: Request) -> Plans:
 
 TheContext = Annotated[Context, Depends(context)]
 TheJobs = Annotated[Jobs, Depends(_jobs)]
+TheCode = Annotated[CodeUploads, Depends(_code)]
 TheReading = Annotated[Queries, Depends(_reading)]
 TheFaults = Annotated[FaultService, Depends(_faults)]
 ThePlans = Annotated[Plans, Depends(_plans)]

@@ -11,6 +11,7 @@ JOB_ID = "job-01kamq6v3c7y2m5w9r4t8e1x0z"
 OTHER_ID = "job-01kamq2b8n4f6h0j3k5p7s9v1d"
 NEXT_ID = "job-01kamq5x1c3e7g9j2m4p6r8t0w"
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+CODE_ID = "code-3f1c0a5d9b7e42868c1d2e3f4a5b6c7d"
 MADE, STARTED, STEPPED = (f"2026-11-21T08:45:0{second}Z" for second in (0, 1, 2))
 
 DOCUMENT: Mapping[str, Any] = {
@@ -157,6 +158,11 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "PreemptRequest": {"grace_s": 30},
     "PlanRequest": {**DOCUMENT, "memory_bytes_per_rank": 67_108_864},
     "DrillRequest": {"kind": "kill", "rank": 1, "at_step": 50},
+    "CodeRequest": {
+        "files": [
+            {"path": "train.py", "size_bytes": 4, "is_executable": False, "parts": [SHA256]},
+        ]
+    },
 }
 """Bodies of requests, by the name of their schema."""
 
@@ -220,6 +226,17 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     },
     "CheckpointFilePage": {
         "items": [{"path": "model.safetensors", "size_bytes": 137_168, "sha256": SHA256}]
+    },
+    "Code": {
+        "id": CODE_ID,
+        "num_files": 1,
+        "size_bytes": 4,
+        "is_complete": False,
+        "missing": [SHA256],
+    },
+    "CodeFilePage": {
+        "id": CODE_ID,
+        "items": [{"path": "train.py", "size_bytes": 4, "is_executable": False}],
     },
     "ArtifactPage": {
         "items": [
@@ -294,7 +311,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Liveness": {"status": "ok"},
     "Readiness": {"status": "ok", "checks": {"database": "ok", "cluster": "ok", "loops": "ok"}},
 }
-"""By the name of the answer's schema."""
+"""Bodies of answers, by the name of their schema."""
 
 EVENT_STREAM = (
     "retry: 1000\n\n"
@@ -402,6 +419,22 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "this Idempotency-Key was used before, for another request",
         "hint": _UNIQUE,
     },
+    "code_not_found": {
+        "detail": f"the job {JOB_ID} brought no code: it runs what nodes have",
+    },
+    "bad_upload": {
+        "detail": "the path '../train.py' has an empty part, `.` or `..`",
+        "pointer": "/files/0/path",
+    },
+    "upload_too_large": {
+        "detail": "the files have 600000000 bytes together, more than 536870912",
+        "hint": "leave data out by .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
+    },
+    "code_unfit": {
+        "detail": "there is no file 'main.py' in the code",
+        "pointer": "/script/entrypoint",
+        "hint": "it has train.py, model.py",
+    },
     "init_from_not_found": {
         "detail": f"the job {OTHER_ID} has no checkpoint of step 7",
         "pointer": "/init_from/step",
@@ -424,11 +457,11 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "storage_unavailable": {"detail": "the storage can't be read"},
     "quota_exceeded": {"detail": "the storage is full", "hint": "delete jobs that have ended"},
 }
-"""What is particular to each code's example."""
+"""The fields that differ between the examples of problems, by code."""
 
 
 def problem(code: str, status: int) -> dict[str, Any]:
-    """An answer with this code."""
+    """Example of a problem with this code."""
     return {
         "type": f"urn:dray:problem:{code}",
         "title": title(status),

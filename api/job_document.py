@@ -1,6 +1,6 @@
-"""docs/job-document.md: every field of a job document, as its classes say.
+"""Generates docs/job-document.md, every field of a job document, from the classes of `dray.spec`.
 
-`python -m api.job_document` prints it; a test compares it with the page.
+`python -m api.job_document` prints the page; a test compares the output with the file.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from dray.spec.recipes import FORMATS_OF, RECIPES
 _HEAD = """# The job document
 
 Every field, made from the classes in `dray/spec` by `make reference`. Fields that are not written
-have their defaults; unknown ones are refused, with what was probably meant. A number of seconds may
+have their defaults; unknown ones are refused with a suggestion. A number of seconds may
 be written as a time (`90s`, `2h`, `1h30m`) and a number of bytes as a size (`500MB`, `8GiB`); a job
 is stored with the number.
 
 `dray init RECIPE` writes a document to begin with. `dray schema` prints the JSON Schema, which the
-server serves as `/v1/schema`; editors complete by it where a document begins with
+server serves as `/v1/schema`; editors use the schema for completion where a document begins with
 
 ```yaml
 # yaml-language-server: $schema=http://127.0.0.1:8420/v1/schema
 ```
 
-*For* says which recipes have a use for a field; a field that the job's recipe has no use for is
-refused, except where it only says how something else is done.
+*For* lists the recipes that use a field; a field that the job's recipe does not use is refused,
+except where the field only modifies another setting.
 """
 
 _SCRIPTS = frozenset(
     ("version", "name", "labels", "resources", "queue", "priority", "max_retries", "max_runtime_s")
 )
-"""Fields of the document that a script has a use for as well."""
+"""Fields of the document that scripts use as well."""
 _BLOCKS = ("gpt", "resnet", "unet")
 
 
@@ -56,7 +56,7 @@ def page() -> str:
 
 
 def users(part: Part, field: str) -> str:
-    """Which recipes have a use for it."""
+    """The recipes that use the field, as a cell of the table."""
     path = f"{part.path}.{field}" if part.path else field
     top = path.partition(".")[0]
     if top == "script":
@@ -73,7 +73,7 @@ def users(part: Part, field: str) -> str:
 
 
 def takes(recipe: str, path: str) -> bool:
-    """Whether a recipe has a use for a field that not all of them have one for."""
+    """Whether a recipe uses a field that not all recipes use."""
     options = RECIPES[recipe]
     part, _, field = path.partition(".")
     if part == "data" and field in FORMATS_OF:

@@ -1,6 +1,6 @@
-"""The description of the API: every operation with its examples and the problems it may answer.
+"""The OpenAPI description: every operation with its examples and the problems it may answer.
 
-`python -m api.openapi` prints it; a test compares it with the one that was agreed on.
+`python -m api.openapi` prints the description; a test compares the output with the agreed one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pydantic import BaseModel
 from api import examples
 from api.http.downloads import BINARY
 from api.problems import CODES, EVERYWHERE, STATUS, declare
-from dray.requests import DrillRequest, PlanRequest, PreemptRequest
+from dray.requests import CodeRequest, DrillRequest, PlanRequest, PreemptRequest
 from dray.spec import JobSpec
 from dray.views import Problem
 
 SPEC_REF = "#/components/schemas/JobSpec.{model}"
-"""The parts of a job document have names of their own: a view may be called alike."""
+"""Prefix of the schemas of a job document, since a view may have the same name."""
 
 JOB_SPEC_BODY: dict[str, Any] = {
     "requestBody": {
@@ -35,14 +35,14 @@ JOB_SPEC_BODY: dict[str, Any] = {
         },
     }
 }
-"""Submit reads its body itself (see `api.http.body`), so it says here what that is."""
+"""The body of a submit: FastAPI can't derive it, since `api.http.body` reads it."""
 
-REQUESTS = (PreemptRequest, DrillRequest)
-"""The other bodies, which are read in the same way."""
+REQUESTS = (PreemptRequest, DrillRequest, CodeRequest)
+"""The other bodies that `api.http.body` reads."""
 
 
 def json_body(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
-    """What a route that reads one of `REQUESTS` says of its body."""
+    """Description of the body for a route that reads one of `REQUESTS`."""
     name = kind.__name__
     content = {
         "schema": {"$ref": f"#/components/schemas/{name}"},
@@ -67,7 +67,7 @@ _IF_NONE_MATCH = {
     "description": "ETags of the versions that the caller has.",
     "schema": {"type": "string"},
 }
-_NOT_MODIFIED = {"description": "The caller has this answer already, by its `If-None-Match`."}
+_NOT_MODIFIED = {"description": "The caller already has this answer, by its `If-None-Match`."}
 
 
 def install(app: FastAPI) -> None:
@@ -95,7 +95,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     schemas |= {f"JobSpec.{name}": schema for name, schema in parts.items()}
     schemas |= {"JobSpec": spec, "Problem": Problem.model_json_schema(mode="serialization")}
     plan = PlanRequest.model_json_schema(ref_template=SPEC_REF)
-    del plan["$defs"]  # those of a job document
+    del plan["$defs"]  # the parts of a job document
     schemas["PlanRequest"] = plan
     for kind in REQUESTS:
         schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
@@ -124,7 +124,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _describe_problems(path: str, responses: dict[str, Any]) -> None:
-    """FastAPI's own 422 is not what this API answers; what any call may answer is added."""
+    """Replace FastAPI's own 422 and add the problems that any call may answer."""
     if "application/json" in responses.get("422", {}).get("content", {}):
         responses["422"] = declare("invalid_parameter")[422]
     if path in UNGUARDED:
@@ -135,7 +135,7 @@ def _describe_problems(path: str, responses: dict[str, Any]) -> None:
 
 
 def _describe_conditions(path: str, method: str, operation: dict[str, Any]) -> None:
-    """What is read with an ETag may be asked for again with it."""
+    """Describe `If-None-Match` and 304 for each answer that has an ETag."""
     responses = operation["responses"]
     content = responses.get("200", {}).get("content", {})
     if method == "get" and path.startswith("/v1/") and "application/json" in content:
@@ -146,7 +146,7 @@ def _describe_conditions(path: str, method: str, operation: dict[str, Any]) -> N
 
 
 def _describe_parameters(operation: dict[str, Any]) -> None:
-    """A parameter that may be left out is not one that may be null: an address has no null."""
+    """Remove null from the types of optional parameters: a URL can't hold null."""
     for parameter in operation.get("parameters", ()):
         options = parameter["schema"].get("anyOf", ())
         if {"type": "null"} in options:

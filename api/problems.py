@@ -1,7 +1,7 @@
-"""The one table from what went wrong to an answer: RFC 9457 problem+json.
+"""The one table from errors to answers: RFC 9457 problem+json.
 
-A code means one status, always. Codes of the domain come with `service.domain.errors`; those
-that only HTTP knows are raised as `Refused`.
+A code always means the same status. Codes of the domain come from `service.domain.errors`; codes
+that only HTTP has are raised as `Refused`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ STATUS: Mapping[str, int] = {
     "artifact_not_found": 404,
     "checkpoint_not_found": 404,
     "drill_not_found": 404,
+    "code_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,
     "request_too_slow": 408,
@@ -44,6 +45,7 @@ STATUS: Mapping[str, int] = {
     "job_not_running": 409,
     "checkpoint_in_use": 409,
     "body_too_large": 413,
+    "upload_too_large": 413,
     "unsupported_media_type": 415,
     "range_not_satisfiable": 416,
     "invalid_document": 422,
@@ -53,6 +55,8 @@ STATUS: Mapping[str, int] = {
     "not_plannable": 422,
     "drill_impossible": 422,
     "idempotency_key_reused": 422,
+    "bad_upload": 422,
+    "code_unfit": 422,
     "init_from_not_found": 422,
     "init_from_differs": 422,
     "headers_too_large": 431,
@@ -65,12 +69,12 @@ STATUS: Mapping[str, int] = {
 
 RETRY_AFTER_S = 1
 RETRIED = frozenset({"idempotency_in_flight"})
-"""Codes that pass by themselves, besides all of 503: what is unavailable is usually restarting."""
+"""Codes that are worth a retry, besides all of status 503."""
 
 
 @dataclass
 class Refused(Exception):
-    """The edge refuses a request before any use case is asked."""
+    """The edge refuses a request before any use case is called."""
 
     code: str
     detail: str
@@ -88,7 +92,7 @@ def problem(
     hint: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """The answer for `code`."""
+    """The problem document for `code` as a response."""
     status = STATUS[code]
     body = Problem(
         type=f"urn:dray:problem:{code}",
@@ -112,7 +116,7 @@ def problem(
 
 
 def title(status: int) -> str:
-    """The name that RFC 9110 gives the status; Python's own changed with its versions."""
+    """The name of the status in RFC 9110; Python's own names differ between its versions."""
     renamed = {
         413: "Content Too Large",
         416: "Range Not Satisfiable",
@@ -143,7 +147,7 @@ def refusal(request: Request, error: Refused) -> Response:
 
 
 async def _bad_parameter(request: Request, error: Exception) -> Response:
-    """Bodies are read by `api.http.body`, so what FastAPI finds wrong is a parameter."""
+    """Answer for a parameter at fault; FastAPI validates no bodies, which `api.http.body` reads."""
     assert isinstance(error, RequestValidationError)
     first: Mapping[str, Any] = error.errors()[0]
     name = str((*first["loc"], "?")[1])  # before it "query" or "path", after it an index
@@ -166,7 +170,7 @@ def _query_names(request: Request) -> Sequence[str]:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the router refuses by itself: unknown paths and methods."""
+    """Answer for paths and methods that the router refuses by itself."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 405:
@@ -182,7 +186,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> set[str]:
-    """All that this path takes; the router names only those of the first route it found."""
+    """All methods of this path; the router names only those of the first route it found."""
     found: set[str] = set()
     for route in request.app.state.routes:
         if route.matches(request.scope)[0] is not Match.NONE:
@@ -191,7 +195,7 @@ def _methods(request: Request) -> set[str]:
 
 
 def unexpected(request: Request) -> Response:
-    """A fault of dray: its log has the traceback, the caller gets none of it."""
+    """Answer for a bug in dray: the log has the traceback, the caller gets none of it."""
     detail = "dray failed to answer this request; the server's log says why"
     return problem(
         request, "internal_error", detail, hint="its lines there have the same request_id"
@@ -208,11 +212,11 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
 
 CODES = "x-problem-codes"
-"""Where the description of an answer lists its problems, for programs."""
+"""Key under which the description of an answer lists its problem codes, for programs."""
 
 
 def declare(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """The problems a route may answer, for OpenAPI; those of every route come by themselves."""
+    """The problems that a route may answer, for OpenAPI, besides those of every route."""
     schema = {"$ref": "#/components/schemas/Problem"}
     by_status: dict[int | str, list[str]] = {}
     for code in codes:
@@ -237,4 +241,4 @@ EVERYWHERE = (
     "unavailable",
     "database_unavailable",
 )
-"""What any call under /v1 may answer, and /metrics."""
+"""Problems that any call under /v1, and /metrics, may answer."""

@@ -1,6 +1,6 @@
-"""The reference page of the API: made on the server from its description, for any browser.
+"""The reference page of the API, rendered on the server from the OpenAPI description.
 
-The page loads nothing, runs no script, and has one style, which its policy names by its hash.
+The page loads nothing and runs no script; its Content-Security-Policy names its one style by hash.
 """
 
 from __future__ import annotations
@@ -185,5 +185,5 @@ def _paragraphs(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """A description: what stands in backticks is code."""
+    """A description as HTML, in which text in backticks becomes code."""
     return re.sub(r"`+([^`]+)`+", r"<code>\1</code>", escape(text))

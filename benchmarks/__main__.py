@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks import machine, report
 
 RESULTS = Path(__file__).resolve().parent / "results"
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 def main() -> int:
@@ -44,109 +44,109 @@ def _possible() -> list[str]:
     return [name for name in BENCHMARKS if name != "gpu"]
 
 
-def _gpu(num_rounds: int, tell: Tell) -> report.Result:
+def _gpu(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.gpu.measure import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _first_step(num_rounds: int, tell: Tell) -> report.Result:
+def _first_step(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.first_step.measure import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _step_time(num_rounds: int, tell: Tell) -> report.Result:
+def _step_time(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.step_time.measure import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _status_get(num_rounds: int, tell: Tell) -> report.Result:
+def _status_get(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.serving.status_get import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _service_scale(num_rounds: int, tell: Tell) -> report.Result:
+def _service_scale(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.serving.scale import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _metrics(num_rounds: int, tell: Tell) -> report.Result:
+def _metrics(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.serving.metrics import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _cli_start_up(num_rounds: int, tell: Tell) -> report.Result:
+def _cli_start_up(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.serving.start_up import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _onlookers(num_rounds: int, tell: Tell) -> report.Result:
+def _onlookers(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.serving.onlookers import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _checkpoint_stall(num_rounds: int, tell: Tell) -> report.Result:
+def _checkpoint_stall(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.checkpoint_stall.measure import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _recovery(num_rounds: int, tell: Tell) -> report.Result:
+def _recovery(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.recovery.measure import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _goodput(num_rounds: int, tell: Tell) -> report.Result:
+def _goodput(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.goodput.measure import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _equality(num_rounds: int, tell: Tell) -> report.Result:
+def _equality(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.equality.measure import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _wire(num_rounds: int, tell: Tell) -> report.Result:
+def _wire(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.wire.measure import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _large_batch(num_rounds: int, tell: Tell) -> report.Result:
+def _large_batch(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.large_batch.measure import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _lossy(num_rounds: int, tell: Tell) -> report.Result:
+def _lossy(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.lossy.measure import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _strategies(num_rounds: int, tell: Tell) -> report.Result:
+def _strategies(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.strategies.measure import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-def _planner(num_rounds: int, tell: Tell) -> report.Result:
+def _planner(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.planner.measure import measure
 
-    return measure(num_rounds, tell)
+    return measure(num_rounds, progress)
 
 
-BENCHMARKS: dict[str, Callable[[int, Tell], report.Result]] = {
+BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "submit_to_first_step": _first_step,
     "step_time": _step_time,
     "status_get": _status_get,

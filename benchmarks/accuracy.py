@@ -45,7 +45,7 @@ def compared(
     accuracy: Callable[[str, int], float],
     seeds: Sequence[int],
     goal_points: float,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> Result:
     """Each contender with each seed, beside the first.
 
@@ -61,7 +61,7 @@ def compared(
         within = "" if each == reference else SAID[short <= goal_points]
         values = ", ".join(f"{value:.1f}" for value in found[each])
         rows.append([each, f"{mean:.2f}", values, f"{-short:+.2f}", within, SAID[claimed]])
-        tell(" | ".join(rows[-1]))
+        progress(" | ".join(rows[-1]))
     return Result(
         name=name,
         title=title,

@@ -19,7 +19,7 @@ class Times:
 
     @classmethod
     def of(cls, found: Mapping[str, Any], *, steps_per_block: int, warmup_blocks: int) -> Times:
-        """From the seconds of whole blocks that the ranks wrote down as `dray_s` and `plain_s`."""
+        """Times from the seconds of whole blocks that the ranks wrote as `dray_s` and `plain_s`."""
         dray, plain = (
             [block / steps_per_block for block in found[key][warmup_blocks:]]
             for key in ("dray_s", "plain_s")

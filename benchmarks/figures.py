@@ -1,4 +1,4 @@
-"""What is said about samples: medians, and ratios with an interval.
+"""Statistics of samples: medians, and ratios with an interval.
 
 Intervals are percentile bootstraps (Efron & Tibshirani 1993, chapter 13) of 95%, from a fixed
 seed, so that the same samples give the same interval.
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spread:
-    """Where samples lie, in their own unit."""
+    """The distribution of samples, in their own unit."""
 
     n: int
     lowest: float
@@ -40,7 +40,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio and the interval in which it lies with 95% confidence."""
+    """A ratio and its 95% confidence interval."""
 
     value: float
     low: float

@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def train(document: Path, folder: Path, dtype: str = "float32") -> None:
-    """As the rank that the environment names, to the end of this process."""
+    """Train as the rank that the environment names, and end this process."""
     spec = JobSpec.model_validate_json(document.read_text())
     assert spec.recipe is not None
     torch.set_default_dtype(getattr(torch, dtype))
@@ -38,7 +38,7 @@ def train(document: Path, folder: Path, dtype: str = "float32") -> None:
     task = rank_task(spec, rank, world_size, folder)
     os.environ.update(rank_main.environment(task, spec))
     torch.set_num_threads(spec.resources.cpus_per_worker)
-    run(task, spec, RECIPES[spec.recipe].build(spec, DataPolicy()), HeartbeatPage(None))
+    run(task, spec, RECIPES[spec.recipe].build(spec, DataPolicy.open()), HeartbeatPage(None))
     # As dray's training processes end: gloo's threads and the interpreter's end don't get on.
     sys.stdout.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What the machine is, and whether it is quiet."""
+"""The description of the machine, and whether it is idle."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import psutil
 
 PACKAGES = ("torch", "ray", "numpy", "SQLAlchemy", "fastapi", "pyarrow")
 QUIET_SHARE = 0.12
-"""Of all cores, what the idle daemons of a service and of two Rays may take."""
-LOOK_S = 0.5
+"""Share of all cores that the idle daemons of a service and of two Rays may take."""
+SAMPLE_S = 0.5
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,7 +49,7 @@ def wait_until_quiet(*, at_least_s: float = 0.0, at_most_s: float = 30.0) -> flo
     """Wait until the cores are nearly idle, or `at_most_s`; the share that is busy then."""
     began = time.monotonic()
     while True:
-        busy: float = psutil.cpu_percent(interval=LOOK_S) / 100
+        busy: float = psutil.cpu_percent(interval=SAMPLE_S) / 100
         waited = time.monotonic() - began
         if waited >= at_most_s or (waited >= at_least_s and busy <= QUIET_SHARE):
             return busy

@@ -1,4 +1,4 @@
-"""What dray's ranks say on their pages, read from beside: without the service and its reports.
+"""Progress of dray's ranks, read from their heartbeat pages without the service and its reports.
 
 A rank writes into its page when it commits a step, as the peers' ranks write into their logs.
 """
@@ -20,8 +20,8 @@ class JobPages:
         self._pattern = f"*/*/pages/{job_id}/1"
         self._folder: Path | None = None
 
-    def look(self) -> list[RankObservation]:
-        """Every process of the attempt, also the dead; none before the first is there."""
+    def observe(self) -> list[RankObservation]:
+        """Every process of the attempt, also dead ones; empty before the first is there."""
         if self._folder is None:
             self._folder = next(paths.machine_root().glob(self._pattern), None)
         return [] if self._folder is None else heartbeat.observe_ranks(self._folder)
@@ -34,24 +34,24 @@ def newest(observations: Sequence[RankObservation], rank: int) -> RankObservatio
 
 
 class SeenCommits:
-    """The commits that follow from one look after the other."""
+    """The commits that follow from observations over time."""
 
     def __init__(self) -> None:
         self.commits: list[Commit] = []
         self._known: dict[tuple[int, str, int], int] = {}
 
     def take(self, observations: Sequence[RankObservation], at: float) -> None:
-        """Add what is new. The first commit of a generation has the time that the rank wrote with
-        it, any other that of the look."""
+        """Add new commits. The first of a generation has the time that its rank wrote; the others
+        have the time of the observation."""
         for observation in observations:
-            look = observation.status
-            member = observation.rank, str(observation.incarnation), look.generation
-            if look.step <= look.resumed_step or not look.first_at:
+            status = observation.status
+            member = observation.rank, str(observation.incarnation), status.generation
+            if status.step <= status.resumed_step or not status.first_at:
                 continue  # it has committed nothing in this generation
             if member not in self._known:
-                first = look.resumed_step + 1
-                self.commits.append(Commit(*member, first, look.first_at))
+                first = status.resumed_step + 1
+                self.commits.append(Commit(*member, first, status.first_at))
                 self._known[member] = first
-            if look.step > self._known[member]:
-                self.commits.append(Commit(*member, look.step, at))
-                self._known[member] = look.step
+            if status.step > self._known[member]:
+                self.commits.append(Commit(*member, status.step, at))
+                self._known[member] = status.step

@@ -27,7 +27,7 @@ class Comparison:
     n: int
     ratio: Ratio
     same: Ratio
-    """A/A: its distance from 1 is what the method can't tell apart."""
+    """An A/A comparison: its distance from 1 is the resolution of the method."""
     goal: str
     met: bool | None
     """None where there is no goal."""
@@ -47,14 +47,14 @@ class Result:
     """One benchmark's figures and how they were taken."""
 
     name: str
-    """Of the JSON file."""
+    """Name of the JSON file."""
     title: str
     method: Sequence[str]
     rows: Sequence[Row]
     comparisons: Sequence[Comparison]
     tables: Sequence[Table] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else was sampled, for whoever wants to look again."""
+    """All other samples, for a later analysis."""
 
 
 def write(result: Result, machine: Mapping[str, str], taken_at: str, folder: Path) -> str:

@@ -1,7 +1,7 @@
 """dray: submit distributed training jobs over HTTP and read them back.
 
-The package holds what a user's machine needs and nothing heavier: the job document
-(`dray.spec`), what the API answers (`dray.views`), the HTTP clients (`dray.Client`,
+The package holds only what a user's machine needs: the job document
+(`dray.spec`), the API's answers (`dray.views`), the HTTP clients (`dray.Client`,
 `dray.AsyncClient`), the command line, and `dray.train`, which a training script imports.
 
 The names below are imported when they are first used (PEP 562): a training script that

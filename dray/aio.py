@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
@@ -13,16 +14,18 @@ import httpx
 
 from dray import views
 from dray._http import fault_injection
+from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import AsyncDriver
 from dray._http.flows import Flows, JobFilter, Spec, States
 from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.client import http_options
+from dray.code.packing import PackedCode, pack
 from dray.views import DrillKind, JobState
 
 
 class AsyncClient:
-    """See `dray.Client`, whose arguments, answers and errors these are."""
+    """See `dray.Client`, which has the same arguments, answers and errors."""
 
     def __init__(
         self,
@@ -55,6 +58,26 @@ class AsyncClient:
 
     async def submit(self, spec: Spec, *, idempotency_key: str | None = None) -> views.Job:
         return await self._driver.run(self._flows.submit(spec, idempotency_key))
+
+    async def upload_code(
+        self,
+        folder: str | PathLike[str] | PackedCode = ".",
+        *,
+        include: Sequence[str] = (),
+        on_progress: OnUpload | None = None,
+    ) -> views.Code:
+        packed = (
+            folder
+            if isinstance(folder, PackedCode)
+            else await asyncio.to_thread(pack, Path(folder), include)
+        )
+        return await self._driver.run(self._flows.upload_code(packed, on_progress))
+
+    async def job_code(self, job_id: str) -> list[views.CodeFile]:
+        return await self._driver.run(self._flows.job_code(job_id))
+
+    async def download_code(self, job_id: str, dest: str | PathLike[str]) -> list[Path]:
+        return await self._driver.run(self._flows.download_code(job_id, dest))
 
     async def plan(
         self,

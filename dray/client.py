@@ -14,20 +14,22 @@ import httpx
 
 from dray import views
 from dray._http import fault_injection
+from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import SyncDriver
 from dray._http.flows import Flows, JobFilter, Spec, States
 from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
+from dray.code.packing import PackedCode, pack
 from dray.views import DrillKind, JobState
 
 
 def http_options(url: str) -> dict[str, Any]:
-    """Of httpx, for a server at `url`."""
+    """Options of httpx clients for a server at `url`."""
     address = urlsplit(url)
     return {
         # Proxy settings never apply to a server on this very machine.
         "trust_env": address.hostname not in ("127.0.0.1", "localhost", "::1"),
-        # Without TLS there is nothing to verify, and reading the certificates takes 20 ms.
+        # Without TLS there is nothing to verify, and loading the certificates takes 20 ms.
         "verify": address.scheme != "http",
     }
 
@@ -35,11 +37,11 @@ def http_options(url: str) -> dict[str, Any]:
 class Client:
     """Talks to one dray server.
 
-    Every method raises the exceptions of `dray.errors`. Requests that got no answer, and
-    answers that say "later" (408, 429, 5xx, 409 of a submit in flight), are repeated with growing
-    random pauses for `retry.patience_s` seconds; `wait`, `follow`, `download` and following logs
-    hold out for a minute, so that they outlive a restart of the server. A submit that is repeated
-    creates one job, by its idempotency key. Not to be shared between threads while iterating.
+    Every method raises the exceptions of `dray.errors`. Requests without an answer, or with an
+    answer that asks for a retry (408, 429, 5xx, 409 of a submit in flight), are repeated with
+    growing random pauses for `retry.patience_s` seconds; `wait`, `follow`, `download` and following
+    logs retry for a minute, so that a restart of the server does not end them. A repeated submit
+    creates one job, by its idempotency key. Threads must not share a client while iterating.
     """
 
     def __init__(
@@ -85,6 +87,32 @@ class Client:
         """
         return self._driver.run(self._flows.submit(spec, idempotency_key))
 
+    def upload_code(
+        self,
+        folder: str | PathLike[str] | PackedCode = ".",
+        *,
+        include: Sequence[str] = (),
+        on_progress: OnUpload | None = None,
+    ) -> views.Code:
+        """Upload the files of a folder, or the result of `dray.code.packing.pack`, for
+        `script: {code: ...}` of a job document.
+
+        Files that Git ignores, `.git`, virtual environments, `.env` and private keys are left out,
+        except those in `include`. Only parts that the server does not have yet are sent.
+        `on_progress(bytes sent, bytes to send)` is called as they go. Raises SpecError for a
+        folder that can't be uploaded.
+        """
+        packed = folder if isinstance(folder, PackedCode) else pack(Path(folder), include)
+        return self._driver.run(self._flows.upload_code(packed, on_progress))
+
+    def job_code(self, job_id: str) -> list[views.CodeFile]:
+        """The files of the code that the job runs; CodeNotFound if it brought none."""
+        return self._driver.run(self._flows.job_code(job_id))
+
+    def download_code(self, job_id: str, dest: str | PathLike[str]) -> list[Path]:
+        """Write the code that the job runs below the folder `dest`; the files' paths."""
+        return self._driver.run(self._flows.download_code(job_id, dest))
+
     def plan(
         self,
         spec: Spec,
@@ -94,10 +122,10 @@ class Client:
         bandwidth_bytes_per_s: float | None = None,
         latency_s: float | None = None,
     ) -> views.Plan:
-        """Memory and expected step time of each way to divide a job; nothing is submitted.
+        """Compute memory and expected step time of each way to divide a job; nothing is submitted.
 
-        What is not given is what the server knows of its cluster, or a number of its kind, which
-        the plan tells. Raises NotPlannable where only the data could tell.
+        Arguments default to what the server knows about its cluster, or to typical numbers; the
+        plan says which. Raises NotPlannable if the plan would depend on unread data.
         """
         options = {
             "memory_bytes_per_rank": memory_bytes_per_rank,
@@ -126,11 +154,11 @@ class Client:
         created_before: datetime | None = None,
         page_size: int = 100,
     ) -> Generator[views.Job, None, None]:
-        """Jobs, newest first, that fit all that is given; fetched page by page as you go.
+        """Yield the jobs that match all arguments, newest first, fetched page by page.
 
-        In `state`, one or any of several; of `owner`, where `@me` is the caller; with every pair
-        of `label`; submitted at `created_after` or later and earlier than `created_before`, which
-        need a time zone.
+        state: one state or several, any of which matches. owner: `@me` is the caller. label: a
+        job must have every pair. created_after, created_before: with a time zone; the job was
+        submitted at the first or later, and before the second.
         """
         chosen = JobFilter(
             *(state, queue, label, owner, project),
@@ -141,8 +169,8 @@ class Client:
         return self._driver.iterate(self._flows.jobs(chosen, page_size))
 
     def resolve(self, reference: str) -> str:
-        """The id of the one job that has this name, or an id that begins so; `@last` is the newest
-        of the caller's. A whole id is taken as it is.
+        """The id of the one job with this name, or whose id begins with it; `@last` is the caller's
+        newest job. A complete id is returned unchanged.
 
         Raises JobNotFound, and AmbiguousJob with the candidates if there are several.
         """
@@ -154,23 +182,23 @@ class Client:
         timeout_s: float | None = None,
         states: States | None = None,
     ) -> views.Job:
-        """The job as soon as it is over, or in one of `states`. Look at its state.
+        """Return the job as soon as it is over or in one of `states`, whatever its end.
 
-        By long polls, over restarts of the server. Raises WaitTimeout after `timeout_s` seconds;
-        the job goes on.
+        The client uses long polls and survives restarts of the server. Raises WaitTimeout after
+        `timeout_s` seconds; the job goes on.
         """
         return self._driver.run(self._flows.wait(job_id, timeout_s, states))
 
     def follow(self, job_id: str, *, after_seq: int = 0) -> Generator[views.Event, None, None]:
-        """Each event after `after_seq` when it happens, up to the one that ends the job.
+        """Yield each event after `after_seq` when it happens, up to the one that ends the job.
 
-        Over one stream (SSE) that is opened again where it broke, also over a restart of the
-        server: no event is missed or given twice.
+        Events come over one stream (SSE), which is resumed after a broken connection or a restart
+        of the server: no event is missed or repeated.
         """
         return self._driver.iterate(self._flows.follow(job_id, after_seq))
 
     def events(self, job_id: str, *, after_seq: int = 0) -> Generator[views.Event, None, None]:
-        """The events so far after `after_seq`."""
+        """Yield the events so far after `after_seq`."""
         return self._driver.iterate(self._flows.events(job_id, after_seq))
 
     def metrics(
@@ -182,13 +210,14 @@ class Client:
         after_step: int | None = None,
         max_points: int | None = None,
     ) -> views.Metrics:
-        """Series of rank 0 (or `rank`), all of them or `keys`; at most `max_points` each."""
+        """Series of rank 0 (or `rank`), all or those of `keys`, with at most `max_points` each."""
         return self._driver.run(self._flows.metrics(job_id, keys, rank, after_step, max_points))
 
     def follow_metrics(
         self, job_id: str, keys: Sequence[str] | None = None, *, rank: int | None = None
     ) -> Generator[views.Point, None, None]:
-        """Each point when it is reported, all series or `keys`, until the job is over."""
+        """Yield each point when it is reported, of all series or of `keys`, until the job is
+        over."""
         return self._driver.iterate(self._flows.follow_metrics(job_id, keys, rank))
 
     def logs(
@@ -199,7 +228,7 @@ class Client:
         attempt: int | None = None,
         follow: bool = False,
     ) -> Generator[views.LogLine, None, None]:
-        """Lines of every rank and attempt, or of one; with `follow` until the job is over."""
+        """Yield lines of every rank and attempt, or of one; with `follow` until the job is over."""
         return self._driver.iterate(self._flows.logs(job_id, rank, attempt, follow))
 
     def attempts(self, job_id: str) -> list[views.Attempt]:
@@ -219,16 +248,16 @@ class Client:
         *,
         on_progress: OnProgress | None = None,
     ) -> list[Path]:
-        """Fetch all artifacts, or one by its id or path, into the folder `dest`.
+        """Download all artifacts, or one by its id or path, into the folder `dest`.
 
-        A broken download goes on where it stopped; a file gets its name only once its sha256
-        is right. `on_progress(path, bytes here, bytes of the file)` is called as they come.
-        Returns the files' paths. Raises IntegrityError.
+        An interrupted download continues where it stopped; a file gets its name only once its
+        sha256 is right. `on_progress(path, bytes downloaded, bytes of the file)` is called during
+        the download. Returns the files' paths. Raises IntegrityError.
         """
         return self._driver.run(self._flows.download(job_id, dest, artifact, on_progress))
 
     def checkpoint_files(self, job_id: str, step: int) -> list[views.CheckpointFile]:
-        """The files of the checkpoint at `step`; CheckpointNotFound if there is none."""
+        """The files of the checkpoint at `step`; raises CheckpointNotFound if there is none."""
         return self._driver.run(self._flows.checkpoint_files(job_id, step))
 
     def download_checkpoint(
@@ -239,16 +268,17 @@ class Client:
         *,
         on_progress: OnProgress | None = None,
     ) -> list[Path]:
-        """Fetch the checkpoint at `step` into the folder `dest`, as `download` does."""
+        """Download the checkpoint at `step` into the folder `dest`, as `download` does."""
         return self._driver.run(self._flows.download_checkpoint(job_id, step, dest, on_progress))
 
     def cancel(self, job_id: str) -> views.Job:
-        """Stop the job, in whatever state; JobFinished if it already succeeded or failed."""
+        """Stop the job in any state; raises JobFinished if it already succeeded or failed."""
         return self._driver.run(self._flows.cancel(job_id))
 
     def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
-        """Have a job save a checkpoint within `grace_s` seconds (by default the server's), leave
-        its slots and resume from its place in the queue. JobNotRunning if it holds none."""
+        """Have a job save a checkpoint within `grace_s` seconds (by default the server's setting),
+        leave its slots and resume from its place in the queue. Raises JobNotRunning if the job
+        holds no slots."""
         return self._driver.run(fault_injection.preempt(self._flows, job_id, grace_s))
 
     def drill(
@@ -261,10 +291,10 @@ class Client:
         wait: bool = True,
         idempotency_key: str | None = None,
     ) -> views.Drill:
-        """Try a fault on a job that trains: `kill` or `stall` a rank, or `preempt` all of it.
+        """Inject a fault into a job that trains: `kill` or `stall` a rank, or `preempt` the job.
 
-        Now, or when `at_step` optimizer steps are done. The drill as it is when it is over, which
-        without `wait` it need not be: look at its state. JobNotRunning, DrillImpossible.
+        The fault is injected at once, or when `at_step` optimizer steps are done. Returns the drill
+        when it is over, or with `wait=False` immediately. Raises JobNotRunning or DrillImpossible.
         """
         flow = fault_injection.drill(
             self._flows, job_id, DrillKind(kind), rank, at_step, wait, idempotency_key
@@ -276,17 +306,17 @@ class Client:
         return self._driver.run(fault_injection.drills(self._flows, job_id))
 
     def hangs(self, job_id: str) -> list[views.Hang]:
-        """Each hang that was found, the newest that are kept: who, where, and every stack."""
+        """The newest hangs that were found, with the culprits and the stack of every rank."""
         return self._driver.run(fault_injection.hangs(self._flows, job_id))
 
     def delete(self, job_id: str) -> None:
-        """Remove a finished job with its logs, checkpoints and artifacts; JobLive otherwise."""
+        """Remove a finished job with all its files; raises JobLive if the job has not ended."""
         self._driver.run(self._flows.delete(job_id))
 
     def explain(self, job_id: str) -> views.Explanation:
-        """Why the job is where it is, and what it waits for."""
+        """Explain why the job is in its state, and what it waits for."""
         return self._driver.run(self._flows.explain(job_id))
 
     def cluster(self) -> views.Cluster:
-        """The nodes, their slots, and which jobs hold them."""
+        """The nodes, their slots, and the jobs that hold the slots."""
         return self._driver.run(self._flows.cluster())

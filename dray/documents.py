@@ -19,7 +19,7 @@ MAX_DOCUMENT_BYTES = 1 << 20
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data only, and every key once: YAML itself would let the last one win."""
+    """Loads plain data only, and refuses duplicate keys, of which YAML would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -48,8 +48,8 @@ class _Loader(yaml.SafeLoader):
 def _core_scalars() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
     """YAML 1.2's core schema, which reads JSON's scalars as JSON does.
 
-    PyYAML's own is YAML 1.1: `1e-3` is a string there, `no` a boolean, `1:30` the number 90 and
-    `2024-01-01` a date.
+    PyYAML implements YAML 1.1, in which `1e-3` is a string, `no` a boolean, `1:30` the number 90
+    and `2024-01-01` a date.
     """
     core = (
         ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -74,7 +74,7 @@ _Loader.yaml_implicit_resolvers = _core_scalars()
 
 
 def parse_yaml(text: str, *, source: str) -> Any:
-    """Plain data of a YAML or JSON text; SpecError names `source`, line and column."""
+    """Plain data of a YAML or JSON text; raises SpecError with `source`, line and column."""
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader, see above
     except yaml.MarkedYAMLError as error:
@@ -124,18 +124,18 @@ def _mapping(text: str, *, source: str) -> dict[str, Any]:
 
 
 def _no_document(script: str) -> str:
-    """What is missing to run a training script, and what to write."""
+    """The error for a training script given instead of a job document."""
     return (
-        f"{script} is a training script; what is submitted is a job document that names it. Write "
-        "this into job.yaml and submit that:\n"
+        f"{script} is a training script; submit a job document that names the script. Write "
+        "this into job.yaml and submit that file:\n"
         f"  script: {{entrypoint: {json.dumps(str(Path(script).absolute()))}}}\n"
         "  resources: {num_workers: 1}\n"
-        f"or have it written, with all that can be set: dray init {script}"
+        f"or generate a document with all fields: dray init {script}"
     )
 
 
 def load_spec(path: str | PathLike[str]) -> JobSpec:
-    """The job in a YAML or JSON file, checked as the server would.
+    """The job in a YAML or JSON file, checked as the server would check it.
 
     Raises SpecError with the field at fault when the document is not a valid job.
     """
@@ -146,7 +146,8 @@ def validate(spec: Mapping[str, Any] | str | PathLike[str]) -> JobSpec:
     """Check a job document, as a mapping or in a file, without a server.
 
     Raises SpecError with the pointer, the sentence and the hint that the server would answer.
-    What only the server knows (the size of the cluster, data, other jobs) is not checked.
+    Conditions that only the server knows (the size of the cluster, data, other jobs) are not
+    checked.
     """
     if isinstance(spec, Mapping):
         return check(spec, source=None)
@@ -154,7 +155,8 @@ def validate(spec: Mapping[str, Any] | str | PathLike[str]) -> JobSpec:
 
 
 def check(document: Mapping[str, Any], *, source: str | None) -> JobSpec:
-    """`document` as a JobSpec; SpecError says which field of `source` is wrong and why."""
+    """`document` as a JobSpec; raises SpecError with the field of `source` at fault and the
+    reason."""
     from dray import validation
 
     try:

@@ -1,4 +1,4 @@
-"""Drills, for the SDK, the service and the workers alike."""
+"""Drills, as the SDK, the service and the workers share them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from enum import StrEnum
 
 
 class DrillKind(StrEnum):
-    """Which fault to inject into a job of one's own."""
+    """The fault that a drill injects."""
 
     KILL = "kill"
-    """SIGKILL to the training process of a rank."""
+    """The training process of a rank gets SIGKILL."""
     STALL = "stall"
-    """SIGSTOP to it: it hangs."""
+    """The training process of a rank gets SIGSTOP, so that the rank hangs."""
     PREEMPT = "preempt"
     """The whole job is asked to leave its slots."""
 
 
 class DrillState(StrEnum):
-    """How far a drill is. The last two stay."""
+    """State of a drill. PASSED and FAILED are final."""
 
     WAITING = "waiting"
-    """For its step."""
+    """The drill waits for its step."""
     STRUCK = "struck"
     """The fault was injected, and the group recovers."""
     PASSED = "passed"

@@ -1,9 +1,9 @@
-"""What can go wrong, as exceptions; the names mirror the API's problem codes.
+"""Exceptions of the SDK, named after the API's problem codes.
 
     DrayError
-      + SpecError               a document that can't be read, or that is no job: found offline
-      + IntegrityError          a download whose hash is wrong, or whose path would leave `dest`
-      + AmbiguousJob            several jobs have that name, or an id that begins so
+      + SpecError               a document can't be read or is no valid job; nothing was sent
+      + IntegrityError          a download has a wrong hash, or its path would leave `dest`
+      + AmbiguousJob            several jobs match a name or the beginning of an id
       + WaitTimeout             `wait` ran out of time; the job goes on (also a TimeoutError)
       + TransportError          no answer came (also a ConnectionError)
       |   + ServerUnreachable   nothing listens there, or the name is unknown
@@ -25,6 +25,9 @@
           |   + NotPlannable         not_plannable
           |   + InitFromNotFound     init_from_not_found
           |   + InitFromDiffers      init_from_differs
+          |   + BadUpload            bad_upload
+          |   + UploadTooLarge       upload_too_large
+          |   + CodeUnfit            code_unfit
           |   + DrillImpossible      drill_impossible
           |   + IdempotencyMismatch  idempotency_key_reused
           |   + MethodNotAllowed     method_not_allowed
@@ -36,6 +39,7 @@
           |   + ArtifactNotFound     artifact_not_found
           |   + CheckpointNotFound   checkpoint_not_found
           |   + DrillNotFound        drill_not_found
+          |   + CodeNotFound         code_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
           |   + JobLive              job_live
@@ -50,8 +54,8 @@
                   + DatabaseUnavailable  database_unavailable
                   + StorageUnavailable   storage_unavailable
 
-A code that this version does not know becomes the class of its HTTP status, so `except
-NotFound` also catches what a newer server calls by another name.
+A code that this version does not know is raised as the class of its HTTP status, so `except
+NotFound` also catches the codes of a newer server.
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, ClassVar
 
-if TYPE_CHECKING:  # a command line that only prints its help pays for neither
+if TYPE_CHECKING:  # imported lazily: the help of the command line needs neither
     import httpx
 
     from dray.views import Job, Problem
@@ -71,7 +75,7 @@ class DrayError(Exception):
 
 
 class SpecError(DrayError, ValueError):
-    """A job document can't be read, or is no job. Nothing was sent."""
+    """A job document can't be read or is no valid job. Nothing was sent."""
 
     def __init__(
         self,
@@ -84,9 +88,9 @@ class SpecError(DrayError, ValueError):
         super().__init__(detail)
         self.detail = detail
         self.source = source
-        """The file it was read from."""
+        """The file that the document was read from."""
         self.pointer = pointer
-        """JSON pointer to the field at fault; the server would answer the same."""
+        """JSON pointer to the field at fault, as the server would answer it."""
         self.hint = hint
 
     def __str__(self) -> str:
@@ -99,7 +103,7 @@ class IntegrityError(DrayError):
 
 
 class WaitTimeout(DrayError, TimeoutError):
-    """The time to wait was up before the job got where it should be. The job goes on."""
+    """The time to wait was up before the job reached the state. The job goes on."""
 
     def __init__(self, job: Job, timeout_s: float) -> None:
         super().__init__(f"job {job.id} is still {job.state} after {round(timeout_s, 1):g} s")
@@ -107,11 +111,11 @@ class WaitTimeout(DrayError, TimeoutError):
 
 
 MAX_CANDIDATES = 10
-"""Jobs that an ambiguous reference names."""
+"""Most candidates of an ambiguous reference that are listed."""
 
 
 class AmbiguousJob(DrayError, LookupError):
-    """Several jobs have the name, or an id that begins so. Nothing was done to any of them."""
+    """Several jobs match a name or the beginning of an id. Nothing was done to any of them."""
 
     def __init__(self, reference: str, candidates: list[Job]) -> None:
         more = len(candidates) > MAX_CANDIDATES
@@ -124,7 +128,7 @@ class AmbiguousJob(DrayError, LookupError):
         super().__init__("\n".join(lines))
         self.reference = reference
         self.candidates = candidates[:MAX_CANDIDATES]
-        """The newest first."""
+        """The jobs that match, newest first."""
 
 
 class TransportError(DrayError, ConnectionError):
@@ -132,7 +136,7 @@ class TransportError(DrayError, ConnectionError):
 
 
 class ServerUnreachable(TransportError):
-    """Nothing answers at that address."""
+    """No server answers at the address."""
 
 
 class RequestTimeout(TransportError, TimeoutError):
@@ -159,7 +163,7 @@ class ApiError(DrayError):
 
     @property
     def request_id(self) -> str | None:
-        """What the server's log calls this request."""
+        """Id of the request in the server's log."""
         return self.problem.request_id
 
     @property
@@ -169,7 +173,7 @@ class ApiError(DrayError):
 
     @property
     def hint(self) -> str | None:
-        """What to do about it, where the server knows."""
+        """Suggested remedy, if the server knows one."""
         return self.problem.hint
 
     def __str__(self) -> str:
@@ -215,13 +219,13 @@ class HeadersTooLarge(BadRequest):
 
 
 class RequestTooSlow(BadRequest):
-    """The server had waited long enough for all of the request; the clients send it again."""
+    """The request did not arrive completely in time; the clients send it again."""
 
     code = "request_too_slow"
 
 
 class RangeNotSatisfiable(BadRequest):
-    """The file has no byte in the range that was asked for."""
+    """The file has no byte in the requested range."""
 
     code = "range_not_satisfiable"
 
@@ -239,9 +243,27 @@ class OutOfMemory(Unsatisfiable):
 
 
 class NotPlannable(BadRequest):
-    """Nothing can be said of the job before its data are read, or it leaves no way to divide it."""
+    """The plan depends on unread data, or the job allows no way to divide it."""
 
     code = "not_plannable"
+
+
+class BadUpload(BadRequest):
+    """The uploaded files can't be those of one folder, or were damaged on their way."""
+
+    code = "bad_upload"
+
+
+class UploadTooLarge(BadRequest):
+    """The code is larger than the server takes."""
+
+    code = "upload_too_large"
+
+
+class CodeUnfit(BadRequest):
+    """The job names code that was not uploaded, or a program that is not in it or can't run."""
+
+    code = "code_unfit"
 
 
 class InitFromNotFound(BadRequest):
@@ -251,20 +273,20 @@ class InitFromNotFound(BadRequest):
 
 
 class InitFromDiffers(BadRequest):
-    """`init_from` names a job of another model or, to take everything, one that trained otherwise;
-    `pointer` says in what."""
+    """`init_from` names a job of another model or, with `take: everything`, a job that trained
+    differently; `pointer` is the field that differs."""
 
     code = "init_from_differs"
 
 
 class DrillImpossible(BadRequest):
-    """The drill makes no sense on this job; `pointer` says which of its fields is at fault."""
+    """The job does not allow the drill; `pointer` is the field of the drill at fault."""
 
     code = "drill_impossible"
 
 
 class IdempotencyMismatch(BadRequest):
-    """The idempotency key belongs to another request."""
+    """The idempotency key was used for another request."""
 
     code = "idempotency_key_reused"
 
@@ -278,19 +300,19 @@ class Unauthorized(ApiError):
 
 
 class Forbidden(ApiError):
-    """A server without tokens answers this machine's own programs only."""
+    """The server does not allow the call, such as one from a foreign web page."""
 
     code = "forbidden"
 
 
 class DataSourceForbidden(Forbidden):
-    """The server's settings don't let jobs read data from there."""
+    """The server's settings don't allow jobs to read this data source."""
 
     code = "data_source_forbidden"
 
 
 class NotFound(ApiError):
-    """There is no such thing."""
+    """The resource does not exist."""
 
 
 class JobNotFound(NotFound):
@@ -302,7 +324,7 @@ class ArtifactNotFound(NotFound):
 
 
 class CheckpointNotFound(NotFound):
-    """The job has no such checkpoint, or the checkpoint no such file."""
+    """The job has no such checkpoint, or the checkpoint has no such file."""
 
     code = "checkpoint_not_found"
 
@@ -313,14 +335,20 @@ class DrillNotFound(NotFound):
     code = "drill_not_found"
 
 
+class CodeNotFound(NotFound):
+    """The job brought no code."""
+
+    code = "code_not_found"
+
+
 class RouteNotFound(NotFound):
-    """The server has no such path: is it a dray server, and as new as the client?"""
+    """The server has no such path: it may be older than the client, or no dray server."""
 
     code = "not_found"
 
 
 class Conflict(ApiError):
-    """The state of things does not allow it."""
+    """The state of the resource does not allow the request."""
 
     code = "conflict"
 
@@ -338,7 +366,7 @@ class JobFinished(Conflict):
 
 
 class JobNotRunning(Conflict):
-    """The job does not run (any more, or yet): there is nothing to preempt or to strike."""
+    """The job does not run, so it can be neither preempted nor drilled."""
 
     code = "job_not_running"
 
@@ -350,7 +378,7 @@ class CheckpointInUse(Conflict):
 
 
 class IdempotencyInFlight(Conflict):
-    """A submit with this key is being answered just now; the clients try again by themselves."""
+    """A submit with this key is in progress; the clients try again by themselves."""
 
     code = "idempotency_in_flight"
 
@@ -364,7 +392,7 @@ class InternalError(ServerError):
 
 
 class QuotaExceeded(ServerError):
-    """The server's storage is full: jobs that run go on, and no new one is taken."""
+    """The server's storage is full: running jobs go on, and no new job is accepted."""
 
     code = "quota_exceeded"
 
@@ -410,14 +438,15 @@ def _by_status(status: int) -> type[ApiError]:
 
 
 def from_response(response: httpx.Response) -> ApiError:
-    """The exception for an answer that is no success; its body must have been read."""
+    """The exception for an unsuccessful answer, whose body must have been read."""
     problem = _problem(response)
     kind = CODES.get(problem.code) or _by_status(response.status_code)
     return kind(problem, retry_after_s=_seconds(response.headers.get("retry-after", "")))
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Retry-After is a number of seconds or a date (RFC 9110, 10.2.3); None if it is neither."""
+    """Seconds of a Retry-After header (RFC 9110, 10.2.3), which may hold a date; None if
+    invalid."""
     if retry_after.isascii() and retry_after.isdigit():
         return float(retry_after)
     try:
@@ -428,7 +457,7 @@ def _seconds(retry_after: str) -> float | None:
 
 
 def _problem(response: httpx.Response) -> Problem:
-    """The body as a problem; a proxy's answer, say, is none and is described instead."""
+    """The body as a problem; any other body, such as a proxy's, is described by a new problem."""
     from dray.views import Problem
 
     try:

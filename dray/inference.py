@@ -1,4 +1,4 @@
-"""Loading a trained model: the one part of the package that needs torch, when it is called."""
+"""Loading a trained model, which imports torch only when it is called."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NEEDED = frozenset({"numpy", "safetensors", "torch", "torchmetrics"})
 def load(folder: str | os.PathLike[str], *, device: str = "cpu") -> Any:
     """The trained model in the folder of a job's artifacts, as `Client.download` leaves it.
 
-    Its `predict` takes what the recipe is about: paths, images of Pillow or arrays; rows as
-    mappings or a frame; a text. `predict_proba` gives probabilities, in the order of `labels`.
+    The model's `predict` takes images as paths, Pillow images or arrays; rows as mappings or a
+    frame; or a text. `predict_proba` returns probabilities in the order of `labels`.
 
-    Raises ImportError where the packages of `dray[predict]` are absent, FileNotFoundError if the
+    Raises ImportError if the packages of `dray[predict]` are missing, and FileNotFoundError if the
     folder holds no result of a recipe.
     """
     try:

@@ -11,15 +11,15 @@ _REFUSED = {
     "Zl": "line break",
     "Zp": "line break",
 }
-"""By category. The invisible ones turn the direction of what is shown around them, or make two
-names look the same."""
+"""Unfit characters by Unicode category. Invisible ones change the direction of the text around
+them, or make two names look the same."""
 _JOINERS = "\u200c\u200d"
-"""Invisible, but Persian and Hindi are written with them, and emoji made of others."""
+"""Invisible characters that Persian, Hindi and composed emoji need."""
 
 
 def unfit(name: str) -> str | None:
-    """The first character that no name needs and that databases, terminals and pages trip over,
-    as an error would say it; None of a name that is fit."""
+    """Description of the first character in the name that may break databases, terminals or pages;
+    None if there is no such character."""
     for character in name:
         kind = _REFUSED.get(unicodedata.category(character))
         if kind is not None and character not in _JOINERS:

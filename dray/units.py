@@ -1,4 +1,4 @@
-"""Numbers as people write them: `2h`, `8GiB`. A document is stored with plain numbers."""
+"""Numbers with units, such as `2h` and `8GiB`. Documents are stored with plain numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZE: Final = rf"^\s*{_NUMBER}\s*[kKmMgGtTpP]?[iI]?[bB]\s*$"
 
 
 def seconds(text: str) -> int:
-    """`90s`, `45m`, `2h`, `1h30m`, `3d`, `1w` as seconds. ValueError for anything else."""
+    """`90s`, `45m`, `2h`, `1h30m`, `3d`, `1w` as seconds. Raises ValueError otherwise."""
     if not re.fullmatch(DURATION, text):
         raise ValueError("must be a number of seconds, or a time such as 90s, 45m, 2h, 1h30m or 3d")
     parts = re.findall(rf"({_NUMBER})\s*([a-z]+)", text)
@@ -29,8 +29,8 @@ def seconds(text: str) -> int:
 
 
 def num_bytes(text: str) -> int:
-    """`500MB`, `8GiB` as bytes. ValueError for anything else, also for `8G`, which some programs
-    take for 8 * 1000**3 and others for 8 * 1024**3."""
+    """`500MB`, `8GiB` as bytes. Raises ValueError otherwise, also for `8G`, which some programs
+    read as 8 * 1000**3 and others as 8 * 1024**3."""
     bare = re.fullmatch(rf"\s*({_NUMBER})\s*([kKmMgGtTpP])i?\s*", text)
     if bare:
         number, letter = bare[1], bare[2].upper()

@@ -1,6 +1,6 @@
-"""What is wrong with a document, in one sentence with its place and what was probably meant.
+"""Validation of documents: the error as one sentence, with the place and a suggestion.
 
-The server answers with it and the client finds it offline, by these same functions.
+Server and client use the same functions, so the client finds the same errors offline.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dray.spec import JobSpec
 from dray.spec.synonyms import MEANT, MEANT_VALUES, as_ours
 
 MAX_DEPTH = 32
-"""Levels of objects and lists that a document may have."""
+"""Most levels of objects and lists in a document."""
 MAX_FAULTS = 20
-"""Faults of one document that are looked at: who sends thousands must not keep a server busy."""
+"""Most faults of one document to process: a document with thousands must not keep a server busy."""
 TOO_DEEP = f"the document is nested deeper than {MAX_DEPTH} levels"
 
 _PLAINLY = (
@@ -34,11 +34,11 @@ _PLAINLY = (
 
 D = TypeVar("D", bound=BaseModel)
 Error = Mapping[str, Any]
-"""One of what pydantic's `ValidationError.errors()` gives."""
+"""An item of pydantic's `ValidationError.errors()`."""
 
 
 class Fault(ValueError):
-    """A document that is no job: `code` is the API's, `pointer` leads to the field (RFC 6901)."""
+    """A document is invalid: `code` is the API's, `pointer` is the field at fault (RFC 6901)."""
 
     def __init__(
         self, code: str, detail: str, pointer: str | None = None, hint: str | None = None
@@ -51,12 +51,12 @@ class Fault(ValueError):
 
 
 def check(document: Mapping[str, Any]) -> JobSpec:
-    """The document as a JobSpec; Fault names the first field at fault, and says why."""
+    """The document as a JobSpec; raises Fault with the first field at fault and the reason."""
     return check_as(JobSpec, document)
 
 
 def check_as(kind: type[D], document: Mapping[str, Any]) -> D:
-    """The same for any kind of document."""
+    """As `check`, for any kind of document."""
     try:
         return kind.model_validate(document)
     except ValidationError as error:
@@ -64,7 +64,7 @@ def check_as(kind: type[D], document: Mapping[str, Any]) -> D:
 
 
 def check_values(document: Any) -> None:
-    """Fault if it is too deep, or a text in it is none that a database can hold."""
+    """Raise Fault if the document is too deep, or has a text that a database can't hold."""
     level: list[tuple[str, Any]] = [("", document)]
     for _ in range(MAX_DEPTH):
         if not level:
@@ -97,7 +97,7 @@ def _escaped(part: Any) -> str:
 
 
 def plainly(message: str) -> str:
-    """pydantic's message as what follows the name of a field."""
+    """pydantic's message in a form that can follow the name of a field."""
     for theirs, ours in _PLAINLY:
         if message.startswith(theirs):
             return ours + message.removeprefix(theirs)
@@ -105,7 +105,7 @@ def plainly(message: str) -> str:
 
 
 def _first_of(errors: Iterable[Error], document: Mapping[str, Any], root: type[BaseModel]) -> Fault:
-    """One fault of all that is wrong: the first field in full, the others by name."""
+    """One fault for all errors: the first field in full, the others by name."""
     found: dict[str, list[Error]] = {}
     for error in islice(errors, MAX_FAULTS):
         found.setdefault(_pointer(error, document, root), []).append(error)
@@ -119,7 +119,7 @@ def _first_of(errors: Iterable[Error], document: Mapping[str, Any], root: type[B
 
 
 def _pointer(error: Error, document: Any, root: type[BaseModel]) -> str:
-    """RFC 6901, without the parts of pydantic's location that name types, not fields."""
+    """The JSON pointer of an error, without the parts of pydantic's location that name types."""
     if error["type"] == "wrong_together":
         pointer: str = error["ctx"]["pointer"]
         return pointer
@@ -164,12 +164,12 @@ def _shown(name: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    """The text up to where nobody would read on."""
+    """The text in at most 100 characters and an ellipsis."""
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _hint(error: Error, pointer: str, root: type[BaseModel]) -> str | None:
-    """What was probably meant, by likeness."""
+    """A suggestion by similarity of names."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         *parents, name = error["loc"]
@@ -195,15 +195,15 @@ def _quoted(text: str) -> list[str]:
 
 
 def _nearest(name: str, candidates: Sequence[str]) -> str | None:
-    # A long name is like none, and comparing it would take long.
+    # A long name is similar to none, and comparing it would take long.
     close = difflib.get_close_matches(name, candidates, n=1) if len(name) <= 100 else []
     return f"did you mean {close[0]!r}?" if close else None
 
 
 def _elsewhere(name: str, pointer: str, root: type[BaseModel]) -> str | None:
-    """A field of this very name stands in another part: `epochs` belongs into `train`.
+    """Suggest the field of this name in another part: `epochs` belongs into `train`.
 
-    The place at `pointer`, where it was found wrong, is none: another model may have it there.
+    The place at `pointer` itself, which another model may allow, is not suggested.
     """
     parts: list[tuple[str, list[type[BaseModel]]]] = [("", [root])]
     for part, models in parts:
@@ -218,7 +218,7 @@ def _elsewhere(name: str, pointer: str, root: type[BaseModel]) -> str | None:
 
 
 def _meant(name: str, pointer: str, root: type[BaseModel]) -> str | None:
-    """The field of a job that other programs call so: `batch_size` is `global_batch_size`."""
+    """Suggest dray's name for another program's: `batch_size` is `global_batch_size`."""
     ours = as_ours(name) if len(name) <= 100 else ""
     place = MEANT.get(ours)
     if place is None or not issubclass(root, JobSpec):
@@ -229,7 +229,7 @@ def _meant(name: str, pointer: str, root: type[BaseModel]) -> str | None:
 
 
 def _fields_at(parents: Iterable[Any], root: type[BaseModel]) -> Iterator[str]:
-    """Names of the fields of the part of the document that `parents` leads to."""
+    """Names of the fields of the part of the document at `parents`."""
     models = [root]
     for parent in parents:
         chosen = _tagged(models, parent)
@@ -238,7 +238,7 @@ def _fields_at(parents: Iterable[Any], root: type[BaseModel]) -> Iterator[str]:
 
 
 def _tagged(models: Sequence[type[BaseModel]], part: Any) -> type[BaseModel] | None:
-    """The model that `part` of a location chooses, where it is the tag of a union."""
+    """The model that `part` of a location chooses, if it is the tag of a union."""
     if len(models) < 2:
         return None
     named = (model for model in models if "name" in model.model_fields)

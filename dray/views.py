@@ -1,4 +1,4 @@
-"""What the API answers, as the server writes it and the clients read it.
+"""The answers of the API, which server and clients share.
 
 Times are RFC 3339 in UTC. A metric value that JSON cannot hold (NaN, infinities) is served as
 the string `"NaN"`, `"Infinity"` or `"-Infinity"`. Clients ignore fields they do not know, so
@@ -18,7 +18,7 @@ from dray.drills import DrillState as DrillState
 
 
 class JobState(StrEnum):
-    """Where a job is. The last three absorb: nothing leads out of them."""
+    """State of a job. The last three are final."""
 
     QUEUED = "QUEUED"
     STARTING = "STARTING"
@@ -40,12 +40,12 @@ MetricValue = float | Literal["NaN", "Infinity", "-Infinity"]
 class View(BaseModel):
     """Base of every answer."""
 
-    # Each class is built when it is first used, not when the command line starts.
+    # Each class is built at its first use, not when the command line starts.
     model_config = ConfigDict(extra="ignore", defer_build=True)
 
 
 class Reason(View):
-    """Why something is as it is: a code for programs, a sentence for people."""
+    """A reason, as a code for programs and a sentence for people."""
 
     code: str
     message: str
@@ -56,7 +56,7 @@ class Progress(View):
     total_steps: int | None = None
     epoch: int | None = None
     samples_per_s: float | None = None
-    """Null while the job is not RUNNING, as `eta_s`."""
+    """Null while the job is not RUNNING, like `eta_s`."""
     eta_s: float | None = None
 
 
@@ -70,29 +70,29 @@ class Links(View):
 
 
 class SlotSeconds(View):
-    """What slots were used for, in slot-seconds: each second of each slot is in one class."""
+    """Use of slots in slot-seconds; each second of each slot is in one class."""
 
     useful: float
     recomputed: float
-    """Steps that had been done before, and were lost."""
+    """Repeated steps, whose first results were lost."""
     starting: float
     data_wait: float
     recovering: float
     checkpointing: float
     idle: float
-    """Held to no use that anyone saw."""
+    """Time without a known use."""
     unreported: float = 0.0
-    """By a script that reported no step, so that nobody knows of what use it was."""
+    """Time of a script that reported no step, so that its use is unknown."""
 
 
 class Goodput(View):
-    """How well a job used what it held, over all its attempts."""
+    """How well a job used its slots, over all its attempts."""
 
     slot_seconds: SlotSeconds
     total: float
-    """The sum of the classes: all that was held."""
+    """The sum of the classes, which is all time for which slots were held."""
     useful_share: float | None = None
-    """Of the total, 0 to 1; unset while nothing was held, and while a script has reported no
+    """Share of the total, 0 to 1; unset while nothing was held, and while a script has reported no
     step."""
 
 
@@ -110,18 +110,18 @@ class Job(View):
     attempt: int
     """Number of the newest attempt; 0 before the first."""
     world_size: int
-    """Workers that it has, or last had; while it waits, those that it asks for."""
+    """Number of workers that the job has or last had; while it waits, the number it asks for."""
     position: int | None = None
-    """Place in the queue, 1 being next, as of the scheduler's last look; only while it waits."""
+    """Place in the queue, from 1, as of the scheduler's last run; only while the job waits."""
     progress: Progress | None = None
     summary: dict[str, MetricValue]
     """The last value of each metric of rank 0."""
     warnings: list[Reason] = []
-    """What went wrong without ending the job, such as a loss that was not finite."""
+    """Problems that did not end the job, such as a loss that was not finite."""
     recoveries: int = 0
-    """How often its group lost a rank and was recovered in place."""
+    """Number of times that the group lost a rank and was recovered in place."""
     goodput: Goodput | None = None
-    """Unset until an attempt has told what its slots were used for."""
+    """Unset until an attempt has reported the use of its slots."""
     created_at: datetime
     started_at: datetime | None = None
     """When the first attempt was launched."""
@@ -145,8 +145,8 @@ class Series(View):
 class Metrics(View):
     series: dict[str, Series]
     next_step: int
-    """Ask again with `after_step=next_step` for what comes later. While the job is live its newest
-    step comes again, because more of it may be on the way: merge by step."""
+    """Pass as `after_step` to get later points. While the job is live its newest step is sent
+    again, because more values of it may follow: merge by step."""
 
 
 class Point(View):
@@ -167,7 +167,7 @@ class LogLine(View):
 class LogPage(View):
     items: list[LogLine]
     next_cursor: str
-    """Ask again with it, also when `items` was empty: it never ends while the job runs."""
+    """Pass as `cursor` to get later lines, also when `items` is empty."""
     complete: bool
     """True when the job is over and this page reaches the end of its log."""
 
@@ -183,7 +183,7 @@ class Event(View):
     code: str
     message: str
     actor: str | None = None
-    """Whose token caused it, `anonymous` without tokens; unset of what happened by itself."""
+    """Name of the caller's token, `anonymous` without tokens; unset for events without a caller."""
     data: dict[str, Any] = {}
 
 
@@ -193,7 +193,7 @@ class EventPage(View):
 
 
 class Reset(View):
-    """Data of the event `reset`, after which a stream begins anew with the first event."""
+    """Data of the event `reset`, after which a stream starts again with the first event."""
 
     code: str
     message: str
@@ -201,7 +201,7 @@ class Reset(View):
 
 
 class PassedOver(View):
-    """A checkpoint that was not resumed from, because it is damaged."""
+    """A damaged checkpoint that was skipped."""
 
     step: int
     why: str
@@ -209,33 +209,33 @@ class PassedOver(View):
 
 class Position(View):
     epoch: int
-    """Epochs that were completed."""
+    """Number of completed epochs."""
     step_in_epoch: int
     samples: int
-    """Of the epoch's order that are used up, the same at any world size."""
+    """Samples of the epoch that are used up, in an order that is the same at any world size."""
 
 
 class Receipt(View):
-    """What an attempt went on from."""
+    """The state that an attempt resumed from."""
 
     step: int
-    """0 if it began afresh."""
+    """Step of the checkpoint; 0 for a fresh start."""
     url: str
-    """Of the checkpoint; empty if none was sound."""
+    """URL of the checkpoint; empty if none was intact."""
     sha256: str | None = None
-    """Of the manifest, which was checked, and with it every file."""
+    """Hash of the manifest, by which every file was verified."""
     size_bytes: int | None = None
     position: Position | None = None
-    """Where the data go on."""
+    """Position in the data."""
     world_size: int | None = None
-    """Of the group that saved."""
+    """World size of the group that saved the checkpoint."""
     optimizer_restored: bool = False
     rng: str | None = None
-    """Where random numbers go on from."""
+    """How random numbers continue."""
     loss_before: MetricValue | None = None
-    """Training loss of the step that was saved; null if it was no number."""
+    """Training loss of the saved step; null if it was no number."""
     loss_after: MetricValue | None = None
-    """Training loss of the first step after it."""
+    """Training loss of the first step after the saved one."""
     passed_over: list[PassedOver] = []
 
 
@@ -244,7 +244,7 @@ class Attempt(View):
     state: str
     world_size: int
     resume_step: int
-    """Optimizer steps already done when it began; 0 for a fresh start."""
+    """Optimizer steps done before the attempt; 0 for a fresh start."""
     receipt: Receipt | None = None
     """Unset for a fresh start."""
     reason: Reason | None = None
@@ -276,14 +276,14 @@ class CheckpointPage(View):
 
 class CheckpointFile(View):
     path: str
-    """Relative to the checkpoint."""
+    """Path relative to the checkpoint."""
     size_bytes: int
     sha256: str
 
 
 class CheckpointFilePage(View):
     items: list[CheckpointFile]
-    """The manifest comes last: it was written last, and holds the hash of each of the others."""
+    """Files of the checkpoint; the last is the manifest, which has the hashes of the others."""
 
 
 class Artifact(View):
@@ -298,21 +298,45 @@ class ArtifactPage(View):
     items: list[Artifact]
 
 
+class Code(View):
+    """Uploaded code, or what of an upload is still to be sent."""
+
+    id: str
+    """`code-` and a hash of all its files: the same files have the same id."""
+    num_files: int
+    size_bytes: int
+    is_complete: bool
+    """Whether every part is there, so that a job may name it."""
+    missing: list[str] = []
+    """The SHA-256 of each part that is still to be sent."""
+
+
+class CodeFile(View):
+    path: str
+    size_bytes: int
+    is_executable: bool
+
+
+class CodeFilePage(View):
+    id: str
+    items: list[CodeFile]
+
+
 class HangRank(View):
-    """Where one rank was."""
+    """Position of one rank."""
 
     rank: int
     step: int | None = None
     phase: str | None = None
     collective: int | str | None = None
-    """The last collective that it entered."""
+    """The last collective that the rank entered."""
     since_s: float | None = None
-    """How long it had been there."""
+    """Seconds that the rank had spent in its phase."""
     stack: str | None = None
 
 
 class Hang(View):
-    """Who stood still, and where everyone was."""
+    """A hang, with the position of every rank."""
 
     seq: int
     """1, 2, 3 ... within the job; only the newest are kept."""
@@ -322,10 +346,10 @@ class Hang(View):
     """Ranks that kept the others waiting."""
     step: int | None = None
     phase: str | None = None
-    """What the culprits were doing, such as `data_wait` or `forward`."""
+    """Phase of the culprits, such as `data_wait` or `forward`."""
     waited_s: float | None = None
     limit_s: float | None = None
-    """How long the job's own step time lets a rank stand still."""
+    """Seconds that a rank may stand still, derived from the job's step time."""
     ranks: list[HangRank]
 
 
@@ -334,19 +358,19 @@ class HangPage(View):
 
 
 class Drill(View):
-    """A fault that was asked for, and how the job took it."""
+    """A fault injected on request, and the recovery of the job."""
 
     id: str
     kind: DrillKind
     rank: int
     at_step: int | None = None
-    """Optimizer steps done when it was to strike; unset: at once."""
+    """Optimizer steps after which the fault is injected; unset: at once."""
     attempt: int
     state: DrillState
     step: int | None = None
-    """Optimizer steps done when it struck."""
+    """Optimizer steps done when the fault was injected."""
     recovery_s: float | None = None
-    """From the strike until the job trained on."""
+    """Seconds from the injection until the job trained again."""
     steps_lost: int | None = None
     message: str
     created_at: datetime
@@ -365,30 +389,30 @@ class OtherJob(View):
     state: JobState
     priority: int
     world_size: int
-    """Workers that it has, or asks for."""
+    """Number of workers that the job has, or asks for."""
 
 
 class Explanation(View):
-    """Why a job is where it is."""
+    """Why a job is in its state."""
 
     state: JobState
     reason: Reason
     position: int | None = None
-    """Place in the queue, 1 being next; only while it waits."""
+    """Place in the queue, from 1; only while the job waits."""
     queue_length: int | None = None
-    """Jobs that wait, this one among them; only while it waits."""
+    """Number of waiting jobs, including this one; only while it waits."""
     blocked_by: list[str] = []
-    """Ids of the jobs that hold what it waits for."""
+    """Ids of the jobs that hold the slots that this job waits for."""
     ahead: list[OtherJob] = []
-    """Jobs that wait before it, the next to start first: the first 20."""
+    """The first 20 jobs ahead in the queue, the next to start first."""
     running: list[OtherJob] = []
-    """Jobs that hold slots, those in `blocked_by` first: the first 20."""
+    """The first 20 jobs that hold slots, those in `blocked_by` first."""
     expected_start_at: datetime | None = None
-    """When the jobs in its way reach their `max_runtime_s`, if they have one."""
+    """When the blocking jobs reach their `max_runtime_s`, if all have one."""
 
 
 class QuarantinedSlots(View):
-    """Slots that no job is given, because something of the job that had them is not gone."""
+    """Slots that are withheld, because parts of their last job are not gone yet."""
 
     slots: int
     reason: str
@@ -402,24 +426,24 @@ class NodeSlots(View):
     alive: bool
     resources: dict[str, float]
     held: dict[str, float]
-    """What live attempts of dray hold there."""
+    """Resources that live attempts of dray hold on the node."""
     accepted: bool
     reason: str | None = None
-    """Why the node is refused, when it is."""
+    """Why the node is refused, or, of an accepted node, why its disk takes no files."""
     quarantined: list[QuarantinedSlots] = []
-    """They are tried again every few seconds, and given back when they are clean."""
+    """Slots in quarantine, which are checked every few seconds and returned when clean."""
     jobs: list[str]
 
 
 class PlannedMemory(View):
-    """Bytes of the rank that holds the most, at the fullest moment of a step."""
+    """Bytes on the rank with the most, at the peak of a step."""
 
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
     activations_bytes: int
-    """All else: what the backward pass needs, gathered weights, buffers. Where the fullest moment
-    is before all gradients are there, less by those."""
+    """All other memory: activations for the backward pass, gathered weights, buffers; less the
+    gradients that do not exist yet at the peak."""
     total_bytes: int
 
 
@@ -428,59 +452,59 @@ class PlannedMesh(View):
 
     name: str
     parallel: dict[str, Any]
-    """As in a job document."""
+    """The field `parallel` of a job document."""
     micro_batch_size: int
     num_micro_batches: int
     memory: PlannedMemory
     missing_bytes: int | None = None
-    """0 if it fits; null where nobody knows how much memory there is."""
+    """Bytes missing on a worker, 0 if the mesh fits; null if the workers' memory is unknown."""
     step_time_s: float
-    """Expected: the sum of the three below."""
+    """Expected step time, which is the sum of the next three fields."""
     compute_s: float
     send_s: float
     idle_s: float
-    """Of a pipeline."""
+    """Idle time of a pipeline."""
     why: str
 
 
 class Calibration(View):
-    """What the times are computed with."""
+    """Speeds from which the times are computed."""
 
     flops_per_s: float
     bandwidth_bytes_per_s: float
     latency_s: float
     source: str
-    """Where the numbers come from."""
+    """Origin of the numbers."""
 
 
 class Plan(View):
     """How a job could be divided among its workers."""
 
     chosen: str | None = None
-    """Name of the mesh that `parallel: auto` would become; null if none fits."""
+    """Name of the mesh that `parallel: auto` would choose; null if none fits."""
     meshes: list[PlannedMesh]
-    """Those that fit, the fastest first; then those that don't, by how much they lack."""
+    """Meshes that fit, the fastest first; then the others, by the memory that is missing."""
     memory_bytes_per_rank: int | None = None
-    """What must hold it; null where nobody knows."""
+    """Memory of each worker; null if unknown."""
     memory_source: str
     change: str | None = None
-    """Where none fits, the smallest change of the document that makes one fit."""
+    """If no mesh fits, the smallest change of the document that makes one fit."""
     calibration: Calibration
     assumed: list[str] = []
-    """What only the data could tell, and was taken to be the usual."""
+    """Properties of the data that are not in the document and were assumed."""
 
 
 class StorageState(View):
-    """How full the storage is, as it was last looked at."""
+    """Use of the storage, as last measured."""
 
     used_bytes: int | None = None
-    """Of checkpoints, artifacts and logs; only where there is a quota."""
+    """Bytes of checkpoints, artifacts and logs; only with a quota."""
     quota_bytes: int | None = None
     free_bytes: int | None = None
-    """Of the disk under it; only where some must stay free."""
+    """Free bytes of the storage's disk; only with `DRAY_MIN_FREE_BYTES`."""
     min_free_bytes: int | None = None
     problem: str | None = None
-    """Why no job is taken or started; unset while there is room."""
+    """Why no job is accepted or started; unset while there is room."""
 
 
 class Cluster(View):
@@ -494,7 +518,7 @@ class Cluster(View):
 
 
 class Problem(View):
-    """RFC 9457 problem+json, with a stable code and where to look."""
+    """RFC 9457 problem+json with a stable code."""
 
     type: str
     title: str
@@ -506,4 +530,4 @@ class Problem(View):
     hint: str | None = None
     instance: str | None = None
     request_id: str | None = None
-    """Of the answer's `X-Request-Id`; the server's log has it too."""
+    """Id of the request in the answer's `X-Request-Id` and in the server's log."""

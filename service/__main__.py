@@ -25,7 +25,7 @@ from service.storage.backup import BackupError, backup, restore
 
 
 async def serve() -> None:
-    """Until SIGTERM or SIGINT."""
+    """Run the loops until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -38,10 +38,12 @@ from service.jobs.status_cache import StatusCache
 from service.lifecycle import preemption
 from service.loops.cluster_watcher import NOT_ASKED, ClusterWatcher
 from service.loops.fencing import LoopDatabase
+from service.loops.launches import Launches
 from service.loops.leader import Leader, Loops
 from service.loops.reconciler import Reconciler
 from service.loops.retention import Retention
 from service.loops.scheduler import Scheduler
+from service.loops.timings import LoopTimings
 from service.nodes import node_table
 from service.planning.service import Plans
 from service.storage.storage import Storage
@@ -53,8 +55,8 @@ logger = logging.getLogger(__name__)
 class Readiness:
     """Whether the service can do its work, and what each part says.
 
-    A full storage is told of and still counts as ready: whoever makes room does it through this
-    service. So are nodes that get no work: the others, and the queue, go on.
+    A full storage is reported and still counts as ready: people make room through this service.
+    The same holds for nodes that get no work: the others, and the queue, go on.
     """
 
     ok: bool
@@ -65,7 +67,12 @@ class Runtime:
     """A running service. `loops=False` leaves scheduling to another process."""
 
     def __init__(
-        self, settings: Settings, database: Database, storage: Storage, home: HomeLock | None
+        self,
+        settings: Settings,
+        database: Database,
+        storage: Storage,
+        home: HomeLock | None,
+        timings: LoopTimings,
     ) -> None:
         self.settings = settings
         self.database = database
@@ -80,9 +87,10 @@ class Runtime:
         self.cluster: Cluster | None = None
         self.leader: Leader | None = None
         self._home = home
+        self._timings = timings
         self._leading: asyncio.Task[None] | None = None
         self._halted = asyncio.Event()
-        """Nothing is started any more."""
+        """Set once nothing is to be started any more."""
 
     @classmethod
     async def open(
@@ -92,11 +100,13 @@ class Runtime:
         loops: bool = True,
         cluster: Cluster | None = None,
         clock: Callable[[], datetime] = utc_now,
+        timings: LoopTimings | None = None,
     ) -> Runtime:
         """Take the home, bring the schema up to date, and start the loops.
 
-        `cluster` and `clock` stand in for Ray and this machine's in tests. StartRefused if the
-        home, the database or the storage can't be used, or another process has the home.
+        Tests hand in a `cluster` instead of Ray, a `clock` instead of this machine's, and
+        `timings`. StartRefused if the home, the database or the storage can't be used, or another
+        process has the home.
         """
         # SQLite has one process, whether or not that runs the loops; so has an embedded Ray.
         is_sqlite = normalise_url(settings.database_url).get_backend_name() == "sqlite"
@@ -110,8 +120,9 @@ class Runtime:
             damage.refuse_emptied(database.url, nonce_path(settings.storage_url))
             await asyncio.to_thread(migrate, database)
             database.listen()
-            runtime = cls(settings, database, _storage(settings.storage_url), home)
-            if is_sqlite:  # nobody else has looked meanwhile
+            storage = _storage(settings.storage_url)
+            runtime = cls(settings, database, storage, home, timings or LoopTimings())
+            if is_sqlite:  # no other process has seen the cluster meanwhile
                 await database.write(
                     lambda s: node_table.store(s, None, NOT_ASKED, database.time(s))
                 )
@@ -131,32 +142,45 @@ class Runtime:
         await self.jobs.storage_watch.look(now)  # a limit of before may be no more
         await port.start()
         self.leader = Leader(
-            self.database, lambda books: self._loops(books, port, deployment_id), alone=alone
+            self.database,
+            lambda fenced: self._loops(fenced, port, deployment_id),
+            self._timings,
+            alone=alone,
         )
         self._leading = asyncio.create_task(self.leader.run(), name="leader")
 
-    def _loops(self, books: LoopDatabase, cluster: Cluster, deployment_id: str) -> Loops:
-        """The loops of one term, which know nothing of those of any other."""
-        self.watch = watch = ClusterWatcher(books, cluster, self.signals, self.settings)
+    def _loops(self, database: LoopDatabase, cluster: Cluster, deployment_id: str) -> Loops:
+        """The loops of one term, which share nothing with those of any other."""
+        signals, settings, timings = self.signals, self.settings, self._timings
+        launches = Launches()
+        self.watch = watch = ClusterWatcher(database, cluster, signals, settings, timings)
         scheduler = Scheduler(
-            books, cluster, watch, self.signals, self.settings, deployment_id, self._halted
+            database,
+            cluster,
+            watch,
+            launches,
+            signals,
+            settings,
+            timings,
+            deployment_id,
+            self._halted,
         )
         reconciler = Reconciler(
-            books, cluster, self.storage, scheduler, self.signals, self.settings
+            database, cluster, self.storage, launches, signals, settings, timings
         )
-        upkeep = Retention(self.database, self.jobs.storage_watch, self.jobs, self.settings)
+        retention = Retention(self.database, self.jobs.storage_watch, self.jobs, settings, timings)
         return [
             ("cluster watch", watch.run()),
             ("scheduler", scheduler.run()),
             ("reconciler", reconciler.run()),
-            ("upkeep", upkeep.run()),
+            ("retention", retention.run()),
         ]
 
-    async def clear_cluster(self, hurry: asyncio.Event, tell: Callable[[str], None]) -> None:
-        """Before a stop that takes the cluster along: let all that trains save and leave its slots.
+    async def clear_cluster(self, hurry: asyncio.Event, report: Callable[[str], None]) -> None:
+        """Before a stop that ends the cluster too: let every attempt save and leave its slots.
 
-        Returns when nothing is left there, the grace is over, or `hurry` is set. Does nothing
-        where the cluster is not our own, or not led from here.
+        Returns when no attempt is left, the grace is over, or `hurry` is set. Does nothing where
+        the cluster is not our own, or this process does not run the loops.
         """
         leads = self.leader is not None and self.leader.leads
         if self.settings.ray_address != EMBEDDED or not leads or self._watched() is None:
@@ -168,7 +192,7 @@ class Runtime:
                 return
         except DomainError:  # without a database nobody can be asked
             return
-        tell(
+        report(
             f"jobs save before Ray stops, for {grace_s:g} s at most; a second signal does not wait"
         )
         gone = asyncio.create_task(self._nothing_lives())
@@ -188,7 +212,7 @@ class Runtime:
                 await woken.wait(1.0)
 
     async def _leave(self) -> int:
-        """Ask all that lives to save and leave; how many that are."""
+        """Ask every live attempt to save and leave; answers how many there are."""
 
         def work(session: Session) -> int:
             now = self.database.time(session)
@@ -205,7 +229,7 @@ class Runtime:
         if self._leading is not None and self.leader is not None:
             self._leading.cancel()
             await asyncio.gather(self._leading, return_exceptions=True)
-            with contextlib.suppress(DomainError):  # then it ends by itself
+            with contextlib.suppress(DomainError):  # then the lease ends by itself
                 await self.leader.release()
         if self.cluster is not None:
             await self.cluster.stop()
@@ -214,7 +238,7 @@ class Runtime:
             self._home.release()
 
     async def ready(self) -> Readiness:
-        """Asks the database, and looks at the cluster and the loops."""
+        """Asks the database, and reads what the cluster and the loops last said."""
         checks = {"database": "ok"}
         full = None
         try:
@@ -237,7 +261,10 @@ class Runtime:
         if (seen := self._watched()) is not None:
             checks["nodes"] = "; ".join(refused_nodes(seen)) or "ok"
         problem = (full.problem if full else None) or await self.jobs.storage_watch.full_folders()
-        checks["storage"] = f"full: {problem}" if problem else "ok"
+        nodes = seen.nodes if seen is not None else ()
+        problems = [problem, *(node.full and f"{node.hostname}: {node.full}" for node in nodes)]
+        said = "; ".join(filter(None, problems))
+        checks["storage"] = f"full: {said}" if said else "ok"
         return Readiness(ok, checks)
 
 
@@ -258,6 +285,7 @@ def ray_target(settings: Settings, deployment_id: str) -> RayTarget:
         storage_nonce=_storage_nonce(settings.storage_url),
         embedded=embedded,
         silence_limit_s=settings.silence_limit_s,
+        log_format=settings.log_format,
         address=settings.ray_address,
         token_file=settings.ray_token_file,
     )

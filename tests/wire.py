@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, DataPolicy, RankTask, Slice
+from service.cluster.port import ClusterNode
 
 
 def attempt_spec(**fields: Any) -> AttemptSpec:
@@ -20,7 +22,8 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
         "storage_url": "file:///nowhere",
         "resume_from": (),
         "init_from": None,
-        "data_policy": DataPolicy(),
+        "code": None,
+        "data_policy": DataPolicy.open(),
         "start_timeout_s": 60.0,
         "max_runtime_s": None,
         "spool_limit_bytes": 64 << 20,
@@ -54,7 +57,7 @@ def rank_task(**fields: Any) -> RankTask:
         "artifact_url": "file:///nowhere/artifacts",
         "resume_from": (),
         "init_from": None,
-        "data_policy": DataPolicy(),
+        "data_policy": DataPolicy.open(),
         "spool_limit_bytes": 64 << 20,
         "worker_mtbf_s": WORKER_MTBF_S,
         "device": "cpu",
@@ -64,3 +67,18 @@ def rank_task(**fields: Any) -> RankTask:
         "furthest_step": 0,
     }
     return RankTask(**{**plain, **fields})
+
+
+def cluster_node(node_id: str, resources: Mapping[str, float], **fields: Any) -> ClusterNode:
+    """A node that is accepted, with everything free, but for these fields."""
+    plain: dict[str, Any] = {
+        "hostname": "host",
+        "alive": True,
+        "available": resources,
+        "accepted": True,
+        "problem": None,
+        "full": None,
+        "quarantined": (),
+        "drained_by": None,
+    }
+    return ClusterNode(node_id, resources=resources, **{**plain, **fields})

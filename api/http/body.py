@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -19,15 +19,15 @@ from dray.validation import TOO_DEEP, Fault
 
 D = TypeVar("D", bound=BaseModel)
 SMALL_BYTES = 64 << 10
-"""A larger body, which no job needs, is looked at in a thread: others are answered meanwhile."""
+"""A larger body, which no job needs, is parsed in a thread, so that other requests don't wait."""
 
 
 async def read_as(
     kind: type[D], request: Request, limit_bytes: int, *, optional: bool = False
 ) -> tuple[D, dict[str, Any]]:
-    """The body as `kind`, and as it was written; with `optional`, no body is an empty document.
+    """The body as `kind`, and the parsed JSON; with `optional`, no body is an empty document.
 
-    Refused if it is too large, not JSON, ambiguous JSON, or not what is asked for here.
+    Raises Refused if the body is too large, not JSON, ambiguous JSON, or not a valid `kind`.
     """
     body = await _read(request, limit_bytes)
     if optional and not body:
@@ -38,15 +38,28 @@ async def read_as(
 
 
 async def read_spec(request: Request, limit_bytes: int) -> tuple[JobSpec, str]:
-    """The job that the body describes, and the fingerprint of it.
+    """The job that the body describes, and its fingerprint.
 
-    Refused if the body is too large, not JSON, ambiguous JSON, or no job.
+    Raises Refused if the body is too large, not JSON, ambiguous JSON, or no job.
     """
     _check_content_type(request.headers.get("content-type", ""))
     body = await _read(request, limit_bytes)
     if len(body) <= SMALL_BYTES:
         return _understand(body)
     return await asyncio.to_thread(_understand, body)
+
+
+async def read_bytes(request: Request, limit_bytes: int, kinds: Sequence[str]) -> tuple[bytes, str]:
+    """The body as it is, and which of these media types it has.
+
+    Raises Refused if the body is too large or of another type.
+    """
+    given = request.headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    if kind not in kinds:
+        detail = f"the content type is {given!r}, and not {' or '.join(kinds)}"
+        raise Refused("unsupported_media_type", detail)
+    return await _read(request, limit_bytes), kind
 
 
 def _understand(body: bytes) -> tuple[JobSpec, str]:
@@ -68,7 +81,7 @@ def _check_content_type(value: str) -> None:
 
 
 async def _read(request: Request, limit_bytes: int) -> bytes:
-    """The body; refused as soon as it is known to be too large, unread."""
+    """The body; raises Refused as soon as the body is known to be too large, before reading it."""
     too_large = Refused("body_too_large", f"the body is larger than {limit_bytes} bytes")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes:
@@ -82,10 +95,9 @@ async def _read(request: Request, limit_bytes: int) -> bytes:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """A JSON object in UTF-8, each key once, no text that a database can't hold.
+    """Parse a JSON object in UTF-8; each key may occur once, and texts must fit a database.
 
-    NaN and Infinity, which are no JSON, are read as numbers: the field that they stand in says why
-    it takes none such.
+    NaN and Infinity, which are not JSON, are read as numbers, so that the error names their field.
     """
     try:
         document = json.loads(body.decode("utf-8"), object_pairs_hook=_each_key_once)
@@ -96,7 +108,7 @@ def parse(body: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise Refused("malformed_request", f"the body is not JSON: {error.msg} ({where})") from None
-    except ValueError:  # of int(), which takes no more: nothing here needs as many
+    except ValueError:  # int() accepts no longer numbers, and no document needs one
         detail = "a number in the body has more than 4,300 digits"
         raise Refused("malformed_request", detail) from None
     if not isinstance(document, dict):
@@ -118,7 +130,7 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check(document: Mapping[str, Any]) -> JobSpec:
-    """The document as a JobSpec; Refused names the first field at fault, and says why."""
+    """The document as a JobSpec; raises Refused with the first field at fault and the reason."""
     return _checked(lambda: validation.check(document))
 
 
@@ -134,6 +146,6 @@ def _refused(fault: Fault) -> Refused:
 
 
 def fingerprint(document: Mapping[str, Any]) -> str:
-    """SHA-256 of the document in canonical form: what an idempotency key stands for."""
+    """SHA-256 of the document in canonical form, which is stored with an idempotency key."""
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""ETags and conditional requests (RFC 9110, section 13): what has not changed is not sent again."""
+"""ETags and conditional requests (RFC 9110, section 13): an unchanged answer is not sent again."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fastapi import Request, Response
 from dray.views import View
 
 REVALIDATE = "private, no-cache"
-"""Whoever keeps an answer may use it for its own caller only, and must ask whether it holds."""
+"""A cache may keep an answer for its own caller only, and must revalidate it before each use."""
 
 _TAGS = re.compile(r'(?:W/)?"[^"]*"')
 
 
 def etag_of(body: bytes) -> str:
-    """A strong ETag. Hashing an answer costs microseconds, where making it costs a transaction."""
+    """A strong ETag. Hashing an answer costs microseconds; making one costs a transaction."""
     return f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
 
 
 def is_known(request: Request, etag: str) -> bool:
-    """Whether the caller has this version already, by its `If-None-Match` (weak comparison)."""
+    """Whether the caller already has this version, by its `If-None-Match` (weak comparison)."""
     header = request.headers.get("if-none-match")
     if header is None:
         return False
@@ -37,9 +37,9 @@ def not_modified(etag: str, headers: Mapping[str, str] | None = None) -> Respons
 
 
 def answer(request: Request, view: View, headers: Mapping[str, str] | None = None) -> Response:
-    """The view as JSON with its ETag, or 304 to a caller who has it.
+    """The view as JSON with its ETag, or 304 to a caller that already has this version.
 
-    It is written once and not checked again: it was checked when it was made.
+    The view is serialised without validation, since it was validated when it was made.
     """
     return answer_json(request, view.model_dump_json().encode(), headers)
 
@@ -47,7 +47,7 @@ def answer(request: Request, view: View, headers: Mapping[str, str] | None = Non
 def answer_json(
     request: Request, body: bytes, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The same of a view that is written already."""
+    """As `answer`, for a view that is already serialised."""
     etag = etag_of(body)
     if is_known(request, etag):
         return not_modified(etag, headers)
@@ -59,7 +59,7 @@ def answer_json(
 
 
 def fresh(view: View, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """The view as JSON, as the answer to something that was done: nobody may keep it."""
+    """The view as JSON, as the answer to a change; the answer must not be cached."""
     return Response(
         view.model_dump_json(),
         status_code=status,

@@ -1,8 +1,8 @@
-"""Connections of callers, kept within bounds: uvicorn's HTTP protocol with limits of its own.
+"""Limits on connections: uvicorn's HTTP protocol with bounds on time, headers and number.
 
-With httptools, uvicorn bounds neither the size of headers nor the time that a caller takes for
+With httptools, uvicorn bounds neither the size of headers nor the time that a caller takes to send
 them; its `limit_concurrency` counts idle connections as well as busy ones. Here a connection that
-waits for its caller is closed when its time is over, or earlier if its place is needed.
+waits for its caller is closed after a timeout, or earlier if a new connection needs its place.
 """
 
 from __future__ import annotations
@@ -27,39 +27,42 @@ from service.config.settings import Settings
 logger = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 64
-"""asyncio accepts as many in one turn of its loop, before it looks at any of them."""
+"""Connections that asyncio accepts in one turn of its loop, before it reads any of them."""
 RESERVED_DESCRIPTORS = 512
-"""For the database, files, pipes, and what is accepted before it can be refused."""
+"""File descriptors for the database, files, pipes, and connections that are yet to be refused."""
 DESCRIPTORS = 1 << 16
-"""Enough; some systems allow a billion, and some programs walk through all that are allowed."""
+"""Most descriptors to ask for: some systems allow a billion, and some programs walk through all."""
 SPARE = 32
-"""Connections above the limit: a caller needs one to be told 503."""
+"""Connections above the limit: a caller needs one to receive the 503."""
 SLICE_BYTES = 16 << 10
 MAX_PIPELINED = 16
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the callers of one server may use."""
+    """Limits on the callers of one server."""
 
     connections: int = 2048
     per_client: int = 1024
     head_bytes: int = 64 << 10
-    """Most of a request line and headers; parts of a body that are no content count alike."""
+    """Most bytes of a request line and headers; the framing of a chunked body counts as well."""
     num_headers: int = 128
     head_within_s: float = 20.0
-    """From the opening of a connection, or from the first byte of a later request."""
+    """Seconds for the head of a request, from the opening of the connection or from the first byte
+    of a later request."""
     body_within_s: float = 60.0
     send_within_s: float = 120.0
-    """How long a caller may take nothing of its answer."""
+    """Seconds for which a caller may read nothing of its answer."""
     linger_s: float = 2.0
-    """How long a refused caller is listened to: a closed socket would reset what it was told."""
+    """Seconds for which a refused caller is still read from: closing the socket with unread bytes
+    would reset the connection before the answer arrives."""
     keep_alive_s: int = 75
-    """Longer than the pause between two polls, so that these don't open a connection each."""
+    """Seconds that an idle connection stays open: longer than the pause between two polls, so that
+    each poll does not open a connection."""
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
-        """As the settings say, and no more than this process has descriptors for."""
+        """The limits of the settings, reduced to the descriptors that this process may open."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if descriptors == resource.RLIM_INFINITY:
             descriptors = DESCRIPTORS
@@ -70,7 +73,7 @@ class Limits:
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process and its children open as many files as they are allowed to."""
+    """Raise the soft limit of open files of this process and its children to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -85,19 +88,19 @@ class Connections:
         self._open: dict[BoundedProtocol, str] = {}
         self._of_client: Counter[str] = Counter()
         self._waiting: dict[str, dict[BoundedProtocol, None]] = {}
-        """Those that owe a request, in the order in which they began to."""
+        """Connections without a request in progress, by client, the longest waiting one first."""
 
     def add(self, connection: BoundedProtocol, client: str) -> None:
-        """Count a new connection, which owes a request."""
+        """Count a new connection, which has no request in progress."""
         self._open[connection] = client
         self._of_client[client] += 1
         self.wait(connection)
 
     def make_room(self, client: str) -> None:
-        """After a new connection of `client`: if it is one too many, the longest waiting one goes.
+        """Close the longest waiting connection if the new one of `client` exceeds a limit.
 
-        It is one of the same client, or else of the client with the most of them, so that nobody
-        loses a place to others who take more.
+        The connection closed is one of the same client, or else of the client with the most
+        connections, so that a client never loses a place to one that takes more.
         """
         crowded = self.limits.per_client + SPARE
         if self._of_client[client] > crowded:
@@ -135,7 +138,8 @@ class Connections:
 
 
 class Admission:
-    """Counts the requests in progress. One for an application, which answers 503 to the rest."""
+    """Counts the requests in progress of one application, which answers 503 to any beyond the
+    limit."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -143,7 +147,7 @@ class Admission:
         self._of_client: Counter[str] = Counter()
 
     def enter(self, client: str) -> Refused | None:
-        """Count a request; what it is refused with if there are too many already."""
+        """Count a request; returns the refusal if there are too many already."""
         self._num += 1
         self._of_client[client] += 1
         if self._num > self._limits.connections:
@@ -163,7 +167,7 @@ class Admission:
 
 
 class Awaited(Enum):
-    """What the server waits for on a connection."""
+    """The part of a request that the server waits for on a connection."""
 
     HEAD = auto()
     BODY = auto()
@@ -171,7 +175,7 @@ class Awaited(Enum):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Subclasses made by `config` share their `connections`."""
+    """One connection. Connections of a subclass made by `config` share its `connections`."""
 
     shared: ClassVar[Connections]
 
@@ -184,7 +188,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begun = False
         """Whether a part of a request has arrived."""
         self._num_unused = 0
-        """Bytes that arrived since a head or a piece of a body was complete."""
+        """Bytes that arrived since a head or a piece of a body was last completed."""
         self._num_head = 0
         """Bytes of this request's target and headers."""
         self._await(Awaited.HEAD, self._limits.head_within_s)
@@ -204,8 +208,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._timer is None and self._awaited is Awaited.HEAD:
             self._await(Awaited.HEAD, self._limits.head_within_s)
-        # In slices, so that bytes of one request hardly count for the next one. What is parsed is
-        # counted to the byte, and what is not yet, to a slice.
+        # In slices, so that bytes of one request hardly count for the next one. Parsed bytes are
+        # counted exactly, and bytes not parsed yet to a slice.
         for start in range(0, len(data), SLICE_BYTES):
             if self._refused or self.transport.is_closing():
                 return
@@ -219,7 +223,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._begun = True
         self._num_head = 0
-        if self._awaited is Awaited.NOTHING:  # a pipelined one
+        if self._awaited is Awaited.NOTHING:  # a pipelined request
             self._await(Awaited.HEAD, self._limits.head_within_s)
 
     def on_url(self, url: bytes) -> None:
@@ -228,7 +232,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._awaited is Awaited.BODY:
-            return  # a trailer; it must not become one of the headers
+            return  # a trailer must not become one of the headers
         self._count_head(len(name) + len(value))
         super().on_header(name, value)
 
@@ -237,7 +241,7 @@ class BoundedProtocol(HttpToolsProtocol):
         limits = self._limits
         if self._num_head > limits.head_bytes or len(self.headers) >= limits.num_headers:
             self._refuse_large_head()
-            raise ValueError("too large a head")  # which ends the parsing
+            raise ValueError("too large a head")  # ends the parsing
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -257,7 +261,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_unused = 0
         self._begun = False
         self._await(Awaited.NOTHING)
-        if self.cycle.response_complete:  # earlier than this
+        if self.cycle.response_complete:  # before the body was
             self._await(Awaited.HEAD, self._limits.keep_alive_s)
             self.shared.wait(self)
 
@@ -265,9 +269,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._call(self._limits.send_within_s, self.transport.abort)
-        elif self._awaited is Awaited.BODY:  # the answer did not need it
+        elif self._awaited is Awaited.BODY:  # the answer did not need the body
             self._await(Awaited.BODY, self._limits.linger_s)
-        elif self.cycle.response_complete:  # so are those of all requests before
+        elif self.cycle.response_complete:  # and so are the answers to all earlier requests
             if self._awaited is Awaited.NOTHING:
                 self._await(Awaited.HEAD)
             self.shared.wait(self)
@@ -289,12 +293,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse("malformed_request", "the request is not HTTP/1.1 as it is written")
 
     def give_way(self) -> None:
-        """Leave the place to another connection."""
+        """Close, to make room for another connection."""
         if self._begun and not self._refused:
             detail = "the server has too many connections; this one was slow to send its request"
             self.transport.write(_answer("unavailable", detail))
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # it takes no answer either
+            self.transport.abort()  # the caller reads no answer either
         else:
             self._close()
 
@@ -306,7 +310,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _time_is_up(self) -> None:
         answered = self._awaited is Awaited.BODY and self.cycle.response_complete
-        if self.flow.read_paused:  # by us: the caller may well have sent it
+        if self.flow.read_paused:  # the server paused: the caller may have sent everything
             self._await(self._awaited, self._limits.linger_s)
         elif self._begun and not answered:
             self._refuse_slow()
@@ -327,7 +331,7 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, code: str, detail: str) -> None:
-        """Answer a request that no application sees, and listen a little longer."""
+        """Answer a request that does not reach the application, and read on for `linger_s`."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
@@ -336,7 +340,7 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if cycle.response_started or self.pipeline:
-                self.transport.abort()  # an answer here would be read as a part of another
+                self.transport.abort()  # an answer here would be read as part of another one
                 return
             cycle.disconnected = True
             cycle.message_event.set()
@@ -349,7 +353,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _close(self) -> None:
         self.transport.close()
-        self._call(self._limits.linger_s, self.transport.abort)  # if its answer is never taken
+        self._call(self._limits.linger_s, self.transport.abort)  # if the answer is never read
 
     def _call(self, delay_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(delay_s, what)
@@ -384,13 +388,13 @@ _TOLD_ELSEWHERE = (
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether uvicorn's own log says what no other line does. A request that is refused here, or
-    asks for another protocol and is answered in this one, has its line already."""
+    """Whether a line of uvicorn's log says something new. A request that is refused here, or that
+    asks for another protocol and is answered in HTTP/1.1, is logged elsewhere."""
     return not str(record.msg).startswith(_TOLD_ELSEWHERE)
 
 
 def config(app: ASGIApp, limits: Limits, *, stop_within_s: int) -> uvicorn.Config:
-    """How uvicorn serves `app` within `limits`."""
+    """uvicorn's configuration to serve `app` within `limits`."""
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     protocol = type("Connection", (BoundedProtocol,), {"shared": Connections(limits)})
     return uvicorn.Config(

@@ -22,27 +22,27 @@ BINARY = "application/octet-stream"
 _CONTENT = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
 DOWNLOAD: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file.", "content": _CONTENT},
-    206: {"description": "The range of it that was asked for.", "content": _CONTENT},
-    304: {"description": "The caller has it already, by its `If-None-Match`."},
+    206: {"description": "The range of the file that was asked for.", "content": _CONTENT},
+    304: {"description": "The caller already has this version, by its `If-None-Match`."},
 }
-"""What a download may answer besides problems, for OpenAPI."""
+"""Answers of a download besides problems, for OpenAPI."""
 DOWNLOAD_HEAD: dict[int | str, dict[str, Any]] = {
     200: {"description": "Size, type and hash of the file are in the headers."},
     304: DOWNLOAD[304],
 }
-"""The same of a HEAD."""
+"""Answers to a HEAD besides problems, for OpenAPI."""
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file that is known to be in the storage."""
+    """A file that was found in the storage."""
 
     key: str
     size_bytes: int
     sha256: str
-    """Of the whole; its ETag."""
+    """Hash of the whole file, which is its ETag."""
     name: str
-    """What to save it as; a path's last part is taken."""
+    """File name to save the content under, the last part of a path."""
 
 
 def download(request: Request, storage: Storage, file: StoredFile) -> Response:

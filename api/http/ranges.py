@@ -22,16 +22,16 @@ class Unsatisfied(Exception):
 
 
 def parse_range(header: str | None, size: int) -> Range | None:
-    """The range asked for; None means the whole file.
+    """The range that was asked for; None means the whole file.
 
-    As the RFC allows, a header that is no range of bytes, and one that asks for several, is
-    ignored. Raises Unsatisfied.
+    As the RFC allows, a header that is no range of bytes, or that asks for several, is ignored.
+    Raises Unsatisfied.
     """
     match = re.fullmatch(r"bytes=\s*([0-9]{0,18})-([0-9]{0,18})\s*", header or "")
     if match is None or match.groups() == ("", ""):
         return None
     first, last = match.groups()
-    if not first:  # the last so many bytes
+    if not first:  # a suffix: the last bytes of the file
         start, end = max(0, size - int(last)), size
     else:
         start, end = int(first), min(int(last) + 1, size) if last else size

@@ -1,7 +1,7 @@
-"""Waiting on behalf of a caller: until it is worth answering, and no longer than anyone cares.
+"""Long polls.
 
-A wait ends when its time is up, when the server is asked to stop (so that a stop takes no
-longer than a request), and when the caller has gone.
+A wait ends when there is something to answer, when its time is up, when the server is asked to stop
+(so that a stop takes no longer than a request), or when the caller has disconnected.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 MAX_WAIT_S = 60.0
 LOOK_AGAIN_S = 5.0
-"""A signal may get lost between processes; looking again costs one query."""
+"""Seconds between two looks without a signal: signals between processes may get lost."""
 
 
 async def _gone(request: Request) -> None:
-    """Returns when the caller has hung up."""
+    """Return when the caller has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -30,9 +30,9 @@ async def _gone(request: Request) -> None:
 async def unless_over(
     context: Context, request: Request | None, work: Coroutine[Any, Any, T]
 ) -> T | None:
-    """The result of `work`; None if the server stops or the caller goes before it is there.
+    """The result of `work`; None if the server stops or the caller disconnects first.
 
-    Without a request, somebody else looks whether the caller has gone.
+    Without a request, disconnection is not watched here.
     """
     wanted = asyncio.ensure_future(work)
     others: list[asyncio.Future[Any]] = [asyncio.ensure_future(context.stopping.wait())]
@@ -55,7 +55,7 @@ async def long_poll(
     look: Callable[[], Awaitable[T]],
     enough: Callable[[T], bool],
 ) -> T:
-    """What `look` finds as soon as that is `enough`, or when `wait_s` seconds are over."""
+    """The result of `look` as soon as it is `enough`, or when `wait_s` seconds are over."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     with context.runtime.signals.subscribe(topic) as woken:
@@ -67,4 +67,4 @@ async def long_poll(
             pause = woken.wait(min(left_s, LOOK_AGAIN_S))
             if await unless_over(context, request, pause) is None:
                 return found
-            context.authority.caller(request)  # Refused once the token is no more
+            context.authority.caller(request)  # raises Refused once the token was removed

@@ -1,6 +1,6 @@
-"""The layers around every request: its id, the gate, the log line, the counters, safe headers.
+"""Middleware around every request: the request id, the gate, the log line, counters, headers.
 
-Plain ASGI, so that streams pass through it as they come.
+The middleware is plain ASGI, so that streams pass through unbuffered.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID = "X-Request-Id"
 PROBES = ("/healthz", "/readyz")
-"""Asked all the time, by whatever name; they are left out of the log, need no gate, and are
-answered however busy the server is."""
+"""Paths of health checks, which are polled all the time: they are not logged, pass the gate under
+any host name, and are answered however busy the server is."""
 
 SAFE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""No browser is to run, frame or embed what this server answers, however it came by it."""
+"""Headers that keep browsers from running, framing or embedding any answer of this server."""
 
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
@@ -85,11 +85,11 @@ class Observed:
             else:
                 await self._app(scope, receive, noticing)
         except ClientDisconnect:
-            pass  # in the middle of its body: there is nobody to answer
+            pass  # the caller disconnected in the middle of its body: no answer would arrive
         except Exception:
             logger.exception("a request failed")
             if status:
-                raise  # the answer has begun: all that is left is to break it off
+                raise  # the answer has begun, so it can only be broken off
             await problems.unexpected(Request(scope))(scope, receive, noticing)
         finally:
             self._admission.leave(client)
@@ -97,10 +97,10 @@ class Observed:
             logging_setup.request_id.reset(reset)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        # Neither a path that no route has nor a made-up method may become a label.
+        # Neither a path without a route nor a made-up method may become a label.
         route = getattr(scope.get("route"), "path", "unknown")
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        status = status or 499  # the caller had gone before there was an answer
+        status = status or 499  # the caller disconnected before there was an answer
         self._telemetry.answered(method, route, status, seconds)
         if scope["path"] in PROBES and status < 500:
             return
@@ -120,7 +120,7 @@ class Observed:
 
 
 def _request_id(given: str | None) -> str:
-    """The caller's, if it is fit for a log; otherwise one of our own."""
+    """The request id of the caller if it is safe to log; otherwise a new one."""
     if given is not None and _SANE_ID.fullmatch(given):
         return given
     return secrets.token_hex(12)

@@ -1,4 +1,4 @@
-"""Prometheus metrics: requests as they are answered, jobs and slots when Prometheus asks."""
+"""Prometheus metrics: requests are counted as they are answered, jobs and slots at each scrape."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from dray.views import JobState
-from service.domain.ledger import SlotClass
+from ray_workers.shared.heartbeat import TimeCategory
 from service.runtime import Runtime
 
 WORKER_KINDS = ("CPU", "GPU")
 
 
 class SlotSeconds(Collector):
-    """Counters that the database counts: they outlive the process that shows them."""
+    """Counters kept in the database, so that a restart of this process does not reset them."""
 
     def __init__(self) -> None:
         self.seconds: Mapping[str, float] = {}
-        """Of each class, as it was last read."""
+        """Slot-seconds of each class, as last read from the database."""
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         family = CounterMetricFamily(
-            "dray_slot_seconds", "What the slots of jobs were used for.", labels=["class"]
+            "dray_slot_seconds",
+            "Slot-seconds of all jobs by the class of their use.",
+            labels=["class"],
         )
-        for slot_class in SlotClass:
+        for slot_class in TimeCategory:
             family.add_metric([slot_class.value], self.seconds.get(slot_class, 0.0))
         yield family
 
@@ -73,7 +75,7 @@ class Telemetry:
         self._seconds.labels(method, route).observe(seconds)
 
     async def render(self, runtime: Runtime) -> bytes:
-        """Everything in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         counts = await runtime.reading.count_jobs()
         for state in JobState:
             self._jobs.labels(state.value).set(counts.get(state, 0))

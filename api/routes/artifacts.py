@@ -67,7 +67,7 @@ async def artifact(
 
 
 async def _locate(storage: Storage, artifact: views.Artifact, url: str) -> tuple[str, int]:
-    """Key and size of the file, which must lie in this storage and be there."""
+    """Key and size of the file; raises if the file is not in this storage."""
     try:
         key = storage.key_of(url)
         return key, await asyncio.to_thread(storage.size_bytes, key)

@@ -20,5 +20,5 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["attempts"])
     responses=declare("invalid_parameter", "job_not_found"),
 )
 async def attempts(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
-    """Every launch of the job: world size, where it resumed, why it ended."""
+    """List every launch of the job with its world size, its resume step and why it ended."""
     return answer(request, await reading.attempts(job_id))

@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/checkpoints: what state was saved, and its files."""
+"""/v1/jobs/{id}/checkpoints: the saved states and their files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.jobs.queries import MAX_SEQ
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["checkpoints"])
 
 Step = Annotated[int, Path(ge=0, le=MAX_SEQ)]
-"""Optimizer steps done. Of several attempts that saved the same step the newest one's counts."""
+"""Optimizer steps done. If several attempts saved the same step, the newest attempt's is meant."""
 
 
 _PROBLEMS = declare(

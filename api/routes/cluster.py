@@ -20,5 +20,5 @@ router = APIRouter(prefix="/v1", tags=["cluster"])
     responses=declare("invalid_parameter"),
 )
 async def cluster(request: Request, reading: TheReading, _: Caller) -> Response:
-    """The cluster as it was last seen."""
+    """Show the cluster as the service last saw it."""
     return answer(request, await reading.cluster())

@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/drill and /drills: faults that a user tries on a job of their own."""
+"""/v1/jobs/{id}/drill and /drills: faults that users inject into their own jobs."""
 
 from __future__ import annotations
 
@@ -48,12 +48,11 @@ async def drill(
     job_id: str,
     idempotency_key: KeyHeader = None,
 ) -> Response:
-    """Kill or stall a rank of a job that trains, or have it leave its slots, and see how it takes
-    that."""
+    """Kill or stall a rank of a job that trains, or preempt the job, and report how it recovers."""
     key = check_key(idempotency_key)
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, document = await body.read_as(DrillRequest, request, limit_bytes)
-    # The job's id tells this request from one that submits or drills another job.
+    # The job's id distinguishes this request from one that submits or drills another job.
     idempotency = named(key, body.fingerprint({"drill": job_id, "document": document}))
     made = await faults.drill(
         job_id,
@@ -73,13 +72,13 @@ async def drill(
     responses=declare("invalid_parameter", "job_not_found"),
 )
 async def drills(request: Request, faults: TheFaults, _: Caller, job_id: str) -> Response:
-    """The drills of a job, oldest first."""
+    """List the drills of a job, oldest first."""
     return answer(request, await faults.drills(job_id))
 
 
 class DrillQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Answer when the drill is over, or after so many seconds."""
+    """Answer when the drill is over, or after this many seconds."""
 
 
 @router.get(
@@ -97,7 +96,7 @@ async def one(
     drill_id: str,
     query: Annotated[DrillQuery, QueryParameters()],
 ) -> Response:
-    """One drill, at once or when it is over."""
+    """Show one drill, at once or when it is over."""
     found = await long_poll(
         context,
         request,

@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/events: what happened to a job, as pages or as a live stream."""
+"""/v1/jobs/{id}/events: the events of a job, as pages or as a live stream."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["events"])
 
 EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE_S = 5.0
-"""Between comments while nothing happens; as often the events are looked at without a signal."""
+"""Seconds between two comments, and between two looks, while nothing happens."""
 RETRY = b"retry: 1000\n\n"
-"""Milliseconds after which a reader that lost the stream comes back."""
+"""Milliseconds after which a client that lost the stream reconnects."""
 PAGE = 500
 MAX_SEQ = 2**31 - 1
 
@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 class EventsQuery(Query):
     after_seq: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
-    """Only later events; `next_seq` of the answer before."""
+    """Only events after this one; pass `next_seq` of the previous answer."""
     limit: Annotated[int, Field(ge=1, le=1000)] = PAGE
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Answer when there are events, or after so many seconds."""
+    """Answer when there are events, or after this many seconds."""
 
 
 @router.get(
@@ -45,7 +45,7 @@ class EventsQuery(Query):
     response_model=views.EventPage,
     responses={
         200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}},
-        204: {"description": "A stream was asked for, and no event will ever come."},
+        204: {"description": "A stream was asked for, and no further event will come."},
         **declare("malformed_request", "invalid_parameter", "job_not_found"),
     },
 )
@@ -57,11 +57,11 @@ async def events(
     query: Annotated[EventsQuery, QueryParameters()],
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Events in order, without gaps.
+    """List events in order, without gaps.
 
-    With `Accept: text/event-stream` they come as they happen, up to the one that ends the job:
-    each under its `type` as name and its `seq` as id. `Last-Event-ID` resumes such a stream. If it
-    is no id of this stream, an event `reset` says so, and all events follow from the first.
+    With `Accept: text/event-stream` events are sent as they happen, up to the one that ends the
+    job; each has its `type` as name and its `seq` as id. `Last-Event-ID` resumes such a stream. If
+    the id is unknown, the server sends an event `reset` and then all events from the first.
     """
     if EVENT_STREAM in request.headers.get("accept", ""):
         return await _stream(context, request, job_id, query.after_seq, last_event_id)
@@ -69,7 +69,7 @@ async def events(
     runtime, seq = context.runtime, query.after_seq
 
     async def look() -> tuple[views.EventPage, bool]:
-        # The state first: of a job that is over by then, the page holds all there will be.
+        # The state is read first: if the job is over by then, the page holds all its events.
         over = query.wait_s > 0 and (await runtime.jobs.get(job_id)).state.is_terminal
         return await runtime.reading.events(job_id, after_seq=seq, limit=query.limit), over
 
@@ -85,7 +85,7 @@ async def events(
 
 
 def _last_seq(last_event_id: str | None, newest_seq: int) -> int | None:
-    """Where to go on; None if that is no event there is."""
+    """The event to go on after; None if there is no such event."""
     if not last_event_id:
         return 0
     if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= 10):
@@ -97,7 +97,7 @@ def _last_seq(last_event_id: str | None, newest_seq: int) -> int | None:
 async def _stream(
     context: Context, request: Request, job_id: str, after_seq: int, last_event_id: str | None
 ) -> Response:
-    """Look once before answering, so that what is wrong is a problem and not a broken stream."""
+    """Read once before answering, so that an error is a problem and not a broken stream."""
     newest_seq, over = await context.runtime.reading.newest_event(job_id)
     last_seq = _last_seq(last_event_id, newest_seq)
     begin = [RETRY]
@@ -107,7 +107,7 @@ async def _stream(
     else:
         after_seq = max(after_seq, last_seq)
         if over and after_seq >= newest_seq:
-            return Response(status_code=204)  # tells an EventSource not to come back
+            return Response(status_code=204)  # an EventSource does not reconnect after 204
     return StreamingResponse(
         _follow(context, request, job_id, after_seq, b"".join(begin), over),
         media_type=EVENT_STREAM,
@@ -118,8 +118,8 @@ async def _stream(
 async def _follow(
     context: Context, request: Request, job_id: str, after_seq: int, begin: bytes, over: bool
 ) -> AsyncIterator[bytes]:
-    """Frames until there are no more and the job has ended; starlette closes it when the reader
-    has gone. After the one that ends the job there may be some of its slots."""
+    """Yield frames until the job has ended and all its events were sent; starlette closes the
+    generator when the client disconnects. Events of slots may follow the one that ends the job."""
     reading = context.runtime.reading
     yield begin
     with context.runtime.signals.subscribe(events_of(job_id)) as woken:
@@ -128,7 +128,7 @@ async def _follow(
                 page = await reading.events(job_id, after_seq=after_seq, limit=PAGE)
             except Exception as error:
                 logger.warning("the event stream of %s ends early: %s", job_id, error)
-                return  # the reader comes back with Last-Event-ID
+                return  # the client reconnects with Last-Event-ID
             if page.items:
                 yield b"".join(map(_frame, page.items))
                 after_seq = page.items[-1].seq
@@ -148,12 +148,12 @@ def _is_last(event: views.Event) -> bool:
 
 
 def _frame(event: views.Event) -> bytes:
-    """One event of the stream; its JSON has no line break, and its type is a word of ours."""
+    """One event as a frame; neither its JSON nor its type contains a line break."""
     return f"event: {event.type}\nid: {event.seq}\ndata: {event.model_dump_json()}\n\n".encode()
 
 
 def _reset(newest_seq: int) -> bytes:
-    """Says that the stream can't go on where it was, and takes the reader's last id from it."""
+    """The frame that says that the stream can't be resumed, and resets the client's last id."""
     data = views.Reset(
         code="unknown_event_id",
         message="there is no event with the id to go on from: all events follow from the first",

@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/hangs: who stood still, and where everyone was."""
+"""/v1/jobs/{id}/hangs: the ranks that hung, and the position of every rank."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["hangs"])
     responses=declare("invalid_parameter", "job_not_found"),
 )
 async def hangs(request: Request, faults: TheFaults, _: Caller, job_id: str) -> Response:
-    """Each hang that was found: culprits, step, phase, and the stack of every rank."""
+    """List the hangs that were found: culprits, step, phase, and the stack of every rank."""
     return answer(request, await faults.hangs(job_id))

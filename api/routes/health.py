@@ -1,4 +1,4 @@
-"""/healthz, /readyz and /metrics: for those who keep the service running."""
+"""/healthz, /readyz and /metrics, for operators."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Liveness(View):
 class Readiness(View):
     status: str
     checks: dict[str, str]
-    """What each part says: `ok`, or what is wrong."""
+    """For each part of the service `ok`, or its problem."""
 
 
 @router.get("/healthz", operation_id="get_liveness", response_model=Liveness)
 async def healthz() -> Response:
-    """The process answers. Needs no token."""
+    """Check that the process answers. Needs no token."""
     return fresh(Liveness(status="ok"), 200)
 
 
@@ -35,15 +35,15 @@ async def healthz() -> Response:
     response_model=Readiness,
     responses={
         503: {
-            "description": "Something it stands on does not answer.",
+            "description": "A part that the service depends on does not answer.",
             "model": Readiness,
         }
     },
 )
 async def readyz(request: Request, context: TheContext) -> Response:
-    """Whether jobs can be taken and run, and what each part says.
+    """Check whether jobs can be accepted and run, with the state of each part.
 
-    Needs no token; but what is wrong with a part is told only to those who have one.
+    Needs no token, but the problem of a part is shown only to callers with a token.
     """
     found = await context.runtime.ready()
     checks = found.checks
@@ -64,6 +64,7 @@ async def readyz(request: Request, context: TheContext) -> Response:
     },
 )
 async def metrics(context: TheContext, _: Caller) -> Response:
-    """Requests, jobs by state and slots, in Prometheus' format; nothing is labelled by job."""
+    """Export requests, jobs by state and slots in Prometheus' format, without a label for each
+    job."""
     text = await context.telemetry.render(context.runtime)
     return Response(text, media_type=CONTENT_TYPE_LATEST, headers={"Cache-Control": "no-store"})

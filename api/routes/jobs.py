@@ -30,7 +30,7 @@ from api.problems import Refused, declare
 from dray import views
 from dray.requests import PreemptRequest
 from dray.views import JobState
-from service.jobs.listing import JobFilter
+from service.jobs.listing import JobQuery
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -38,7 +38,7 @@ DEFAULT_PROJECT = "default"
 
 
 def _rfc_3339(value: Any) -> Any:
-    """pydantic would also take seconds since 1970, a date alone, and a time without a zone."""
+    """Refuse what pydantic would also accept: seconds since 1970, dates, times without a zone."""
     if isinstance(value, str) and not re.fullmatch(
         r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", value, re.ASCII
     ):
@@ -57,12 +57,12 @@ class ListQuery(Query):
     """Jobs in any of these states."""
     queue: Annotated[str, Field(max_length=63)] | None = None
     label: Annotated[tuple[Label, ...], Field(max_length=64)] = ()
-    """`key=value`; jobs that have all of them."""
+    """`key=value`; jobs that have all of these labels."""
     name: Annotated[str, Field(max_length=128)] | None = None
     id_prefix: Annotated[str, Field(pattern="^job-[0-9a-z]{0,60}$")] | None = None
-    """What the id begins with."""
+    """Jobs whose id begins with this."""
     owner: Annotated[str, Field(max_length=255)] | None = None
-    """`@me` is the caller."""
+    """Jobs of this owner; `@me` is the caller."""
     project: Annotated[str, Field(max_length=255)] | None = None
     created_after: Time | None = None
     """Jobs submitted at this time (RFC 3339) or later."""
@@ -70,7 +70,7 @@ class ListQuery(Query):
     """Jobs submitted earlier than this time (RFC 3339)."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
     cursor: str | None = None
-    """`next_cursor` of the page before; the filters must be the same."""
+    """`next_cursor` of the previous page; the filters must be the same."""
 
 
 @router.post(
@@ -88,9 +88,11 @@ class ListQuery(Query):
         "data_source_forbidden",
         "unsatisfiable",
         "out_of_memory",
+        "code_unfit",
         "init_from_not_found",
         "init_from_differs",
         "quota_exceeded",
+        "storage_unavailable",
         *IDEMPOTENCY_PROBLEMS,
         "invalid_parameter",
         "job_not_found",
@@ -106,7 +108,7 @@ async def submit(
     """Queue a job.
 
     With an `Idempotency-Key` (1 to 255 printable ASCII characters), sending the same document
-    again answers with the job of the first time.
+    again answers with the job of the first request.
     """
     key = check_key(idempotency_key)
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
@@ -129,11 +131,11 @@ async def submit(
 async def list_jobs(
     request: Request, jobs: TheJobs, caller: Caller, query: Annotated[ListQuery, QueryParameters()]
 ) -> Response:
-    """Jobs, newest first."""
+    """List jobs, newest first."""
     labels = _labels(query.label)
     if labels is None:
         return answer(request, views.JobPage(items=[]))
-    chosen = JobFilter(
+    chosen = JobQuery(
         states=query.state,
         queue=query.queue,
         labels=labels,
@@ -148,7 +150,7 @@ async def list_jobs(
 
 
 def _labels(texts: Iterable[str]) -> dict[str, str] | None:
-    """None if one key is to have two values: no job has."""
+    """Labels by key; None if a key is given two values, which no job has."""
     found: dict[str, str] = {}
     possible = True
     for text in texts:
@@ -184,7 +186,8 @@ async def delete(jobs: TheJobs, actor: Actor, job_id: str) -> Response:
     responses=declare("invalid_parameter", "job_not_found", "job_finished"),
 )
 async def cancel(jobs: TheJobs, actor: Actor, job_id: str) -> Response:
-    """Stop a job in whatever state; again 202 while it is cancelling, and after."""
+    """Stop a job in any state. Repeated calls answer 202 while the job is cancelling and
+    afterwards."""
     return fresh(await jobs.cancel(job_id, actor=actor), 202)
 
 
@@ -208,8 +211,8 @@ async def cancel(jobs: TheJobs, actor: Actor, job_id: str) -> Response:
 async def preempt(
     request: Request, context: TheContext, faults: TheFaults, actor: Actor, job_id: str
 ) -> Response:
-    """Have a job save a checkpoint, leave its slots and go back to its place in the queue, from
-    where it resumes. Nobody is charged. Again 202 until it has left."""
+    """Have a job save a checkpoint, leave its slots and return to its place in the queue, from
+    where it resumes. No retry is charged. Repeated calls answer 202 until the job has left."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(PreemptRequest, request, limit_bytes, optional=True)
     return fresh(await faults.preempt(job_id, wanted.grace_s, actor=actor), 202)
@@ -223,5 +226,5 @@ async def preempt(
     responses=declare("invalid_parameter", "job_not_found"),
 )
 async def explain(request: Request, reading: TheReading, _: Caller, job_id: str) -> Response:
-    """Why the job is where it is, and what it waits for."""
+    """Explain why the job is in its state, and what it waits for."""
     return answer(request, await reading.explain(job_id))

@@ -1,4 +1,4 @@
-"""/v1/jobs/{id}/logs: what the ranks wrote, also long after the job."""
+"""/v1/jobs/{id}/logs: the output of the ranks, which outlives the job."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["logs"])
 
 class LogsQuery(Query):
     rank: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """By default all ranks, merged by time; the order within a rank is exact."""
+    """Only this rank; by default all ranks, merged by time, with the exact order within a rank."""
     attempt: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     limit: Annotated[int, Field(ge=1, le=10_000)] = 1000
     cursor: str | None = None
-    """`next_cursor` of the page before."""
+    """`next_cursor` of the previous page."""
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Answer when there are lines, or after so many seconds."""
+    """Answer when there are lines, or after this many seconds."""
 
 
 @router.get(
@@ -42,7 +42,7 @@ async def logs(
     job_id: str,
     query: Annotated[LogsQuery, QueryParameters()],
 ) -> Response:
-    """A page of lines."""
+    """Read a page of log lines."""
 
     async def look() -> views.LogPage:
         return await reading.logs(

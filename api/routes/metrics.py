@@ -21,9 +21,9 @@ class MetricsQuery(Query):
     """Series to answer, repeated or separated by commas; by default all."""
     rank: Annotated[int, Field(ge=0, lt=2**31)] = 0
     after_step: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
-    """Only later steps; `next_step` of the answer before."""
+    """Only steps after this one; pass `next_step` of the previous answer."""
     max_points: Annotated[int, Field(ge=2, le=100_000)] = 2000
-    """Of each series; extremes are kept, and the first and last point."""
+    """Most points of each series; extremes and the first and last point are kept."""
 
 
 @router.get(
@@ -39,7 +39,7 @@ async def metrics(
     job_id: str,
     query: Annotated[MetricsQuery, QueryParameters()],
 ) -> Response:
-    """Each (key, rank, step) once, over all attempts."""
+    """Read series over all attempts; each (key, rank, step) appears once."""
     keys = [key for text in query.keys for key in text.split(",") if key]
     found = await reading.metrics(
         job_id,

@@ -1,4 +1,4 @@
-"""/v1/plan: how a job could be divided."""
+"""/v1/plan: the ways to divide a job."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ router = APIRouter(prefix="/v1", tags=["plan"])
     ),
 )
 async def plan(request: Request, context: TheContext, plans: ThePlans, _: Caller) -> Response:
-    """Memory and expected step time of each way to divide a job. Nothing is submitted.
+    """Compute memory and expected step time of each way to divide a job. Nothing is submitted.
 
-    The body is a job document, and may say what the planner can't know by itself.
+    The body is a job document with optional fields for facts that the planner can't know.
     """
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(PlanRequest, request, limit_bytes)

@@ -23,7 +23,7 @@ async def description(request: Request, _: Caller) -> Response:
 @router.get("/")
 @router.get("/docs")
 async def page(request: Request, _: PageCaller) -> Response:
-    """The same for people."""
+    """The description of the API as a page, for people."""
     state = request.app.state
     if not hasattr(state, "reference"):
         state.reference = reference.render(request.app.openapi())

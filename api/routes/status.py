@@ -1,4 +1,4 @@
-"""GET /v1/jobs/{id}: how a job is doing, which most calls ask."""
+"""GET /v1/jobs/{id}, the status of a job, which is the most frequent call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dray.views import JobState
 
 
 class StatusRoute(APIRoute):
-    """Answers a call without parameters past what resolving them costs, by the same rules."""
+    """Answers a call without parameters directly, which saves FastAPI's parameter resolution."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         usual = super().get_route_handler()
@@ -40,9 +40,9 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StatusRoute)
 
 class GetQuery(Query):
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
-    """Answer when the state changes, or after so many seconds."""
+    """Answer when the state changes, or after this many seconds."""
     state: JobState | None = None
-    """The state that the caller knows; by default the one at the time of the call."""
+    """The state that the caller knows; by default the state at the time of the call."""
 
 
 @router.get(
@@ -59,7 +59,7 @@ async def get(
     job_id: str,
     query: Annotated[GetQuery, QueryParameters()],
 ) -> Response:
-    """One job, at once or when its state changes."""
+    """Show one job, at once or when its state changes."""
     job = None
     if query.wait_s > 0:
         waiting = jobs.wait(job_id, wait_s=query.wait_s, known_state=query.state)

@@ -1,9 +1,8 @@
-"""Who calls: bearer tokens from a file, or, without one, anybody on this machine (see
-`api.security.gate`).
+"""Authentication by bearer tokens from a file; without a file, any program on this machine may
+call (see `api.security.gate`).
 
-The file has a line `name:sha256-of-the-token` for each caller; `#` begins a comment. Only hashes
-lie there, and they are compared in constant time. A change of the file holds from the next request
-on.
+The file has a line `name:sha256-of-the-token` for each caller; `#` begins a comment. The hashes are
+compared in constant time. A change of the file takes effect with the next request.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ LOCAL_OWNER = "default"
 
 
 class BadTokensFile(Exception):
-    """DRAY_TOKENS_FILE can't be read or has a line that is no token."""
+    """DRAY_TOKENS_FILE can't be read or has an invalid line."""
 
 
 def load_tokens(path: Path) -> dict[str, bytes]:
-    """Name -> SHA-256 of the token. BadTokensFile if it can't be read, is wrong, or has none."""
+    """Name -> SHA-256 of the token. Raises BadTokensFile if the file can't be used or is empty."""
     try:
         tokens, mistakes = read_tokens(path)
     except OSError as error:
@@ -47,7 +46,7 @@ def load_tokens(path: Path) -> dict[str, bytes]:
 
 
 def read_tokens(path: Path) -> tuple[dict[str, bytes], list[str]]:
-    """The tokens, and what is wrong with lines that hold none. OSError if it can't be read."""
+    """The tokens, and a message for each invalid line. Raises OSError if the file can't be read."""
     tokens: dict[str, bytes] = {}
     mistakes = []
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -67,28 +66,28 @@ def read_tokens(path: Path) -> tuple[dict[str, bytes], list[str]]:
 
 
 class Authority:
-    """Decides whose request it is, by the tokens file as it is at that moment.
+    """Names the caller of a request, by the current content of the tokens file.
 
-    A mistake made in the file while the server runs spoils its own line alone, so that a token
-    that was removed is refused all the same; without the file nobody is let in.
+    While the server runs, an invalid line is ignored and the others hold, so that a removed token
+    is refused in any case. If the file is missing, all requests are refused.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """BadTokensFile if the file is wrong; None of a server without tokens."""
+        """Raises BadTokensFile if the file is invalid. path: None for a server without tokens."""
         self._path = path
         self._seen: tuple[int, ...] | None = None
         self._tokens = {} if path is None else load_tokens(path)
 
     def caller(self, request: Request) -> str:
-        """Name of who calls; Refused if that is nobody we know."""
+        """Name of the caller; raises Refused if the token is missing or unknown."""
         if self._path is None:
             return LOCAL_OWNER
         return self._owner(self._path, _token(request), 'Bearer realm="dray"')
 
     def reader(self, request: Request) -> str:
-        """The same for pages, where the token may also be a password that a browser asks for.
+        """As `caller`, for pages, where the token may also be the password of Basic authentication.
 
-        Nothing else takes that: browsers send such a password along with what other pages cause.
+        Other routes refuse passwords, which browsers attach to requests that foreign pages cause.
         """
         if self._path is None:
             return LOCAL_OWNER
@@ -106,11 +105,11 @@ class Authority:
         return name
 
     def actor(self, caller: str) -> str:
-        """The caller's name for the records; without tokens everybody has the same."""
+        """Name of the caller for records; `anonymous` for everybody on a server without tokens."""
         return ANONYMOUS if self._path is None else caller
 
     def knows(self, request: Request) -> bool:
-        """Whether `caller` would have a name for it."""
+        """Whether `caller` would return a name for the request."""
         try:
             self.caller(request)
         except Refused:
@@ -130,14 +129,14 @@ class Authority:
             raise Refused("unavailable", detail, None, "its log says why") from None
         for mistake in mistakes:
             logger.error("this line of DRAY_TOKENS_FILE is left out: %s", mistake)
-        # A file that was written just now may change once more without a later time.
+        # A file that was just written may change again within the resolution of its mtime.
         is_settled = abs(time.time_ns() - stat.st_mtime_ns) > SETTLED_NS
         self._seen = version if is_settled else None
 
     def _owner_of(self, token: str) -> str | None:
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         name = None
-        for known, expected in self._tokens.items():  # all of them, whichever it is
+        for known, expected in self._tokens.items():  # no early exit: constant time
             if hmac.compare_digest(digest, expected):
                 name = known
         return name
@@ -165,7 +164,7 @@ def _unauthorized(detail: str, challenge: str) -> Refused:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to bind to is reached from this machine only."""
+    """Whether an address to bind to can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

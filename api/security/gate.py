@@ -1,10 +1,10 @@
-"""The host names that the server answers under, and the web pages that it answers to.
+"""Checks of the host names and the web pages that a request comes from.
 
 A web page can make a browser call a server that only its user's machine can reach: directly, or
-under a name of its own that it points at 127.0.0.1 (DNS rebinding). Such a call says so in its
-Host, Origin or Sec-Fetch-Site header, which no page can forge. Without tokens nothing else stands
-between that page and the cluster, so then the rules hold by themselves; with tokens, once there
-are lists.
+under a name of its own that it points at 127.0.0.1 (DNS rebinding). Such a call is known by its
+headers Host, Origin or Sec-Fetch-Site, which no page can forge. Without tokens nothing else
+protects the cluster from that page, so the checks are always on; with tokens, the checks are on
+once hosts or origins are listed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::[0-9]{1,5})?")
 
 
 class Gate:
-    """The rules of one server. `hosts` and `origins` are what is answered besides."""
+    """The rules of one server. `hosts` and `origins` are allowed besides the server's own."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Gate:
         self.origins = frozenset(origin.lower().rstrip("/") for origin in origins or ())
 
     def check(self, headers: Mapping[str, str]) -> Refused | None:
-        """What the request is refused with; None lets it pass."""
+        """The refusal of the request; None if the request may pass."""
         host = headers.get("host", "")
         if self._checks_hosts and not self._answers_as(host):
             return Refused(
@@ -55,7 +55,7 @@ class Gate:
 
     def _answers_as(self, host: str) -> bool:
         if not host:
-            return True  # HTTP/1.0; no browser leaves it out
+            return True  # HTTP/1.0; browsers always send a Host
         match = _HOST.fullmatch(host)
         name = match[1].strip("[]").lower() if match else "."
         return name in self._hosts or _is_local_name(name)
@@ -63,7 +63,7 @@ class Gate:
     def _answers_page(self, headers: Mapping[str, str], host: str) -> bool:
         origin = headers.get("origin")
         if origin is None:
-            # Of the calls that come without it, browsers mark those that pages elsewhere caused.
+            # Browsers mark calls without an Origin that foreign pages caused by Sec-Fetch-Site.
             return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         origin = origin.lower()
         return origin in self.origins or origin in (

@@ -1,1 +1,1 @@
-"""What saving a checkpoint costs the steps around it, against DCP and torch.save."""
+"""The cost of saving a checkpoint for the steps around it, against DCP and torch.save."""

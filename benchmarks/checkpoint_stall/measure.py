@@ -33,7 +33,7 @@ METHOD = (
     "some steps. The stall is the time of the middle part less that of as many of the steps "
     "around it: what the save blocks, and what it slows the following steps down. Contenders take "
     "turns in rotating order; the first turn of each is not counted.",
-    "dray: its `Keeper`, as in a job, with safetensors, SHA-256 of all bytes, fsync, and a "
+    "dray: its checkpoint manager, as in a job: safetensors, SHA-256 of all bytes, fsync, and a "
     "manifest. DCP: `async_save` in a thread and over a group of its own, with a stager that is "
     "kept, so that its memory is reused as dray's is, and synced files (no hashes). torch.save: "
     "on rank 0, with fsync (no hashes). All write to the same file system.",
@@ -46,16 +46,16 @@ METHOD = (
 Stalls = Mapping[str, Sequence[float]]
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     """Time `num_rounds * saves_per_round` saves of each contender, size and number of ranks."""
     found: dict[str, Stalls] = {}
     for work in WORKS.values():
         for world_size in WORLD_SIZES:
             label = label_of(work, world_size)
             busy = wait_until_quiet()
-            tell(f"{label} ({busy:.0%} of the cores were busy before)")
+            progress(f"{label} ({busy:.0%} of the cores were busy before)")
             found[label] = run(work, world_size, num_rounds * work.saves_per_round)
-            tell(f"{label}: {ratio_of_medians(found[label][OURS], found[label][TORCH_SAVE])}")
+            progress(f"{label}: {ratio_of_medians(found[label][OURS], found[label][TORCH_SAVE])}")
     return conclude(found)
 
 

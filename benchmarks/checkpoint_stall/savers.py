@@ -34,7 +34,7 @@ class Saver(Protocol):
 
 
 class Nothing:
-    """The steps alone: what the method says of no save at all."""
+    """The steps alone: the figure of the method for no save at all."""
 
     def save(self, step: int) -> None:
         pass
@@ -50,23 +50,23 @@ class Nothing:
 
 
 class Dray(Nothing):
-    """Rank 0 saves, by the same `Keeper` as in a job."""
+    """Rank 0 saves by the same `CheckpointManager` as in a job."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, folder: Path) -> None:
         self._model, self._optimizer = model, optimizer
-        self._keeper = CheckpointManager(folder.as_uri(), keep=1, best=None)
+        self._manager = CheckpointManager(folder.as_uri(), keep=1, best=None)
 
     def save(self, step: int) -> None:
         if dist.get_rank() == 0:
             state = {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
-            about = CheckpointMetadata(step, metrics={}, position={})
-            self._keeper.save(about, state, volatile=self._model.buffers())
+            metadata = CheckpointMetadata(step, metrics={}, position={})
+            self._manager.save(metadata, state, volatile=self._model.buffers())
 
     def before_update(self) -> None:
-        self._keeper.hold()
+        self._manager.hold()
 
     def is_saving(self) -> bool:
-        return self._keeper.is_saving
+        return self._manager.is_saving
 
 
 class Copy(Nothing):
@@ -74,12 +74,12 @@ class Copy(Nothing):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
-        self._camera = Stager()
+        self._stager = Stager()
 
     def save(self, step: int) -> None:
         if dist.get_rank() == 0:
             state = {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
-            self._camera.take(state).wait()
+            self._stager.take(state).wait()
 
 
 class TorchSave(Nothing):

@@ -1,4 +1,4 @@
-"""What is trained and saved: a perceptron whose state has the size that is asked for."""
+"""The model that is trained and saved: a perceptron whose state has a given size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Work:
     width: int
     num_layers: int
     batch_size: int
-    """Of one rank."""
+    """Samples of one rank."""
     saves_per_round: int
 
     def model(self) -> nn.Module:

@@ -31,14 +31,14 @@ METHOD = [
     "heads, or more where there are more stages, or more ranks along tensor and context. The last "
     "axis of a name has the size that stands there, or 2; so have all others, and `data` what is "
     "left.",
-    "Told is the largest, over all tensors of the result, of the norm of the difference relative "
+    "Shown is the largest, over all tensors of the result, of the norm of the difference relative "
     "to the norm of the tensor. Goals: "
     + ", ".join(f"{goal:g} in {dtype}" for dtype, goal in GOALS.items())
     + ".",
 ]
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     """One run of each is enough: it is not a time. `num_rounds` is not used."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
@@ -56,7 +56,7 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
                 gap = furthest(folder / dtype / mesh, folder / dtype / model)
                 found += [f"{gap:.1e}", "yes" if gap <= goal else "no"]
             rows.append([mesh, str(num_ranks), model, *found])
-            tell(" | ".join(rows[-1]))
+            progress(" | ".join(rows[-1]))
     return Result(
         name="equality",
         title="The same numbers whichever way a model is split",

@@ -67,7 +67,7 @@ MESHES: dict[str, Mesh] = {
     "tensor x pipeline x context": (8, {"tensor": 2, "pipeline": 2, "context": 2}),
 }
 NUM_LAYERS, NUM_HEADS = 4, 4
-"""Of the model; more where there are more stages, or more ranks along tensor and context."""
+"""Size of the model; more with more stages, or more ranks along tensor and context."""
 
 NUM_STEPS = 20
 

@@ -1,1 +1,1 @@
-"""From the submit to the first optimizer step, against Ray Train and torchrun."""
+"""The time from submit to the first optimizer step, against Ray Train and torchrun."""

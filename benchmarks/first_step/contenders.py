@@ -1,4 +1,4 @@
-"""Who is measured. Each is started once; a turn starts the job and waits for its end.
+"""The contenders. Each is started once; a turn starts the job and waits for its end.
 
 A turn raises BenchmarkError if the job does not train.
 """
@@ -123,8 +123,8 @@ class Torchrun:
 
 
 def _read_marks(folder: Path, asked: float) -> Turn:
-    """What the ranks of the plain script left: each moment of the rank that was first there,
-    which is the reading that is kindest to a peer."""
+    """The times that the ranks of the plain script wrote: of each moment the earliest, which is the
+    kindest to a peer."""
     ranks = [json.loads(path.read_text()) for path in folder.iterdir()]
     if len(ranks) != NUM_RANKS:
         raise BenchmarkError(f"{len(ranks)} of {NUM_RANKS} ranks left their times in {folder}")

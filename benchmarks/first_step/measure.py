@@ -49,7 +49,7 @@ METHOD = (
 
 @dataclass
 class Samples:
-    """What one contender's turns took."""
+    """The turns of one contender."""
 
     turns: list[Turn] = field(default_factory=list)
     busy: list[float | None] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Samples:
         return [turn.first_step_s for turn in self.turns]
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     """Take `num_rounds` turns of each contender, after one round that is not counted."""
     samples = {label: Samples() for label in SETTLE_S}
     with ExitStack() as stack:
@@ -79,7 +79,7 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
             for label, pause_s in SETTLE_S.items():
                 busy = wait_until_quiet(at_least_s=pause_s) if pause_s else None
                 turn = turns[label]()
-                tell(f"round {number}/{num_rounds}  {label}: {seconds(turn.first_step_s)}")
+                progress(f"round {number}/{num_rounds}  {label}: {seconds(turn.first_step_s)}")
                 if number:
                     samples[label].turns.append(turn)
                     samples[label].busy.append(busy)

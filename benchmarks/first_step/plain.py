@@ -87,6 +87,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     train(Path(sys.argv[1]), _ENTERED)
     dist.barrier()
-    # What was to be measured is over. gloo's own end is left out: now and then it aborts a rank
-    # whose peer was faster to leave.
+    # The measurement is over. gloo's shutdown is skipped: it sometimes aborts a rank whose peer has
+    # left.
     os._exit(0)

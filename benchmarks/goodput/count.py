@@ -1,4 +1,4 @@
-"""What share of the time was of use: pure, from looks at the steps and at the job's ledger."""
+"""The useful share of the time, from samples of the steps and of the job's ledger. Pure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from statistics import median
 
 
 @dataclass(frozen=True)
-class Look:
-    """How many optimizer steps were committed, done again ones counted once."""
+class Sample:
+    """How many optimizer steps were committed; repeated ones count once."""
 
     at: float
-    """Seconds by any clock, the same for all that is compared."""
+    """Seconds by any clock, the same for all samples."""
     step: int
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a job's ledger said."""
+    """One state of a job's ledger."""
 
     at: float
-    """When it was seen to say so."""
+    """When it was read."""
     slot_seconds: Mapping[str, float]
-    """By class, since the job began."""
+    """Slot-seconds by class since the job began."""
 
     @property
     def total(self) -> float:
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A time in which steps were taken."""
+    """A time in which steps were done."""
 
     began: float
     took_s: float
@@ -46,37 +46,37 @@ class Stretch:
 
 
 def undisturbed(
-    looks: Sequence[Look], kills: Sequence[float], *, length_s: float, blind_s: float
+    samples: Sequence[Sample], kills: Sequence[float], *, length_s: float, blind_s: float
 ) -> list[Stretch]:
-    """Stretches of at least `length_s` in which nobody was killed, nor `blind_s` before.
+    """Stretches of at least `length_s` without a kill in them or `blind_s` before.
 
-    looks: in order of time.
+    samples: in order of time.
     """
     found = []
-    for first, last in _cut(looks, length_s):
+    for first, last in _cut(samples, length_s):
         hit = any(first.at - blind_s <= kill <= last.at for kill in kills)
         if not hit and last.step > first.step:
             found.append(Stretch(first.at, last.at - first.at, last.step - first.step))
     return found
 
 
-def _cut(looks: Sequence[Look], length_s: float) -> Iterator[tuple[Look, Look]]:
-    first = looks[0]
-    for look in looks:
-        if look.at - first.at >= length_s:
-            yield first, look
-            first = look
+def _cut(samples: Sequence[Sample], length_s: float) -> Iterator[tuple[Sample, Sample]]:
+    first = samples[0]
+    for sample in samples:
+        if sample.at - first.at >= length_s:
+            yield first, sample
+            first = sample
 
 
 def counted(
-    looks: Sequence[Look], edges: Sequence[float], step_s: float
+    samples: Sequence[Sample], edges: Sequence[float], step_s: float
 ) -> list[tuple[float, float]]:
-    """(seconds that its steps take where nobody is killed, seconds it had), between the edges.
+    """(seconds that the steps take without kills, seconds that passed), between the edges.
 
-    looks, edges: in order of time. step_s: of a step where nobody is killed.
+    samples, edges: in order of time. step_s: seconds of a step without kills.
     """
-    times = [look.at for look in looks]
-    at_edges = [looks[min(bisect_left(times, edge), len(looks) - 1)] for edge in edges]
+    times = [sample.at for sample in samples]
+    at_edges = [samples[min(bisect_left(times, edge), len(samples) - 1)] for edge in edges]
     return [
         ((last.step - first.step) * step_s, last.at - first.at)
         for first, last in pairwise(at_edges)
@@ -98,15 +98,15 @@ def classes(entries: Sequence[Entry], edges: Sequence[float]) -> dict[str, float
 
 
 def _between(entries: Sequence[Entry], edges: Sequence[float]) -> list[tuple[Entry, Entry]]:
-    """The ledger is told now and then: each edge is moved to the entry next to it."""
+    """The entries nearest to the edges, two by two: the ledger is reported only now and then."""
     at_edges = [min(entries, key=lambda entry: abs(entry.at - edge)) for edge in edges]
     return list(pairwise(at_edges))
 
 
 def step_time(stretches: Sequence[Stretch], began: float, ended: float) -> float:
-    """Seconds of one step, by the stretches that began in a time, so that a machine that slows
+    """Seconds of one step, by the stretches that began in that time, so that a machine that slows
     down does not matter. ValueError if there is none."""
     taken = [each.step_s for each in stretches if began <= each.began < ended]
     if not taken:
-        raise ValueError("nobody was left alone for long enough")
+        raise ValueError("no stretch without kills was long enough")
     return median(taken)

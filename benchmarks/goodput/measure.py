@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.figures import ratio_of_sums
 from benchmarks.goodput import count
-from benchmarks.goodput.count import Entry, Look
+from benchmarks.goodput.count import Entry, Sample
 from benchmarks.machine import BenchmarkError, wait_until_quiet
 from benchmarks.pages import JobPages, newest
 from benchmarks.processes import service
@@ -27,12 +27,13 @@ from dray.views import JobState
 SEED = 0
 MINUTE_S = 60.0
 EARLIEST_S, LATEST_S = 15.0, 45.0
-"""Of a minute, when its kill falls: so that its ledger's entries lie in it, too."""
-LOOK_S = 0.1
+"""Seconds of a minute between which its kill is, so that the ledger changes in the minute after the
+kill too."""
+SAMPLE_S = 0.1
 KEEP_EVERY = 20
-"""Of the looks, in the results."""
+"""Every so many samples one is kept in the results."""
 ASK_S = 1.0
-"""Between two questions for the ledger, which changes every ten seconds."""
+"""Pause between two requests for the ledger, which changes every ten seconds."""
 WARMUP_S = 15.0
 WINDOW_S, BLIND_S = 5.0, 10.0
 START_WITHIN_S = 120.0
@@ -62,14 +63,14 @@ METHOD = (
 class Seen:
     """All that was seen of the run."""
 
-    looks: list[Look] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     kills: list[tuple[float, int]] = field(default_factory=list)
-    """When, and which rank."""
+    """(time, rank)"""
     edges: list[float] = field(default_factory=list)
-    """Of the minutes, the first of which is without a kill."""
+    """Edges of the minutes, the first of which is without a kill."""
     recoveries_s: list[float] = field(default_factory=list)
-    """As the job's events tell them."""
+    """As the job's events report them."""
 
 
 def schedule(num_minutes: int, *, seed: int = SEED) -> list[tuple[float, int]]:
@@ -84,7 +85,7 @@ def schedule(num_minutes: int, *, seed: int = SEED) -> list[tuple[float, int]]:
     ]
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     """Train for a minute left alone, and for one with a kill for every two rounds."""
     kills = schedule(math.ceil(num_rounds / 2))
     wait_until_quiet()
@@ -95,7 +96,7 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
         job_id = client.submit(work.job(NUM_STEPS, "auto")).id
         stops = [state for state in JobState if state.is_terminal]
         client.wait(job_id, START_WITHIN_S, [JobState.RUNNING, *stops])
-        run = Run(client, job_id, tell)
+        run = Run(client, job_id, progress)
         run.go_on(WARMUP_S, kills=[])
         run.go_on(MINUTE_S * (len(kills) + 1), kills=kills)
         seen = run.seen
@@ -116,11 +117,11 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
 class Run:
     """A job that trains, and is watched and struck."""
 
-    def __init__(self, client: Client, job_id: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, client: Client, job_id: str, progress: Callable[[str], None]) -> None:
         self._client = client
         self._job_id = job_id
         self._pages = JobPages(job_id)
-        self._tell = tell
+        self._progress = progress
         self.seen = Seen()
 
     def go_on(self, for_s: float, kills: Sequence[tuple[float, int]]) -> None:
@@ -132,25 +133,25 @@ class Run:
         ]
         due, ask_at = list(kills), began
         while (now := time.monotonic()) < began + for_s:
-            observations = self._pages.look()
+            observations = self._pages.observe()
             if observations:
                 step = max(observation.status.step for observation in observations)
-                self.seen.looks.append(Look(now, step))
+                self.seen.samples.append(Sample(now, step))
             if due and now >= began + due[0][0]:
                 self._kill(due.pop(0)[1])
             if now >= ask_at:
                 ask_at = now + ASK_S
                 self._ask()
-            time.sleep(LOOK_S)
+            time.sleep(SAMPLE_S)
         self._ask()
 
     def _kill(self, rank: int) -> None:
-        observation = newest(self._pages.look(), rank)
+        observation = newest(self._pages.observe(), rank)
         if observation is None or not observation.state:
             raise BenchmarkError(f"rank {rank} has no process that could be killed")
         self.seen.kills.append((time.monotonic(), rank))
         os.kill(observation.status.pid, signal.SIGKILL)
-        self._tell(f"killed rank {rank} after step {observation.status.step}")
+        self._progress(f"killed rank {rank} after step {observation.status.step}")
 
     def _ask(self) -> None:
         goodput = self._client.get(self._job_id).goodput
@@ -165,12 +166,12 @@ class Run:
 def conclude(seen: Seen) -> Result:
     """The figures that follow from what was seen."""
     kills = [at for at, _ in seen.kills]
-    stretches = count.undisturbed(seen.looks, kills, length_s=WINDOW_S, blind_s=BLIND_S)
+    stretches = count.undisturbed(seen.samples, kills, length_s=WINDOW_S, blind_s=BLIND_S)
     alone, minutes = _sixths(seen.edges[0]), seen.edges[1:]
     by_count = [
         pair
         for edges in pairwise(minutes)
-        for pair in count.counted(seen.looks, edges, count.step_time(stretches, *edges))
+        for pair in count.counted(seen.samples, edges, count.step_time(stretches, *edges))
     ]
     alone_step_s = count.step_time(stretches, alone[0], alone[-1])
     by_ledger = count.booked(seen.entries, minutes)
@@ -184,10 +185,10 @@ def conclude(seen: Seen) -> Result:
         ],
         comparisons=[
             _share("by its ledger", by_ledger, count.booked(seen.entries, alone)),
-            _share("by counting", by_count, count.counted(seen.looks, alone, alone_step_s)),
+            _share("by counting", by_count, count.counted(seen.samples, alone, alone_step_s)),
         ],
         tables=[_minute_by_minute(seen, by_ledger, by_count), _uses(seen)],
-        raw=asdict(replace(seen, looks=seen.looks[::KEEP_EVERY])),
+        raw=asdict(replace(seen, samples=seen.samples[::KEEP_EVERY])),
     )
 
 

@@ -1,1 +1,1 @@
-"""What dray's loop costs on a GPU."""
+"""The cost of dray's loop on a GPU."""

@@ -17,7 +17,7 @@ from benchmarks.report import Result, Table
 from benchmarks.torchrun import torchrun
 
 GOAL = 1.01
-"""Of the time of a step: 0.99 of the throughput."""
+"""Highest ratio of step times: 0.99 of the throughput."""
 WARMUP_BLOCKS, PAIRS_PER_ROUND = 4, 2
 TIMEOUT_S = 1800.0
 WORK = WORKS["gpu"]
@@ -35,7 +35,7 @@ METHOD = [
 ]
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     """BenchmarkError where there is no GPU."""
     if not torch.cuda.is_available():
         raise BenchmarkError("this one needs a GPU")
@@ -48,7 +48,7 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
         found = json.loads(Path(home, "times.json").read_text())
     times = Times.of(found, steps_per_block=WORK.steps_per_block, warmup_blocks=WARMUP_BLOCKS)
     compared = times.comparison("gpt, step, dray / a bare program", goal=GOAL)
-    tell(f"{name}: {compared.ratio}")
+    progress(f"{name}: {compared.ratio}")
     rows = [_row(who, statistics.median(each), name) for who, each in _both(times).items()]
     return Result(
         name="gpu",

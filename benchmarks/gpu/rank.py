@@ -39,7 +39,8 @@ def main() -> None:
     task = rank_task(spec, 0, 1, options.folder, device=work.device)
     os.environ.update(rank_main.environment(task, spec))
     workload, plain = (
-        RECIPES["language_model"].build(spec, DataPolicy()) for _ in ("dray's", "the plain loop's")
+        RECIPES["language_model"].build(spec, DataPolicy.open())
+        for _ in ("dray's", "the plain loop's")
     )
     device = torch.device(work.device)
     loop = AlternatingLoop(
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def _cut(text: Path, work: Work) -> None:
-    """To as many windows as give whole batches, and a fifth of all for validation."""
+    """Cut the text to as many windows as give whole batches, with a fifth of all for validation."""
     num_windows = BATCHES * work.batch_size * 5 // 4
     num_bytes = num_windows * int(work.model["context_length"]) + 1
     content = text.read_bytes()

@@ -45,14 +45,14 @@ METHOD = [
     "Scaled is the rate times the ratio of the batches, for lamb, whose rate is "
     f"{LAMB_LR}, its square root (`lr_scaling`: linear and sqrt, as their authors do). Warm-up is "
     f"over {WARMUP_STEPS} steps.",
-    "Told is the accuracy on the validation split in percent. The goal is to be within "
+    "Shown is the accuracy on the validation split in percent. The goal is to be within "
     f"{GOAL_POINTS} points of the small batch, by the mean over the seeds; without the rules a "
     "large batch must miss it.",
 ]
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
-    """As many runs as there are seeds: it is not a time. `num_rounds` is not used."""
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
+    """One run for each seed: accuracy does not vary with time, so `num_rounds` is not used."""
     claimed = {name: claim for name, (_, claim) in CONTENDERS.items()}
     return compared(
         "large_batch",
@@ -62,7 +62,7 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
         _accuracy,
         SEEDS,
         GOAL_POINTS,
-        tell,
+        progress,
     )
 
 

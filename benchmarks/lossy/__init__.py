@@ -1,1 +1,1 @@
-"""What is learned where not everything is sent."""
+"""The accuracy of training with compressed or delayed gradients."""

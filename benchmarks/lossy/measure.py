@@ -40,14 +40,14 @@ METHOD = [
     "the same for all (but adamw with a rate of 0.001 where it says so, as DiLoCo's authors have "
     f"inside); seeds 0 to {len(SEEDS) - 1}, which also choose the validation split of 359 "
     "images, so that one image is 0.28 points.",
-    "Told is the accuracy on the validation split in percent. The goal is to be within "
+    "Shown is the accuracy on the validation split in percent. The goal is to be within "
     f"{GOAL_POINTS} points of the job that sends every gradient as it is, by the mean over the "
     "seeds.",
 ]
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
-    """As many runs as there are seeds: it is not a time. `num_rounds` is not used."""
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
+    """One run for each seed: accuracy does not vary with time, so `num_rounds` is not used."""
     claimed = {name: claim for name, (_, claim) in CONTENDERS.items()}
     return compared(
         "lossy",
@@ -57,7 +57,7 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
         _accuracy,
         SEEDS,
         GOAL_POINTS,
-        tell,
+        progress,
     )
 
 

@@ -1,1 +1,1 @@
-"""What the planner says a job takes, beside what torch's memory tracker finds."""
+"""The memory that the planner expects of a job, against torch's memory tracker."""

@@ -19,13 +19,13 @@ GOAL = 0.15
 METHOD = [
     "The jobs of `benchmarks/planner/work.py`, on CPU over gloo: three optimizer steps of dray's "
     "own loop under torchrun, on every rank within torch's `MemTracker`.",
-    "Measured is the most that lies there in the second and third step, of the rank that has the "
+    "Measured are the most bytes of tensors in the second and third step, of the rank with the "
     "most, without the samples of the data set. Planned is the planner's total. Goal: within "
     f"{GOAL:.0%}.",
 ]
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     """One run of each is enough: it is not a time. `num_rounds` is not used."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as home:
@@ -42,7 +42,7 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
             gap = planned / found - 1
             met = "yes" if abs(gap) <= GOAL else "no"
             rows.append([name, str(num_ranks), _mib(planned), _mib(found), f"{gap:+.1%}", met])
-            tell(" | ".join(rows[-1]))
+            progress(" | ".join(rows[-1]))
     return Result(
         name="planner",
         title="The planner's memory beside the measured peak",

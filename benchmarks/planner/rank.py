@@ -20,7 +20,8 @@ from ray_workers.shared.contracts import DataPolicy
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
 from ray_workers.training.loop import rank_main
 from ray_workers.training.loop.trainer import Trainer
-from ray_workers.training.parallel.data_parallel.local_sgd import LocalSgd
+from ray_workers.training.parallel.data_parallel.ddp import Ddp
+from ray_workers.training.parallel.data_parallel.local_sgd import PeriodicAveraging
 
 NUM_STEPS = 3
 CPU = torch.device("cpu")
@@ -46,23 +47,26 @@ class _NoModules:
 
 
 def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
-    """What lies there at the peak of the steps after the first.
+    """Bytes of all tensors at the peak of the steps after the first.
 
-    Optimizer state is there from the first step on. The data set is not counted: what is kept of
-    it was read before. The process is in a group of `world_size` already.
+    Optimizer state is there from the first step on. The data set, which is read before, does not
+    count. The process is in a group of `world_size` already.
     """
     spec = JobSpec.model_validate_json(document)
     assert spec.recipe is not None
     task = rank_task(spec, rank, world_size, folder)
     os.environ.update(rank_main.environment(task, spec))
     torch.set_num_threads(1)
-    loop = Trainer(task, spec, RECIPES[spec.recipe].build(spec, DataPolicy()), HeartbeatPage(None))
+    loop = Trainer(
+        task, spec, RECIPES[spec.recipe].build(spec, DataPolicy.open()), HeartbeatPage(None)
+    )
     tracker = Totals()
     model = getattr(loop.strategy, "model", None)
     if model is not None:  # else it is made when the rank takes its place
         tracker.track_external(model)
-    if isinstance(loop.strategy, LocalSgd):
-        tracker.track_external(*loop.strategy.agreed)
+    strategy = loop.strategy
+    if isinstance(strategy, Ddp) and isinstance(strategy.sync, PeriodicAveraging):
+        tracker.track_external(*strategy.sync.agreed)
     with tracker:
         loop.join_group(RankAssignment(0, rank, world_size))
         loop.restore()

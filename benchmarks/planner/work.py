@@ -22,7 +22,7 @@ BF16_SENT = {"param_dtype": "bf16", "reduce_dtype": "bf16"}
 
 
 SIDE = 48
-"""Of an image, in pixels."""
+"""Height and width of an image, in pixels."""
 
 
 def draw(folder: Path, count: int = 40) -> Path:

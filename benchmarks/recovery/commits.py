@@ -34,20 +34,20 @@ class Commit:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What the death of one rank cost. Seconds since it was killed."""
+    """The cost of the death of one rank. Seconds are since its kill."""
 
     next_s: float
-    """To the next step that was committed by a group without the dead."""
+    """Until the next step of a group without the dead rank."""
     steps_lost: int
-    """Committed before, and done again."""
+    """Steps that were committed before and done again."""
     caught_up_s: float | None = None
-    """To the first step beyond what had been reached; None if that was not seen."""
+    """Until the first step that had not been done before; None if it was not seen."""
     whole_s: float | None = None
-    """To the first step of a replacement of the dead; None if that was not seen."""
+    """Until the first step of the rank's replacement; None if it was not seen."""
 
 
 def recovery(commits: Iterable[Commit], *, killed_at: float, killed_rank: int) -> Recovery | None:
-    """What became of the group; None if no other group has committed a step yet.
+    """The recovery of the group; None if no other group has committed a step yet.
 
     A survivor may still commit a step of the broken group after the kill: that is no recovery.
     """

@@ -1,4 +1,5 @@
-"""Who loses a rank. A turn starts the job, kills rank 1 when it has committed step 50, and waits.
+"""The contenders, which lose a rank. A turn starts the job, kills rank 1 when it has committed step
+50, and waits.
 
 A turn raises BenchmarkError if the job does not train on.
 """
@@ -28,9 +29,9 @@ from dray.views import DrillState, JobState
 
 TURN_TIMEOUT_S = 180.0
 RESTART_TIMEOUT_S = 60.0
-"""Of torchrun, which now and then restarts into a rendezvous that never comes about."""
-LOOK_S = 0.005
-"""Between two looks at how far the ranks are, at dray's as at the peers'."""
+"""For torchrun, which sometimes restarts into a rendezvous that never completes."""
+OBSERVE_S = 0.005
+"""Pause between two observations of the ranks' progress, for dray as for the peers."""
 WORKED_ON_S = 0.3
 """How long torchft's replacement trains before the turn ends."""
 T = TypeVar("T")
@@ -43,12 +44,12 @@ class Dray:
         self._client = client
 
     def killed(self) -> Recovery:
-        """By pid, from outside."""
+        """Kill a rank by its pid, from outside."""
         job = self._client.submit(work.job())
         seen, job_pages = SeenCommits(), JobPages(job.id)
 
         def victim() -> int | None:
-            observations = job_pages.look()
+            observations = job_pages.observe()
             seen.take(observations, time.time())
             observation = newest(observations, work.KILLED_RANK)
             return (
@@ -61,7 +62,7 @@ class Dray:
         killed_at = _kill(pid)
 
         def recovered() -> Recovery | None:
-            seen.take(job_pages.look(), time.time())
+            seen.take(job_pages.observe(), time.time())
             found = commits.recovery(
                 seen.commits, killed_at=killed_at, killed_rank=work.KILLED_RANK
             )
@@ -73,7 +74,7 @@ class Dray:
         return found
 
     def drilled(self) -> Recovery:
-        """As a user does it; the figures are dray's own."""
+        """Kill a rank by a drill, as a user does; the figures are dray's own."""
         job = self._client.submit(work.job())
         stops = [state for state in JobState if state.is_terminal]
         self._client.wait(job.id, TURN_TIMEOUT_S, [JobState.RUNNING, *stops])
@@ -169,13 +170,13 @@ class Torchft:
             try:
                 yield process
             finally:
-                # It would run for ever, and its other threads do not let a SIGTERM through.
+                # torchft would run for ever, and does not end on SIGTERM.
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
 
 
 def has_torchft() -> bool:
-    """Its wheel does not exist for every machine."""
+    """Whether torchft is installed: there is no wheel of it for every machine."""
     return importlib.util.find_spec("torchft") is not None
 
 
@@ -226,11 +227,11 @@ def _whole_since(folder: Path, killed_at: float, for_s: float) -> bool:
 
 
 def _await(probe: Callable[[], T | None], what: str) -> T:
-    """What `probe` finds, once it finds something. BenchmarkError if it does not in time."""
+    """The result of `probe`, once it has one. BenchmarkError if it has none in time."""
     deadline = time.monotonic() + TURN_TIMEOUT_S
     while time.monotonic() < deadline:
         found = probe()
         if found:
             return found
-        time.sleep(LOOK_S)
+        time.sleep(OBSERVE_S)
     raise BenchmarkError(f"waited {TURN_TIMEOUT_S:g} s in vain for {what}")

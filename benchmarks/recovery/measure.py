@@ -27,7 +27,7 @@ SETTLE_S = {KILL: 6.0, RAY_TRAIN: 6.0, TORCHRUN: 2.0, TORCHFT: 2.0, DRILL: 6.0}
 GOALS = {RAY_TRAIN: (0.1, "at most 1/10"), TORCHRUN: (0.1, "at most 1/10")}
 AT_MOST_S = 1.0
 MAX_FAILURES = 10
-"""Of one contender, in the whole run."""
+"""Most failures of one contender in the whole run."""
 
 METHOD = (
     "Two ranks on CPU (gloo, one thread each) train the digits CNN; batch 128, AdamW, a "
@@ -62,7 +62,7 @@ METHOD = (
 
 @dataclass
 class Samples:
-    """What one contender's turns took."""
+    """The turns of one contender."""
 
     recoveries: list[Recovery] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Samples:
         return [each.whole_s for each in self.recoveries if each.whole_s is not None]
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     """Take `num_rounds` turns of each contender, after one round that is not counted."""
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-")))
@@ -92,8 +92,8 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
         for number in range(num_rounds + 1):
             for label, turn in turns.items():
                 busy = wait_until_quiet(at_least_s=SETTLE_S[label])
-                recovery = _until_it_recovers(label, turn, samples[label], tell)
-                tell(f"round {number}/{num_rounds}  {label}: {_sentence(recovery)}")
+                recovery = _until_it_recovers(label, turn, samples[label], progress)
+                progress(f"round {number}/{num_rounds}  {label}: {_sentence(recovery)}")
                 if number:
                     samples[label].recoveries.append(recovery)
                     samples[label].busy.append(busy)
@@ -101,7 +101,7 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
 
 
 def _until_it_recovers(
-    label: str, turn: Callable[[], Recovery], samples: Samples, tell: Callable[[str], None]
+    label: str, turn: Callable[[], Recovery], samples: Samples, progress: Callable[[str], None]
 ) -> Recovery:
     """A turn of the contender. A peer's that fails is noted, and tried again; for dray that is an
     error."""
@@ -112,7 +112,7 @@ def _until_it_recovers(
             samples.failures += 1
             if label in (KILL, DRILL) or samples.failures > MAX_FAILURES:
                 raise
-            tell(f"{label} failed: {str(error).splitlines()[0]}")
+            progress(f"{label} failed: {str(error).splitlines()[0]}")
             wait_until_quiet(at_least_s=SETTLE_S[label])
 
 
@@ -163,7 +163,7 @@ def conclude(samples: Mapping[str, Samples]) -> Result:
 
 
 def cost(samples: Mapping[str, Samples]) -> Table:
-    """What the death of a rank costs besides."""
+    """The other costs of the death of a rank."""
     rows = []
     for label, own in samples.items():
         lost = [each.steps_lost for each in own.recoveries]

@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 
 class Checkpoints(Protocol):
-    """Where the state is kept. All ranks call both."""
+    """The place of the saved state. All ranks call both methods."""
 
     def newest(self) -> State | None: ...
 
@@ -95,6 +95,6 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     train(Path(sys.argv[1]), InFile(Path(sys.argv[1])))
     dist.barrier()
-    # What was to be measured is over. gloo's own end is left out: now and then it aborts a rank
-    # whose peer was faster to leave.
+    # The measurement is over. gloo's shutdown is skipped: it sometimes aborts a rank whose peer has
+    # left.
     os._exit(0)

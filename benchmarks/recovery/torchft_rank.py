@@ -3,7 +3,7 @@
 It trains until it is ended. A replacement gets the state from the survivor, as torchft does it.
 """
 
-# Annotations are not put off here: DDP looks at those of its hook.
+# No postponed annotations here: DDP inspects those of its hook.
 import sys
 from datetime import timedelta
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""What the service costs: requests by number of jobs, status, metrics, and many who look on."""
+"""The cost of the service: requests by number of jobs, status, metrics, and many onlookers."""

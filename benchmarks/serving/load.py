@@ -16,14 +16,14 @@ from benchmarks.machine import BenchmarkError
 
 @dataclass(frozen=True)
 class Load:
-    """What some requests took, in seconds."""
+    """The times of some requests, in seconds."""
 
     wall_s: float
     latencies_s: Sequence[float]
 
     @property
     def per_request_s(self) -> float:
-        """Of the server's time, with every connection always asking: one over the throughput."""
+        """Seconds of the server for one request, with every connection always busy."""
         return self.wall_s / len(self.latencies_s)
 
 

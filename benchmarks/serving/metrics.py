@@ -18,11 +18,10 @@ from benchmarks.machine import ROOT, BenchmarkError, clean_environment, wait_unt
 from benchmarks.report import Comparison, Result, Row
 from benchmarks.serving.status_get import MLFLOW
 from dray.spec import JobSpec
-from ray_workers.shared.contracts import Frame, FrameKind, Phase, PollReply
+from ray_workers.shared.contracts import Frame, FrameKind, Phase, PollReply, Slice
 from service.config.settings import Settings
 from service.db.migrate import migrate
 from service.db.session import Database
-from service.domain import policy
 from service.ingest import attempt_results
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
@@ -80,7 +79,7 @@ class Service:
     def running_job(self) -> str:
         spec = JobSpec.model_validate({"recipe": "image_classification"})
         job, _ = asyncio.run(self._jobs.submit(spec))
-        slices = (policy.Slice("node", 1),)
+        slices = (Slice("node", 1),)
         now = datetime.now(UTC)
         self.database.write_sync(
             lambda s: transitions.claim(s, job.id, 0, slices, {"CPU": 1.0}, "session", now)
@@ -121,7 +120,7 @@ class Service:
 
 
 def frames(first_step: int, num_steps: int, keys: Sequence[str] = KEYS) -> list[Frame]:
-    """What rank 0 reports of these steps."""
+    """The frames of rank 0 for these steps."""
     at = time.time()
     return [
         Frame(
@@ -135,11 +134,11 @@ def frames(first_step: int, num_steps: int, keys: Sequence[str] = KEYS) -> list[
     ]
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     samples = Samples()
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as folder:
         service = Service(Path(folder) / "home")
-        tell(f"writing a series of {LONG_POINTS:,} points")
+        progress(f"writing a series of {LONG_POINTS:,} points")
         long, short = _long_job(service), service.running_job()
         service.record(short, frames(1, NEW_POINTS, KEYS[:1]))
         job, step = service.running_job(), 1
@@ -156,7 +155,7 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
                 _read_block(service, long, short, taken)
                 if number:
                     _extend(samples, taken)
-                    tell(
+                    progress(
                         f"round {number}: a batch {taken.ours_s[-1] * 1e3:.1f} ms, "
                         f"MLflow {taken.mlflow_s[-1] * 1e3:.0f} ms"
                     )

@@ -1,4 +1,4 @@
-"""What training pays for people who look on: 200 clients that poll and 20 that follow."""
+"""The cost of onlookers for training: 200 clients that poll and 20 that follow."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NUM_JOBS = 8
 NUM_POLLERS = 200
 NUM_FOLLOWERS = 20
 NUM_AWAITING = 10
-"""Of them, those to whose jobs something happens."""
+"""Followers to whose jobs something happens."""
 PERIOD_S = 5.0
-"""Between two polls of one client."""
+"""Pause between two polls of one client."""
 TURN_S = 15.0
 WARMUP_S = 20.0
 START_WITHIN_S = 180.0
@@ -60,7 +60,7 @@ METHOD = (
 
 @dataclass
 class Seen:
-    """What the clients of all turns found."""
+    """Measurements of the clients of all turns."""
 
     latencies_s: list[float] = field(default_factory=list)
     deliveries_s: list[float] = field(default_factory=list)
@@ -68,8 +68,8 @@ class Seen:
     gaps: list[str] = field(default_factory=list)
 
 
-class Look(StrEnum):
-    """What the clients of a turn do."""
+class Crowd(StrEnum):
+    """The clients of a turn."""
 
     NOBODY = "nobody looks on"
     FLOOR = "asked for nothing"
@@ -78,22 +78,22 @@ class Look(StrEnum):
 
 @dataclass(frozen=True)
 class Turn:
-    look: Look
+    crowd: Crowd
     steps_per_s: float
     server_share: float
-    """Of one processor, the service without Ray and training."""
+    """Share of one processor that the service takes, without Ray and training."""
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     seen, turns = Seen(), list[Turn]()
     with _training() as (server, client, job_ids):
-        tell(f"{NUM_JOBS} jobs train; warming up")
+        progress(f"{NUM_JOBS} jobs train; warming up")
         time.sleep(WARMUP_S)
         for number in range(num_rounds):
-            order = (Look.NOBODY, Look.ALL, Look.FLOOR)[:: 1 if number % 2 == 0 else -1]
-            turns += [_turn(server, client, job_ids, seen, look) for look in order]
-            speeds = ", ".join(f"{t.look} {t.steps_per_s:.1f} steps/s" for t in turns[-3:])
-            tell(f"round {number + 1}: {speeds}")
+            order = (Crowd.NOBODY, Crowd.ALL, Crowd.FLOOR)[:: 1 if number % 2 == 0 else -1]
+            turns += [_turn(server, client, job_ids, seen, crowd) for crowd in order]
+            speeds = ", ".join(f"{t.crowd} {t.steps_per_s:.1f} steps/s" for t in turns[-3:])
+            progress(f"round {number + 1}: {speeds}")
         seen.gaps += _holes(client, job_ids)
     if seen.gaps:
         raise BenchmarkError(f"something was lost: {seen.gaps[:5]}")
@@ -128,20 +128,20 @@ def _training() -> Iterator[tuple[Running, Client, list[str]]]:
                 client.wait(job_id, START_WITHIN_S)
 
 
-def _turn(server: Running, client: Client, job_ids: list[str], seen: Seen, look: Look) -> Turn:
-    waiting = _submit_waiting(client) if look is Look.ALL else []
+def _turn(server: Running, client: Client, job_ids: list[str], seen: Seen, crowd: Crowd) -> Turn:
+    waiting = _submit_waiting(client) if crowd is Crowd.ALL else []
     own = server.processes[0]
     steps, began = _steps(client, job_ids), time.monotonic()
     used = sum(own.cpu_times()[:2])
-    if look is Look.NOBODY:
+    if crowd is Crowd.NOBODY:
         time.sleep(TURN_S)
-    elif look is Look.FLOOR:
+    elif crowd is Crowd.FLOOR:
         asyncio.run(_knock(server.port))
     else:
         asyncio.run(_look_on(server.port, job_ids, waiting, seen))
     took = time.monotonic() - began
     share = (sum(own.cpu_times()[:2]) - used) / took
-    return Turn(look, (_steps(client, job_ids) - steps) / took, share)
+    return Turn(crowd, (_steps(client, job_ids) - steps) / took, share)
 
 
 def _submit_waiting(client: Client) -> list[str]:
@@ -174,7 +174,7 @@ async def _look_on(port: int, job_ids: list[str], waiting: list[str], seen: Seen
 
 
 async def _knock(port: int) -> None:
-    """As many requests as when all look on, for the least answer that there is."""
+    """Send as many requests as all onlookers do, for the smallest answer."""
     until = time.monotonic() + TURN_S
 
     async def knocks(offset_s: float) -> None:
@@ -289,10 +289,10 @@ def _holes(client: Client, job_ids: list[str]) -> list[str]:
 
 
 def conclude(turns: list[Turn], seen: Seen) -> Result:
-    speeds = {look: [t.steps_per_s for t in turns if t.look is look] for look in Look}
-    quiet = speeds[Look.NOBODY]
-    slowdown = median_of_ratios(list(zip(quiet, speeds[Look.ALL], strict=True)))
-    floor = median_of_ratios(list(zip(quiet, speeds[Look.FLOOR], strict=True)))
+    speeds = {crowd: [t.steps_per_s for t in turns if t.crowd is crowd] for crowd in Crowd}
+    quiet = speeds[Crowd.NOBODY]
+    slowdown = median_of_ratios(list(zip(quiet, speeds[Crowd.ALL], strict=True)))
+    floor = median_of_ratios(list(zip(quiet, speeds[Crowd.FLOOR], strict=True)))
     same = [
         (one, two) if number % 2 else (two, one)
         for number, (one, two) in enumerate(pairwise(quiet))
@@ -300,15 +300,18 @@ def conclude(turns: list[Turn], seen: Seen) -> Result:
     ordered = sorted(seen.latencies_s)
     p50, p99 = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
     same_again = median_of_ratios(same or [(1.0, 1.0)])
-    shares = {look: [t.server_share for t in turns if t.look is look] for look in Look}
+    shares = {crowd: [t.server_share for t in turns if t.crowd is crowd] for crowd in Crowd}
     return Result(
         name="onlookers",
         title="Many who look on while jobs train",
         method=METHOD,
         rows=[
             *(
-                Row(f"a step of all jobs together, {look}", [1 / speed for speed in speeds[look]])
-                for look in Look
+                Row(
+                    f"a step of all jobs together, {crowd}",
+                    [1 / speed for speed in speeds[crowd]],
+                )
+                for crowd in Crowd
             ),
             Row("a poll", seen.latencies_s),
             Row("an event, to its follower", seen.deliveries_s),
@@ -343,10 +346,10 @@ def conclude(turns: list[Turn], seen: Seen) -> Result:
                     ["lost", "nothing"],
                     *(
                         [
-                            f"share of one processor, {look}",
+                            f"share of one processor, {crowd}",
                             f"{sum(share) / len(share):.1%}",
                         ]
-                        for look, share in shares.items()
+                        for crowd, share in shares.items()
                     ),
                 ],
             )

@@ -72,20 +72,20 @@ class Site:
         )
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     with ExitStack() as stack:
-        sites = stack.enter_context(_sites(tell))
+        sites = stack.enter_context(_sites(progress))
         for number in range(num_rounds + 1):
             wait_until_quiet(at_most_s=10)
             for what in WHAT:
                 for site in sites.values():
                     site.block(what, counts=number > 0)
-            tell(f"round {number} of {num_rounds}")
+            progress(f"round {number} of {num_rounds}")
     return conclude(sites)
 
 
 @contextmanager
-def _sites(tell: Callable[[str], None]) -> Iterator[dict[tuple[str, int], Site]]:
+def _sites(progress: Callable[[str], None]) -> Iterator[dict[tuple[str, int], Site]]:
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dray-bench-")))
         url, processes = stack.enter_context(postgres())
@@ -96,7 +96,7 @@ def _sites(tell: Callable[[str], None]) -> Iterator[dict[tuple[str, int], Site]]
                 database_url, beside = "", list[psutil.Process]()
                 if database == "PostgreSQL":
                     database_url, beside = _make_database(url, f"jobs_{number}"), processes
-                tell(f"writing {number:,} jobs into {database}")
+                progress(f"writing {number:,} jobs into {database}")
                 ids = jobs.finished(home, number, database_url)
                 server = stack.enter_context(dray(home, database_url=database_url, beside=beside))
                 sites[database, number] = Site(server, _requests(server.port, ids))

@@ -41,7 +41,7 @@ METHOD = (
 )
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     commands = {**OURS, **FLOORS}
     took_s: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory(prefix="dray-bench-") as folder:
@@ -60,7 +60,7 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
                             took_s[name].append(time.perf_counter() - began)
                 if number:
                     last = ", ".join(f"{name} {took_s[name][-1]:.3f} s" for name in commands)
-                    tell(f"round {number}: {last}")
+                    progress(f"round {number}: {last}")
     return conclude(took_s)
 
 
@@ -74,7 +74,7 @@ def _output(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def conclude(took_s: Mapping[str, Sequence[float]]) -> Result:
-    """Of each command's samples."""
+    """The figures from each command's samples."""
     comparisons = []
     for name in OURS:
         ours = took_s[name]

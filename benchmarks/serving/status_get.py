@@ -70,7 +70,7 @@ class Contender:
             self.cpu_s.append((self.server.cpu_s() - before) / self.num_requests)
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     with ExitStack() as stack:
         contenders = stack.enter_context(_contenders())
         for number in range(num_rounds + 1):
@@ -80,7 +80,7 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
                     contender.block(counts=number > 0)
             if number:
                 parts = [f"{name} {1 / each.wall_s[-1]:.0f}/s" for name, each in contenders.items()]
-                tell(f"round {number}: {', '.join(parts)}")
+                progress(f"round {number}: {', '.join(parts)}")
     return conclude(contenders)
 
 

@@ -1,1 +1,1 @@
-"""What a step of dray's loop costs, against a plain DDP loop that reports nothing."""
+"""The cost of a step of dray's loop, against a plain DDP loop that reports nothing."""

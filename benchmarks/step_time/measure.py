@@ -14,7 +14,8 @@ from benchmarks.report import Result
 from benchmarks.step_time.work import NUM_RANKS, WORKS, Work
 from benchmarks.torchrun import torchrun
 from ray_workers.shared import spool_reader
-from ray_workers.shared.contracts import FrameKind
+from ray_workers.shared.frames import MetricsReport
+from service.ingest.decoding import decode
 
 GOAL = 1.02
 WARMUP_BLOCKS = 4
@@ -38,14 +39,14 @@ METHOD = (
 )
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     """Time each of the works in `num_rounds * pairs_per_round` pairs of blocks."""
     times: dict[str, Times] = {}
     for name, work in WORKS.items():
         busy = wait_until_quiet()
-        tell(f"steps of about {name} ({busy:.0%} of the cores were busy before)")
+        progress(f"steps of about {name} ({busy:.0%} of the cores were busy before)")
         times[name] = run(work, num_rounds * work.pairs_per_round)
-        tell(f"steps of about {name}: {median_of_ratios(times[name].pairs())}")
+        progress(f"steps of about {name}: {median_of_ratios(times[name].pairs())}")
     return conclude(times)
 
 
@@ -88,6 +89,6 @@ def conclude(times: Mapping[str, Times]) -> Result:
 def _check_reports(directory: Path, num_steps: int) -> None:
     """A loop that did not report would be timed for work it did not do."""
     frames = spool_reader.decode("r0.0.metrics", spool_reader.read(directory, 0, MOST_SPOOL_BYTES))
-    steps = {frame.body["step"] for frame in frames if frame.kind is FrameKind.METRICS}
+    steps = {report.step for report in map(decode, frames) if isinstance(report, MetricsReport)}
     if steps != set(range(1, num_steps + 1)):
         raise BenchmarkError(f"{len(steps)} of {num_steps} steps were reported in {directory}")

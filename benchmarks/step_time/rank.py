@@ -30,7 +30,8 @@ from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.sampler import steps_per_epoch
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop import rank_main
-from ray_workers.training.loop.trainer import Trainer, train
+from ray_workers.training.loop.run import train
+from ray_workers.training.loop.trainer import Trainer
 
 
 class Plain(Protocol):
@@ -148,13 +149,13 @@ def alternate(loop: AlternatingLoop, folder: Path) -> None:
 
 
 def _build(spec: JobSpec) -> Workload:
-    return RECIPES["image_classification"].build(spec, DataPolicy())
+    return RECIPES["image_classification"].build(spec, DataPolicy.open())
 
 
 def rank_task(
     spec: JobSpec, rank: int, world_size: int, folder: Path, *, device: str = "cpu"
 ) -> RankTask:
-    """What a rank actor would hand over, with spools and storage in the folder."""
+    """The task that a rank actor would hand over, with spools and storage in the folder."""
     return RankTask(
         job_id="step-time",
         attempt=1,
@@ -174,7 +175,7 @@ def rank_task(
         work_dir=str(folder / "work"),
         resume_from=(),
         init_from=None,
-        data_policy=DataPolicy(),
+        data_policy=DataPolicy.open(),
         spool_limit_bytes=64 << 20,
         worker_mtbf_s=WORKER_MTBF_S,
         device=device,

@@ -32,13 +32,13 @@ METHOD = [
 ]
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     rows, comparisons = [], []
     for way in WAYS:
         busy = wait_until_quiet()
         times = run(way, num_rounds * PAIRS_PER_ROUND)
         compared = times.comparison(f"{way}, step, dray / plain torch", goal=GOAL)
-        tell(f"{way}: {compared.ratio} ({busy:.0%} of the cores were busy before)")
+        progress(f"{way}: {compared.ratio} ({busy:.0%} of the cores were busy before)")
         rows += times.rows(way, peer="plain torch")
         comparisons.append(compared)
     return Result(

@@ -30,7 +30,8 @@ def main() -> None:
     os.environ.update(rank_main.environment(task, spec))
     torch.set_num_threads(spec.resources.cpus_per_worker)
     workload, plain = (
-        RECIPES["language_model"].build(spec, DataPolicy()) for _ in ("dray's", "the plain loop's")
+        RECIPES["language_model"].build(spec, DataPolicy.open())
+        for _ in ("dray's", "the plain loop's")
     )
     loop = AlternatingLoop(
         task, spec, workload, lambda: PlainLoop(options.way, plain, spec.train), STEPS_PER_BLOCK

@@ -25,7 +25,7 @@ class Way:
     """How several ranks train one model."""
 
     document: dict[str, Any]
-    """What the job's document says of it."""
+    """The job's document, as far as it differs."""
     num_ranks: int = 2
 
 

@@ -1,1 +1,1 @@
-"""What the ranks send of their gradients, as the kernel counts it."""
+"""The bytes of gradients that ranks send, as the kernel counts them."""

@@ -12,9 +12,11 @@ from benchmarks.equality.work import write_text
 from benchmarks.report import Result, Table
 from benchmarks.torchrun import train
 from ray_workers.shared import spool_reader
+from ray_workers.shared.frames import MetricsReport
+from service.ingest.decoding import decode
 
 NUM_RANKS, NUM_STEPS, FIRST_STEP = 4, 8, 5
-"""Of the steps before the first, PowerSGD's are exact."""
+"""Steps before FIRST_STEP are not measured: those of PowerSGD are exact."""
 TIMEOUT_S = 900.0
 MOST_SPOOL_BYTES = 64 << 20
 DENSE = "none"
@@ -33,13 +35,13 @@ SHAPES = (
 METHOD = [
     f"The language model of 8 layers of width 512 ({SHAPES}) is trained on CPU over gloo by "
     f"{NUM_RANKS} ranks, each with one sample of 32 bytes in a step.",
-    f"Told is the median over steps {FIRST_STEP} to {NUM_STEPS} of `perf/sent_bytes` of rank 0: "
+    f"Shown is the median over steps {FIRST_STEP} to {NUM_STEPS} of `perf/sent_bytes` of rank 0: "
     "what the kernel has sent through the sockets of the process group (TCP_INFO). The goals "
     "allow 1% more, for the headers of messages, the loss, and biases that are not compressed.",
 ]
 
 
-def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
+def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
     """One run of each is enough: it is not a time. `num_rounds` is not used."""
     sent: dict[str, float] = {}
     rows = []
@@ -49,7 +51,7 @@ def measure(num_rounds: int, tell: Callable[[str], None]) -> Result:
         met = "" if goal is None else "yes" if part <= 1.01 * goal else "no"
         at_most = "" if goal is None else f"1/{1 / goal:g}"
         rows.append([name, f"{sent[name]:,.0f}", f"1/{1 / part:.1f}", at_most, met])
-        tell(" | ".join(rows[-1]))
+        progress(" | ".join(rows[-1]))
     columns = ["compression", "bytes a step", "of none", "goal, at most", "met"]
     return Result(
         name="wire",
@@ -79,9 +81,9 @@ def _median_sent(compression: dict[str, Any] | None) -> float:
         train(job, folder, num_ranks=NUM_RANKS, timeout_s=TIMEOUT_S)
         content = spool_reader.read(folder / "spool-0", 0, MOST_SPOOL_BYTES)
         frames = spool_reader.decode("r0.0.metrics", content)
-        told: dict[int, float] = {
-            frame.body["step"]: frame.body["values"]["perf/sent_bytes"]
-            for frame in frames
-            if "perf/sent_bytes" in frame.body.get("values", {})
+        sent = {
+            report.step: report.values["perf/sent_bytes"]
+            for report in map(decode, frames)
+            if isinstance(report, MetricsReport) and "perf/sent_bytes" in report.values
         }
-    return statistics.median(told[step] for step in range(FIRST_STEP, NUM_STEPS + 1))
+    return statistics.median(sent[step] for step in range(FIRST_STEP, NUM_STEPS + 1))

@@ -1,4 +1,4 @@
-"""One request and its answer, as flows: what all methods of the clients are made of."""
+"""One request and its answer as flows, of which all methods of the clients consist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dray._http.transport import Call, Connection, Flow, Retry, Sleep, exchange
 
 LONG_POLL_S = 30.0
 RECONNECT_PATIENCE_S = 60.0
-"""How long waiting, following and downloading outlive a server that is away, say for a restart."""
+"""Seconds for which waits, streams and downloads retry while the server is away or restarts."""
 
 V = TypeVar("V", bound=BaseModel)
 
@@ -26,7 +26,7 @@ class Calls:
 
     @property
     def patient(self) -> Retry:
-        """The rule for what should outlive a restart of the server."""
+        """The retry rule for calls that should survive a restart of the server."""
         retry = self.connection.retry
         return replace(retry, patience_s=max(retry.patience_s, RECONNECT_PATIENCE_S))
 
@@ -39,7 +39,7 @@ class Calls:
         return self.parse(view, response.content, call)
 
     def parse(self, view: type[V], content: bytes | str, call: Call) -> V:
-        """`content` as `view`; TransportError if it is none."""
+        """`content` as `view`; raises TransportError if the content does not fit."""
         try:
             return view.model_validate_json(content)
         except ValueError:
@@ -49,7 +49,7 @@ class Calls:
             ) from None
 
     def pause_if_hurried(self, asked: float, wait_s: float, *, changed: bool) -> Flow[None]:
-        """A server that is stopping answers long polls at once: don't spin on it."""
+        """Pause after an early answer: a server that is stopping answers long polls at once."""
         took_s = self.connection.retry.clock() - asked
         pause_s = min(0.5, wait_s - took_s)
         if not changed and pause_s > 0:

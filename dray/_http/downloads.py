@@ -1,4 +1,4 @@
-"""Files of a job onto this machine: whole, checked by hash, and never outside their folder."""
+"""Downloads of a job's files: complete, checked by hash, and never outside their folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dray._http.calls import Calls
 from dray._http.transport import Call, Close, Flow, Read, Run, Sleep, no_answer, segment
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with a file's path, how many of its bytes are here, and how many it has."""
+"""Called with a file's path, the number of bytes downloaded, and the file's size."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class RemoteFile:
 
     url_path: str
     path: str
-    """Where it goes, relative to the folder of the download."""
+    """Path of the file relative to the folder of the download."""
     size_bytes: int
     sha256: str
 
@@ -55,7 +55,7 @@ def checkpoint_files(
 def _choose(
     items: Iterable[views.Artifact], job_id: str, wanted: str | None
 ) -> list[views.Artifact]:
-    """Of several attempts' files with one path, the newest."""
+    """The wanted artifacts; if several attempts left files with one path, the newest."""
     newest: dict[str, views.Artifact] = {}
     for item in sorted(items, key=lambda item: item.created_at):
         if item.id == wanted:
@@ -83,7 +83,7 @@ def fetch_all(
     dest: str | PathLike[str],
     on_progress: OnProgress | None,
 ) -> Flow[list[Path]]:
-    """The files' paths under `dest`. Before the first byte, each is known to stay there."""
+    """The files' paths under `dest`, all of which are checked before the first byte is fetched."""
     root = Path(dest)
     targets = [(file, destination(root, file.path)) for file in files]
     tell = on_progress or (lambda _path, _done, _total: None)
@@ -92,10 +92,10 @@ def fetch_all(
     return [target for _, target in targets]
 
 
-def _fetch(calls: Calls, file: RemoteFile, target: Path, tell: OnProgress) -> Flow[None]:
-    """Into a hidden `.part` beside the target, its hash checked before it gets its name."""
+def _fetch(calls: Calls, file: RemoteFile, target: Path, report: OnProgress) -> Flow[None]:
+    """Download into a hidden `.part` beside the target, which is renamed once its hash is right."""
     if (yield Run(partial(_matches, target, file))):
-        tell(file.path, file.size_bytes, file.size_bytes)
+        report(file.path, file.size_bytes, file.size_bytes)
         return
     part = target.with_name(f".{target.name[:40]}.{file.sha256[:16]}.part")
     offset: int = yield Run(partial(_begin, part, file.size_bytes))
@@ -105,7 +105,7 @@ def _fetch(calls: Calls, file: RemoteFile, target: Path, tell: OnProgress) -> Fl
     while offset < file.size_bytes:
         response = yield from calls.send(_range_call(file, offset), patient=True)
         if response.status_code != 206:
-            offset = 0  # the range was ignored, or this is another version, and all of it came
+            offset = 0  # the range was ignored, or the version differs: the whole file is sent
         fruitless += 1
         broken: httpx.RequestError | None = None
         try:
@@ -113,12 +113,12 @@ def _fetch(calls: Calls, file: RemoteFile, target: Path, tell: OnProgress) -> Fl
                 yield Run(partial(_write_at, part, offset, piece))
                 offset += len(piece)
                 fruitless, silent_since = 0, None
-                tell(file.path, min(offset, file.size_bytes), file.size_bytes)
+                report(file.path, min(offset, file.size_bytes), file.size_bytes)
         except httpx.RequestError as error:
             broken = error
         yield Close(response)
         if broken is None:
-            break  # all that there is
+            break  # the body is complete
         silent_since = retry.clock() if silent_since is None else silent_since
         if retry.clock() - silent_since > retry.patience_s:
             raise no_answer(broken, calls.connection.url)
@@ -134,7 +134,7 @@ def _range_call(file: RemoteFile, offset: int) -> Call:
 
 
 def destination(root: Path, name: str) -> Path:
-    """Where the file `name` goes under `root`; IntegrityError if that is elsewhere."""
+    """Path of the file `name` under `root`; raises IntegrityError if the path leads elsewhere."""
     parts = PurePosixPath(name)
     target = root.joinpath(*parts.parts)
     unsafe = parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name
@@ -151,7 +151,7 @@ def _matches(path: Path, file: RemoteFile) -> bool:
 
 
 def _begin(part: Path, size_bytes: int) -> int:
-    """Make the part file; how many of its bytes an earlier download left."""
+    """Create the part file; returns the number of bytes that an earlier download left."""
     part.parent.mkdir(parents=True, exist_ok=True)
     if part.is_symlink():
         part.unlink()
@@ -173,6 +173,6 @@ def _finish(part: Path, target: Path, file: RemoteFile) -> None:
         part.unlink()
         raise errors.IntegrityError(
             f"{file.path} came with the wrong size or sha256 (expected {file.sha256}) "
-            "and was thrown away; download it again"
+            "and was deleted; download it again"
         )
     part.replace(target)

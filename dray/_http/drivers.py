@@ -1,4 +1,4 @@
-"""The two that perform the effects of flows: one blocking, one awaiting."""
+"""The drivers that perform the effects of flows: one blocking, one asynchronous."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Failed:
-    """What came of an effect that failed."""
+    """Result of an effect that failed."""
 
     error: Exception
 
 
-def _tell(flow: Any, result: Any) -> Any:
-    """Tell the flow what came of its effect; its next step. StopIteration when it is done."""
+def _resume(flow: Any, result: Any) -> Any:
+    """Send the flow the result of its effect; returns its next step, or raises StopIteration."""
     return flow.throw(result.error) if isinstance(result, _Failed) else flow.send(result)
 
 
@@ -49,7 +49,7 @@ class SyncDriver:
         try:
             effect = next(flow)
             while True:
-                effect = _tell(flow, self._attempt(effect, bodies))
+                effect = _resume(flow, self._attempt(effect, bodies))
         except StopIteration as stop:
             value: T = stop.value
             return value
@@ -65,7 +65,7 @@ class SyncDriver:
                     yield step.value
                     step = stream.send(None)
                 else:
-                    step = _tell(stream, self._attempt(step, bodies))
+                    step = _resume(stream, self._attempt(step, bodies))
         except StopIteration:
             return
         finally:
@@ -118,7 +118,7 @@ class AsyncDriver:
         try:
             effect = next(flow)
             while True:
-                effect = _tell(flow, await self._attempt(effect, bodies))
+                effect = _resume(flow, await self._attempt(effect, bodies))
         except StopIteration as stop:
             value: T = stop.value
             return value
@@ -134,7 +134,7 @@ class AsyncDriver:
                     yield step.value
                     step = stream.send(None)
                 else:
-                    step = _tell(stream, await self._attempt(step, bodies))
+                    step = _resume(stream, await self._attempt(step, bodies))
         except StopIteration:
             return
         finally:
@@ -151,7 +151,7 @@ class AsyncDriver:
     async def _perform(
         self, effect: Effect, bodies: dict[httpx.Response, AsyncIterator[bytes]]
     ) -> Any:
-        import asyncio  # which is slow to import, and the blocking client does without
+        import asyncio  # slow to import, and the blocking client does not need it
 
         match effect:
             case Send(call):

@@ -1,4 +1,4 @@
-"""Preempting a job and trying faults on it, as flows: no I/O here."""
+"""Preemption and fault injection as flows, without I/O."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def drill(
     wait: bool,
     idempotency_key: str | None,
 ) -> Flow[views.Drill]:
-    """The drill when it is over; without `wait`, as soon as it was taken."""
+    """The drill when it is over; without `wait`, as soon as the server accepted it."""
     body = {"kind": kind.value, "rank": rank}
     if at_step is not None:
         body["at_step"] = at_step
     headers = {
         "Content-Type": JSON,
-        # One key for all tries: an answer that was lost must not strike twice.
+        # One key for all tries: a lost answer must not inject the fault twice.
         "Idempotency-Key": uuid.uuid4().hex if idempotency_key is None else idempotency_key,
     }
     path = f"/v1/jobs/{segment(job_id)}"

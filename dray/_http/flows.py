@@ -1,4 +1,4 @@
-"""Each method of the clients as a flow over `dray._http.transport`: no I/O here."""
+"""Each method of the clients as a flow over `dray._http.transport`, without I/O."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dray import errors, views
-from dray._http import downloads, following
+from dray._http import code, downloads, following
 from dray._http.calls import LONG_POLL_S, Calls, params
+from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.transport import Call, Flow, Item, Stream, segment
 from dray.views import JobState
 
 if TYPE_CHECKING:  # most commands need neither the document's classes nor YAML
+    from dray.code.packing import PackedCode
     from dray.spec import JobSpec
 
 Spec: TypeAlias = "JobSpec | Mapping[str, Any] | str | PathLike[str]"
@@ -28,7 +30,7 @@ States: TypeAlias = JobState | str | Iterable[JobState | str]
 
 
 def _as_json(spec: Spec) -> bytes:
-    """The document as the body of a submit; defaults are left to the server."""
+    """The document as the body of a submit; the server fills in defaults."""
     from dray.documents import load_document
     from dray.spec import JobSpec
 
@@ -60,7 +62,7 @@ def _moment(time: datetime | None) -> str | None:
 
 
 def _not_found(reference: str) -> errors.JobNotFound:
-    """As the server says it of an id."""
+    """The error that the server would answer for an id."""
     what = "there is no job of yours" if reference == "@last" else f"there is no job {reference}"
     problem = views.Problem(
         type="about:blank",
@@ -75,7 +77,7 @@ def _not_found(reference: str) -> errors.JobNotFound:
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Which jobs to list; None is any."""
+    """Selects the jobs to list; None selects any."""
 
     state: States | None = None
     queue: str | None = None
@@ -115,6 +117,15 @@ class Flows(Calls):
         }
         content = _as_json(spec)
         return (yield from self.read(views.Job, Call("POST", "/v1/jobs", (), headers, content)))
+
+    def upload_code(self, packed: PackedCode, on_progress: OnUpload | None) -> Flow[views.Code]:
+        return code.upload(self, packed, on_progress)
+
+    def job_code(self, job_id: str) -> Flow[list[views.CodeFile]]:
+        return code.files_of(self, job_id)
+
+    def download_code(self, job_id: str, dest: str | PathLike[str]) -> Flow[list[Path]]:
+        return code.download(self, job_id, dest)
 
     def plan(self, spec: Spec, options: Mapping[str, float | None]) -> Flow[views.Plan]:
         document = json.loads(_as_json(spec))

@@ -1,4 +1,4 @@
-"""Following a job: its events over one stream that is opened again whenever it breaks."""
+"""Following a job: its events over one stream, which is reopened whenever the connection breaks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dray._http.transport import Call, Close, Flow, Item, Read, Sleep, Stream, n
 
 EVENT_STREAM = "text/event-stream"
 SILENCE_S = 15.0
-"""On top of the timeout: longer than the pauses between a server's keep-alives."""
+"""Read timeout of a stream, on top of the client's: longer than the pauses between keep-alives."""
 RESET = "reset"
-"""The server can't resume after the id it was sent; all events follow, from the first."""
+"""Event of a server that can't resume after the given id; all events follow, from the first."""
 METRIC_TICK_S = 1.0
 MOST_POINTS = 100_000
-"""Of a series in one answer; the server allows no more."""
+"""Most points of a series in one answer of the server."""
 
 
 def follow_events(calls: Calls, job_id: str, after_seq: int) -> Stream[views.Event]:
-    """Each event after `after_seq` once, in order, up to the one that ends the job.
+    """Yield each event after `after_seq` once, in order, up to the one that ends the job.
 
     Raises TransportError when the server stays away, or sends nothing, for too long.
     """
@@ -34,7 +34,7 @@ def follow_events(calls: Calls, job_id: str, after_seq: int) -> Stream[views.Eve
     while True:
         call = _stream_call(job_id, position)
         response = yield from calls.send(call, patient=True)
-        if response.status_code == 204:  # the job is over, and there was no more to tell
+        if response.status_code == 204:  # the job is over, without further events
             return
         if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
             raise errors.TransportError(f"{calls.connection.url} answered with no event stream")
@@ -50,8 +50,8 @@ def follow_events(calls: Calls, job_id: str, after_seq: int) -> Stream[views.Eve
                         continue
                     event = calls.parse(views.Event, message.data, call)
                     position = event.seq
-                    # Given already, before a reset; another event may have its number by now,
-                    # in a database that was restored from a backup.
+                    # Yielded before a reset; in a database restored from a backup, another event
+                    # may have the same number.
                     if event.seq <= after_seq or given.get(event.seq) == event.time:
                         continue
                     given[event.seq] = event.time
@@ -61,7 +61,7 @@ def follow_events(calls: Calls, job_id: str, after_seq: int) -> Stream[views.Eve
         except httpx.RequestError as error:
             broken = error
         yield Close(response)
-        # Counted from the first break: before it, the caller may have taken long with an event.
+        # Counted from the first break: before, the caller may have spent long on an event.
         silent_since = retry.clock() if silent_since is None else silent_since
         if retry.clock() - silent_since > retry.patience_s:
             if broken is not None:
@@ -114,10 +114,10 @@ def get(
 def follow_metrics(
     calls: Calls, job_id: str, keys: Sequence[str] | None, rank: int | None
 ) -> Stream[views.Point]:
-    """Each point once, in the order of steps, until the job is over."""
+    """Yield each point once, in the order of steps, until the job is over."""
     given: dict[str, int] = {}
     after_step: int | None = None
-    # The state before the points: of a job that is over by then, they are all there will be.
+    # The state is read before the points: if the job is over by then, the points are complete.
     job = yield from get(calls, job_id, patient=True)
     while True:
         call = metrics_call(job_id, keys, rank, after_step, MOST_POINTS)

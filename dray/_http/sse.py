@@ -12,7 +12,7 @@ from dray import errors
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
 MAX_PENDING_CHARS = 16 << 20
-"""An event longer than this is no event of dray's."""
+"""Most characters of one event; dray sends none longer."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Message:
 
 
 class Decoder:
-    """Feed it the pieces of one stream; a piece may end anywhere, also within a character.
+    """Decodes the pieces of one stream; a piece may end anywhere, also within a character.
 
-    Lines end at CR, LF or both, and nowhere else: `str.splitlines` would also break them at
-    characters that JSON leaves as they are. `retry_s` is the pause before coming back that the
-    server asked for last. Ids are left out: those of dray's events are in their data.
+    Lines end only at CR, LF or both; `str.splitlines` would also split at characters that JSON does
+    not escape. `retry_s` is the pause before a reconnect that the server asked for last. Ids are
+    ignored, because dray's events have their number in the data.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Decoder:
     def feed(self, piece: bytes) -> Iterator[Message]:
         """The messages that `piece` completes."""
         self._pending += self._text.decode(piece)
-        # A CR at the very end may be half of a CRLF: it waits for what follows.
+        # A CR at the very end may be half of a CRLF, so the line waits for the next piece.
         ends = [e for e in _LINE_END.finditer(self._pending) if e.group() != "\r" or self._more(e)]
         start = 0
         for end in ends:

@@ -1,4 +1,4 @@
-"""The seam under both clients: requests as data, what to do with answers as generators.
+"""The layer under both clients: requests are data, and their handling is in generators.
 
 A *flow* is a generator that yields effects (`Send`, `Read`, `Sleep`, ...) and is sent their
 results; its return value is the method's. A flow that also yields `Item`s is an iterator's body.
@@ -38,17 +38,17 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = None
     wait_s: float = 0.0
-    """How long the server may hold the answer back; added to the read timeout."""
+    """Seconds for which the server may delay the answer; added to the read timeout."""
     streamed: bool = False
-    """Leave the body of a success to be `Read` piece by piece."""
+    """Whether the body of a success is `Read` piece by piece."""
 
     @property
     def is_safe(self) -> bool:
-        """Whether sending it twice does no more than sending it once."""
+        """Whether sending the call twice has no more effect than sending it once."""
         return (
             self.method != "POST"
             or "Idempotency-Key" in self.headers
-            or self.path.endswith(("/cancel", "/preempt"))
+            or self.path.endswith(("/cancel", "/preempt", "/code", "/code/parts"))
         )
 
 
@@ -68,7 +68,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Close:
-    """Effect: be done with a streamed response. One that is left open is closed with its flow."""
+    """Effect: close a streamed response. A response left open is closed with its flow."""
 
     response: httpx.Response
 
@@ -82,14 +82,14 @@ class Sleep:
 
 @dataclass(frozen=True)
 class Run:
-    """Effect: do blocking work on this machine (files); the result is what it returns."""
+    """Effect: do blocking work on this machine (files); the result is its return value."""
 
     work: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Item(Generic[T]):
-    """Not an effect: one value for whoever iterates."""
+    """Not an effect: one value for the iterator's consumer."""
 
     value: T
 
@@ -101,13 +101,13 @@ Stream = Generator[Effect | Item[T], Any, None]
 
 @dataclass(frozen=True)
 class Retry:
-    """When a failed call is sent again: exponential backoff with full jitter.
+    """The rule for repeating failed calls: exponential backoff with full jitter.
 
     Source: "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
 
     patience_s: float = 3.0
-    """Give up when the next try would begin later than this after the first."""
+    """Seconds after the first try beyond which no other try begins."""
     first_delay_s: float = 0.2
     max_delay_s: float = 5.0
     jitter: Callable[[], float] = random.random
@@ -117,12 +117,12 @@ class Retry:
     def delay_s(self, tries: int, retry_after_s: float | None) -> float:
         """Seconds before the next try, `tries` having failed."""
         ceiling = min(self.max_delay_s, self.first_delay_s * 2.0 ** min(tries - 1, 30))
-        # On top of what the server asked for, or all who were told the same come back at once.
+        # On top of Retry-After, or all clients that got the same answer would return at once.
         return (retry_after_s or 0.0) + ceiling * self.jitter()
 
 
 FINAL_STATUSES = frozenset({501, 505, 507, 508, 511})
-"""Server errors that a pause won't mend: not implemented, storage full, and the like."""
+"""Server errors that a pause does not resolve, such as a full storage."""
 
 
 def is_passing(failure: errors.ApiError) -> bool:
@@ -133,11 +133,11 @@ def is_passing(failure: errors.ApiError) -> bool:
 
 
 def exchange(call: Call, retry: Retry, *, base_url: str) -> Flow[httpx.Response]:
-    """Send until it succeeds, fails for good, or patience ends.
+    """Send the call until it succeeds, fails for good, or the patience ends.
 
-    Safe for every call of this API: GET, DELETE and cancel may be repeated, and a submit
-    carries an idempotency key; a POST that has none and is no cancel is sent once, unless it
-    is known not to have arrived. Raises the classes of `dray.errors`.
+    This is safe for every call of this API: GET, DELETE and cancel may be repeated, and a submit
+    carries an idempotency key. A POST without a key that is no cancel is sent once, unless it is
+    known not to have arrived. Raises the classes of `dray.errors`.
     """
     began = retry.clock()
     tries = 0
@@ -156,7 +156,7 @@ def exchange(call: Call, retry: Retry, *, base_url: str) -> Flow[httpx.Response]
                 return response
             failure = errors.from_response(response)
             if call.method == "DELETE" and tries > 1 and isinstance(failure, errors.JobNotFound):
-                return response  # an earlier try did it and its answer was lost
+                return response  # an earlier try succeeded and its answer was lost
             if not (call.is_safe and is_passing(failure)):
                 raise failure
             retry_after_s = failure.retry_after_s
@@ -202,7 +202,7 @@ def _is_address(url: str) -> bool:
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the server is, who asks, and how patiently; the same for both clients."""
+    """Address, credentials and retry rule; the same for both clients."""
 
     url: str
     headers: Mapping[str, str] = field(repr=False)  # the token is among them
@@ -211,12 +211,14 @@ class Connection:
 
     @classmethod
     def open(cls, url: str | None, token: str | None, timeout_s: float, retry: Retry) -> Connection:
-        """Fill in what is not given from DRAY_URL and DRAY_TOKEN."""
+        """Open a connection; `url` and `token` default to DRAY_URL and DRAY_TOKEN."""
         url = (url or os.environ.get("DRAY_URL") or DEFAULT_URL).rstrip("/")
         token = token or os.environ.get("DRAY_TOKEN")
         if not _is_address(url):
             raise errors.ServerUnreachable(f"{url!r} is not an http:// or https:// address")
-        if token and not re.fullmatch(r"[\x21-\x7e]+", token):  # and don't say what it is
+        if token and not re.fullmatch(
+            r"[\x21-\x7e]+", token
+        ):  # the message must not contain the token
             raise ValueError("the token holds a character that no token has; look at DRAY_TOKEN")
         headers = {"User-Agent": f"dray/{dray.__version__}", "Accept": "application/json"}
         if token:
@@ -224,7 +226,7 @@ class Connection:
         return cls(url, headers, timeout_s, retry)
 
     def arguments(self, call: Call) -> dict[str, Any]:
-        """What `httpx` takes as keyword arguments of `request`."""
+        """Keyword arguments for the `request` methods of `httpx`."""
         read_s = self.timeout_s + call.wait_s
         return {
             "method": call.method,

@@ -1,4 +1,4 @@
-"""Runs one command line and turns what went wrong into a sentence and an exit code."""
+"""Runs one command line and turns errors into a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from dray.cli import metrics as _metrics  # noqa: F401  registers its commands
 from dray.cli import plan as _plan  # noqa: F401  registers its commands
 from dray.cli import reading as _reading  # noqa: F401  registers its commands
 from dray.cli import results as _results  # noqa: F401  registers its commands
+from dray.cli import submit as _submit  # noqa: F401  registers its commands
 from dray.cli.base import WrongUsage, app
 from dray.cli.exits import Exit
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; its exit code."""
+    """Run one command and return its exit code."""
     from dray.cli.output import ReaderGone, flush, warn
     from dray.errors import DrayError
 
@@ -35,7 +36,7 @@ def run(arguments: list[str]) -> int:
     except ReaderGone:
         _silence_stdout()
         return Exit.OK
-    except (ValueError, OSError) as error:  # an id or a state that can't be one; a full disk
+    except (ValueError, OSError) as error:  # an invalid id or state; a full disk
         warn(f"error: {error}")
         return Exit.USAGE
     except KeyboardInterrupt:
@@ -45,7 +46,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """typer would show a wrong usage itself, in lines that break inside words."""
+    """Run one command, with usage errors in dray's own form: typer's lines break inside words."""
     from dray.cli.output import warn
 
     try:
@@ -65,5 +66,5 @@ def _run(arguments: list[str]) -> int:
 
 
 def _silence_stdout() -> None:
-    """Let the interpreter's last flush go nowhere instead of into the closed pipe."""
+    """Redirect the interpreter's last flush away from the closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -23,7 +23,7 @@ from dray.cli.terminal import clean
 
 @contextmanager
 def download_bars(console: Console | None = None) -> Iterator[OnProgress]:
-    """What to tell the bytes of each file to; its bar appears with its first."""
+    """A callback for the progress of each file, whose bar appears with the first call."""
     name = Column(max_width=30, no_wrap=True, overflow="ellipsis")
     bars = Progress(
         TextColumn("{task.description}", markup=False, table_column=name),
@@ -35,10 +35,10 @@ def download_bars(console: Console | None = None) -> Iterator[OnProgress]:
     )
     tasks: dict[str, TaskID] = {}
 
-    def tell(path: str, here: int, whole: int) -> None:
+    def report(path: str, here: int, whole: int) -> None:
         if path not in tasks:
             tasks[path] = bars.add_task(clean(path), total=whole)
         bars.update(tasks[path], completed=here)
 
     with bars:
-        yield tell
+        yield report

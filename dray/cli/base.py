@@ -1,4 +1,4 @@
-"""The command itself: its options, its exit codes, and what all of its commands share."""
+"""The command itself: its options, its exit codes, and helpers that all commands share."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 ORDER = (
     *("init", "submit", "watch", "wait", "ls", "get", "explain", "metrics", "logs", "events"),
-    *("attempts", "checkpoints", "artifacts", "download", "export", "cancel", "delete", "plan"),
-    *("schema", "cluster", "preempt", "drill", "hangs"),
+    *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
+    *("plan", "schema", "cluster", "preempt", "drill", "hangs"),
 )
-"""Commands as the help lists them: what is needed first comes first."""
+"""Commands in the order of the help: those needed first come first."""
 
 
 class InOrder(typer.core.TyperGroup):
@@ -46,25 +46,27 @@ app = typer.Typer(
 JobId = Annotated[
     str,
     typer.Argument(
-        metavar="JOB", help="Its id or how that begins, its name, or @last.", autocompletion=job_ids
+        metavar="JOB",
+        help="A job's id, the beginning of its id, its name, or @last.",
+        autocompletion=job_ids,
     ),
 ]
 JobIds = Annotated[
     list[str],
     typer.Argument(
         metavar="JOB",
-        help="Jobs: ids or how these begin, names, or @last.",
+        help="Jobs: ids, beginnings of ids, names, or @last.",
         autocompletion=job_ids,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object on each line.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job is over.")]
 Rank = Annotated[int | None, typer.Option(help="Only this rank.", min=0)]
 OnlyAttempt = Annotated[int | None, typer.Option("--attempt", help="Only this attempt.", min=1)]
 
 WrongUsage: Any = typer.BadParameter.__base__
-"""What typer raises of a command line that can't be; older ones have the class from click."""
+"""Typer's exception for usage errors; older versions of typer take the class from click."""
 
 _url: str | None = None
 
@@ -84,17 +86,17 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print and exit.")
     ] = False,
 ) -> None:
-    """What every command shares. The token is read from DRAY_TOKEN only, as others can see
-    a command line."""
+    """Options of every command. The token is read from DRAY_TOKEN only, since other users can
+    see a command line."""
     global _url
     _url = url
 
 
 def _travel_light() -> None:
-    """Leave out of this process what takes long to import and no command needs.
+    """Skip slow imports that no command needs.
 
-    httpx brings a command line of its own, with rich and pygments, and does without when it can't
-    be imported (40 ms). pydantic looks through all that is installed for plugins (20 ms).
+    httpx imports a command line of its own, with rich and pygments (40 ms), unless that import
+    fails. pydantic searches all installed packages for plugins (20 ms).
     """
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -117,19 +119,20 @@ def connect() -> Iterator[Client]:
 
 
 @contextmanager
-def interruptible(told: str) -> Iterator[None]:
-    """Ctrl-C ends the command and not the job: say so, and how to go on."""
+def interruptible(message: str) -> Iterator[None]:
+    """Print `message` on Ctrl-C, which ends the command and not the job."""
     from dray.cli.output import warn
 
     try:
         yield
     except KeyboardInterrupt:
-        warn(f"\n{told}")
+        warn(f"\n{message}")
         raise typer.Exit(exits.Exit.INTERRUPTED) from None
 
 
 class Failures:
-    """Several jobs are dealt with one by one: what fails is told, and the others go on."""
+    """Collects failures while jobs are handled one by one: each is printed, and the loop goes
+    on."""
 
     def __init__(self) -> None:
         self._code = exits.Exit.OK
@@ -143,11 +146,11 @@ class Failures:
             yield
         except DrayError as error:
             if exits.exit_code(error) is exits.Exit.NO_SERVER:
-                raise  # the others would wait for the same
+                raise  # the other jobs would wait for the same server
             warn(exits.sentence(error))
             self._code = self._code or exits.exit_code(error)
 
     def end(self) -> None:
-        """Exit as the first failure would have."""
+        """Exit with the code of the first failure, if there was one."""
         if self._code:
             raise typer.Exit(self._code)

@@ -1,4 +1,4 @@
-"""The jobs that a command is about: named one by one, or chosen by label and state."""
+"""The jobs that a command handles: named one by one, or chosen by label and state."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ References = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="JOB",
-        help="Jobs: ids or how these begin, names, or @last.",
+        help="Jobs: ids, beginnings of ids, names, or @last.",
         autocompletion=job_ids,
         show_default=False,
     ),
 ]
 Labels = Annotated[
     list[str] | None,
-    typer.Option("--label", metavar="KEY=VALUE", help="Instead: those with this label."),
+    typer.Option("--label", metavar="KEY=VALUE", help="Instead of names: jobs with this label."),
 ]
 States = Annotated[
     list[str] | None,
-    typer.Option("--state", help="Those in this state.", autocompletion=completion.states),
+    typer.Option("--state", help="Jobs in this state.", autocompletion=completion.states),
 ]
-Everything = Annotated[bool, typer.Option("--all", help="All of them.")]
+Everything = Annotated[bool, typer.Option("--all", help="All jobs.")]
 Owner = Annotated[
-    str, typer.Option(help="Whose jobs are chosen by label, state or --all; @me: your own.")
+    str, typer.Option(help="Owner of jobs chosen by label, state or --all; @me: yourself.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 
 LIVE = ("QUEUED", "STARTING", "RUNNING", "RECOVERING", "CANCELLING")
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELLED")
 MOST_SHOWN = 20
-"""Jobs that a question lists."""
+"""Most jobs that a question lists."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the command line says of the jobs."""
+    """The jobs that the command line asks for."""
 
     references: Sequence[str]
     labels: Sequence[str]
     states: Sequence[str]
-    """In any of these; by default those that the command can do something to."""
+    """Any of these states; by default those to which the command applies."""
     everything: bool
     owner: str
 
@@ -60,7 +60,7 @@ class Choice:
         return bool(self.labels or self.states or self.everything)
 
     def check(self) -> None:
-        """BadParameter unless it says which jobs, and says so in one way."""
+        """Raise BadParameter unless jobs are either named or chosen."""
         if bool(self.references) == self.is_by_rule:
             raise typer.BadParameter(
                 "name jobs, or choose them by --label, --state or --all"
@@ -71,8 +71,8 @@ class Choice:
 def choose(
     client: Client, choice: Choice, failures: Failures, *, default_states: Sequence[str]
 ) -> dict[str, str]:
-    """Ids of the jobs, each with what to call it. A reference that means no job, or several, is
-    told, and the others are dealt with."""
+    """Ids of the jobs, each with its display name. A reference to no job, or to several, is printed
+    as a failure, and the others are handled."""
     from dray.cli.output import warn
 
     if not choice.is_by_rule:
@@ -95,7 +95,7 @@ def choose(
 
 
 def ask(what: str, jobs: Sequence[str], *, yes: bool) -> None:
-    """Go on if the user says so, on a terminal; elsewhere only --yes does."""
+    """Ask for confirmation on a terminal, and exit if it is denied; elsewhere require --yes."""
     import sys
 
     from dray.cli.exits import Exit

@@ -1,4 +1,4 @@
-"""Completion of jobs and options in the shell, when Tab is pressed."""
+"""Completion of jobs and options in the shell."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def document_kinds(incomplete: str) -> list[str]:
 
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """The newest jobs, with name and state; nothing, quickly, where no server answers."""
+    """The newest jobs, with name and state; empty, after a short timeout, if no server answers."""
     from itertools import islice
 
     from dray._http.transport import Retry
@@ -39,5 +39,5 @@ def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     except (DrayError, ValueError):
         return []
     found = [job for job in jobs if job.id.startswith(incomplete)]
-    # typer takes the help for rich's markup.
+    # typer interprets the help as rich's markup.
     return [(job.id, f"{clean(job.name)} {job.state}".replace("[", r"\[")) for job in found]

@@ -22,7 +22,7 @@ def init(
         ),
     ] = "image_classification",
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to; - prints it.")
+        Path, typer.Option("--output", "-o", metavar="FILE", help="File to write; - prints it.")
     ] = Path("job.yaml"),
     schema: Annotated[
         str | None,
@@ -62,8 +62,8 @@ def init(
 def schema() -> None:
     """Print the JSON Schema of a job document, for editors.
 
-    Their YAML support completes by it if the document begins with `# yaml-language-server:
-    $schema=URL`, as those of `dray init` do.
+    The YAML support of editors uses the schema if the document begins with
+    `# yaml-language-server: $schema=URL`, as the documents of `dray init` do.
     """
     from dray.cli.output import write_data
     from dray.spec.schema import job_schema

@@ -1,4 +1,4 @@
-"""Exit codes, and how an error reads on a terminal: one sentence, never a traceback."""
+"""Exit codes, and the form of errors on a terminal: one sentence, never a traceback."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dray import errors
 class Exit(IntEnum):
     OK = 0
     JOB_ENDED_BADLY = 1
-    """Watched, and it failed or was cancelled; or drilled, and it did not recover."""
+    """A watched job failed or was cancelled, or a job did not recover from a drill."""
     USAGE = 2
-    """Wrong command line or job document."""
+    """The command line or the job document is wrong."""
     REFUSED = 3
-    """Not found, in conflict with the state of things, or not allowed."""
+    """The request is not allowed, conflicts with the job's state, or names something unknown."""
     NO_SERVER = 4
-    """Unreachable, or it could not answer."""
+    """The server can't be reached, or failed."""
     TIME_WAS_UP = 5
-    """Waited for, and not there yet; the job goes on."""
+    """The time to wait was up; the job goes on."""
     INTERRUPTED = 130
 
 
@@ -50,11 +50,11 @@ def exit_code(error: errors.DrayError) -> Exit:
 
 
 def sentence(error: errors.DrayError) -> str:
-    """What was wrong, where, and what to do."""
+    """The error with the field at fault and the hint."""
     if not isinstance(error, errors.ApiError | errors.SpecError):
         return f"error: {error}"
     where = f" (at {error.pointer})" if error.pointer else ""
     hint = f"\nhint: {error.hint}" if error.hint else ""
     if isinstance(error, errors.ServerError) and error.request_id:
-        hint += f"\nits log has more of the request {error.request_id}"
+        hint += f"\nthe server's log has more about the request {error.request_id}"
     return f"error: {error.detail}{where}{hint}"

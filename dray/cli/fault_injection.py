@@ -1,4 +1,4 @@
-"""Commands about faults: have a job leave its slots, try a fault on it, read what hung."""
+"""Commands about faults: preempt a job, inject a fault into a job, list hangs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def preempt(
     jobs: JobIds,
     grace_s: Annotated[
         float | None,
-        typer.Option("--grace", metavar="TIME", help="For the checkpoint: 90, 2m.", parser=seconds),
+        typer.Option(
+            "--grace", metavar="TIME", help="Time for the checkpoint: 90, 2m.", parser=seconds
+        ),
     ] = None,
     as_json: AsJsonLines = False,
 ) -> None:
@@ -44,17 +46,19 @@ def preempt(
 def drill(
     job_id: JobId,
     kill: Annotated[bool, typer.Option("--kill", help="Kill the process of a rank.")] = False,
-    stall: Annotated[bool, typer.Option("--stall", help="Stop it, so that it hangs.")] = False,
+    stall: Annotated[
+        bool, typer.Option("--stall", help="Stop the process of a rank, so that it hangs.")
+    ] = False,
     preempt: Annotated[
         bool, typer.Option("--preempt", help="Have the whole job leave its slots.")
     ] = False,
     rank: Annotated[int, typer.Option(help="The rank to inject the fault into.", min=0)] = 0,
     at_step: Annotated[
         int | None,
-        typer.Option(metavar="STEP", help="Strike when so many steps are done.", min=0),
+        typer.Option(metavar="STEP", help="Inject the fault when this many steps are done.", min=0),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait until the job has taken it.")
+        bool, typer.Option("--wait/--no-wait", help="Wait until the drill is over.")
     ] = True,
     key: Annotated[
         str | None,
@@ -62,9 +66,9 @@ def drill(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try a fault on a job that trains, and see how it takes that.
+    """Inject a fault into a job that trains, and report how the job recovers.
 
-    Exits with 1 if the job did not recover from it as it should.
+    Exits with 1 if the job did not recover as it should.
     """
     from dray.cli.output import say, write_json
     from dray.views import DrillState
@@ -81,13 +85,13 @@ def drill(
             wait=wait,
             idempotency_key=key,
         )
-    write_json(done) if as_json else say(_told(done))
+    write_json(done) if as_json else say(_outcome(done))
     if done.state is DrillState.FAILED:
         raise typer.Exit(Exit.JOB_ENDED_BADLY)
 
 
-def _told(drill: Drill) -> str:
-    """`recovered in 0.41 s, 0 steps lost`, or how far it is."""
+def _outcome(drill: Drill) -> str:
+    """`recovered in 0.41 s, 0 steps lost`, or the state of a drill that is not over."""
     from dray.views import DrillState
 
     if drill.state is DrillState.PASSED:
@@ -99,7 +103,7 @@ def _told(drill: Drill) -> str:
 
 @app.command()
 def hangs(job_id: JobId, as_json: AsJson = False) -> None:
-    """Show what stood still in a job: who, where, how long, and every stack."""
+    """Show the hangs of a job: which ranks, where, how long, and the stack of every rank."""
     from dray.cli.output import write, write_json
 
     with connect() as client:

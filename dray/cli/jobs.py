@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,63 +30,14 @@ if TYPE_CHECKING:
     from dray.views import Job
 
 
-@app.command()
-def submit(
-    document: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Job document, YAML or JSON; - reads it here.")
-    ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field: train.epochs=3."),
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it until it is over.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the document here and send nothing.")
-    ] = False,
-    key: Annotated[
-        str | None,
-        typer.Option("--idempotency-key", help="Submitting twice with one key makes one job."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Queue a job."""
-    from dray.cli.output import write_json
-    from dray.documents import apply_settings, load_document
-
-    spec = apply_settings(load_document(document), settings or [])
-    if dry_run:
-        _check(spec, str(document), as_json)
-        return
-    with connect() as client:
-        job = client.submit(spec, idempotency_key=key)
-        if not watch:
-            write_json(job) if as_json else _tell(job)
-            return
-        _watch(client, job.id, as_json)
-
-
-def _check(document: dict[str, Any], source: str, as_json: bool) -> None:
-    from dray.cli.output import say, write_json
-    from dray.documents import check
-
-    spec = check(document, source=source)
-    if as_json:
-        write_json(spec)
-        return
-    what = spec.recipe or (spec.script.entrypoint if spec.script else "")
-    workers = spec.resources.num_workers
-    whom = f"{workers} worker" if workers == 1 else f"{workers} workers"
-    say(f"{source} is a job: {what} on {whom}. Nothing was sent.")
-
-
 @app.command("watch")
 def watch_command(job_id: JobId, as_json: AsJson = False) -> None:
     """Show a job's progress until it is over."""
     with connect() as client:
-        _watch(client, client.resolve(job_id), as_json)
+        watch_job(client, client.resolve(job_id), as_json)
 
 
-def _watch(client: Client, job_id: str, as_json: bool) -> None:
+def watch_job(client: Client, job_id: str, as_json: bool) -> None:
     from dray.cli.output import write_json
     from dray.cli.watch import watch
 
@@ -112,11 +62,13 @@ def wait(
     jobs: References = None,
     timeout_s: Annotated[
         float | None,
-        typer.Option("--timeout", metavar="TIME", help="At most so long: 90, 2h.", parser=seconds),
+        typer.Option(
+            "--timeout", metavar="TIME", help="Longest time to wait: 90, 2h.", parser=seconds
+        ),
     ] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option(help="Or until it is in this state.", autocompletion=completion.states),
+        typer.Option(help="Or until the job is in this state.", autocompletion=completion.states),
     ] = None,
     label: Labels = None,
     everything: Everything = False,
@@ -125,7 +77,7 @@ def wait(
 ) -> None:
     """Wait until jobs are over, or in a state.
 
-    With --label or --all: for those that are not over when it begins. Exits with 1 if one failed or
+    --label and --all choose among the jobs that are not over yet. Exits with 1 if a job failed or
     was cancelled, with 5 if the time was up.
     """
     import time
@@ -144,13 +96,13 @@ def wait(
                 left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                 job = client.wait(job_id, left_s, states)
                 done.append(job)
-                write_json_line(job) if as_json else _tell(job)
+                write_json_line(job) if as_json else report(job)
                 flush()
     failures.end()
     _exit_as(*done)
 
 
-def _tell(job: Job) -> None:
+def report(job: Job) -> None:
     from dray.cli.output import say
 
     say(f"{job.id} {job.state}: {job.reason.message}")
@@ -159,12 +111,12 @@ def _tell(job: Job) -> None:
 @app.command()
 def get(
     job_id: JobId,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until it is over.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job is over.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show one job.
 
-    Exits with 0 however it ended; wait tells that by its exit code.
+    Exits with 0 however the job ended; `dray wait` reports the end by its exit code.
     """
     from dray.cli.output import show_job, write_json
 
@@ -184,9 +136,9 @@ def cancel(
     yes: Yes = False,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Stop jobs, in whatever state they are.
+    """Stop jobs in any state.
 
-    Asks first if they are chosen by label, state or --all.
+    Asks for confirmation if the jobs are chosen by label, state or --all.
     """
     from dray.cli.output import write_json_line
 
@@ -199,7 +151,7 @@ def cancel(
         for job_id in found:
             with failures.noted():
                 job = client.cancel(job_id)
-                write_json_line(job) if as_json else _tell(job)
+                write_json_line(job) if as_json else report(job)
     failures.end()
 
 
@@ -213,9 +165,9 @@ def delete(
     yes: Yes = False,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Remove finished jobs and all that they left.
+    """Remove finished jobs with their logs, metrics, checkpoints and artifacts.
 
-    Logs, metrics, checkpoints and artifacts go with them. Asks first.
+    Asks for confirmation.
     """
     import json
 

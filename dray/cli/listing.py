@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dray.views import Job
 
 _METRICS = ("val/accuracy", "val/dice", "val/r2", "val/perplexity", "val/loss", "train/loss")
-"""Which to show of a job that names none in its document."""
+"""Metrics to show of a job whose document names none, in this order."""
 
 
 @app.command("ls")
@@ -29,20 +29,23 @@ def list_jobs(
     label: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with this label.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Only of this name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only with this name.")] = None,
     owner: Annotated[str | None, typer.Option(help="Only of this owner; @me: your own.")] = None,
     project: Annotated[str | None, typer.Option(help="Only of this project.")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Submitted then or later: 2h, 2026-01-31.")
+        str | None,
+        typer.Option(metavar="TIME", help="Submitted at this time or later: 2h, 2026-01-31."),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Submitted earlier than that.")
+        str | None, typer.Option(metavar="TIME", help="Submitted before this time.")
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Show this one, such as val/loss.")
+        str | None, typer.Option(metavar="KEY", help="Show this metric, such as val/loss.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many.", min=1)] = 50,
-    everything: Annotated[bool, typer.Option("--all", help="However many there are.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Most jobs to list.", min=1)] = 50,
+    everything: Annotated[
+        bool, typer.Option("--all", help="List all jobs, without a limit.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
@@ -100,7 +103,7 @@ def _show(jobs: list[Job], metric: str | None) -> None:
 
 
 def _metric(job: Job, wanted: str | None) -> str | None:
-    """The one that was asked for; else the one that the job is judged by; else a usual one."""
+    """The metric that was asked for, else the job's `checkpoint.best`, else a usual one."""
     from dray.cli.output import number
 
     judged_by = (job.spec.get("checkpoint") or {}).get("best")
@@ -110,7 +113,8 @@ def _metric(job: Job, wanted: str | None) -> str | None:
 
 
 def _moment(text: str | None, option: str) -> datetime | None:
-    """A time ago (`90s`, `2h`, `3d`), or ISO 8601, which without a zone is this machine's."""
+    """A time ago (`90s`, `2h`, `3d`) or ISO 8601, in this machine's time zone unless it names
+    one."""
     import re
     from datetime import UTC, datetime, timedelta
 

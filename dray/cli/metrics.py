@@ -1,4 +1,4 @@
-"""The command that shows the series of jobs: as a table, drawn, as CSV, or as they come."""
+"""The command that shows the series of jobs: as a table, a chart or CSV, or point by point."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def metrics(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print each point as CSV.")] = False,
     follow: Follow = False,
     max_points: Annotated[
-        int | None, typer.Option(help="Thin out to so many a series.", min=2, max=MOST_POINTS)
+        int | None, typer.Option(help="Most points of each series.", min=2, max=MOST_POINTS)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show, draw or print the series of a job, or of several beside each other."""
+    """Show, draw or print the series of one job, or of several side by side."""
     draw = plot or together or log
     if sum((as_json, as_csv, draw)) > 1:
         raise typer.BadParameter("choose one of --json, --csv and drawing")
@@ -87,7 +87,7 @@ def _follow(
 def _check_keys(
     client: Client, answers: Mapping[str, Metrics], keys: Sequence[str], rank: int | None
 ) -> None:
-    """An error for a key that no job has a series of, though they have others."""
+    """Raise BadParameter for a key without a series in any job, if the jobs have other series."""
     found = {key for answer in answers.values() for key, _ in _series(answer)}
     unknown = [key for key in keys if key not in found]
     if not unknown:
@@ -106,12 +106,12 @@ def _check_keys(
 
 
 def _series(answer: Metrics) -> Iterator[tuple[str, Series]]:
-    """Those that have points, by key."""
+    """The series that have points, by key."""
     return ((key, one) for key, one in sorted(answer.series.items()) if one.steps)
 
 
 def _by_name(client: Client, answers: Mapping[str, Metrics]) -> dict[str, Metrics]:
-    """The same by the jobs' names; where two are alike, with how their ids begin."""
+    """The answers by the jobs' names; equal names get the beginnings of the ids."""
     from dray.cli.tables import shortest_prefixes
 
     names = [client.get(job_id).name for job_id in answers]
@@ -123,7 +123,7 @@ def _by_name(client: Client, answers: Mapping[str, Metrics]) -> dict[str, Metric
 
 
 def _point_writer(*, as_json: bool, as_csv: bool) -> Callable[[Point], None]:
-    """Writes each point at once, also into a pipe."""
+    """A function that writes each point immediately, also into a pipe."""
     from dray.cli.output import flush, number, write, write_json_line
 
     if as_csv:
@@ -142,7 +142,7 @@ def _point_writer(*, as_json: bool, as_csv: bool) -> Callable[[Point], None]:
 
 
 def _write_json(answers: Mapping[str, Metrics]) -> None:
-    """One job's answer as it is; of several an object by id."""
+    """Write the answer of one job, or an object of several answers by id."""
     from dray.cli.output import write_data, write_json
 
     if len(answers) == 1:

@@ -1,4 +1,4 @@
-"""The form of answers: tables for people, JSON for programs."""
+"""The form of output: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class ReaderGone(Exception):
-    """Whoever read the output has enough of it: `dray logs JOB | head`."""
+    """The reader closed the pipe, as in `dray logs JOB | head`."""
 
 
 def write(line: str, *, colours: bool = False) -> None:
-    """One line to standard output; nothing in it is markup, and nothing steers the terminal.
+    """Write one line to standard output, without interpreting markup or passing control characters.
 
-    With `colours` the colours that a log line brings go to a terminal, and to a terminal alone.
+    With `colours`, colour sequences in the line are kept if the output is a terminal.
     """
     _emit(terminal.clean(line, colours=colours and terminal.has_colours()))
 
 
 def say(text: str, *, indent: str = "") -> None:
-    """A sentence: on a terminal in as many lines as it takes, none of which breaks a word."""
+    """Write a sentence, wrapped between words on a terminal."""
     text = terminal.clean(text)
     lines = terminal.wrapped(text, terminal.width(), indent) if sys.stdout.isatty() else [text]
     for line in lines:
@@ -38,7 +38,7 @@ def say(text: str, *, indent: str = "") -> None:
 
 
 def write_drawn(line: str) -> None:
-    """A line that dray drew, with colours of its own and what it holds made harmless."""
+    """Write a line that dray has coloured itself and cleaned of control characters."""
     _emit(line)
 
 
@@ -57,7 +57,7 @@ def flush() -> None:
 
 
 def warn(text: str) -> None:
-    """Lines to standard error."""
+    """Write lines to standard error."""
     columns = terminal.width() if sys.stderr.isatty() else None
     for line in map(terminal.clean, text.split("\n")):
         for part in terminal.wrapped(line, columns) if columns else [line]:
@@ -65,7 +65,7 @@ def warn(text: str) -> None:
 
 
 def _inert(document: str) -> str:
-    """JSON means the same when what could steer a terminal is written as an escape."""
+    """Write control characters in JSON as escapes, which does not change its meaning."""
     return re.sub(
         "[\x7f-\x9f\u202a-\u202e\u2066-\u2069]",
         lambda match: f"\\u{ord(match[0]):04x}",
@@ -74,12 +74,12 @@ def _inert(document: str) -> str:
 
 
 def write_data(data: Any) -> None:
-    """One indented JSON document."""
+    """Write one indented JSON document."""
     _emit(_inert(json.dumps(data, indent=2, ensure_ascii=False)))
 
 
 def write_json(value: BaseModel | Sequence[BaseModel]) -> None:
-    """One indented document of answers."""
+    """Write answers as one indented JSON document."""
     if isinstance(value, Sequence):
         write_data([item.model_dump(mode="json") for item in value])
     else:
@@ -87,13 +87,13 @@ def write_json(value: BaseModel | Sequence[BaseModel]) -> None:
 
 
 def write_json_line(value: BaseModel) -> None:
-    """One document on one line, for what comes as a stream."""
+    """Write one JSON document on one line, for streams."""
     _emit(_inert(value.model_dump_json()))
     flush()
 
 
 def number(value: float | str | None) -> str:
-    """A metric to four figures; NaN and infinities come as words already."""
+    """A metric to four figures; NaN and infinities are strings already."""
     if value is None:
         return "-"
     return value if isinstance(value, str) else f"{value:.4g}"
@@ -121,14 +121,14 @@ def duration(seconds: float) -> str:
 
 
 def age(moment: datetime) -> str:
-    """How long ago, on a terminal; the moment itself where a program reads it."""
+    """The age of a moment on a terminal; the moment itself in a pipe."""
     if not sys.stdout.isatty():
         return cell(moment)
     return duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
 
 
 def cell(value: object) -> str:
-    """A value as people read it, in a table or on a line."""
+    """A value as text for people, in a table or on a line."""
     if value is None:
         return "-"
     if isinstance(value, datetime):
@@ -143,7 +143,7 @@ def steps(job: views.Job) -> str:
 
 
 def show_job(job: views.Job) -> None:
-    """All that matters of one job, a line each."""
+    """Write one job, with a line for each field."""
     lines: list[tuple[str, object]] = [
         ("id", job.id),
         ("name", job.name),

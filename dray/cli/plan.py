@@ -1,4 +1,4 @@
-"""The command that shows how a job could be divided."""
+"""The command that shows the ways to divide a job."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ def plan(
     ] = None,
     memory: Annotated[
         int | None,
-        typer.Option(metavar="BYTES", help="What each worker has: 8GiB.", parser=num_bytes),
+        typer.Option(metavar="BYTES", help="Memory of each worker: 8GiB.", parser=num_bytes),
     ] = None,
     flops: Annotated[
-        float | None, typer.Option(metavar="PER_S", help="Of a worker in training.", min=0)
+        float | None,
+        typer.Option(metavar="PER_S", help="Floating point operations of a worker.", min=0),
     ] = None,
     bandwidth: Annotated[
-        float | None, typer.Option(metavar="BYTES_PER_S", help="Of each worker.", min=0)
+        float | None, typer.Option(metavar="BYTES_PER_S", help="Bandwidth of each worker.", min=0)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a job takes, and how its workers could divide it."""
+    """Show the memory and step time of each way to divide a job among its workers."""
     from dray.cli.output import write_json
     from dray.documents import apply_settings, load_document
 

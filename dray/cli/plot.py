@@ -1,7 +1,7 @@
 """Series drawn in a terminal: dots on axes, curves distinguished by colour or by letter.
 
-Pure: numbers in, lines out. A braille character is a grid of 2 x 4 dots, so a chart of 60 x 12
-characters has 120 x 48 of them.
+The functions have no side effects. A braille character is a grid of 2 x 4 dots, so a chart of
+60 x 12 characters has 120 x 48 dots.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 Value = float | str
-"""A metric as it is served: NaN and infinities are words."""
+"""A metric as the API serves it: NaN and infinities are strings."""
 Span = tuple[str, int | None]
-"""Text and the series whose colour it has."""
+"""Text and the number of the series whose colour the text has."""
 Line = list[Span]
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Bit of the dot in each row and column of a braille character (Unicode, U+2800 block)."""
+"""Bit of the dot in each row and column of a braille character (Unicode block U+2800)."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -33,11 +33,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Style:
-    """How much room there is and what the terminal can show."""
+    """The size of the chart and the abilities of the terminal."""
 
     width: int = 80
     height: int = 12
-    """Lines of the chart itself."""
+    """Lines of the chart without axes and legends."""
     log: bool = False
     colours: bool = False
     unicode: bool = True
@@ -55,14 +55,14 @@ class _Axes:
         return (step - self.first_step) / span * (dots - 1) if span else (dots - 1) / 2
 
     def row(self, value: float, dots: int) -> float:
-        """From the top."""
-        # Halved, as the difference of two finite numbers may be infinite.
+        """Row of a value, in dots from the top."""
+        # Both are halved, since the difference of two finite numbers may be infinite.
         span = self.high / 2 - self.low / 2
         return (self.high / 2 - value / 2) / span * (dots - 1)
 
 
 def chart(curves: Sequence[Curve], style: Style) -> list[Line]:
-    """The curves on common axes: their names, the chart, the steps, and what could not be drawn."""
+    """The curves on common axes: a legend, the chart, the steps, and notes on values left out."""
     lines: list[Line] = [[(_legend(curves, n, style), n)] for n in range(len(curves))]
     pieces = [list(_drawable(curve, log=style.log)) for curve in curves]
     flat = [point for runs in pieces for run in runs for point in run]
@@ -102,7 +102,7 @@ def _letter(number: int) -> str:
 
 
 def _drawable(curve: Curve, *, log: bool) -> Iterator[list[tuple[int, float]]]:
-    """Runs of points without a hole between; in powers of ten for a logarithmic axis."""
+    """Runs of consecutive drawable points; values are log10 for a logarithmic axis."""
     run: list[tuple[int, float]] = []
     for step, value in zip(curve.steps, curve.values, strict=True):
         if isinstance(value, str) or not math.isfinite(value) or (log and value <= 0):
@@ -116,7 +116,7 @@ def _drawable(curve: Curve, *, log: bool) -> Iterator[list[tuple[int, float]]]:
 
 
 def _notes(curve: Curve, log: bool) -> Iterator[str]:
-    """What the chart leaves out, said below it."""
+    """Notes below the chart on values that are left out."""
     words = [value for value in curve.values if isinstance(value, str) or not math.isfinite(value)]
     if words:
         yield f"  {curve.key}: {len(words)} of {len(curve.values)} values are NaN or infinite"
@@ -129,14 +129,14 @@ def _notes(curve: Curve, log: bool) -> Iterator[str]:
 def _axes(points: Sequence[tuple[int, float]]) -> _Axes:
     steps, values = [step for step, _ in points], [value for _, value in points]
     low, high = min(values), max(values)
-    if low == high:  # a level line runs through the middle
+    if low == high:  # a constant series is drawn in the middle
         pad = abs(low) / 2 or 1.0
         low, high = low - pad, high + pad
     return _Axes(min(steps), max(steps), low, high)
 
 
 def _labels(axes: _Axes, style: Style) -> dict[int, str]:
-    """Row -> what stands beside it: top, middle and bottom."""
+    """Row -> label, for the top, middle and bottom rows."""
     last = style.height - 1
     found: dict[int, str] = {}
     for row in sorted({0, last // 2, last}):
@@ -156,7 +156,7 @@ def _steps(axes: _Axes, indent: int, columns: int) -> str:
 
 
 class _Canvas:
-    """Dots, and whose they are."""
+    """A grid of dots, each with the curves that it belongs to."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.columns, self.rows = columns, rows
@@ -164,7 +164,7 @@ class _Canvas:
         self._owners: dict[tuple[int, int], set[int]] = {}
 
     def draw(self, owner: int, points: Sequence[tuple[float, float]]) -> None:
-        """Join the points, (x, y) in dots from the upper left, by straight lines."""
+        """Connect points, (x, y) in dots from the upper left, by straight lines."""
         previous = points[0]
         for point in points:
             (x0, y0), (x1, y1) = previous, point
@@ -196,6 +196,6 @@ class _Canvas:
         ]
 
     def _mark(self, owners: set[int], num_curves: int, braille: str, style: Style) -> str:
-        if num_curves > 1 and not style.colours:  # dots alone don't say whose they are
+        if num_curves > 1 and not style.colours:  # without colours, letters distinguish the curves
             return _letter(min(owners)) if len(owners) == 1 else "*"
         return braille if style.unicode else "*"

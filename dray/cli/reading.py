@@ -30,7 +30,7 @@ def logs(
     attempt: OnlyAttempt = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Print what the ranks wrote."""
+    """Print the output of the ranks."""
     from dray.cli.output import flush, write, write_json_line
 
     again = f"the job goes on; follow it again with: dray logs -f {job_id}"
@@ -41,7 +41,7 @@ def logs(
                 write_json_line(line)
             else:
                 write(_log_line(line, one_rank=rank is not None), colours=True)
-            if follow:  # each line at once, also into a pipe
+            if follow:  # write each line immediately, also into a pipe
                 flush()
 
 
@@ -51,7 +51,7 @@ def _log_line(line: LogLine, *, one_rank: bool) -> str:
 
 @app.command()
 def events(job_id: JobId, follow: Follow = False, as_json: AsJsonLines = False) -> None:
-    """Print what happened to a job."""
+    """Print the events of a job."""
     from dray.cli.output import flush, say, write_json_line
 
     again = f"the job goes on; follow it again with: dray events -f {job_id}"
@@ -72,7 +72,7 @@ def _event_line(event: Event) -> str:
 
 @app.command()
 def explain(job_id: JobId, as_json: AsJson = False) -> None:
-    """Say why a job is where it is."""
+    """Explain why a job is in its state."""
     from dray.cli.output import say, write_json
 
     with connect() as client:
@@ -128,14 +128,14 @@ def attempts(job_id: JobId, as_json: AsJson = False) -> None:
 
 
 def _from_step(attempt: Attempt) -> str:
-    """Where it went on, and from which steps it could not."""
+    """The step that the attempt resumed from, and the damaged checkpoints that it skipped."""
     passed_over = attempt.receipt.passed_over if attempt.receipt is not None else []
     steps = ", ".join(str(each.step) for each in passed_over)
     return f"{attempt.resume_step}" + (f" (not {steps}: damaged)" if steps else "")
 
 
 def _losses(attempt: Attempt) -> str | None:
-    """Of training, before and after it resumed."""
+    """Training losses before and after the attempt resumed."""
     if attempt.receipt is None or not attempt.receipt.url:
         return None
     losses = attempt.receipt.loss_before, attempt.receipt.loss_after
@@ -154,7 +154,7 @@ def _took(attempt: Attempt) -> str | None:
 
 @app.command()
 def cluster(as_json: AsJson = False) -> None:
-    """Show the nodes and what runs on them."""
+    """Show the nodes and the jobs that run on them."""
     from dray.cli.output import say, write_json
     from dray.cli.tables import table
 
@@ -188,7 +188,7 @@ def cluster(as_json: AsJson = False) -> None:
 
 
 def _storage(state: StorageState) -> str | None:
-    """How full it is, where there is a limit; what to do when it is full."""
+    """How full a limited storage is, or the problem of a full one."""
     from dray.cli.output import size
 
     if state.problem:
@@ -203,4 +203,6 @@ def _storage(state: StorageState) -> str | None:
 def _health(node: NodeSlots) -> str:
     if not node.alive:
         return "lost"
-    return "ready" if node.accepted else f"refused: {node.reason}"
+    if not node.accepted:
+        return f"refused: {node.reason}"
+    return f"ready, but {node.reason}" if node.reason else "ready"

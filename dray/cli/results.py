@@ -1,4 +1,4 @@
-"""Commands that read what jobs leave: checkpoints and results."""
+"""Commands that read the checkpoints and results of jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def checkpoints(
     job_id: JobId,
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder to download to.")] = Path(),
     step: Annotated[
-        int | None, typer.Option("--download", metavar="STEP", help="Fetch this one.", min=0)
+        int | None,
+        typer.Option(
+            "--download", metavar="STEP", help="Download the checkpoint of this step.", min=0
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -73,11 +76,13 @@ def artifacts(job_id: JobId, as_json: AsJson = False) -> None:
 @app.command()
 def download(
     job_id: JobId,
-    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder to put them in.")] = Path(),
-    artifact: Annotated[str | None, typer.Option(help="Only this path or id.")] = None,
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder to download to.")] = Path(),
+    artifact: Annotated[
+        str | None, typer.Option(help="Only the artifact with this path or id.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a job's results, checked by hash. A download that was broken off goes on."""
+    """Download a job's results, checked by hash. An interrupted download is continued."""
     with connect() as client, _progress() as tell:
         paths = client.download(client.resolve(job_id), dest, artifact, on_progress=tell)
     _write_paths(paths, as_json)
@@ -88,9 +93,9 @@ def export(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder of a job's results, or the job.")
     ],
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="It ends in .onnx or .pt2.")] = Path(
-        "model.onnx"
-    ),
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File to write; its name ends in .onnx or .pt2.")
+    ] = Path("model.onnx"),
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model as a file for ONNX or torch.export. Needs dray[onnx]."""
@@ -112,7 +117,7 @@ def _export(folder: Path, path: Path) -> Path:
     try:
         written: Path = dray.load(folder).export(path)
     except ImportError as error:
-        raise ValueError(str(error)) from error  # what to install, without a traceback
+        raise ValueError(str(error)) from error  # says what to install, without a traceback
     return written
 
 
@@ -128,10 +133,10 @@ def _write_paths(paths: Sequence[Path], as_json: bool) -> None:
 
 @contextmanager
 def _progress() -> Iterator[OnProgress | None]:
-    """A bar for each file on standard error, if that is a terminal."""
+    """A bar for each file on standard error, if standard error is a terminal."""
     import sys
 
-    with interruptible("what has come so far is kept; the same command goes on from there"):
+    with interruptible("the part downloaded so far is kept; the same command continues it"):
         if not sys.stderr.isatty():
             yield None
             return

@@ -1,4 +1,4 @@
-"""Tables: all of the text in a pipe, as much as fits on a terminal."""
+"""Tables, complete in a pipe and fitted to the width on a terminal."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Item = TypeVar("Item", bound="BaseModel")
 
 GAP = "  "
 LEAST = 16
-"""Columns that a flexible column keeps."""
+"""Least width of a flexible column."""
 
 _TIME_OF_AN_ID = len("job-") + 10
-"""Characters of an id that say when it was made, to the millisecond."""
+"""Characters of an id that encode its creation time, to the millisecond."""
 
 _COLOUR_OF_STATE = {
     **dict.fromkeys(("SUCCEEDED", "ready"), terminal.GREEN),
@@ -39,12 +39,12 @@ def table(
     optional: Sequence[str] = (),
     shorter: Mapping[str, Callable[[Sequence[str]], Sequence[str]]] = MappingProxyType({}),
 ) -> None:
-    """A line for each row.
+    """Write a line for each row.
 
-    On a terminal that is too narrow for it the columns in `shorter` get the texts that their
-    function makes of them, `optional` columns are left out, the first named first, and `flexible`
-    ones are cut short. What is then still too wide is a line for each value. An optional column
-    that has no value in any row is left out as well.
+    On a terminal that is too narrow, the columns in `shorter` get the texts that their function
+    returns, `optional` columns are left out, the first named first, and `flexible` columns are cut
+    short. A table that is still too wide is written with a line for each value. An optional column
+    without a value in any row is left out as well.
     """
     texts = [[terminal.clean(cell(value)) for value in row] for row in rows]
     if not sys.stdout.isatty():
@@ -91,7 +91,7 @@ def _replace_column(
 
 
 def _write_records(headings: Sequence[str], texts: Sequence[Sequence[str]]) -> None:
-    """A line for each value, and an empty one between rows."""
+    """Write a line for each value, and an empty line between rows."""
     room = max(map(display_width, headings)) + len(GAP)
     for number, row in enumerate(texts):
         if number:
@@ -102,7 +102,7 @@ def _write_records(headings: Sequence[str], texts: Sequence[Sequence[str]]) -> N
 
 
 def shortest_prefixes(ids: Sequence[str]) -> list[str]:
-    """Beginnings of one length that tell each from the others, and from most others there are."""
+    """Beginnings of equal length that distinguish each id from the others and from most ids."""
     length = _TIME_OF_AN_ID
     while len({one[:length] for one in ids}) < len(set(ids)):
         length += 1
@@ -118,7 +118,7 @@ def listing(
     flexible: Sequence[str] = (),
     optional: Sequence[str] = (),
 ) -> None:
-    """A list of answers: a table with a row for each, or one JSON document."""
+    """Write a list of answers as a table with a row for each, or as one JSON document."""
     if as_json:
         write_json(found)
     else:

@@ -1,4 +1,4 @@
-"""The abilities of the terminal, and the characters that must not reach it."""
+"""The abilities of the terminal, and removal of characters that could control it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import sys
 import unicodedata
 
 _SGR = r"\x1b\[[0-9;:]*m"
-"""Colours and the like: the one kind of escape sequence that stays within its line."""
+"""Colours and the like, the one kind of escape sequence without an effect beyond its line."""
 _SEQUENCE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: cursor, colours, modes (ECMA-48, 5.4)
     r"|\x1b[PX^_\]].*?(?:\x07|\x1b\\|$)"  # strings: titles, clipboard, hyperlinks
     r"|\x1b[ -/]*[0-~]?"
 )
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""C0 but the tab, DEL, C1, and what turns the direction of text."""
+"""C0 except the tab, DEL, C1, and characters that change the direction of text."""
 _PARTS = re.compile(f"({_SGR})")
 
 BOLD, RED, GREEN, BLUE, MAGENTA, CYAN = 1, 31, 32, 34, 35, 36
 CURVES = (CYAN, MAGENTA, GREEN, RED, BLUE)
-"""Readable on light and on dark, as yellow and white are not."""
+"""Colours that are readable on light and on dark backgrounds."""
 
 
 def prepare() -> None:
-    """A character that the terminal's encoding lacks is spelt out instead of being an error."""
+    """Escape characters that the terminal's encoding lacks instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def has_colours() -> bool:
-    """A terminal that was not asked to go without (see no-color.org)."""
+    """Whether the output is a terminal, and colours were not switched off (see no-color.org)."""
     return (
         sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )
@@ -49,12 +49,12 @@ def has_unicode() -> bool:
 
 
 def width() -> int:
-    """Columns; COLUMNS where there is no terminal, else 80."""
+    """Columns of the terminal; without a terminal the variable COLUMNS, else 80."""
     return max(20, shutil.get_terminal_size((80, 24)).columns)
 
 
 def display_width(text: str) -> int:
-    """Columns of a terminal: East Asian and emoji take two, combining marks none."""
+    """Columns that a text takes: East Asian characters and emoji take two, combining marks none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -64,8 +64,8 @@ def display_width(text: str) -> int:
 
 
 def wrapped(text: str, columns: int, indent: str = "") -> list[str]:
-    """`text` in lines of at most so many columns, broken between words only, so that an id or a
-    path can be copied; all lines but the first begin with `indent`."""
+    """`text` in lines of at most `columns`, broken between words only, so that an id or a path can
+    be copied; all lines but the first begin with `indent`."""
     if display_width(text) <= columns:
         return [text]
     margin = text[: len(text) - len(text.lstrip())]
@@ -85,8 +85,8 @@ def styled(text: str, code: int | None) -> str:
 
 
 def clean(text: str, *, colours: bool = False) -> str:
-    """`text` on one line, without what would move the cursor, rename the window or turn the text
-    around. With `colours` those that it brings stay, and end with it."""
+    """`text` on one line, without characters that move the cursor, rename the window or change the
+    direction of text. With `colours`, colours are kept and reset at the end."""
     if text.isprintable():
         return text
     if not colours:
@@ -100,5 +100,5 @@ def clean(text: str, *, colours: bool = False) -> str:
 
 
 def _harmless(control: re.Match[str]) -> str:
-    """What parted two lines, or two states of a progress bar, parts words."""
+    """The replacement of a control character: line breaks and carriage returns become spaces."""
     return " " if control[0] in "\n\r" else ""

@@ -21,7 +21,7 @@ REFRESH_S = 0.5
 PLAIN_EVERY_S = 5.0
 _BAR = 30
 _BESIDES = 9
-"""Columns of the spinner, the share that is done, and what parts them."""
+"""Columns of the spinner, the percentage, and the gaps between."""
 
 
 class Screen(Protocol):
@@ -29,9 +29,9 @@ class Screen(Protocol):
 
 
 def watch(client: Client, job_id: str, *, console: Console | None = None) -> Job:
-    """Show the job until it is over, then its end; the finished job.
+    """Show the job until it is over, then its end; returns the finished job.
 
-    Outlives a server that is away for up to a minute. Raises the errors of `Client.wait`.
+    A server that is away for up to a minute is waited for. Raises the errors of `Client.wait`.
     """
     from rich.console import Console
 
@@ -64,7 +64,7 @@ def is_training(job: Job) -> bool:
 
 
 def status(job: Job) -> str:
-    """One line of where the job is: its figures, or why it waits."""
+    """One line with the job's progress, or the reason why it waits."""
     progress = job.progress
     if progress is None or not is_training(job):
         return f"{job.state}: {job.reason.message}"
@@ -79,7 +79,7 @@ def status(job: Job) -> str:
 
 
 def ending(job: Job) -> list[str]:
-    """How the job ended, in lines: state, time, figures, and what to look at if it failed."""
+    """Lines on the end of the job: state, time, metrics, and where to look if it failed."""
     took = ""
     if job.finished_at is not None:
         seconds = (job.finished_at - (job.started_at or job.created_at)).total_seconds()
@@ -98,7 +98,8 @@ def ending(job: Job) -> list[str]:
 
 
 class _Lines:
-    """Without a terminal: a line when the state changes, and every few seconds of training."""
+    """Output without a terminal: a line for each change of state, and every few seconds of
+    training."""
 
     def __init__(self) -> None:
         self._state: JobState | None = None
@@ -126,7 +127,7 @@ def _bar(console: Console) -> AbstractContextManager[Screen]:
             if not self.task_ids:
                 self.add_task("", total=None, state="", status="")
             text = terminal.clean(status(job) if progress else job.reason.message)
-            # The bar gives way to the text, and the text's last words to the terminal's edge.
+            # The bar shrinks to make room for the text, and the text is cut at the terminal's edge.
             room = console.width - len(job.state) - _BESIDES
             bar.bar_width = max(1, min(_BAR, room - terminal.display_width(text)))
             self.update(

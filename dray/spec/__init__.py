@@ -1,8 +1,8 @@
-"""JobSpec: the one document a user writes.
+"""JobSpec: the one document that a user writes.
 
-The API validates it, the service stores it, the workers train by it; all three read these
-classes. Unknown fields are refused, numbers are not guessed from strings or booleans, and a
-feature that this version does not have is refused by name instead of being ignored.
+The API validates the document, the service stores it, and the workers train by it; all three use
+these classes. Unknown fields are refused, and so are numbers written as strings or booleans, and
+features that this version does not have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dray.spec.fields import (
     LabelValue,
     MetricName,
     Name,
-    PlainText,
     QueueName,
     Seconds,
     Size,
@@ -31,6 +30,7 @@ from dray.spec.model import Cnn, Gpt, Mlp, Model, ResNet, Unet
 from dray.spec.parallel import INNER, MAX_WORKERS, Parallel, written_out
 from dray.spec.profile import Profile
 from dray.spec.recipes import RECIPES, RecipeName
+from dray.spec.script import Script
 from dray.spec.sync import Compression, Outer, Sync
 from dray.spec.train import (
     EarlyStopping,
@@ -85,17 +85,8 @@ _NOT_ONE = (
 )
 
 
-class Script(Document):
-    """A training script that already lies where the ranks run, started as torchrun would."""
-
-    entrypoint: Annotated[PlainText, StringConstraints(min_length=1, max_length=4096)]
-    """Path of the Python file on the worker's machine, or relative to its working directory."""
-    args: Annotated[list[PlainText], Field(max_length=1024)] = []
-    """Command line arguments, given as they are (no shell)."""
-
-
 class Resources(Document):
-    """What the group needs. The gang starts whole or not at all."""
+    """Resources of the group. All workers start together or not at all."""
 
     num_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
     """Ranks of the job: processes that train together."""
@@ -104,31 +95,31 @@ class Resources(Document):
     cpus_per_worker: Annotated[Int, Field(ge=1, le=1024)] = 1
     """CPU cores of each worker."""
     memory_bytes: Size | None = None
-    """Memory of each worker, counted in Ray's books; a number, or a size such as `8GiB`."""
+    """Memory of each worker, as Ray accounts for it; a number, or a size such as `8GiB`."""
     accelerator: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
     """Ray's accelerator type, such as `H100`."""
 
 
 class Elastic(Document):
-    """The group may be smaller than `resources.num_workers`: it starts with what there is, goes on
-    without workers that are lost, and grows again when there are slots. The batch stays what it
-    is, and so does each sample's place in the order. For recipes on CPU."""
+    """The group may be smaller than `resources.num_workers`: it starts with the free slots, goes on
+    without lost workers, and grows again when slots are free. The batch size and the order of the
+    samples do not change. For recipes on CPU."""
 
     min_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
-    """With how few it may start and train on; at most `resources.num_workers`."""
+    """Least number of workers to start and to go on with; at most `resources.num_workers`."""
     exact: StrictBool = False
-    """The weights are equal to the last bit whatever the sizes were, at some cost: gradients are
-    computed in `resources.num_workers` shares and added in their order, on however many workers."""
+    """Makes the weights equal to the last bit at any size, at some cost: gradients are computed in
+    `resources.num_workers` shares and added in their order, on any number of workers."""
 
 
 class Checkpoint(Document):
-    """When state is saved and how much of it is kept."""
+    """When checkpoints are saved and how many are kept."""
 
     every_steps: Literal["auto"] | Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
-    """Save after every so many optimizer steps; unset saves at the end of each epoch. `auto`
-    chooses the interval from what a save costs and how often workers are lost."""
+    """Optimizer steps between two checkpoints; unset, one is saved at the end of each epoch. `auto`
+    chooses the interval by the cost of a save and the rate at which workers are lost."""
     keep: Annotated[Int, Field(ge=1, le=1000)] = 3
-    """Newest checkpoints that are kept; the best is kept besides."""
+    """Number of newest checkpoints to keep, besides the best one."""
     best: MetricName | None = None
     """Metric that names the best checkpoint. Losses, errors and perplexity are minimised, other
     metrics maximised."""
@@ -138,56 +129,56 @@ class InitFrom(Document):
     """Start from another job's checkpoint."""
 
     job: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^job-[0-9a-z]+$")]
-    """Its id."""
+    """Id of the other job."""
     step: Literal["latest", "best"] | Annotated[Int, Field(ge=0, le=MAX_STEPS)] = "latest"
-    """Which of its checkpoints, looked up when this job is submitted. `best` is by the other
+    """Step of the checkpoint, looked up when this job is submitted. `best` is the best by the other
     job's `checkpoint.best`."""
     take: Literal["weights", "everything"] = "weights"
-    """weights: optimizer and step start afresh. everything: the job goes on after that step as if
-    the checkpoint were its own, with the optimizer's state and the place in the data, on other
-    workers or divided otherwise."""
+    """weights: optimizer and step start anew. everything: the job continues after that step as if
+    the checkpoint were its own, with the optimizer's state and the position in the data, on any
+    number of workers and with any division of the model."""
 
 
 class JobSpec(Document):
     """A training job: exactly one of `recipe` and `script`, and what it needs to run."""
 
     version: Literal[1] = SPEC_VERSION
-    """Of the document's form."""
+    """Version of the document's format."""
     name: Name = "job"
-    """What people call the job; several may have one name."""
+    """Name of the job, which need not be unique."""
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] = {}
-    """Keys and values of your own, by which jobs are listed and chosen."""
+    """Keys and values by which jobs can be listed and chosen."""
     recipe: RecipeName | None = None
-    """What is trained by dray's own code; instead of `script`."""
+    """Training program that comes with dray; instead of `script`."""
     script: Script | None = None
     """A training script of your own; instead of `recipe`."""
     model: Model | None = None
-    """By default the recipe's first model."""
+    """The model; by default the recipe's first one."""
     data: Data = Data()
     train: Train = Train()
     parallel: Annotated[
         Parallel, BeforeValidator(written_out, json_schema_input_type=Parallel | Literal["auto"])
     ] = Parallel()
-    """Or `auto`: the planner chooses the axes when the job is submitted."""
+    """How the model is divided; `auto`: the planner chooses the axes at the submit."""
     sync: Sync | None = None
-    """Unset, the ranks exchange their gradients in every step, as they are."""
+    """How gradients are exchanged; unset, in every step and uncompressed."""
     resources: Resources = Resources()
     elastic: Elastic | None = None
-    """Unset, the gang starts whole or not at all, and keeps its size."""
+    """Whether the group may change its size; unset, the size is fixed."""
     checkpoint: Checkpoint = Checkpoint()
     init_from: InitFrom | None = None
     profile: Profile | None = None
-    """Unset, nothing is recorded."""
+    """Steps to profile; unset, none."""
     queue: QueueName = "default"
-    """A name to list jobs by; all queues share the cluster."""
+    """Name by which jobs can be listed; all queues share the cluster."""
     priority: Annotated[Int, Field(ge=0, le=100)] = 50
-    """Higher starts first; equal priorities start in the order of submission."""
+    """Jobs of higher priority start first; equal ones in the order of submission."""
     max_retries: Annotated[Int, Field(ge=0, le=100)] = 1
-    """How often the job is tried again after its own error. The cluster's failures have a
-    budget of their own and preemptions are free."""
+    """Number of retries after an error of the training code. Failures of the cluster have a
+    separate budget, and preemptions are free."""
     max_runtime_s: Seconds | None = None
-    """Seconds of running time over all attempts, after which the job fails; a number, or a time
-    such as `2h`."""
+    """Most seconds of running time over all attempts, after which the job fails; a number, or a
+    time such as `2h`."""
 
     @property
     def is_exact(self) -> bool:
@@ -200,7 +191,7 @@ class JobSpec(Document):
 
     @property
     def num_replicas(self) -> int:
-        """How many ranks hold the same of the model."""
+        """Number of ranks that hold the same part of the model."""
         return self.resources.num_workers // self.parallel.num_parts
 
     @property
@@ -211,7 +202,7 @@ class JobSpec(Document):
     @model_validator(mode="before")
     @classmethod
     def _the_recipes_own_model(cls, document: Any) -> Any:
-        """A model that is not named is the recipe's first, with the options that were given."""
+        """Fill in the recipe's first model for a model without a name."""
         if not isinstance(document, Mapping):
             return document
         recipe, model = document.get("recipe"), document.get("model")
@@ -246,9 +237,9 @@ class JobSpec(Document):
         return self
 
     def _check_batch(self) -> None:
-        """Each worker that has a share of the batch must have a sample of it."""
+        """Each worker with a share of the batch must get at least one sample."""
         if set(self.parallel.auto) & set(INNER):
-            return  # the planner may choose axes along which a share is not divided
+            return  # the planner may choose axes that do not divide the batch
         sharing = self.num_replicas * self.parallel.shard
         size = self.train.global_batch_size
         if size < sharing:

@@ -1,4 +1,4 @@
-"""The source of the samples, and how they are read."""
+"""The source of the samples and its format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ Format = Literal["images", "npz", "csv", "parquet", "text", "sklearn"]
 Missing = Literal["error", "drop", "mean", "median", "most_frequent", "indicator"]
 
 _DELIMITER = r"^(tab|[\t !#-*,/:-@\[-^`{-~])$"
-_SECRET_PARAMETERS = ("signature", "credential", "token", "sig", "key", "secret", "password")
+_SECRET_PARAMETER = re.compile(
+    r"((signature|credential|token|key|secret|password|passwd|pwd|auth)s?|\b(sig|pass))$"
+)
 _SUFFIXES: Final[dict[str, Format]] = {
     ".csv": "csv",
     ".npz": "npz",
@@ -57,7 +59,7 @@ def _source_url(value: str) -> str:
             "must not hold a user or password: name a file of the nodes' in data.credentials"
         )
     for name, _ in parse_qsl(url.query, keep_blank_values=True):
-        if re.split(r"[-_]", name.lower())[-1] in _SECRET_PARAMETERS:
+        if _SECRET_PARAMETER.search(name.lower().replace("_", "-")):
             raise ValueError(
                 f"must not hold a secret (its parameter {name!r} looks like one): "
                 "name a file of the nodes' in data.credentials"
@@ -89,10 +91,10 @@ class Data(Document):
     """Where the samples come from and how they are split."""
 
     source: SourceUrl = "sklearn://digits"
-    """A file, or a folder where the format is one of many files: `file:///path`, `s3://bucket/key`,
+    """A file, or a folder for formats of many files: `file:///path`, `s3://bucket/key`,
     `https://host/path`, or a set that comes with scikit-learn, `sklearn://digits`."""
     format: Literal["images", "npz", "csv", "parquet", "text"] | None = None
-    """By default told by the source's ending; a folder holds what the recipe reads.
+    """Format of the source; by default derived from its extension, or for a folder from the recipe.
     images: a folder, or a zip or tar archive of one, with a folder of images for each class; for
     segmentation with a folder `images` and a folder `masks`, whose files are paired by name.
     npz: numpy arrays of one length, samples first. text: UTF-8, a file or a folder of `.txt`."""
@@ -103,45 +105,46 @@ class Data(Document):
     """Columns to predict from (csv, parquet; by default all others), or the one array of inputs
     (npz; by default `x`)."""
     categorical: Annotated[list[ColumnName], Field(max_length=10_000)] = []
-    """Columns whose numbers are names of categories; columns of text always are."""
+    """Columns of numbers to treat as categories; columns of text are always categories."""
     delimiter: Annotated[str, StringConstraints(pattern=_DELIMITER)] | None = None
-    """What stands between the fields of a line (csv): one character that is no letter, digit or
-    quotation mark, or `tab`. By default a comma, and in a `.tsv` file a tab."""
+    """Separator of the fields of a line (csv): one character that is no letter, digit or quotation
+    mark, or `tab`. By default a comma, or a tab for a `.tsv` file."""
     encoding: Annotated[
         str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,40}$"), AfterValidator(_encoding)
     ] = "utf-8"
-    """How the characters of the file are written (csv), such as `latin-1`, `cp1252`, `utf-16`."""
+    """Character encoding of the file (csv), such as `latin-1`, `cp1252`, `utf-16`."""
     decimal: Literal[".", ","] = "."
-    """What stands before the fraction of a number (csv)."""
+    """Decimal separator of numbers (csv)."""
     missing: Missing = "error"
-    """What is done about a value that is missing (csv, parquet). error: the job fails, and says
-    where. drop: the row is left out. mean, median: numbers are filled in by that of the training
-    split, and categories by the most frequent. most_frequent: all are filled in so. indicator:
-    as mean, with a 0/1 column besides that says where; of categories it is one of its own."""
+    """Treatment of missing values (csv, parquet). error: the job fails and names the place. drop:
+    the row is left out. mean, median: numbers are replaced by the mean or median of the training
+    split, categories by the most frequent one. most_frequent: both are replaced by the most
+    frequent value. indicator: as mean, with an additional 0/1 column; a missing category is a
+    category of its own."""
     missing_columns: Annotated[dict[ColumnName, Missing], Field(max_length=10_000)] = {}
-    """By column, where it is something else than `missing` says. Of the target: error or drop."""
+    """Treatment by column, where it differs from `missing`. The target allows error and drop."""
     classes: Annotated[list[ColumnName], Field(min_length=2, max_length=255)] | None = None
-    """Names of what a mask's pixels show, by their number: the first is 0, the background. By
-    default there are as many classes as the masks have, and the numbers name them."""
+    """Names of the classes of a mask's pixels, by number: the first is 0, the background. By
+    default the classes are those that occur in the masks, named by their numbers."""
     image_size: (
         tuple[Annotated[Int, Field(ge=1, le=4096)], Annotated[Int, Field(ge=1, le=4096)]] | None
     ) = None
-    """(height, width) in pixels that images, and their masks, are scaled to; without it all must
-    be of one size."""
+    """(height, width) in pixels to which images and masks are scaled; unset, all must have one
+    size."""
     size_bytes: Size | None = None
-    """What the source's one file must measure."""
+    """Expected size of a source that is one file."""
     sha256: Sha256 | None = None
-    """What the source's one file must hash to."""
+    """Expected SHA-256 of a source that is one file."""
     credentials: (
         Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")] | None
     ) = None
-    """Name of a file of credentials that the cluster's operator laid on the nodes. Without it, the
+    """Name of a file with credentials that the cluster's operator put on the nodes. Unset, the
     node's own identity is used."""
     loader_workers: Annotated[Int, Field(ge=0, le=64)] = 0
-    """Processes of each rank that read batches ahead, where a split is larger than what is kept on
-    the device; 0 reads in a thread."""
+    """Processes of each rank that prefetch batches of a split that is too large to stay on the
+    device; 0 prefetches in a thread."""
     validation_fraction: Annotated[Number, Field(gt=0.0, lt=1.0)] = 0.2
-    """Share of the samples kept out of training and used for `val/` metrics."""
+    """Share of the samples that is held out for the `val/` metrics."""
 
     @property
     def scheme(self) -> str:
@@ -149,7 +152,7 @@ class Data(Document):
 
     @property
     def known_format(self) -> Format | None:
-        """The format as given, or by the source's ending; None if neither tells."""
+        """The format as given, or by the source's extension; None if unknown."""
         if self.scheme == "sklearn":
             return "sklearn"
         if self.format is not None:
@@ -158,7 +161,7 @@ class Data(Document):
 
     @property
     def known_delimiter(self) -> str:
-        """The delimiter as given, or by the source's ending."""
+        """The delimiter as given, or by the source's extension."""
         if self.delimiter is None:
             return "\t" if self._suffix == ".tsv" else ","
         return "\t" if self.delimiter == "tab" else self.delimiter
@@ -169,7 +172,7 @@ class Data(Document):
         return path.suffix.lower()
 
     def missing_in(self, column: str) -> Missing:
-        """What is done about a missing value of the column."""
+        """Treatment of missing values of the column."""
         found = self.missing_columns.get(column, self.missing)
         return "error" if column == self.target and found != "drop" else found
 

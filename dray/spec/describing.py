@@ -1,4 +1,4 @@
-"""The job document as people read of it: each part with its fields, what each takes, and why."""
+"""Descriptions of the job document's parts and fields, for pages and comments."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Schema = Mapping[str, Any]
 class FieldText:
     name: str
     takes: str
-    """Such as `integer, 1 to 4096`."""
+    """The allowed values, such as `integer, 1 to 4096`."""
     default: str
-    """As in a document; empty if it has none."""
+    """The default as written in a document; empty if there is none."""
     sentence: str
 
 
@@ -27,9 +27,9 @@ class Part:
     """One object of the document, such as `train.optimizer`."""
 
     path: str
-    """Empty for the document itself."""
+    """Path of the part; empty for the document itself."""
     variant: str | None
-    """Of `model`: the name that chooses this one."""
+    """For a part of `model`, the name that chooses this model."""
     sentence: str
     fields: tuple[FieldText, ...]
 
@@ -38,7 +38,7 @@ class Part:
 
 
 def parts() -> list[Part]:
-    """All parts, each before those within it."""
+    """All parts, each before its own parts."""
     schema = job_schema()
     return list(_parts("", schema, schema["$defs"], is_variant=False))
 
@@ -65,7 +65,7 @@ def _parts(path: str, node: Schema, defs: Schema, *, is_variant: bool) -> Iterat
 
 
 def _objects(node: Schema, defs: Schema) -> Iterator[Schema]:
-    """Those that a field can hold."""
+    """The object types that a field can hold."""
     if "$ref" in node:
         target: Schema = defs[node["$ref"].rpartition("/")[2]]
         if "properties" in target:
@@ -75,7 +75,7 @@ def _objects(node: Schema, defs: Schema) -> Iterator[Schema]:
 
 
 def _of_objects(node: Schema, defs: Schema) -> str:
-    """What a field without a sentence of its own holds."""
+    """The description of a field's object type, for fields without a description."""
     sentences = [str(inner.get("description", "")) for inner in _objects(node, defs)]
     return sentences[0] if len(sentences) == 1 else ""
 

@@ -1,4 +1,4 @@
-"""The kinds of values a job document is made of, and the base of its parts."""
+"""The types of values in a job document, and the base class of its parts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _plain_text(value: str) -> str:
 
 
 def _a_number(value: Any) -> Any:
-    """`true` and `"1"` are not numbers, though Python would take them for one."""
+    """Refuse `true` and `"1"`, which pydantic would accept as numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("must be a number")
     try:
@@ -52,7 +52,7 @@ def _in_bytes(value: Any) -> Any:
 
 
 def _or_text(pattern: str, most: int, example: str) -> WithJsonSchema:
-    """Of a number from 1 that may be written with its unit."""
+    """JSON Schema of a number from 1 that may be written with a unit."""
     text = {"type": "string", "pattern": pattern, "examples": [example]}
     return WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": most}, text]})
 
@@ -91,15 +91,16 @@ class Document(BaseModel):
 
 
 def wrong(pointer: str, message: str) -> PydanticCustomError:
-    """What is wrong between fields, told of the one at `pointer` (RFC 6901), to be raised."""
+    """The exception to raise for a conflict between fields; `pointer` (RFC 6901) is the one
+    named."""
     context = {"pointer": pointer, "message": message}
     return PydanticCustomError("wrong_together", "{message}", context)
 
 
 def refuse_foreign(part: Document, name: str, owners: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse an option that the chosen name has no use for, if it was given a value of its own.
+    """Refuse an option that the chosen name does not have, if it differs from its default.
 
-    owners: for each option that not all names share, the names it belongs to.
+    owners: for each option that not all names share, the names that have it.
     """
     for option, names in owners.items():
         if name not in names and getattr(part, option) != type(part).model_fields[option].default:

@@ -66,7 +66,7 @@ class Gpt(Document):
     width: Annotated[Int, Field(ge=1, le=65536)] = 128
     """Size of a token's vector; a multiple of twice `num_heads`."""
     context_length: Annotated[Int, Field(ge=2, le=2**20)] = 128
-    """Tokens that a sample has and that a prediction may look back on."""
+    """Tokens of a sample, which is also the context of a prediction."""
     dropout: Dropout = 0.0
     """Share of activations that training leaves out at random."""
     tokenizer: SourceUrl | None = None
@@ -89,13 +89,13 @@ class Unet(Document):
     width: Annotated[Int, Field(ge=1, le=1024)] = 32
     """Channels of the first level; each level below doubles them."""
     depth: Annotated[Int, Field(ge=1, le=8)] = 4
-    """How often the image is halved on the way down. Its sides need 2**(depth + 1) pixels."""
+    """Number of times the image is halved; its sides need at least 2**(depth + 1) pixels."""
     dropout: Dropout = 0.0
-    """On the lowest level."""
+    """Share of activations that training leaves out at random, on the lowest level."""
 
     @property
     def least_side(self) -> int:
-        """Pixels: with fewer the lowest level would be a single one, of which no norm is left."""
+        """Least height and width in pixels: a lowest level of one pixel can't be normalised."""
         return int(2 ** (self.depth + 1))
 
 

@@ -1,4 +1,4 @@
-"""The division of the world among the ranks."""
+"""The division of a model and a batch among the ranks."""
 
 from __future__ import annotations
 
@@ -19,57 +19,59 @@ _NUMBER_OR_AUTO = {
     ]
 }
 Divisor = Annotated[Size, WithJsonSchema(_NUMBER_OR_AUTO)]
-"""Written as `auto` it is named in `Parallel.auto`, and 1 until the planner has chosen it."""
+"""A size of an axis; `auto` adds the axis to `Parallel.auto`, with size 1 until the planner
+chose."""
 AXES = ("shard", "tensor", "pipeline", "context")
-"""Along which ranks hold a model together."""
+"""Axes along which several ranks hold one model."""
 INNER = AXES[1:]
-"""Those that a model must be made for."""
+"""Axes that need support in the model."""
 MODELS_OF = {"tensor": ("gpt",), "pipeline": ("gpt", "resnet"), "context": ("gpt",)}
 
 
 class Parallel(Document):
-    """How the world is divided: its size is the product of the axes."""
+    """How the ranks divide the model and the batch; their number is the product of the axes."""
 
     auto: tuple[Literal["shard", "tensor", "pipeline", "context"], ...] = ()
-    """Axes that the planner chooses when the job is submitted; the job is stored with what it
-    chose. `shard: auto` says the same of one axis, `parallel: auto` of all."""
+    """Axes that the planner chooses when the job is submitted; the job is stored with the chosen
+    sizes. `shard: auto` is short for one axis, `parallel: auto` for all."""
     data: Literal["auto"] | Size = "auto"
-    """Models that are trained side by side, each on its share of the batch; `auto` is what the
-    other axes leave of the world."""
+    """Number of model replicas, each with its share of the batch; `auto` divides the number of
+    ranks by the other axes."""
     shard: Divisor = 1
-    """Ranks that hold a model together: each has a part of its parameters, gradients and optimizer
-    state (FSDP), and a share of the batch."""
+    """Ranks that share one model: each has a part of the parameters, gradients and optimizer state
+    (FSDP), and a share of the batch."""
     zero: Literal[1, 2, 3] = 3
-    """With `shard`, what is sharded (ZeRO, arXiv:1910.02054): 3 gathers the parameters for the
-    forward and again for the backward pass, 2 once for both, which takes more memory; 1 shards the
-    optimizer's state alone."""
+    """With `shard`, the ZeRO stage (arXiv:1910.02054): 3 gathers the parameters for the forward and
+    again for the backward pass; 2 gathers them once, which takes more memory; 1 shards only the
+    optimizer's state."""
     tensor: Divisor = 1
-    """Ranks that compute each layer together, every one with a part of its matrices (Megatron,
-    arXiv:1909.08053) and, between these, of a sample's places (arXiv:2205.05198). Of gpt."""
+    """Ranks that compute each layer together, each with a part of the matrices (Megatron,
+    arXiv:1909.08053) and, between the matrices, a part of the sequence (arXiv:2205.05198). For
+    gpt."""
     pipeline: Divisor = 1
-    """Ranks that each have some of the layers, through which micro-batches pass. Of gpt and
+    """Ranks that each have some of the layers, through which micro-batches pass. For gpt and
     resnet."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
-    """With `pipeline`, the order of forward and backward passes: all forward first
-    (arXiv:1811.06965); one each in turn, which holds fewer activations; with several stages on each
-    rank, which idles less (arXiv:2104.04473); with the weights' gradients computed in what idle
-    time is left (arXiv:2401.10241)."""
+    """With `pipeline`, the order of forward and backward passes. gpipe: all forward passes first
+    (arXiv:1811.06965). 1f1b: one of each in turn, which holds fewer activations. interleaved:
+    several stages on each rank, which idles less (arXiv:2104.04473). zero_bubble: gradients of
+    weights are computed in the remaining idle time (arXiv:2401.10241)."""
     stages_per_rank: Annotated[Int, Field(ge=1, le=64)] = 1
-    """With `pipeline` and the schedule interleaved or zero_bubble."""
+    """With the schedules interleaved and zero_bubble, stages of the pipeline on each rank."""
     context: Divisor = 1
-    """Ranks that each compute some places of every sample, and in the attention some heads
-    (DeepSpeed-Ulysses, arXiv:2309.14509); parameters are sharded over them too. Of gpt."""
+    """Ranks that each compute a part of every sequence, and in the attention some of the heads
+    (DeepSpeed-Ulysses, arXiv:2309.14509); parameters are sharded over these ranks too. For gpt."""
 
     param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """With `shard` or `context`, and the same `precision`: of the parameters that are gathered for
-    a block, which halves what is sent for them and held. Each rank's own part stays fp32."""
+    """With `shard` or `context` and the same `precision`: type of the parameters that are gathered
+    for a block; a half type halves traffic and memory. Each rank's own part stays fp32."""
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """With `shard` or `context`: in which gradients are sent and added up. fp16 needs the loss
+    """With `shard` or `context`: type in which gradients are sent and summed. fp16 needs the loss
     scale of `precision: fp16`."""
 
     balance: Literal["even", "auto"] = "even"
-    """auto: each rank's share of the batch follows its measured speed, for machines that are not
-    alike; gradients are weighted so that what is learned stays the same. With `data` alone."""
+    """auto: each rank's share of the batch follows its measured speed, for machines of different
+    speed; gradients are weighted so that the result stays the same. Only with `data`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -84,7 +86,7 @@ class Parallel(Document):
 
     @property
     def num_parts(self) -> int:
-        """How many ranks hold a model together."""
+        """Number of ranks that share one model."""
         return self.shard * self.tensor * self.pipeline * self.context
 
     @property
@@ -93,11 +95,13 @@ class Parallel(Document):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether ranks hold parts of the parameters or of what belongs to them, or may come to."""
+        """Whether parameters, gradients or optimizer state are sharded, or `auto` may shard
+        them."""
         return self.shard * self.context > 1 or bool({"shard", "context"} & set(self.auto))
 
     def check(self, num_workers: int) -> None:
-        """Raises what `wrong` makes of axes that do not fit the world, or options the axes."""
+        """Raise the error of `wrong` if the axes do not fit the number of workers, or options the
+        axes."""
         used = [axis for axis in AXES if getattr(self, axis) > 1]
         for axis in self.auto:
             if axis in used or self.auto.count(axis) > 1:
@@ -145,7 +149,7 @@ class Parallel(Document):
             raise wrong("/parallel/data", message)
 
     def check_model(self, model: Model) -> None:
-        """Raises what `wrong` makes of axes that the model can't take."""
+        """Raise the error of `wrong` for axes that the model does not support."""
         for axis in self.inner_axes:
             if model.name not in MODELS_OF[axis]:
                 message = (
@@ -184,7 +188,7 @@ class Parallel(Document):
 
 
 def _nearest_divisors(total: int, size: int) -> str:
-    """Such as `2 or 4`."""
+    """The divisors of `total` next to `size`, such as `2 or 4`."""
     divisors = [n for n in range(1, total + 1) if total % n == 0]
     below = [n for n in divisors if n < size][-1:]
     above = [n for n in divisors if n > size][:1]
@@ -192,5 +196,5 @@ def _nearest_divisors(total: int, size: int) -> str:
 
 
 def written_out(given: Any) -> Any:
-    """The short form, as the fields it stands for."""
+    """The fields that a short form stands for."""
     return {"auto": list(AXES)} if given == "auto" else given

@@ -21,7 +21,7 @@ RecipeName = Literal[
 ]
 
 MINIMISED: Final = frozenset({"val/loss", "val/mae", "val/mse", "val/perplexity"})
-"""Metrics of which less is better."""
+"""Metrics that are better when lower."""
 
 
 FORMATS_OF: Final[Mapping[str, tuple[Format, ...]]] = MappingProxyType(
@@ -37,29 +37,29 @@ FORMATS_OF: Final[Mapping[str, tuple[Format, ...]]] = MappingProxyType(
         "image_size": ("images",),
     }
 )
-"""Options of `data` that only some formats have a use for."""
+"""Options of `data` that only some formats use."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a recipe takes."""
+    """The models, formats and metrics of a recipe."""
 
     models: tuple[str, ...]
-    """The first is the default."""
+    """Models of the recipe, the default first."""
     formats: tuple[Format, ...]
     folder_format: Format | None
-    """What a source without a telling end is taken for."""
+    """Format of a source without a known extension."""
     sklearn_sets: tuple[str, ...]
     metrics: tuple[str, ...]
     classifies: bool
     reads_masks: bool = False
-    """Whether what is to be predicted of an image is an image as well."""
+    """Whether the targets are masks."""
 
     def format_of(self, data: Data) -> Format | None:
         return data.known_format or self.folder_format
 
     def check(self, model: Any, data: Data, train: Train, best: str | None) -> None:
-        """Raises what `wrong` makes of the first option that is not this recipe's."""
+        """Raise the error of `wrong` for the first option that does not fit the recipe."""
         if model.name not in self.models:
             raise wrong("/model/name", f"must be one of {_listed(self.models)} for this recipe")
         self._check_data(data)
@@ -154,7 +154,7 @@ RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
         ),
     }
 )
-"""By the name that a job document gives as `recipe`."""
+"""Options of each recipe by its name in a job document."""
 
 
 def _check_halving(model: Unet, size: tuple[int, int]) -> None:

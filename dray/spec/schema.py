@@ -1,8 +1,8 @@
 """The JSON Schema of a job document, for editors that complete and check by one.
 
-It is what pydantic makes of the classes, made fit for people who type: bounds have their JSON
-Schema names, a part may be begun in any order (`anyOf` where a tag would choose), and hovering
-shows the field's sentence instead of its name again.
+The schema is pydantic's, changed for use in editors: bounds have their JSON Schema names, the
+fields of a part may be written in any order (`anyOf` instead of a tag), and hovering over a field
+shows its description instead of its name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from dray.spec import JobSpec
 
 _BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
-"""pydantic leaves its own names where a validator stands before the bound."""
+"""Names of bounds, which pydantic leaves untranslated after a validator."""
 
 
 def job_schema() -> dict[str, Any]:
@@ -27,8 +27,8 @@ def job_schema() -> dict[str, Any]:
 
 
 def _tidied(node: Any, *, names: bool = False) -> Any:
-    """The same without what an editor has no use for. `names`: the keys are fields', not words of
-    JSON Schema."""
+    """The schema without entries that editors don't need. names: whether the keys of `node` are
+    names of fields, not words of JSON Schema."""
     if isinstance(node, list):
         return [_tidied(item) for item in node]
     if not isinstance(node, dict):

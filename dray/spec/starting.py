@@ -19,7 +19,7 @@ _COLUMNS = 96
 
 @dataclass(frozen=True)
 class Off:
-    """A field that is written as a comment, to be taken up by whoever needs it."""
+    """A field that is written as a comment, for users to enable."""
 
     value: Any
 
@@ -36,10 +36,10 @@ _SOURCES: Final[Mapping[str, Mapping[str, Any]]] = {
 def starting_document(
     kind: str, *, schema: str, entrypoint: str = "/path/to/train.py", everything: bool = False
 ) -> str:
-    """A document of `kind` (one of KINDS) as YAML, which is valid as it is.
+    """A valid document of `kind` (one of KINDS) as YAML.
 
-    `schema` is the address or the path of the JSON Schema, for editors. With `everything` the
-    fields that are comments are fields as well.
+    schema: URL or path of the JSON Schema, for editors. everything: whether optional fields are
+    written as fields instead of comments.
     """
     fields = _script(entrypoint) if kind == "script" else _recipe(kind)
     known = {(part.path, part.variant): part for part in parts()}
@@ -138,14 +138,14 @@ def _flow(value: Mapping[str, Any]) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """As YAML that means the same: words that YAML takes for themselves need no quotes."""
+    """The value as YAML, with quotes only where YAML needs them."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z/][\w./:-]*[\w/]|[0-9]+[A-Za-z]+", value):
         return value
     return json.dumps(value)
 
 
 def _comment(part: Part, name: str, margin: str) -> Iterator[str]:
-    """What the field means and takes."""
+    """Comment lines on the meaning and the allowed values of a field."""
     field = part.field(name)
     takes = "" if field.takes in ("object", "text", "names with values") else f" [{field.takes}]"
     text = f"{field.sentence}{takes}".strip().replace("`", "")

@@ -10,8 +10,8 @@ from dray.spec.fields import MAX_STEPS, Document, Int, Number, refuse_foreign
 
 
 class Compression(Document):
-    """How gradients are made smaller on their way. All but fp16 and bf16 keep what they leave out
-    and add it to the next step's gradient (error feedback)."""
+    """Compression of gradients for sending. All methods but fp16 and bf16 keep the remainder and
+    add it to the next step's gradient (error feedback)."""
 
     name: Literal["fp16", "bf16", "powersgd", "topk"]
     """fp16, bf16: half the bytes. powersgd: factors of low rank (Vogels et al. 2019,
@@ -20,14 +20,14 @@ class Compression(Document):
     rank: Annotated[Int, Field(ge=1, le=256)] = 2
     """powersgd: columns of the factors."""
     warm_start: StrictBool = True
-    """powersgd: each step begins from the last one's factors."""
+    """powersgd: each step starts from the factors of the last one."""
     start_step: Annotated[Int, Field(ge=2, le=MAX_STEPS)] = 10
-    """powersgd: so many steps are exact, after the start and whenever the group was formed anew."""
+    """powersgd: number of exact steps after the start and after each re-formation of the group."""
     ratio: Annotated[Number, Field(gt=0.0, le=0.5)] = 0.001
-    """topk: share of each tensor's elements that are sent, one at least."""
+    """topk: share of each tensor's elements to send, one at least."""
     warmup_steps: Annotated[Int, Field(ge=0, le=MAX_STEPS)] = 0
-    """topk: over so many steps the share falls to `ratio`, from a quarter; after the start and
-    whenever the group was formed anew."""
+    """topk: number of steps over which the share falls from a quarter to `ratio`, after the start
+    and after each re-formation of the group."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -41,26 +41,27 @@ class Compression(Document):
 
 
 class Outer(Document):
-    """The optimizer that takes the mean of how far the ranks have come for a gradient: SGD with
+    """The optimizer that uses the mean change of the ranks' weights as a gradient: SGD with
     Nesterov momentum (DiLoCo, arXiv:2311.08105)."""
 
     lr: Annotated[Number, Field(gt=0.0, le=10.0)] = 0.7
     """Learning rate of the outer step."""
     momentum: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.9
-    """Of the outer step."""
+    """Momentum of the outer step."""
 
 
 class Sync(Document):
-    """How the ranks keep together. With it, the job's metrics tell what goes over the wire."""
+    """How ranks synchronise. If given, the job's metrics include the bytes sent."""
 
     compression: Compression | None = None
-    """Unset, gradients travel as they are."""
+    """Compression of gradients; unset, none."""
     every: Annotated[Int, Field(ge=1, le=MAX_STEPS)] = 1
-    """Optimizer steps after which the ranks agree on weights, and by themselves in between (local
-    SGD, arXiv:1805.09767). They also do before an evaluation and a checkpoint. With 1 the gradients
-    are exchanged in every step."""
+    """Optimizer steps between two averages of the ranks' weights, with independent steps in between
+    (local SGD, arXiv:1805.09767). The ranks also average before an evaluation and a checkpoint.
+    With 1, gradients are exchanged in every step."""
     outer: Outer | None = None
-    """With `every` above 1; unset, the ranks agree on the mean of their weights."""
+    """With `every` above 1, an optimizer for the averages; unset, the mean of the weights is
+    used."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

@@ -8,7 +8,7 @@ from typing import Final
 
 
 def _all(**fields: str) -> Mapping[str, str]:
-    """Each name of those that are listed -> the pointer (RFC 6901) of the field."""
+    """Each listed name -> the pointer (RFC 6901) of the field."""
     return {
         name: f"/{pointer.replace('__', '/')}"
         for pointer, names in fields.items()
@@ -20,7 +20,7 @@ MEANT: Final = _all(
     name="job_name title experiment run_name",
     labels="tags annotations metadata",
     recipe="task type kind problem",
-    script__entrypoint="entry_point command cmd main file_name program module run python",
+    script__entrypoint="entry_point command cmd main file_name program run python",
     script__args="arguments argv flags",
     model__name="arch architecture backbone network model_name model_type",
     model__width="hidden_size hidden_dim hidden d_model embed_dim n_embd channels units",
@@ -97,7 +97,7 @@ MEANT: Final = _all(
         "deadline max_runtime_seconds"
     ),
 )
-"""Name elsewhere -> pointer of the field here."""
+"""Name of a field in other programs -> pointer of dray's field."""
 
 MEANT_VALUES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("float32", "fp_32", "full", "32"), "fp32"),
@@ -105,9 +105,9 @@ MEANT_VALUES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("bfloat16", "brain"), "bf16"),
     "adam": "adamw",
 }
-"""The same of choices."""
+"""Name of a choice in other programs -> dray's name."""
 
 
 def as_ours(name: str) -> str:
-    """`batchSize` and `batch-size` as `batch_size`."""
+    """A name in dray's style: `batchSize` and `batch-size` become `batch_size`."""
     return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower().replace("-", "_")

@@ -16,28 +16,28 @@ class Optimizer(Document):
     weights (arXiv:1708.03888, arXiv:1904.00962)."""
 
     name: Literal["adamw", "sgd", "adafactor", "lars", "lamb"] = "adamw"
-    """Which rule takes the steps."""
+    """Name of the optimizer."""
     lr: Annotated[Number, Field(gt=0.0, le=1000.0)] = 1e-3
     """Peak learning rate, before the schedule."""
     weight_decay: Annotated[Number, Field(ge=0.0, le=10.0)] = 0.0
-    """Of matrices and filters; norms and biases never decay."""
+    """Weight decay of matrices and filters; norms and biases never decay."""
     momentum: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.0
-    """Of sgd and lars."""
+    """Momentum of sgd and lars."""
     nesterov: StrictBool = False
-    """Of sgd."""
+    """Use Nesterov momentum with sgd."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Of adamw and lamb, as is `eps`."""
+    """Decay of the running means of adamw and lamb."""
     eps: Annotated[Number, Field(gt=0.0, le=1.0)] = 1e-8
-    """Added to the denominator."""
+    """Term added to the denominator of adamw and lamb."""
     trust: Annotated[Number, Field(gt=0.0, le=1.0)] = 0.001
-    """Of lars: the most that a step may be of a layer's weights, at a rate of 1."""
+    """Trust coefficient of lars: the largest step relative to a layer's weights, at a rate of 1."""
 
     state_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Of what it remembers of each weight, between steps; the step itself is in fp32. bf16 takes
-    half the memory and is rounded at random, so that small changes add up."""
+    """Type of the optimizer's state between steps; the step itself is in fp32. bf16 takes half the
+    memory and is rounded stochastically, so that small changes add up."""
     offload: StrictBool = False
-    """Keep what it remembers in the host's memory, and on the GPU only that of some weights at a
-    time, during the step: slower, for models that do not fit otherwise."""
+    """Keep the optimizer's state in the host's memory and copy it to the GPU in parts during the
+    step: slower, for models that do not fit otherwise."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -54,7 +54,7 @@ class Optimizer(Document):
 
 
 class LrScaling(Document):
-    """The learning rate is meant for another batch size, and grows with the batch."""
+    """Scaling of a learning rate that was chosen for another batch size."""
 
     rule: Literal["linear", "sqrt"]
     """linear: by the ratio of the sizes (Goyal et al. 2017, arXiv:1706.02677), for sgd;
@@ -64,18 +64,18 @@ class LrScaling(Document):
 
 
 class Schedule(Document):
-    """Learning rate over the optimizer steps: linear warm-up, then what the name says."""
+    """Learning rate over the optimizer steps: a linear warm-up, then the named schedule."""
 
     name: Literal["constant", "linear", "cosine", "step"] = "constant"
-    """How the rate goes on after the warm-up."""
+    """Schedule of the rate after the warm-up."""
     warmup_steps: Annotated[Int, Field(ge=0, le=MAX_STEPS)] = 0
     """Steps over which the rate rises from 0."""
     final_ratio: Annotated[Number, Field(ge=0.0, le=1.0)] = 0.0
     """linear and cosine end at `lr * final_ratio`."""
     every_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
-    """step: the rate is multiplied by `factor` after every so many steps, warm-up not counted."""
+    """step: number of steps after which the rate is multiplied by `factor`, without the warm-up."""
     factor: Annotated[Number, Field(gt=0.0, le=1.0)] = 0.1
-    """Of step."""
+    """step: factor of each reduction."""
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -88,10 +88,10 @@ class Schedule(Document):
 
 
 class Ema(Document):
-    """An exponential moving average of the weights, which is evaluated and left as the result."""
+    """An exponential moving average of the weights, which is evaluated and saved as the result."""
 
     decay: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.999
-    """Share of the average that each optimizer step keeps."""
+    """Share of the average that remains after each optimizer step."""
 
 
 class EarlyStopping(Document):
@@ -109,42 +109,42 @@ OnDivergence = Literal["fail", "warn", "skip_step", "rollback"]
 
 
 class Train(Document):
-    """How the model is trained; sizes are global, so they hold at any world size."""
+    """How the model is trained; sizes are global, so they apply at any world size."""
 
     epochs: Annotated[Int, Field(ge=1, le=10**6)] = 1
     """Passes over the training samples."""
     max_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
-    """Stop after this many optimizer steps, if that comes before the last epoch's end."""
+    """Most optimizer steps; training ends after the last epoch in any case."""
     global_batch_size: Annotated[Int, Field(ge=1, le=2**24)] = 256
     """Samples of one optimizer step, over all ranks."""
     micro_batch_size: Annotated[Int, Field(ge=1, le=2**24)] | None = None
-    """Most samples of one forward pass of one rank; a larger share is accumulated."""
+    """Most samples of one forward pass of a rank; gradients of a larger share are accumulated."""
     optimizer: Optimizer = Optimizer()
     lr_scaling: LrScaling | None = None
     schedule: Schedule = Schedule()
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """bf16 and fp16 are for the forward and backward pass; weights and optimizer stay fp32. fp16
-    scales the loss, so that small gradients do not vanish."""
+    """Type of the forward and backward pass; weights and optimizer stay fp32. fp16 scales the loss,
+    so that small gradients do not vanish."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """What the backward pass computes again, which takes less memory: of each block everything but
-    its inputs (arXiv:1604.06174), or all but matrix products and attention. Of gpt, resnet and
-    unet."""
+    """Activations that the backward pass recomputes to save memory. full: everything but the inputs
+    of each block (arXiv:1604.06174). selective: everything but matrix products and attention. For
+    gpt, resnet and unet."""
     compile: StrictBool = False
-    """Have torch compile the model when training begins. Needs a C++ compiler where the ranks
-    run."""
+    """Compile the model with torch.compile when training begins. Needs a C++ compiler on the
+    nodes."""
     max_grad_norm: Annotated[Number, Field(gt=0.0)] | None = None
     """Clip the global gradient norm to this."""
     label_smoothing: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.0
-    """Of classification: share of the target that is spread over all classes."""
+    """Share of the target that is spread over all classes, in classification."""
     ema: Ema | None = None
     early_stopping: EarlyStopping | None = None
     on_divergence: OnDivergence = "fail"
-    """When the loss or the gradient's norm is not finite; the job has an event of the first such
-    step in any case. fail: the job fails after 10 such steps in a row, or if the last one is such.
-    warn: it trains on. skip_step: a step whose gradient is not finite changes no weight; 10 in a
-    row fail the job. rollback: where fail would end the job it goes back to its last checkpoint
-    with half the learning rate, up to 3 times."""
+    """Reaction to a loss or gradient norm that is not finite, besides an event for the first such
+    step. fail: the job fails after 10 such steps in a row, if its last step is one, or if the final
+    val/loss is not finite. warn: training goes on. skip_step: a step whose gradient is not finite
+    changes no weight; 10 in a row fail the job. rollback: instead of failing, the job returns to
+    its last checkpoint with half the learning rate, up to 3 times."""
     seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
-    """Of the weights, of the order of the samples, and of all else that is random."""
+    """Seed of the weights, the order of the samples, and all other random numbers."""
     eval_every_epochs: Annotated[Int, Field(ge=1, le=10**6)] = 1
-    """Epochs from one evaluation to the next."""
+    """Epochs between two evaluations."""

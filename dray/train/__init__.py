@@ -1,4 +1,4 @@
-"""What a training script imports to speak with dray.
+"""The interface of training scripts to dray.
 
     from dray import train
 
@@ -7,8 +7,8 @@
     train.save_checkpoint("state", step)            # by one rank; "state" is a folder
     train.save_artifact("model.safetensors")
 
-The same script runs without dray: there `report` does nothing, `save_artifact` and
-`save_checkpoint` leave files where they are, and there is no checkpoint to load.
+The same script runs without dray: then `report` does nothing, `save_artifact` and
+`save_checkpoint` leave files in place, and there is no checkpoint to load.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dray.train.reporting import known as known
 from dray.train.reporting import observe as observe
 from dray.train.reporting import store_artifact as store_artifact
 from dray.train.reporting import tell as tell
+from dray.train.reporting import wait_until_written as wait_until_written
 from dray.train.storage_room import StorageError
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""Checkpoints of a user's own script, and what is the same of a recipe's.
+"""Checkpoints of users' scripts, with the parts that recipes share.
 
 `{checkpoint URL}/step-{step:012d}/` holds the files of a folder under their own names, and
-`manifest.json`, which has their hashes and is written last: it commits the checkpoint, and its own
-hash is told to the service. The recipes' lie in the same place and look the same from outside.
+`manifest.json` with their hashes. The manifest is written last and commits the checkpoint; its own
+hash is reported to the service. Checkpoints of recipes have the same layout.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from dray.train.storage_room import StorageError
 
 MANIFEST = "manifest.json"
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
-"""What reading a document raises that is not what it should be."""
+"""Exceptions raised while reading a malformed document."""
 KNOWN_WITHIN_S = 3.0
-"""What a service that is there takes to store what it is told, and more."""
+"""Longest time to wait until the service has stored the reports; a running one needs less."""
 MAX_TOLD = 100
 MAX_WHY_CHARS = 1000
 
-Tell = Callable[[str, Mapping[str, Any]], float]
-"""Leaves a frame on the spool; up to where it lies there, infinite if it found no room."""
+Report = Callable[[str, Mapping[str, Any]], float]
+"""Appends a frame to the spool; returns the offset of its end, infinite if it was dropped."""
 
 
 class BrokenCheckpoint(Exception):
-    """It is not there, or not as it was committed."""
+    """The checkpoint is missing, or differs from what was committed."""
 
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """A committed checkpoint: where it lies and how far it had come."""
+    """A committed checkpoint."""
 
     url: str
     step: int
@@ -52,30 +52,31 @@ class CheckpointRef:
 class SavedCheckpoint:
     step: int
     url: str
-    """Of the folder with its files."""
+    """URL of the folder with the files."""
     size_bytes: int
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What an earlier attempt of the job saved last."""
+    """The newest intact checkpoint of an earlier attempt of the job."""
 
     step: int
     path: Path
     """A folder with the files as they were saved, for reading only."""
 
 
-# Which stay.
+# Retention.
 
 
 def staying(
     in_order: Sequence[str], *, keep: int, told: Mapping[str, float], known: Known
 ) -> set[str]:
-    """URLs of the `keep` newest checkpoints, and of the `keep` newest that the service knows of and
-    that it may know of: if the node is lost before it tells of the others, nobody would find them.
+    """URLs of the checkpoints to keep: the `keep` newest, and the `keep` newest of those that the
+    service knows, and of those that it may know. If the node is lost before it has reported the
+    others, only these can be found.
 
-    in_order: URLs, the newest last. told: up to where on the spool the word of each lies; of what
-    is not in it the service knows.
+    in_order: URLs, the newest last. told: end of each checkpoint's report on the spool; the service
+    knows every checkpoint that is not listed.
     """
     kept = set(in_order[-keep:])
     for limit in known:
@@ -84,47 +85,48 @@ def staying(
 
 
 def await_known(told: Collection[float], known: Callable[[], Known]) -> None:
-    """Return when the service has stored what was told, or if that takes long."""
+    """Return when the service has stored the reports that end at `told`, or after
+    KNOWN_WITHIN_S."""
     deadline = time.monotonic() + KNOWN_WITHIN_S
     while known().stored < max(told, default=0.0) and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
-# A script's.
+# Checkpoints of scripts.
 
 
 class ScriptCheckpoints:
-    """Those of one job, as one of its processes sees them."""
+    """The checkpoints of one job in one of its processes."""
 
     def __init__(
-        self, earlier: Sequence[CheckpointRef], tell: Tell, known: Callable[[], Known]
+        self, earlier: Sequence[CheckpointRef], report: Report, known: Callable[[], Known]
     ) -> None:
-        """earlier: of the attempts before, the newest last."""
+        """earlier: checkpoints of earlier attempts, the newest last."""
         self._earlier = earlier
-        self._tell = tell
+        self._report = report
         self._known = known
         self._kept = list(earlier)
-        """In the order in which they were saved."""
+        """Checkpoints in the order in which they were saved."""
         self._told: dict[str, float] = {}
         self._saved: dict[int, SavedCheckpoint] = {}
         self._keep = 1
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        """For files of a checkpoint that lie far away; gone when the process ends."""
+        """Local copies of a remote checkpoint's files, deleted when the process ends."""
 
     def save(
         self, folder: Path, base_url: str, step: int, metrics: Mapping[str, float], keep: int
     ) -> SavedCheckpoint | None:
-        """None, and a line in the log, if the storage could not take it."""
+        """Save a checkpoint; logs a line and returns None if the storage fails."""
         if step in self._saved:
             return self._saved[step]
         try:
             ref, size = commit(folder, base_url, step, metrics)
-        except Exception as error:  # whatever a storage may raise
+        except Exception as error:  # storage clients raise many types
             _log(f"the checkpoint of step {step} could not be saved: {error}. Training goes on")
             return None
-        told = {"step": step, "url": ref.url, "size_bytes": size, "metrics": dict(metrics)}
-        told["manifest_sha256"] = ref.manifest_sha256
-        self._told[ref.url] = self._tell("checkpoint", told)
+        body = {"step": step, "url": ref.url, "size_bytes": size, "metrics": dict(metrics)}
+        body["manifest_sha256"] = ref.manifest_sha256
+        self._told[ref.url] = self._report("checkpoint", body)
         self._saved[step] = SavedCheckpoint(step, ref.url, size)
         self._kept.append(ref)
         self._keep = keep
@@ -132,9 +134,9 @@ class ScriptCheckpoints:
         return self._saved[step]
 
     def load(self, *, leaves_receipt: bool) -> Checkpoint | None:
-        """The newest of the earlier attempts' that is whole. StorageError if the storage can't be
-        reached."""
-        self._kept = []  # what is passed over counts no more, so that it makes nothing newer go
+        """The newest intact checkpoint of the earlier attempts; raises StorageError if the storage
+        can't be reached."""
+        self._kept = []  # damaged ones no longer count, so that they supersede nothing
         passed_over = []
         receipt: dict[str, Any] = {"step": 0, "url": ""}
         found: Checkpoint | None = None
@@ -149,11 +151,12 @@ class ScriptCheckpoints:
             receipt = {"step": ref.step, "url": ref.url, "sha256": ref.manifest_sha256}
             break
         if leaves_receipt:
-            self._tell("resumed", {**receipt, "passed_over": passed_over[:MAX_TOLD]})
+            self._report("resumed", {**receipt, "passed_over": passed_over[:MAX_TOLD]})
         return found
 
     def tidy(self) -> None:
-        """At the end of who saved: drop what is superseded, once the service knows the newest."""
+        """At the end of a process that saved: delete superseded checkpoints once the service knows
+        the newest."""
         if self._saved:
             await_known(self._told.values(), self._known)
             self._drop_superseded()
@@ -170,18 +173,18 @@ class ScriptCheckpoints:
             self._kept.remove(old)
             try:
                 drop(old)
-            except Exception as error:  # as above
+            except Exception as error:  # storage clients raise many types
                 _log(f"the checkpoint of step {old.step} could not be deleted: {error}")
             else:
-                self._tell("checkpoint_dropped", {"step": old.step, "url": old.url})
+                self._report("checkpoint_dropped", {"step": old.step, "url": old.url})
 
 
 def commit(
     folder: Path, base_url: str, step: int, metrics: Mapping[str, float]
 ) -> tuple[CheckpointRef, int]:
-    """Copy a folder's files and commit them; the checkpoint and its bytes.
+    """Copy a folder's files and commit them; returns the checkpoint and its bytes.
 
-    Whatever goes wrong leaves no checkpoint.
+    An error leaves no checkpoint.
     """
     url = f"{base_url.rstrip('/')}/step-{step:012d}"
     try:
@@ -211,8 +214,8 @@ def _commit(
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Every file below a folder, in order. Raises ValueError where there is none to save, or one
-    whose name no listing can show."""
+    """Every file below a folder, sorted. Raises ValueError if there is none, or one with a name
+    that can't be listed."""
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     if not found:
         raise ValueError(f"save_checkpoint() found no file in {folder.absolute()}")
@@ -225,10 +228,10 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def fetch(ref: CheckpointRef, scratch: Path) -> Path:
-    """A folder with the checkpoint's files: where they lie, or copied into `scratch`.
+    """A local folder with the checkpoint's files, copied into `scratch` if they are remote.
 
-    Raises BrokenCheckpoint if any of them is not what was committed, StorageError if the storage
-    can't be reached.
+    Raises BrokenCheckpoint if a file differs from what was committed, and StorageError if the
+    storage can't be reached.
     """
     local = files.local_path(ref.url)
     try:
@@ -257,12 +260,13 @@ def _check(entry: Mapping[str, Any], url: str, scratch: Path, local: Path | None
 
 
 def drop(ref: CheckpointRef) -> None:
-    """Delete it, its manifest first: what is half deleted is then no checkpoint."""
+    """Delete a checkpoint, its manifest first, so that an interrupted deletion leaves no
+    checkpoint."""
     files.remove_file(f"{ref.url}/{MANIFEST}")
     files.remove_folder(ref.url)
 
 
 def _log(sentence: str) -> None:
-    """A line in the job's log, which is what standard output is."""
+    """Write a line to the job's log, which is standard output."""
     sys.stdout.write(f"dray: {sentence}\n")
     sys.stdout.flush()

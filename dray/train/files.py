@@ -1,7 +1,7 @@
-"""Files by URL, for what training keeps: copied whole or not at all, read by their hash.
+"""Files of a training by URL: copied atomically, and verified by hash.
 
-A URL of any kind that fsspec knows; it is the worker's, not the client's, so it is imported only
-where a URL needs it.
+Any URL that fsspec supports is allowed. The package belongs to the workers, not to the client, so
+the import happens only for a URL that needs it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Writable(Protocol):
 
 class _Sink:
     def write(self, data: bytes, /) -> None:
-        """Take and forget: only the hash is wanted."""
+        """Discard the data, of which only the hash is needed."""
 
 
 def local_path(url: str) -> Path | None:
@@ -46,9 +46,9 @@ def measure(path: Path) -> tuple[int, str]:
 
 
 def store(source: Path, url: str) -> tuple[int, str]:
-    """Copy a file to a URL so that a reader sees all of it or none; (bytes, sha256).
+    """Copy a file to a URL atomically; returns (bytes, sha256).
 
-    StorageError if the storage does not take it.
+    Raises StorageError if the storage fails.
     """
     path = local_path(url)
     with source.open("rb") as file:
@@ -62,7 +62,7 @@ def store(source: Path, url: str) -> tuple[int, str]:
                 return _copy(file, target)
         except ImportError:
             raise
-        except Exception as error:  # whatever the client of a store may raise
+        except Exception as error:  # storage clients raise many types
             raise StorageError(f"{url} can't be written: {error}") from error
 
 
@@ -82,7 +82,7 @@ def _store_local(file: Any, path: Path) -> tuple[int, str]:
 
 
 def fetch(url: str, target: Path) -> tuple[int, str]:
-    """Copy what is at a URL into a file; (bytes, sha256)."""
+    """Copy the file at a URL to `target`; returns (bytes, sha256)."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if local_path(url) is None and _is_asked_for():
         size, sha256 = _ask("fetch", url, target)
@@ -92,7 +92,7 @@ def fetch(url: str, target: Path) -> tuple[int, str]:
 
 
 def read(url: str) -> bytes:
-    """Raises FileNotFoundError if there is no such file."""
+    """The content of a file; raises FileNotFoundError if there is none."""
     if local_path(url) is None and _is_asked_for():
         with tempfile.TemporaryDirectory(prefix="dray-read-") as folder:
             fetch(url, copy := Path(folder, "file"))
@@ -103,7 +103,7 @@ def read(url: str) -> bytes:
 
 
 def remove_file(url: str) -> None:
-    """Remove a file for good; it may be gone already."""
+    """Remove a file, if there is one."""
     path = local_path(url)
     if path is not None:
         path.unlink(missing_ok=True)
@@ -119,7 +119,7 @@ def remove_file(url: str) -> None:
 
 
 def remove_folder(url: str) -> None:
-    """Remove a folder and all below it; it may be gone already."""
+    """Remove a folder with all its content, if there is one."""
     path = local_path(url)
     if path is not None:
         shutil.rmtree(path, ignore_errors=True)
@@ -133,15 +133,14 @@ def remove_folder(url: str) -> None:
 
 
 def sync_names(url: str) -> None:
-    """Return when the names of a folder's files, and its own, are on the disk: a rename or a new
-    folder is there only when the folder above is."""
+    """Sync a folder and its parent, which makes renames and new folders durable."""
     path = local_path(url)
     if path is not None:
         _sync_folder(path)
         _sync_folder(path.parent)
 
 
-# Storage that needs the node's credentials: a script asks another process for it.
+# Storage that needs the node's credentials, which a script accesses through another process.
 
 _asking = threading.Lock()
 _answers: BinaryIO | None = None
@@ -152,7 +151,7 @@ def _is_asked_for() -> bool:
 
 
 def _ask(op: str, url: str, path: Path | None = None) -> Any:
-    """Have it done by the process at the other end of the socket
+    """Let the process at the other end of the socket do the operation
     (`ray_workers.node.storage_access`)."""
     global _answers
     owner = os.environ.get("DRAY_SPOOL_PID", str(os.getpid()))

@@ -9,7 +9,7 @@ import operator
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from dray.train.checkpoints import (
     files_of,
 )
 from dray.train.spool import EVERYTHING, Known, SpoolWriter
-from dray.train.storage_room import StorageError, wait_for_room
+from dray.train.storage_room import StorageError, log, wait_for_room
 
 DEFAULT_SPOOL_LIMIT_BYTES = 64 << 20
 MAX_KEY_CHARS = 128
@@ -36,10 +36,10 @@ _ARTIFACT_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class Context:
-    """Which part of which job this process is; by hand, outside of dray, rank 0 of 1."""
+    """The job and rank of this process; outside of dray, rank 0 of 1."""
 
     job_id: str | None
-    """None outside of dray."""
+    """Id of the job; None outside of dray."""
     attempt: int
     rank: int
     world_size: int
@@ -47,25 +47,25 @@ class Context:
     """Number of this process among those of the job on its node. `LOCAL_RANK` is the index of
     the GPU to use, which is 0 where each process sees only its own GPU."""
     artifact_url: str | None
-    """Where `save_artifact` puts files."""
+    """The folder to which `save_artifact` copies files."""
     checkpoint_url: str | None
-    """A folder for this attempt's own checkpoints; no other attempt writes there."""
+    """A folder for the checkpoints of this attempt alone."""
     resume_url: str | None
-    """The newest checkpoint of an earlier attempt, if there is one. `load_checkpoint` finds it,
-    and if it is damaged the one before."""
+    """The newest checkpoint of an earlier attempt, if there is one. `load_checkpoint` loads it, or
+    if it is damaged the one before."""
 
 
 @dataclass(frozen=True)
 class SavedArtifact:
     path: str
-    """Name under the artifact URL, which is how the API lists it."""
+    """Name under the artifact URL, as the API lists the artifact."""
     url: str
     size_bytes: int
     sha256: str
 
 
 def context() -> Context:
-    """Read the process's place from the environment dray and torchrun set."""
+    """Read the job and rank from the environment that dray or torchrun set."""
     env = os.environ
     return Context(
         job_id=env.get("DRAY_JOB_ID"),
@@ -87,14 +87,14 @@ def report(
     total_steps: int | None = None,
     samples_per_s: float | None = None,
 ) -> None:
-    """Record metrics of one step of this rank; they are served as the job's metrics.
+    """Record metrics of one step of this rank, which the API serves as the job's metrics.
 
     step: optimizer steps done, 1 for the first. Report a key once for a step.
     values: real numbers by key; NaN and infinities are kept. A key is lower-case words joined
         by `/`, such as `val/accuracy`.
     epoch, total_steps, samples_per_s: rank 0's are shown as the job's progress.
 
-    It costs one small write to a file on this node and never waits for the network. Raises
+    A call costs one small write to a file on this node and never waits for the network. Raises
     ValueError for a key or value that cannot be stored. Does nothing outside of dray.
     """
     number = operator.index(step)
@@ -122,9 +122,9 @@ def save_artifact(path: str | os.PathLike[str], name: str | None = None) -> Save
 
     Saving a name again replaces it, whichever rank saved it first, so give ranks names of their
     own. Raises FileNotFoundError if `path` is no file and ValueError for a name that is not a
-    relative path of letters, digits, `.`, `_` and `-`. Where the storage is full or does not answer
-    it waits, for ten minutes at most, and then raises StorageError, which is counted as a fault of
-    the cluster. Outside of dray the file stays where it is, and the answer says so.
+    relative path of letters, digits, `.`, `_` and `-`. If the storage is full or does not answer,
+    the call waits for at most ten minutes and then raises StorageError, which counts as a fault of
+    the cluster. Outside of dray the file stays in place, and the result names that path.
     """
     saved: list[SavedArtifact] = []
     what = f"the artifact {Path(path).name if name is None else name}"
@@ -163,19 +163,19 @@ def save_checkpoint(
     *,
     keep: int = 2,
 ) -> SavedCheckpoint | None:
-    """Copy the files of a folder as the job's checkpoint of a step: where the job is lost, its
-    next attempt goes on from it (`load_checkpoint`).
+    """Copy the files of a folder as the job's checkpoint of a step, which the job's next attempt
+    can load (`load_checkpoint`).
 
-    For one rank to call, when nobody writes into the folder any more. It returns when all is
-    written, hashed and committed. Of this attempt's and the earlier ones' the `keep` newest stay,
-    and until the service knows of these the `keep` newest that it knows of.
+    One rank calls this, when no process writes into the folder any more. The call returns when the
+    checkpoint is written, hashed and committed. The `keep` newest checkpoints of all attempts are
+    kept, and until the service knows them also the `keep` newest that it knows.
 
-    step: optimizer steps done; one that this process has saved is left as it is. metrics: of this
-    step; they are listed with the checkpoint.
+    step: optimizer steps done; a step that this process saved before is not saved again. metrics:
+    metrics of this step, which are listed with the checkpoint.
 
-    None, and a line in the log, if the storage could not take it: training can go on. Raises
-    ValueError for a folder without files. Outside of dray the files stay where they are, and the
-    answer says so.
+    Returns None, and logs a line, if the storage could not take it: training can go on. Raises
+    ValueError for a folder without files. Outside of dray the files stay in place, and the result
+    names that folder.
     """
     number = operator.index(step)
     if number < 0 or keep < 1:
@@ -192,18 +192,18 @@ def save_checkpoint(
 
 
 def load_checkpoint() -> Checkpoint | None:
-    """The newest checkpoint of the job's earlier attempts that is whole; None to begin anew.
+    """The newest intact checkpoint of the job's earlier attempts; None if there is none.
 
-    Each rank may call it, before its first step; rank 0's call leaves a receipt with the job. A
-    checkpoint whose files are not what was committed is passed over, and the one before is taken.
-    Raises StorageError for a storage that can't be reached: another attempt may reach it.
+    Each rank may call this before its first step; rank 0's call leaves a receipt with the job. A
+    checkpoint whose files differ from what was committed is skipped for the one before. Raises
+    StorageError if the storage can't be reached, since another attempt may reach it.
     """
     with _storing():
         return _checkpoints_of_the_job().load(leaves_receipt=context().rank == 0)
 
 
 class Observer(Protocol):
-    """Told what a script does, in the thread that does it, to know where its time goes."""
+    """Measures where a script's time goes; called in the thread of the script."""
 
     def stepped(self, step: int) -> None:
         """The script reported this step."""
@@ -213,7 +213,7 @@ class Observer(Protocol):
 
 
 def observe(observer: Observer) -> None:
-    """For dray, before it runs a script in this process."""
+    """Set the observer; dray calls this before it runs a script in this process."""
     global _observer
     _observer = observer
 
@@ -223,33 +223,50 @@ def _storing() -> AbstractContextManager[None]:
 
 
 def emit(kind: str, body: Mapping[str, Any]) -> bool:
-    """Leave one frame on this process's spool; False if it was dropped or there is no spool.
+    """Append one frame to this process's spool; False if it was dropped or there is no spool.
 
-    For dray's own loop: a script uses `report` and `save_artifact`.
+    This is for dray's own loop; scripts use `report` and `save_artifact`.
     """
     return 0 < tell(kind, body) < math.inf
 
 
 def tell(kind: str, body: Mapping[str, Any]) -> float:
-    """As `emit`; up to where on the spool the frame lies (see `known`), infinite if it was dropped.
-    0 if there is no spool."""
+    """As `emit`; returns the offset of the frame's end on the spool (see `known`), infinite if the
+    frame was dropped, 0 if there is no spool."""
     directory = os.environ.get("DRAY_SPOOL_DIR")
     if directory is None:
         return 0.0
     with _lock:
         writer = _writer(directory)
-        is_kept = writer.append(kind, body, vital=kind != "metrics")
-        return writer.position if is_kept else math.inf
+        if not writer.append(kind, body, vital=kind != "metrics"):
+            return math.inf
+        position, num_missing = writer.position, writer.take_num_dropped()
+    _log_missing(num_missing)
+    return position
+
+
+def wait_until_written(waiting: Callable[[], None]) -> None:
+    """Wait until every report of this process is on its node's disk; raises StorageError if the
+    disk has no room within `storage_room.WAIT_S` seconds.
+
+    waiting: called before each pause. This is for the end of a rank.
+    """
+
+    def write() -> None:
+        if not _is_written():
+            raise StorageError("the disk of this node has no room for it")
+
+    wait_for_room("the rank's last report", write, waiting=waiting)
 
 
 def _is_written() -> bool:
-    """Whether everything that this process told lies on its node's disk."""
+    """Whether every report of this process is on its node's disk."""
     with _lock:
         return _open_writer is None or _open_writer[2].flush()
 
 
 def known() -> Known:
-    """How far the service knows what this process told."""
+    """How far the service knows the reports of this process."""
     directory = os.environ.get("DRAY_SPOOL_DIR")
     return EVERYTHING if directory is None else spool.known(Path(directory))
 
@@ -259,16 +276,16 @@ _lock = threading.Lock()
 _open_writer: tuple[int, str, SpoolWriter] | None = None
 _known_keys: set[str] = set()
 _job_checkpoints: ScriptCheckpoints | None = None
-"""Once this process has saved or loaded one."""
+"""Set once this process has saved or loaded a checkpoint."""
 
 
 def _checkpoints_of_the_job() -> ScriptCheckpoints:
     global _job_checkpoints
     if _job_checkpoints is None:
-        told = json.loads(os.environ.get("DRAY_RESUME_FROM", "[]"))
-        earlier = [CheckpointRef(**one) for one in reversed(told)]
+        refs = json.loads(os.environ.get("DRAY_RESUME_FROM", "[]"))
+        earlier = [CheckpointRef(**ref) for ref in reversed(refs)]
         _job_checkpoints = ScriptCheckpoints(earlier, tell, known)
-        # The writer may be closed before that; what it is given then, it still writes.
+        # The writer may be closed first, but still writes frames that are appended later.
         atexit.register(_tidy, _job_checkpoints)
     return _job_checkpoints
 
@@ -279,8 +296,8 @@ def _tidy(checkpoints: ScriptCheckpoints) -> None:
 
 
 def _writer(directory: str) -> SpoolWriter:
-    """The one writer of this process. A spool has one writer, so a forked or spawned helper,
-    which inherits the environment, is refused rather than left to tear the file."""
+    """The one writer of this process. A spool has one writer, so a child process, which inherits
+    the environment, is refused: its writes would tear the file."""
     global _open_writer
     pid = os.getpid()
     if _open_writer is not None and _open_writer[:2] == (pid, directory):
@@ -295,9 +312,27 @@ def _writer(directory: str) -> SpoolWriter:
     if _open_writer is not None and _open_writer[0] == pid:
         _open_writer[2].close()
     writer = SpoolWriter(Path(directory), limit_bytes=limit)
-    atexit.register(writer.close)
+    atexit.register(_close, pid, writer)
     _open_writer = (pid, directory, writer)
     return writer
+
+
+def _close(pid: int, writer: SpoolWriter) -> None:
+    """Close a spool at the end of the process that opened it; a child may end with the handlers of
+    its parent."""
+    if os.getpid() != pid:
+        return
+    with _lock:
+        writer.close()
+        num_missing = writer.take_num_dropped()
+    _log_missing(num_missing)
+
+
+def _log_missing(number: int) -> None:
+    """Note in the job's log that this many reports were dropped since the last such note."""
+    if number:
+        are = "1 report is" if number == 1 else f"{number} reports are"
+        log(f"{are} missing here: the node of rank {context().rank} had no room for more")
 
 
 def _checked_key(key: str) -> str:

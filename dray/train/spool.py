@@ -1,15 +1,15 @@
-"""The spool: how a process leaves frames on its node for whoever delivers them.
+"""The spool: files on a node in which a process leaves frames until they are delivered.
 
 A spool is a directory of segment files named by the byte offset of their first frame. One
 process appends; a frame is one line of JSON, written by a single `write`, so that a reader that
 stops at the last newline never sees half a frame, whenever the writer is killed. The reader
 deletes segments that were delivered. A spool is bounded: beyond `limit_bytes` undelivered bytes
-frames that are not vital are dropped, counted, and the count is left in the next frame that fits.
-While the disk takes nothing, the writer keeps frames itself, up to `WAITING_BYTES`.
+frames that are not vital are dropped and counted. While the disk takes nothing, the writer keeps
+frames itself: the vital ones, and of the others up to `WAITING_BYTES`.
 
-Beside the segments lies how far the service knows them: up to where it has them in its store, and
-up to where it was sent them, and may have. A writer that destroys something once the service knows
-of what took its place looks there first. Where nobody reads nothing lies there.
+A file beside the segments holds two offsets: up to the first the service has stored the frames, and
+up to the second they were sent to it and may be stored. A writer reads it before it deletes a file
+that a newer one supersedes. Without a reader there is no such file.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Known(NamedTuple):
 
     stored: float
     sent: float
-    """It may have stored all of this by now."""
+    """Bytes sent to the service, which may have stored them by now."""
 
 
 EVERYTHING = Known(math.inf, math.inf)
-"""Of a spool of which nobody counts that."""
+"""The value for a spool whose delivery is not counted."""
 
 
 def begin_count(directory: Path) -> None:
-    """From now on it is told how far the service knows the spool, if the disk takes that."""
+    """Start counting how far the service knows the spool, if the disk has room."""
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / KNOWN).open("xb") as file:
@@ -70,7 +70,7 @@ def begin_count(directory: Path) -> None:
 
 
 def note_known(directory: Path, stored: int, sent: int) -> None:
-    """Say how far the service knows the spool, if that is counted."""
+    """Record how far the service knows the spool, if that is counted."""
     before = known(directory)
     if before == EVERYTHING or before == (max(stored, before.stored), sent):
         return
@@ -84,12 +84,12 @@ def note_known(directory: Path, stored: int, sent: int) -> None:
 def known(directory: Path) -> Known:
     try:
         return Known(*_COUNTS.unpack((directory / KNOWN).read_bytes()))
-    except (FileNotFoundError, struct.error):  # it is just being made
+    except (FileNotFoundError, struct.error):  # the file is just being created
         return EVERYTHING
 
 
 class SpoolWriter:
-    """Appends frames to one spool. Not for two processes, nor two threads, at once."""
+    """Appends frames to one spool, in one thread of one process."""
 
     def __init__(self, directory: Path, *, limit_bytes: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -98,43 +98,44 @@ class SpoolWriter:
         self._fd = -1
         self._offset = 0  # bytes ever appended
         self._segment_start = 0
-        self._dropped = 0
+        self._num_dropped = 0
         self._is_full = False
-        """Too much of it is undelivered, when a segment was last to begin."""
+        """Whether too much was undelivered when a segment was last to begin."""
         self._waiting: deque[bytes] = deque()
         """Frames that found no room on the disk, oldest first."""
 
     def append(self, kind: str, body: Mapping[str, Any], *, vital: bool = False) -> bool:
-        """Add one frame; False if there is no room, here or on the disk, and it was dropped.
+        """Add one frame; False if it was dropped for lack of room on the disk and in memory.
 
-        vital: the limit does not hold for this frame. Such frames are few.
+        vital: this frame is never dropped. Such frames are few.
         """
-        frame: dict[str, Any] = {"kind": kind, "time": time.time(), "body": body}
-        if self._dropped:
-            frame["dropped"] = self._dropped
-        line = _encode(frame).encode() + b"\n"
+        line = _encode({"kind": kind, "time": time.time(), "body": body}).encode() + b"\n"
         if not (self.flush() and self._add(line, vital=vital)):
-            if not self._may_wait(line):
-                self._dropped += 1
+            if not (vital or self._may_wait(line)):
+                self._num_dropped += 1
                 return False
             self._waiting.append(line)
-        self._dropped = 0
         return True
+
+    def take_num_dropped(self) -> int:
+        """Number of frames that were dropped since the last call."""
+        number, self._num_dropped = self._num_dropped, 0
+        return number
 
     @property
     def num_waiting(self) -> int:
-        """Frames that are kept here because the disk did not take them."""
+        """Number of frames kept in memory because the disk had no room."""
         return len(self._waiting)
 
     def flush(self) -> bool:
-        """Write the frames that wait for room on the disk; whether all of them are written."""
+        """Write the frames that wait for room on the disk; returns whether all are written."""
         while self._waiting and self._add(self._waiting[0], vital=True):
             self._waiting.popleft()
         return not self._waiting
 
     @property
     def position(self) -> int:
-        """Where the next frame begins."""
+        """Offset of the next frame."""
         return self._offset + sum(map(len, self._waiting))
 
     def _add(self, line: bytes, *, vital: bool) -> bool:
@@ -145,12 +146,12 @@ class SpoolWriter:
         return True
 
     def _may_wait(self, line: bytes) -> bool:
-        """Whether it is the disk that is full, and there is room to keep the frame here."""
+        """Whether the disk, not the spool, is full, and memory has room for the frame."""
         waiting = sum(map(len, self._waiting))
         return not self._is_full and waiting + len(line) <= WAITING_BYTES
 
     def _write(self, line: bytes) -> bool:
-        """All of it or nothing: half a frame would spoil the one behind it."""
+        """Write the whole line or nothing: half a frame would spoil the next one."""
         try:
             written = os.write(self._fd, line)
         except OSError:
@@ -160,7 +161,7 @@ class SpoolWriter:
         return written == len(line)
 
     def _roll(self, next_bytes: int, *, vital: bool) -> bool:
-        """Begin a segment, unless what is undelivered leaves no room for one."""
+        """Begin a segment, unless undelivered frames leave no room for one."""
         retained = segments(self._directory)
         undelivered = self._offset - retained[0][0] if retained else 0
         needed = undelivered + max(next_bytes, SEGMENT_BYTES)

@@ -1,11 +1,12 @@
 """Data sets by URL, as arrays that may be larger than memory.
 
-What a source holds is fetched once per node, checked, and turned into plain numpy files that all
-ranks of the node map into their memory; so any sample can be read at once, by its number, and the
+The files of a source are fetched once per node, checked, and turned into plain numpy files that all
+ranks of the node map into their memory. So any sample can be read at once by its number, and the
 order of samples is a matter of arithmetic alone.
 
-All functions raise `ray_workers.training.core.errors.DataError` for what another attempt would not
-mend, in one sentence that names the source, the file, the line or sample, and the fault.
+All functions raise `ray_workers.training.core.errors.DataError` for a fault that would be the same
+in another attempt, in one sentence that names the source, the file, the line or sample, and the
+fault.
 """
 
 from __future__ import annotations
@@ -53,5 +54,5 @@ def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tok
 
 
 def preload() -> None:
-    """Read what the forkserver shares with all that it forks. Starts no thread."""
+    """Load the data that the forkserver shares with its ranks. Starts no thread."""
     toy_datasets.images("digits")

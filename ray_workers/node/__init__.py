@@ -1,1 +1,1 @@
-"""The processes that run once on each node: the agent, its forkserver, and what they look after."""
+"""The agent and the forkserver of a node, and the files and processes that they look after."""

@@ -1,15 +1,17 @@
-"""The node agent: one detached actor per node, which keeps the node ready and its spools.
+"""The node agent: one detached actor per node, which keeps the node ready to start ranks.
 
-It holds the forkserver with torch imported, so that a rank starts in milliseconds, and answers
-for the spool files of the node's ranks, also after those ranks and their supervisor are dead.
+The agent runs the forkserver, which has torch imported, so that a rank starts in milliseconds. It
+serves the spool files of the node's ranks, also after those ranks and their supervisor are dead.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import shutil
+import signal
 import socket
 import time
 import traceback
@@ -29,15 +31,18 @@ from ray_workers.node import (
     stack_collector,
 )
 from ray_workers.node.attempt_residue import AttemptResidue
-from ray_workers.node.forkserver_client import ForkFailed, list_tasks, send_to_rank
-from ray_workers.node.forkserver_manager import ForkserverManager
+from ray_workers.node.code_cache import CodeCache
+from ray_workers.node.forkserver.client import ForkFailed, list_tasks, send_to_rank
+from ray_workers.node.forkserver.manager import ForkserverManager
 from ray_workers.node.gpu_memory import GpuMemory, NvmlMemory
 from ray_workers.node.node_address import own_address
 from ray_workers.shared import spool_reader, work_dir
-from ray_workers.shared.contracts import Frame, FrameKind
+from ray_workers.shared.contracts import CodeRef, Frame, FrameKind
+from ray_workers.shared.disk_room import why_full
 from ray_workers.shared.heartbeat import RankObservation, observe_ranks
 from ray_workers.shared.machine_pace import WaitMeter
 from ray_workers.shared.paths import (
+    code_dir,
     deployment_root,
     entries,
     page_dir,
@@ -53,18 +58,17 @@ from ray_workers.shared.silence import SilenceLimits
 from ray_workers.shared.spool_reader import SpoolRead
 
 POLL_S = 0.05
-"""Pause between two looks at the spools while a reader waits; a look is a few stat calls."""
-
-
+"""Pause between two checks of the spools while a reader waits; each is a few stat calls."""
 ORPHANS_BOUND_S = 10.0
-"""How long what dead nodes of this machine left may take to be gone before this one is refused."""
+"""How long processes of dead nodes on this machine may take to be gone before this node is
+refused."""
 QUARANTINE_PERIOD_S = 3.0
-"""Pause between two looks at the slots that are kept from use."""
+"""Pause between two checks of the slots in quarantine."""
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a node says of itself when it joins."""
+    """A node's description of itself when it joins."""
 
     node_id: str
     hostname: str
@@ -72,13 +76,15 @@ class NodeReport:
     version: str
     python: str
     storage_nonce: str | None
-    """What this node reads in the storage's nonce file; None if it can't be read."""
+    """The storage's nonce file as this node reads it; None if it can't be read."""
     problem: str | None
     """Why ranks can't be started here, such as a failed import of torch."""
-    quarantined: tuple[Quarantined, ...] = ()
+    full: str | None
+    """Why the folder for reports and temporary files takes no file; None if it does."""
+    quarantined: tuple[Quarantined, ...]
     """Slots that are kept from every job."""
-    idle_workers: int | None = None
-    """Ray worker processes of the node that wait for an actor, or start to."""
+    idle_workers: int | None
+    """Ray worker processes of the node that wait for an actor, or are starting."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
@@ -89,15 +95,16 @@ class NodeAgent:
         self._deployment_id = deployment_id
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._directory = runtime_dir(deployment_id, self._node_id)
-        # What is forked here writes for this user alone, whoever started this node's Ray.
+        # Files of this process and of those it starts are this user's alone, however this node's
+        # Ray was started.
         os.umask(0o077)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         session_records.write_owner(self._directory)
         self._socket_path = socket_path(deployment_id, self._node_id)
-        self._keeper = ForkserverManager(
+        self._forkserver = ForkserverManager(
             self._directory,
             self._socket_path,
-            "ray_workers.node.forkserver",
+            "ray_workers.node.forkserver.server",
             SilenceLimits(silence_limit_s),
         )
         self._gpu_memory: GpuMemory = NvmlMemory()
@@ -106,10 +113,10 @@ class NodeAgent:
         self._tasks: list[asyncio.Task[None]] = []
 
     def _begin(self) -> None:
-        """Start what goes on beside the calls, with the first of them."""
+        """Start the background tasks with the first call."""
         if not self._tasks:
             self._tasks = [
-                asyncio.ensure_future(self._keeper.keep()),
+                asyncio.ensure_future(self._forkserver.run()),
                 asyncio.ensure_future(self._tend_quarantine()),
             ]
 
@@ -125,47 +132,63 @@ class NodeAgent:
             python=platform.python_version(),
             storage_nonce=_read_text(nonce_path) if nonce_path else None,
             problem=problem,
+            full=await asyncio.to_thread(why_full, self._directory),
             quarantined=tuple(self._book.entries()),
             idle_workers=await asyncio.to_thread(count_idle_workers, os.getppid()),
         )
 
     async def ping(self) -> float | None:
-        """Answer, which an agent that is stopped does not: since when the forkserver is silent."""
-        return self._keeper.silent_since
+        """Answer since when the forkserver is silent. A stopped agent does not answer at all."""
+        return self._forkserver.silent_since
 
     async def _problem(self) -> str | None:
-        """Why ranks can't be started here: the forkserver, or the remains of a dead node."""
+        """Why ranks can't be started here: no forkserver, or processes of a dead node."""
         deployment = deployment_root(self._deployment_id)
         others = [node for node in session_records.nodes_of(deployment) if node != self._directory]
         left = await asyncio.to_thread(orphans.reap_within, others, ORPHANS_BOUND_S)
-        # Of our own node's, each attempt's slots wait for what is left of it.
+        # This node need not wait for its own orphans: the slots of their attempts do.
         await asyncio.to_thread(orphans.reap_within, [self._directory], 0.0)
         removed = await asyncio.to_thread(orphans.remove_dead_nodes, deployment, self._directory)
         for folder in removed:
-            print(f"removed what a dead node left in {folder}", flush=True)  # noqa: T201
+            print(f"removed the folder of a dead node, {folder}", flush=True)  # noqa: T201
         if left:
             pids = [pid for orphan in left for pid in orphan.pids]
             return f"processes of a dead node on this machine can't be ended: {pids[:5]}"
-        return await self._keeper.problem()
+        return await self._forkserver.problem()
 
-    async def running(self, job_id: str, attempt: int) -> int:
-        """How much is left of an attempt here: processes, or GPUs on which the dead hold memory."""
-        return len(await self._left(job_id, attempt))
+    async def running(self, job_id: str, attempt: int, ranks: Sequence[int] | None = None) -> int:
+        """How much is left of an attempt, or of these ranks of it, here: processes, and GPUs with
+        memory of dead ones."""
+        return len(await self._left(job_id, attempt, ranks))
 
-    async def _left(self, job_id: str, attempt: int) -> AttemptResidue:
+    async def _left(
+        self, job_id: str, attempt: int, ranks: Sequence[int] | None = None
+    ) -> AttemptResidue:
         try:
             tasks = await list_tasks(self._socket_path)
         except ForkFailed:
-            tasks = []  # its end took the ranks along; what they started is in the records
+            tasks = []  # the ranks died with it; processes that they started are in the records
         directory = session_records.sessions_dir(self._directory)
         return await asyncio.to_thread(
-            attempt_residue.of_attempt, directory, tasks, job_id, attempt, self._gpu_memory
+            attempt_residue.of_attempt, directory, tasks, job_id, attempt, self._gpu_memory, ranks
         )
 
-    async def quarantine(self, job_id: str, attempt: int) -> bool:
-        """Keep an attempt's slots on this node until nothing is left of it; False if that is so
-        already. They are given back from here."""
+    async def _end_left(self, job_id: str, attempt: int) -> AttemptResidue:
+        """What is left of an attempt whose processes were asked to end. Those that the forkserver
+        has not killed yet, because a rank actor that is stopped stands for them, are killed."""
         left = await self._left(job_id, attempt)
+        if left:
+            with contextlib.suppress(ForkFailed):
+                for task in await list_tasks(self._socket_path):
+                    if (task["job_id"], task["attempt"]) == (job_id, attempt):
+                        rank = (job_id, attempt, task["rank"])
+                        await send_to_rank(self._socket_path, *rank, signal.SIGKILL)
+        return left
+
+    async def quarantine(self, job_id: str, attempt: int) -> bool:
+        """Keep an attempt's slots on this node until nothing is left of it, and give them back
+        then; False if nothing is left already."""
+        left = await self._end_left(job_id, attempt)
         if not left:
             return False
         held = [s for s in await self._slots() if (s.job_id, s.attempt) == (job_id, attempt)]
@@ -191,7 +214,7 @@ class NodeAgent:
         ]
 
     async def _tend_quarantine(self) -> None:
-        """Give back what was kept, once it is clean."""
+        """Give slots in quarantine back once nothing is left of their attempt."""
         while True:
             for entry in self._book.entries():
                 try:
@@ -201,7 +224,7 @@ class NodeAgent:
             await asyncio.sleep(QUARANTINE_PERIOD_S)
 
     async def _try_again(self, entry: Quarantined) -> None:
-        left = await self._left(entry.job_id, entry.attempt)
+        left = await self._end_left(entry.job_id, entry.attempt)
         if left:
             if left.sentence() != entry.reason:
                 self._book.put(replace(entry, reason=left.sentence()))
@@ -222,7 +245,7 @@ class NodeAgent:
     ) -> SpoolRead:
         """New frames of each spool of an attempt; waits up to `wait_s` for the first.
 
-        What lies before `cursor` was stored by the service, and is deleted here.
+        The service has stored all frames before `cursor`; they are deleted here.
         """
         directory = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
         deadline = asyncio.get_running_loop().time() + wait_s
@@ -236,7 +259,7 @@ class NodeAgent:
         return spool_reader.read_all(directory, keys, cursor, max_bytes)
 
     async def errors(self, job_id: str, attempt: int) -> list[Frame]:
-        """The ERROR frames that the ranks of an attempt left here as their last words."""
+        """The ERROR frames that ranks of an attempt wrote here before they ended."""
         directory = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
         return [
             frame
@@ -255,22 +278,22 @@ class NodeAgent:
                 self._socket_path, directory, job_id, attempt, ranks, wait_s
             )
         except ForkFailed:
-            return {}  # its end took every process along
+            return {}  # every process died with it
 
     async def observations(self, job_id: str, attempt: int) -> list[RankObservation]:
-        """What is seen of each training process of an attempt, also of those that are dead."""
+        """An observation of each training process of an attempt, also of dead ones."""
         return observe_ranks(page_dir(self._deployment_id, self._node_id, job_id, attempt))
 
     async def slowness(self, job_id: str, attempt: int) -> float:
-        """How many times slower than usual the slowest process of an attempt or of Ray gets on
-        here for want of a CPU, `ray_workers.shared.machine_pace` says how that is known."""
+        """How many times slower than usual the slowest process of an attempt or of Ray runs here
+        for want of a CPU (`ray_workers.shared.machine_pace`)."""
         ranks = [
             observation.status.pid
             for observation in await self.observations(job_id, attempt)
             if observation.state
         ]
         raylet = os.getppid()
-        return self._waits.look([*ranks, raylet, *children_of(raylet)])
+        return self._waits.sample([*ranks, raylet, *children_of(raylet)])
 
     async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
         """Send a signal to every process of a rank; False if none runs here."""
@@ -280,19 +303,30 @@ class NodeAgent:
             return False
 
     async def drop(self, job_id: str, attempt: int) -> None:
-        """Delete an attempt's spools and pages, in which everything was stored, and what its ranks
-        left of temporary files; the spools last, since by them an attempt is found again."""
+        """Delete an attempt's temporary files, its pages and its spools, all of whose frames are
+        stored; the spools last, since an attempt is found again by them."""
         temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
         await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
         spool_reader.remove(page_dir(self._deployment_id, self._node_id, job_id, attempt))
         spool_reader.remove(spool_dir(self._deployment_id, self._node_id, job_id, attempt))
+
+    async def put_code(self, job_id: str, code: CodeRef, storage_url: str) -> str | None:
+        """Put a job's code into its directory; why that can't be, if it can't."""
+        directory = work_root(self._deployment_id) / job_id
+        try:
+            cache = CodeCache(code_dir())
+            await asyncio.to_thread(cache.put_back, code, storage_url, directory)
+        except Exception as error:  # whatever the client of a storage may raise
+            traceback.print_exc()
+            return f"{type(error).__name__}: {error}"
+        return None
 
     async def kept_jobs(self) -> list[str]:
         """The jobs that have a directory on this machine."""
         return work_dir.jobs_in(work_root(self._deployment_id))
 
     async def drop_jobs(self, job_ids: Sequence[str]) -> None:
-        """Delete the directories of these jobs: they were deleted."""
+        """Delete the directories of jobs that were deleted."""
         await asyncio.to_thread(work_dir.remove, work_root(self._deployment_id), job_ids)
 
     async def spooled(self) -> list[tuple[str, int]]:

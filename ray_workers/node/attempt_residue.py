@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from ray_workers.shared.procfs import command, find_members, started_ticks, stat
 class AttemptResidue:
     """False if nothing is left."""
 
-    pids: tuple[int, ...] = ()
-    gpu_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Memory that the dead still hold, by GPU."""
+    pids: tuple[int, ...]
+    gpu_bytes: Mapping[str, int]
+    """Memory that is still held for dead processes, by GPU."""
 
     def __bool__(self) -> bool:
         return bool(self.pids or self.gpu_bytes)
@@ -27,7 +27,7 @@ class AttemptResidue:
         return len(self.pids) + len(self.gpu_bytes)
 
     def sentence(self) -> str:
-        """For a person: what keeps the slots from being free."""
+        """The reason for a person why the slots are not free."""
         said = []
         if self.pids:
             shown = ", ".join(_shown(pid) for pid in self.pids[:3])
@@ -50,21 +50,25 @@ def of_attempt(
     job_id: str,
     attempt: int,
     gpu_memory: GpuMemory,
+    ranks: Sequence[int] | None = None,
 ) -> AttemptResidue:
-    """What is left of it.
+    """The processes and the GPU memory that are left of an attempt, or of these ranks of it.
 
-    directory: the records of the node's sessions; tasks: what its forkserver lists, empty if it
-    is dead. What a dead forkserver left is sent SIGKILL on the way.
+    directory: the records of the node's sessions; tasks: the list of its forkserver, empty if that
+    is dead. Processes that a dead forkserver left are sent SIGKILL.
     """
-    key = (job_id, attempt)
-    mine = [task for task in tasks if (task["job_id"], task["attempt"]) == key]
+
+    def is_meant(one: tuple[str, int, int]) -> bool:
+        return one[:2] == (job_id, attempt) and (ranks is None or one[2] in ranks)
+
+    mine = [task for task in tasks if is_meant((task["job_id"], task["attempt"], task["rank"]))]
     pids = {int(pid) for task in mine for pid in task["left"] or [task["pid"]]}
     orphans.reap(directory)
     listed = {task["pid"] for task in mine}
     unlisted = [
         record
         for record in session_records.read_sessions(directory)
-        if (record.job_id, record.attempt) == key and record.pid not in listed
+        if is_meant((record.job_id, record.attempt, record.rank)) and record.pid not in listed
     ]
     members = find_members([record.session() for record in unlisted])
     held: dict[str, int] = {}

@@ -1,8 +1,8 @@
 """Every private name of Ray that dray uses, each behind a function of its own.
 
-A function says what for, and why no public name does. All were seen to work with Ray 2.54 to 2.60;
-tests/unit/workers/test_compat_ray.py fails, and says which one, where Ray has changed it. Ray is
-imported when a function is called: what reads this module need not run on a cluster.
+Each function's docstring says why no public name does. All of them worked with Ray 2.54 to 2.60;
+tests/unit/workers/node/test_compat_ray.py fails, and names the function, where Ray has changed one.
+Ray is imported when a function is called, so that this module can be imported without Ray.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def process_of(actor: Any) -> tuple[int, str] | None:
 
 
 def available_by_node() -> dict[str, dict[str, float]]:
-    """What is free of each node's resources. `ray.available_resources` adds all nodes up."""
+    """The free resources of each node. `ray.available_resources` adds all nodes up."""
     from ray._private.state import available_resources_per_node
 
     found: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
@@ -51,8 +51,8 @@ def drained_nodes() -> dict[str, float]:
 
 
 def put_once(key: str, value: str, namespace: str) -> bool:
-    """Write a value into the cluster's key-value store unless the key has one; whether it had. Ray
-    has no public store that takes a value once."""
+    """Write a value into the cluster's key-value store unless the key has one; True if it had one.
+    Ray has no public store that takes a value once."""
     from ray.experimental.internal_kv import _internal_kv_put
 
     there: bool = _internal_kv_put(key, value, False, namespace=namespace)

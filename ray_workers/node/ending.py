@@ -1,7 +1,7 @@
 """Ending an actor whose process may be stopped, and not dead.
 
-`ray.kill` asks the process to go. A raylet that can't connect to the process takes it for dead
-already (seen with Ray 2.60), so that a stopped one stays, with all that its own children hold.
+`ray.kill` asks the process to exit. A raylet that can't connect to the process takes it for dead
+already (seen with Ray 2.60), so that a stopped process stays, with all that its children hold.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def end_actor(actor: Any, *, may_restart: bool = False) -> None:
 
 @ray.remote
 def _kill_worker(pid: int) -> None:
-    """SIGKILL a Ray worker process of this node, unless the number is another's by now."""
+    """SIGKILL a Ray worker process of this node, unless its pid belongs to another by now."""
     with contextlib.suppress(OSError):
         if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
             os.kill(pid, signal.SIGKILL)

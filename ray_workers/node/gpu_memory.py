@@ -1,7 +1,7 @@
 """The processes that hold memory on a GPU, by NVIDIA's management library (NVML).
 
-A process may be gone and its memory not: a driver that hangs in the cleanup, or a context that
-another process still has open. Without NVML nothing is known, and so nothing is held.
+Memory may outlast its process: in a driver that hangs in the cleanup, or in a context that another
+process still has open. Without NVML nothing is known, and so nothing counts as held.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ray_workers.node import compat_ray
 
 
 class GpuMemory(Protocol):
-    """What a node agent asks before it calls a slot free."""
+    """Asked by a node agent before it gives a slot back."""
 
     def held(self, gpus: str) -> dict[int, int]:
         """Bytes by pid on these GPUs, named as in CUDA_VISIBLE_DEVICES: indices or UUIDs."""
@@ -49,7 +49,7 @@ def _load() -> Any:
         try:
             nvml: Any = load()
             nvml.nvmlInit()
-        except Exception:  # not installed, or no library, driver or permission: all the same here
+        except Exception:  # not installed, or no library, no driver, no permission
             continue
         return nvml
     return None

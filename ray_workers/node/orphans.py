@@ -1,7 +1,7 @@
-"""What dead parents left on this machine: found by what they wrote down, and ended.
+"""Orphans: processes of dead forkservers on this machine, found by their records and ended.
 
-A process is only ever killed for its mark, or as the leader that the record names by pid and
-start time: a pid alone may be another's by now.
+A process is only ever killed for its mark, or as the leader that a record names by pid and start
+time: a pid alone may belong to another process by now.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ CHECK_S = 0.05
 
 @dataclass(frozen=True)
 class Orphan:
-    """A session without its forkserver, some of which is still there."""
+    """A session whose forkserver is dead and that still has processes."""
 
     record: SessionRecord
     pids: tuple[int, ...]
 
 
 def reap(directory: Path) -> list[Orphan]:
-    """Look once: SIGKILL what is left of sessions whose forkserver is dead, and answer it.
+    """Send SIGKILL once to all processes of sessions whose forkserver is dead, and answer them.
 
-    The records of those of whom nothing is left are removed, unless they name a GPU.
+    Records of sessions of which nothing is left are removed, unless they name a GPU.
     """
     orphans = []
     for record in session_records.read_sessions(directory):
@@ -54,7 +54,7 @@ def reap(directory: Path) -> list[Orphan]:
 
 
 def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
-    """End the orphans of the nodes with these folders; answer what is not gone in time. Blocks."""
+    """End the orphans of the nodes with these folders; answer those not gone in time. Blocks."""
     deadline = time.monotonic() + within_s
     while True:
         left = []
@@ -66,9 +66,9 @@ def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
 
 
 def remove_dead_nodes(deployment_root: Path, own: Path) -> list[Path]:
-    """Delete the folders of nodes whose raylet is gone, of whom nothing runs any more.
+    """Delete the folders of nodes whose raylet is gone and of which no process is left.
 
-    Spools in them are lost to the service with their node: it has asked nobody else since.
+    The service has given the spools in them up with their node.
     """
     removed = []
     for node in session_records.nodes_of(deployment_root):

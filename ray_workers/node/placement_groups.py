@@ -1,8 +1,8 @@
-"""Giving an attempt's slots back: each when what ran in it is seen gone, or else kept aside.
+"""Releasing an attempt's slots: each is given back once its processes are seen gone.
 
 Slots are placement groups with a lifetime of their own, so that the sudden end of a supervisor
-does not offer a GPU to others while a process still holds it. Whoever finds a group that has no
-supervisor any more releases it by its name.
+does not offer a GPU to others while a process still holds it. The service releases a group that has
+no supervisor any more by the group's name.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ray_workers.node.ray_calls import result_within
 from ray_workers.shared.contracts import agent_name
 
 EMPTY_BOUND_S = 20.0
-"""How long the processes of an attempt may take to be gone before their slots are kept aside:
-above what the forkserver itself allows (`forkserver.STUCK_S`)."""
+"""How long the processes of an attempt may take to be gone before their slots go into quarantine:
+longer than the forkserver's own limit (`forkserver.server.STUCK_S`)."""
 RELEASE_TIMEOUT_S = 30.0
-"""How long slots may take to be seen free in Ray's books before that is an error."""
+"""How long Ray may take to list slots as free before that is an error."""
 ANSWER_LIMIT_S = 10.0
-"""How long a node agent may take to look for what is left of an attempt."""
+"""How long a node agent may take to search for processes of an attempt."""
 CHECK_S = 0.02
 
 
 @dataclass(frozen=True)
 class HeldSlots:
-    """One placement group of an attempt, as Ray's books have it."""
+    """One placement group of an attempt, as Ray lists it."""
 
     job_id: str
     attempt: int
@@ -74,48 +74,61 @@ async def held_slots() -> list[HeldSlots]:
 async def release(
     job_id: str, attempt: int, node_ids: Iterable[str], slots: Sequence[PlacementGroup]
 ) -> frozenset[str]:
-    """Give slots back whose processes were asked to end; answer the nodes that keep theirs.
+    """Give back the slots of an attempt whose processes were asked to end; answer the nodes whose
+    slots are in quarantine.
 
     node_ids: every node that may run a process of the attempt. TimeoutError if Ray does not take
-    the slots back in time; may be repeated.
+    the slots back in time; the call may be repeated.
     """
-    busy, deadline = set(node_ids), time.monotonic() + EMPTY_BOUND_S
-    while busy and time.monotonic() < deadline:
-        looks = await asyncio.gather(*(is_empty(job_id, attempt, node) for node in busy))
-        busy = {node for node, empty in zip(busy, looks, strict=True) if not empty}
-        if busy:
-            await asyncio.sleep(CHECK_S)
-    kept = frozenset([node for node in busy if await _set_aside(job_id, attempt, node)])
+    busy = await busy_nodes(job_id, attempt, node_ids)
+    kept = frozenset([node for node in busy if await _quarantine(job_id, attempt, node)])
     if kept:
-        aside = [held.group.id for held in await held_slots() if held.node_ids & kept]
-        slots = [group for group in slots if group.id not in aside]
+        quarantined = [held.group.id for held in await held_slots() if held.node_ids & kept]
+        slots = [group for group in slots if group.id not in quarantined]
     await give_back(slots)
     return kept
 
 
-async def is_empty(job_id: str, attempt: int, node_id: str) -> bool:
-    """Whether nothing of the attempt is left there: seen, or the node itself is gone."""
+async def busy_nodes(
+    job_id: str, attempt: int, node_ids: Iterable[str], ranks: Sequence[int] | None = None
+) -> set[str]:
+    """The nodes on which processes of the attempt are not gone after `EMPTY_BOUND_S`. ranks: only
+    the processes of these."""
+    busy, deadline = set(node_ids), time.monotonic() + EMPTY_BOUND_S
+    while busy and time.monotonic() < deadline:
+        answers = await asyncio.gather(*(is_empty(job_id, attempt, node, ranks) for node in busy))
+        busy = {node for node, empty in zip(busy, answers, strict=True) if not empty}
+        if busy:
+            await asyncio.sleep(CHECK_S)
+    return busy
+
+
+async def is_empty(
+    job_id: str, attempt: int, node_id: str, ranks: Sequence[int] | None = None
+) -> bool:
+    """Whether no process of the attempt, or of these ranks of it, is left there, or the node itself
+    is gone."""
     try:
         agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
-        return not await result_within(ANSWER_LIMIT_S, agent.running.remote(job_id, attempt))
+        return not await result_within(ANSWER_LIMIT_S, agent.running.remote(job_id, attempt, ranks))
     except (ValueError, RayActorError, TimeoutError):
         return node_id not in await asyncio.to_thread(alive_nodes)
 
 
-async def _set_aside(job_id: str, attempt: int, node_id: str) -> bool:
-    """Have the node's agent keep the attempt's slots; False if all of it is gone meanwhile."""
+async def _quarantine(job_id: str, attempt: int, node_id: str) -> bool:
+    """Have the node's agent keep the attempt's slots; False if nothing of it is left meanwhile."""
     try:
         agent = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
         call: Any = agent.quarantine.remote(job_id, attempt)
         return bool(await result_within(ANSWER_LIMIT_S, call))
     except (ValueError, RayActorError, TimeoutError):
-        # Nobody there to say so. The slots stay taken, and are looked at again as what has no
-        # supervisor any more.
+        # The agent does not answer. The slots stay taken, and are released later, as groups
+        # without a supervisor are.
         return node_id in await asyncio.to_thread(alive_nodes)
 
 
 async def give_back(slots: Sequence[PlacementGroup]) -> None:
-    """Remove placement groups, the newest first, and see them gone in Ray's books."""
+    """Remove placement groups, the newest first, and wait until Ray lists them as gone."""
     for group in reversed(slots):
         await asyncio.to_thread(remove_placement_group, group)
     deadline = time.monotonic() + RELEASE_TIMEOUT_S

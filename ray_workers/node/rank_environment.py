@@ -7,6 +7,7 @@ own code gets them, also as a rank of a recipe, and a user's script does not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -20,7 +21,7 @@ RAY_INSTANCE: Final = "DRAY_RAY_INSTANCE"
 """The mark of an embedded Ray, by which what a crash left behind is found; not a secret."""
 RANK_NICENESS: Final = "DRAY_RANK_NICENESS"
 """How far a rank stands back behind others of its machine (nice(1)), if further than Ray's workers
-do. Set for an embedded Ray: what looks after ranks must not stand back with them."""
+do. Set for an embedded Ray: the processes that look after ranks must not stand back with them."""
 
 _NAMES: Final = frozenset(
     {
@@ -42,6 +43,13 @@ _NAMES: Final = frozenset(
             "TRANSFORMERS_OFFLINE",
             "TOKENIZERS_PARALLELISM",
         ),
+        *("PYTHONASYNCIODEBUG", "PYTHONCOERCECLOCALE", "PYTHONDEVMODE", "PYTHONDONTWRITEBYTECODE"),
+        *("PYTHONFAULTHANDLER", "PYTHONHASHSEED", "PYTHONHOME", "PYTHONINTMAXSTRDIGITS"),
+        *("PYTHONIOENCODING", "PYTHONMALLOC", "PYTHONNOUSERSITE", "PYTHONOPTIMIZE", "PYTHONPATH"),
+        *("PYTHONPERFSUPPORT", "PYTHONPYCACHEPREFIX", "PYTHONSAFEPATH", "PYTHONTRACEMALLOC"),
+        *("PYTHONUNBUFFERED", "PYTHONUSERBASE", "PYTHONUTF8", "PYTHONVERBOSE", "PYTHONWARNINGS"),
+        *("PYTHON_CPU_COUNT", "PYTHON_GIL"),
+        *("NCCL_IB_PKEY", "UCX_IB_PKEY"),  # a partition of an InfiniBand network: no secret
         RAY_INSTANCE,
         RANK_NICENESS,
         NODE_TMPDIR,
@@ -51,42 +59,40 @@ _PREFIXES: Final = (
     *("CUDA_", "NVIDIA_", "CUDNN_", "CUBLAS_", "ROCR_", "HIP_", "HSA_"),
     *("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "TRITON_"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "MALLOC_", "XLA_", "LC_", "XDG_"),
-    "PYTHON",
 )
-_SUFFIXES: Final = ("_CACHE", "_CACHE_DIR", "_CACHE_HOME", "_CACHE_PATH")
-_SECRETS: Final = frozenset(
-    {"KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "COOKIE", "CREDENTIALS", "AUTH"}
+_CACHE_SUFFIXES: Final = ("_CACHE", "_CACHE_DIR", "_CACHE_HOME", "_CACHE_PATH")
+_SECRET: Final = re.compile(
+    r"(KEY|TOKEN|SECRET|CRED|CREDENTIAL|PASS|PASSWD|PASSWORD|PASSPHRASE|PWD|AUTH|COOKIE|\bPAT)"
+    r"S?\d*\b"
 )
-"""Words of names that no prefix lets through, as in NVIDIA_API_KEY."""
+"""Words, or ends of words, of names that no prefix lets through, as in NVIDIA_API_KEY."""
 _CREDENTIALS: Final = ("AWS_", "GOOGLE_", "AZURE_", "FSSPEC_")
-"""What fsspec's object stores read."""
+"""Prefixes of the variables that fsspec's object stores read."""
 
 
-def _passes(name: str, added: Collection[str]) -> bool:
+def _passes(name: str, value: str, added: Collection[str]) -> bool:
     upper = name.upper()  # proxies are read in lower case too
-    return (
-        name in added
-        or (upper in _NAMES and (name == upper or upper.endswith("_PROXY")))
-        or (
-            (name.startswith(_PREFIXES) or name.endswith(_SUFFIXES))
-            and _SECRETS.isdisjoint(upper.split("_"))
-        )
-    )
+    if name in added or (upper in _NAMES and (name == upper or upper.endswith("_PROXY"))):
+        return True
+    # A cache may also be a server, whose URL holds a password.
+    is_cache_folder = name.endswith(_CACHE_SUFFIXES) and value.startswith(("/", "~"))
+    speaks_of_secret = _SECRET.search(upper.replace("_", " ")) is not None
+    return (name.startswith(_PREFIXES) or is_cache_folder) and not speaks_of_secret
 
 
 def of_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a rank may see of a node's environment."""
+    """The variables of a node that a rank may see."""
     added = {name.strip() for name in environment.get(RANK_ENV, "").split(",")}
-    return {name: value for name, value in environment.items() if _passes(name, added)}
+    return {name: value for name, value in environment.items() if _passes(name, value, added)}
 
 
 def credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the node's access to storage is by; for code of dray alone."""
+    """The node's own variables for access to storage; for code of dray alone."""
     return {k: value for k, value in environment.items() if k.startswith(_CREDENTIALS)}
 
 
 def of_node(environment: Mapping[str, str], rank_env: Collection[str]) -> dict[str, str]:
-    """What an embedded Ray gets of the service's environment: what its actors and ranks need."""
+    """The variables of the service that an embedded Ray gets, for its actors and ranks."""
     found = {**environment, RANK_ENV: ",".join(rank_env)}
     rays = {name: value for name, value in environment.items() if name.startswith("RAY_")}
     return {**of_ranks(found), **credentials(environment), **rays, RANK_ENV: found[RANK_ENV]}

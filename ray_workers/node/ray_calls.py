@@ -1,4 +1,4 @@
-"""Waiting for Ray's answers, with a limit each: a process that is stopped never answers."""
+"""Waiting for Ray's answers within a limit: a stopped process never answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import Any
 
 
 async def result_within(limit_s: float, ref: Any) -> Any:
-    """What a remote call answers; TimeoutError when it takes longer."""
+    """The answer of a remote call; TimeoutError when it takes longer."""
     async with asyncio.timeout(limit_s):
         return await ref

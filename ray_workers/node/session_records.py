@@ -1,8 +1,8 @@
 """Records of a node's processes, by which those that outlive their parents are found.
 
-A forkserver takes its ranks with it when it is killed, but not what they started; and when a
-whole node dies nobody is left to look. So each session that is forked has a small file under the
-node's folder, and the node itself one that says which raylet it belongs to.
+A forkserver that is killed takes its ranks with it, but not the processes that they started; and
+when a whole node dies, no process of it is left to end the others. So each session that is forked
+has a small file under the node's folder, and the node itself has one that names its raylet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OWNER = "owner.json"
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """One session: whose it is, and who forked it."""
+    """One session: its rank, and the forkserver that forked it."""
 
     place: str
     boot_id: str
@@ -53,8 +53,8 @@ class SessionRecord:
         return self.is_of_this_boot and started_ticks(self.server_pid) == self.server_started
 
     def session(self) -> Session:
-        """As it is looked for when its forkserver is dead: its number counts only if it is
-        certainly still its own."""
+        """The session to search for when its forkserver is dead. Its number counts only while the
+        leader lives, since it may be another session's afterwards."""
         return Session(self.pid, self.started, self.mark, started_ticks(self.pid) != self.started)
 
 
@@ -75,7 +75,7 @@ def write_session(directory: Path, record: SessionRecord) -> None:
 
 
 def read_sessions(directory: Path) -> list[SessionRecord]:
-    """All of a node; what was torn while it was written, or goes meanwhile, is passed over."""
+    """The records of a node, without those that are incomplete or removed meanwhile."""
     found = []
     for path in sorted(_files(directory)):
         try:
@@ -95,12 +95,12 @@ def remove_session(directory: Path, record: SessionRecord) -> None:
     folder = _folder(directory, record.job_id, record.attempt)
     (folder / f"{record.mark}.json").unlink(missing_ok=True)
     for emptied in (folder, folder.parent):
-        with contextlib.suppress(OSError):  # others are in it
+        with contextlib.suppress(OSError):  # not empty
             emptied.rmdir()
 
 
 def write_owner(runtime_dir: Path) -> None:
-    """Say which raylet the node of this folder belongs to: the parent of this Ray worker."""
+    """Write down the raylet of this node, the parent of this Ray worker."""
     parent = os.getppid()
     raylet = parent if command(parent) == "raylet" else 0
     owner = {
@@ -115,7 +115,7 @@ def write_owner(runtime_dir: Path) -> None:
 
 
 def is_dead_node(runtime_dir: Path) -> bool:
-    """Whether the node of this folder is certainly gone. One that does not say is left alone."""
+    """Whether the node of this folder is certainly gone; False for one without a record."""
     try:
         owner = json.loads((runtime_dir / OWNER).read_text())
         boot, raylet, started = owner["boot_id"], owner["raylet"], owner["started"]

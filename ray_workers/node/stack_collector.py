@@ -1,6 +1,7 @@
-"""The stacks of all threads of an attempt's ranks, as they stand right now.
+"""Collects the current stacks of all threads of an attempt's ranks.
 
-Beside its page each rank has a file to which it adds them on DUMP_SIGNAL; see `dumping`.
+On DUMP_SIGNAL each rank adds its stacks to a file beside its page
+(`ray_workers.shared.stack_writer`).
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ray_workers.node.forkserver_client import ask_dump, list_tasks
+from ray_workers.node.forkserver.client import ask_dump, list_tasks
 from ray_workers.shared.heartbeat import prefix_of, stack_path
 from ray_workers.shared.stack_writer import END
 
 STACK_LIMIT_BYTES = 64 << 10
-LOOK_S = 0.02
-"""Pause between two looks at a stack file."""
+CHECK_S = 0.02
+"""Pause between two checks of a stack file."""
 QUIET_S = 1.0
-"""A stack file to which nothing was added for so long is as whole as it gets."""
+"""A stack file that has not grown for so long counts as complete."""
 
 
 @dataclass
 class _Growing:
-    """A stack file that a dump is being added to."""
+    """A stack file to which a rank is adding its stacks."""
 
     path: Path
     start: int
@@ -59,9 +60,9 @@ async def collect(
     ranks: Iterable[int],
     wait_s: float,
 ) -> dict[int, str]:
-    """The stacks of the ranks that run here, taken now; without those that did not write one.
+    """The stacks of the ranks that run here, without ranks that wrote none in time.
 
-    A stopped rank is let go on: its handler runs first. Raises ForkFailed without a forkserver.
+    A stopped rank is continued, and its handler runs first. Raises ForkFailed without a forkserver.
     """
     incarnations: dict[int, int] = {}
     for task in await list_tasks(socket_path):
@@ -77,7 +78,7 @@ async def collect(
     deadline, left = time.monotonic() + wait_s, set(growing)
     while left and (now := time.monotonic()) < deadline:
         left = {rank for rank in left if not growing[rank].is_whole(now)}
-        await asyncio.sleep(LOOK_S if left else 0.0)
+        await asyncio.sleep(CHECK_S if left else 0.0)
     return {rank: text for rank, file in sorted(growing.items()) if (text := file.text())}
 
 

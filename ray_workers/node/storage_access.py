@@ -1,8 +1,8 @@
-"""A script's access to storage that needs the node's credentials: its rank actor's, by a socket.
+"""A script's access to storage that needs the node's credentials, through its rank actor.
 
-The training process asks for files to be copied to and from its job's own URLs
-(`dray.train.files`), and the rank actor, in whose process no code of the user runs, does it.
-Folders need none of this: the script reaches them itself."""
+The training process asks by a socket for files to be copied to and from its job's own URLs
+(`dray.train.files`). The rank actor, in whose process no code of the user runs, copies them.
+Storage that is a folder needs no such help."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StorageAccess:
         earlier = [ref.url for ref in task.resume_from]
         self._urls = (task.checkpoint_url, task.artifact_url, *earlier)
         self._ours, self.theirs = socket.socketpair()
-        """theirs: for the training process; close it once that has it."""
+        """theirs: the training process's end; close it here once that process has it."""
         self._serving = asyncio.ensure_future(self._serve())
 
     async def _serve(self) -> None:
@@ -37,7 +37,7 @@ class StorageAccess:
             while line := await reader.readline():
                 answer = await asyncio.to_thread(answer_to, line, self._urls)
                 writer.write(json.dumps(answer).encode() + b"\n")
-        except (OSError, ValueError):  # it died, or speaks no words of ours
+        except (OSError, ValueError):  # it died, or sent a line that is too long
             pass
         finally:
             writer.close()
@@ -47,14 +47,14 @@ class StorageAccess:
 
 
 def answer_to(line: bytes, urls: Sequence[str]) -> dict[str, Any]:
-    """Do what a request asks for. Blocks.
+    """The answer to a request, once it is done. Blocks.
 
-    urls: what it may touch, and all below them.
+    urls: the URLs, with all below them, that it may touch.
     """
     try:
         request = json.loads(line)
         url = request["url"]
-        if not _lies_below(url, urls):
+        if not _is_below(url, urls):
             raise PermissionError(f"{url} is not this job's own")
         match request["op"]:
             case "store":
@@ -75,6 +75,6 @@ def answer_to(line: bytes, urls: Sequence[str]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _lies_below(url: str, urls: Sequence[str]) -> bool:
+def _is_below(url: str, urls: Sequence[str]) -> bool:
     is_plain = not {"..", "."} & set(url.split("/"))
     return is_plain and any(url == one or url.startswith(f"{one.rstrip('/')}/") for one in urls)

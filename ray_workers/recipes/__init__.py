@@ -41,7 +41,7 @@ RECIPES: Mapping[str, Recipe] = {
     "tabular_regression": Recipe(tabular.build_regression, tabular.load),
     "language_model": Recipe(language_model.build, language_model.load),
 }
-"""By the name that a job document gives as `recipe`."""
+"""The recipes by name, as a job document's `recipe` has it."""
 
 
 def load(folder: str | os.PathLike[str], *, device: str = "cpu") -> Any:

@@ -22,7 +22,7 @@ from ray_workers.training.core import compat_torch
 ONNX, PROGRAM = ".onnx", ".pt2"
 OUTPUT = "logits"
 ABOUT = "about.json"
-"""What is said of the model, within an ExportedProgram's file; in ONNX it is metadata `about`."""
+"""The file within an ExportedProgram that describes the model; in ONNX, metadata `about` does."""
 
 
 def export(
@@ -32,11 +32,11 @@ def export(
     path: str | os.PathLike[str],
     about: Mapping[str, Any],
 ) -> Path:
-    """Write the model for the CPU to a file that ends in `.onnx` or `.pt2`; where it lies.
+    """Write the model for the CPU to a file that ends in `.onnx` or `.pt2`; answers its path.
 
     inputs: name of its one input. example: (N, ...) of that; N is free, the rest stays as it is.
-    about: what else is to be known of its inputs and outputs, as JSON data. The output is what
-    `predict` decides by: a number for each class, or the number that a regression predicts.
+    about: a description of its inputs and outputs, as JSON data. The output is the input of
+    `predict`'s decision: a number for each class, or the number that a regression predicts.
     Raises ValueError for another ending, ImportError where the packages of `dray[onnx]` are absent.
     """
     target = Path(path)

@@ -59,7 +59,7 @@ def _samples(images: Images, rows: Rows) -> Samples:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A trained model with the names of its classes. What it takes, `ImageForm.tensor` says."""
+    """A trained model with the names of its classes. `ImageForm.tensor` describes its inputs."""
 
     model: nn.Module
     labels: Sequence[str]

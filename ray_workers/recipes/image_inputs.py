@@ -21,7 +21,7 @@ WHITE = 255
 
 @dataclass(frozen=True)
 class ImageForm:
-    """What a model takes."""
+    """The form of images that a model takes."""
 
     shape: Shape
     """(channels, height, width) that it was trained on."""

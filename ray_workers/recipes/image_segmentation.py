@@ -63,12 +63,12 @@ def _samples(images: MaskedImages, rows: Rows) -> Samples:
 
 @dataclass(frozen=True)
 class Segmenter:
-    """A trained model with the names of its classes. What it takes, `ImageForm.tensor` says, of any
-    size; files and images of Pillow are scaled if those of the training were."""
+    """A trained model with the names of its classes. `ImageForm.tensor` describes its inputs, which
+    may have any size; files and images of Pillow are scaled if those of the training were."""
 
     model: nn.Module
     labels: Sequence[str]
-    """By the numbers that masks hold; the first is the background."""
+    """Names of classes, by their numbers in masks; the first is the background."""
     form: ImageForm
 
     def predict(self, images: Any) -> Tensor:

@@ -24,17 +24,17 @@ from ray_workers.training.data.device_dataset import Rows
 
 BLOCK_ROWS = 65_536
 SAMPLE_VALUES = 1 << 26
-"""Of a larger table, medians and most frequent values are those of rows at equal distances that
-have about so many values: a quarter of a gibibyte."""
+"""Medians and most frequent values of a larger table are those of rows at equal distances, with
+about so many values: a quarter of a gibibyte."""
 _FILLED: frozenset[Missing] = frozenset({"mean", "median", "most_frequent", "indicator"})
 
 
 @dataclass(frozen=True)
 class Imputation:
-    """What is done in each column, and what it needs of the model."""
+    """The treatment of missing values by column."""
 
     filled: Mapping[str, Missing] = field(default_factory=dict)
-    """Of each column whose missing values are filled in, how."""
+    """How missing values are filled in, for each column where they are."""
     indicated: Sequence[str] = ()
     """Columns of numbers and dates that have a 0/1 column besides."""
     own_category: Sequence[str] = ()
@@ -42,7 +42,7 @@ class Imputation:
 
 
 def chosen(table: Table, data: Data) -> Imputation:
-    """As the job document says. Only columns with missing values get a 0/1 column or a category."""
+    """By the job document. Only columns with missing values get a 0/1 column or a category."""
     numeric = dict.fromkeys(table.numeric_sources)
     names = (*numeric, *table.category_names)
     ways = {name: data.missing_in(name) for name in names}

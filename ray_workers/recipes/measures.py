@@ -183,8 +183,8 @@ class R2(Metric):
 
 
 def _together(counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of samples in parts, by the parts' counts and means: their count, their mean, and the sum of
-    the samples' squared distances from it that lies between the parts."""
+    """The count and the mean of all samples, from the counts and means of their parts, and the part
+    of the sum of squared distances from the mean that is between the parts."""
     count = counts.sum()
     mean = (counts * means).sum() / count
     return count, mean, (counts * (means - mean).square()).sum()
@@ -213,8 +213,8 @@ class PixelAccuracy(MulticlassConfusionMatrix):
 
 
 def _overlap(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each class but the background: pixels that are right, and those of mask and prediction
-    together. counts: (C, C), by what is there and what was predicted."""
+    """For each class except the background: the pixels that are right, and those of mask and
+    prediction together. counts: (C, C), by true class and predicted class."""
     both = counts.sum(dim=0) + counts.sum(dim=1)
     return counts.diagonal()[1:], both[1:]
 

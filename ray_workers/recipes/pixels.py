@@ -21,7 +21,7 @@ def scaled(images: Images | MaskedImages, at: Rows) -> Tensor:
 
 
 def described(shape: Shape, classes: Sequence[str]) -> dict[str, Any]:
-    """For the result's `config.json`."""
+    """The fields of the result's `config.json` about images."""
     return {
         "input_shape": list(shape),
         "input_range": [0.0, 1.0],

@@ -31,11 +31,11 @@ class TableForm:
 
     numeric: Sequence[str]
     categories: Mapping[str, Mapping[str, int]]
-    """Of each column, the code of each value that training saw."""
+    """The codes of the values that training saw, by column."""
     filled: Set[str] = frozenset()
-    """Columns whose missing values the model fills in: they are NaN."""
+    """Columns whose missing values, NaN here, the model fills in."""
     decimal: str = "."
-    """What stands before the fraction of a number that is text."""
+    """The decimal sign of numbers that are text."""
     dates: Sequence[str] = ()
     """Columns of dates, which come after the numbers, each as its parts."""
 
@@ -153,7 +153,7 @@ def _rows_of(rows: Any) -> Iterable[Row]:
 
 
 def _rows_of_columns(rows: Mapping[str, Any]) -> list[Row]:
-    """Of a mapping to values it is one row; else its columns' values, side by side."""
+    """One row for a mapping to values; else the rows of a mapping to columns."""
     columns = {name: values for name, values in rows.items() if _is_column(values)}
     if not columns:
         return [rows]

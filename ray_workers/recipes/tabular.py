@@ -111,7 +111,7 @@ def _network(
 
 
 def _learn_inputs(model: TableMlp, table: Table, training: Rows, filling: Imputation) -> None:
-    """What the numbers are standardised by, and what stands in for missing values."""
+    """The statistics that standardise the numbers, and the values that replace missing ones."""
     numeric = table.numeric
     if model.fill is None:
         mean, deviation = _mean_and_deviation(numeric, training)
@@ -192,8 +192,8 @@ def _config(table: Table, filling: Imputation) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A trained model with the names of its columns and, for classes, of those. What rows it
-    takes, `TableForm.tensor` says."""
+    """A trained model with the names of its columns and of its classes, if there are any.
+    `TableForm.tensor` describes its inputs."""
 
     model: nn.Module
     form: TableForm

@@ -1,1 +1,1 @@
-"""Parts that several rooms need: wire contracts, frames, heartbeat, paths. No Ray, no torch."""
+"""Parts that several rooms need: wire contracts, frames, heartbeat, paths. No Ray and no torch."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -43,7 +43,7 @@ def agent_name(node_id: str) -> str:
 
 
 def attempt_prefix(job_id: str, attempt: int) -> str:
-    """Where an attempt writes, relative to the storage URL; no other attempt writes there."""
+    """The path of an attempt's files below the storage URL; no other attempt writes there."""
     return f"jobs/{job_id}/attempts/{attempt}"
 
 
@@ -60,33 +60,55 @@ class Grant:
     """Slots more for an attempt that lives. They are the attempt's from the grant on."""
 
     number: int
-    """1, 2, 3 ... within the attempt: a grant whose answer was lost is told again, and is to be
+    """1, 2, 3 ... within the attempt: a grant whose answer was lost is sent again, and is to be
     taken once."""
     slices: tuple[Slice, ...]
 
 
 @dataclass(frozen=True)
-class DataPolicy:
-    """What a rank may read, and where a node keeps what it read: the operator's settings.
+class CodeRef:
+    """Uploaded code, for a node to fetch."""
 
-    It holds no secret, only where those lie.
+    id: str
+    manifest_url: str
+    """Of its description, which says where in the storage each part of its files is."""
+    manifest_sha256: str
+
+
+@dataclass(frozen=True)
+class DataPolicy:
+    """The sources that a rank may read, and a node's cache of data: the operator's settings.
+
+    It holds no secrets, only the folder of their files.
     """
 
-    cache_dir: str | None = None
-    """Folder on each node; by default one in the machine's temporary folder."""
-    cache_limit_bytes: int = 100 << 30
-    private_hosts: tuple[str, ...] = ()
+    cache_dir: str | None
+    """Folder on each node; None for one in the machine's temporary folder."""
+    cache_limit_bytes: int
+    private_hosts: tuple[str, ...]
     """Names, addresses and networks (CIDR) that may be read from though they are private."""
-    file_roots: tuple[str, ...] | None = None
-    """Folders that `file://` sources must lie in; None for any."""
-    credentials_dir: str | None = None
+    file_roots: tuple[str, ...] | None
+    """Folders that `file://` sources must be in; None for any."""
+    credentials_dir: str | None
     """Folder on each node with a file for each name that `data.credentials` can give."""
-    s3_endpoint_url: str | None = None
-    """Where `s3://` is served, if not by AWS."""
+    s3_endpoint_url: str | None
+    """The endpoint of `s3://`, if not AWS's."""
+
+    @classmethod
+    def open(cls, cache_dir: str | None = None) -> DataPolicy:
+        """Every public host and every local file may be read, with nobody's credentials."""
+        return cls(
+            cache_dir=cache_dir,
+            cache_limit_bytes=100 << 30,
+            private_hosts=(),
+            file_roots=None,
+            credentials_dir=None,
+            s3_endpoint_url=None,
+        )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DataPolicy:
-        """From what JSON made of `asdict`: it knows no tuples."""
+        """The policy from JSON of `asdict`, which has lists for tuples."""
         fields: dict[str, Any] = dict(data)
         for name in ("private_hosts", "file_roots"):
             fields[name] = None if fields[name] is None else tuple(fields[name])
@@ -94,14 +116,14 @@ class DataPolicy:
 
 
 WORKER_MTBF_S = 24 * 3600.0
-"""What is taken for a worker's mean time between failures before any was seen."""
+"""A worker's mean time between failures, as long as none was seen."""
 
 
 @dataclass(frozen=True)
 class AttemptSpec:
     """All a supervisor needs to run one attempt of a job.
 
-    What crosses the boundary has no default: a field that a hand-over forgets is an error there.
+    No field has a default, so that a hand-over that forgets one is an error.
     """
 
     deployment_id: str
@@ -118,6 +140,8 @@ class AttemptSpec:
     init_from: CheckpointRef | None
     """Another job's checkpoint to begin with, if there is none to resume from; what is taken of it
     is in `spec`."""
+    code: CodeRef | None
+    """What a script brought; None of a recipe, and of a script that nodes have."""
     data_policy: DataPolicy
     start_timeout_s: float
     """How long Ray may take to give the slots."""
@@ -163,7 +187,7 @@ class Cause(StrEnum):
 
     SUCCEEDED = "succeeded"
     STOPPED = "stopped"
-    """Asked to stop: the job is being cancelled."""
+    """The attempt was asked to stop: the job is being cancelled."""
     USER_ERROR = "user_error"
     """The training code raised, exited non-zero or was killed by a signal of its own."""
     CANNOT_RUN = "cannot_run"
@@ -186,7 +210,7 @@ class Cause(StrEnum):
     NODE_LOST = "node_lost"
     """The cluster or the node that carried the attempt is gone. Nobody is charged."""
     PREEMPTED = "preempted"
-    """It was asked to leave its slots, and saved a checkpoint first. Nobody is charged."""
+    """The attempt was asked to leave its slots, and saved a checkpoint first. Nobody is charged."""
 
 
 @dataclass(frozen=True)
@@ -195,15 +219,29 @@ class Outcome:
 
     cause: Cause
     message: str
-    rank: int | None = None
-    exit_code: int | None = None
-    """Of the rank at fault; negative is the signal that killed it."""
-    log_lines_lost: Mapping[int, int | None] = field(default_factory=dict)
+    rank: int | None
+    """The rank at fault, where one is."""
+    exit_code: int | None
+    """Of that rank; negative is the signal that killed it."""
+    log_lines_lost: Mapping[int, int | None] | None
     """By rank as its log is named: how many lines of output are in no spool. None where nobody can
-    say, because the worker that passed them on vanished."""
-    slowness: float = 1.0
-    """How many times slower than usual the machines were when its start or recovery took too long;
-    above 1 only where that is why it ended, and nobody is charged."""
+    say, because the worker that passed them on vanished; None for the whole if all of them did."""
+    slowness: float
+    """How many times slower than usual the machines were when its start, its recovery or an answer
+    took too long; above 1 only where that is why it ended, and nobody is charged."""
+
+    @classmethod
+    def of(
+        cls, cause: Cause, message: str, rank: int | None = None, exit_code: int | None = None
+    ) -> Outcome:
+        """An end at which no output was lost, on machines at their usual pace."""
+        return cls(cause, message, rank, exit_code, log_lines_lost={}, slowness=1.0)
+
+    @classmethod
+    def unseen(cls, cause: Cause, message: str, slowness: float = 1.0) -> Outcome:
+        """The end of an attempt whose supervisor and rank actors are gone, with any output that
+        they had not passed on."""
+        return cls(cause, message, None, None, log_lines_lost=None, slowness=slowness)
 
 
 class FrameKind(StrEnum):
@@ -215,13 +253,11 @@ class FrameKind(StrEnum):
     CHECKPOINT_DROPPED = "checkpoint_dropped"
     ARTIFACT = "artifact"
     RESUMED = "resumed"
-    """Its body is the receipt of a resume, which `ray_workers.training.checkpoint.resuming` makes
-    and `service.ingest.resume_reports` checks."""
     STRAGGLERS = "stragglers"
     DIVERGENCE = "divergence"
     ERROR = "error"
 
-    # What the supervisor reports, as the rank SUPERVISOR_RANK.
+    # Reported by the supervisor, as the rank SUPERVISOR_RANK.
     REGROUPING = "regrouping"
     REGROUPED = "regrouped"
     RESIZED = "resized"
@@ -231,10 +267,11 @@ class FrameKind(StrEnum):
 
 
 LEFT_EXIT_CODE = 75
-"""Of a rank that saved a checkpoint and left as it was asked to (EX_TEMPFAIL of sysexits(3))."""
+"""Exit code of a rank that saved a checkpoint and left when asked (EX_TEMPFAIL of sysexits(3))."""
 
 STORAGE_EXIT_CODE = 74
-"""Of a rank that ended by a storage fault, which it may have found no room to report (EX_IOERR)."""
+"""Exit code of a rank that ended by a storage fault, which it may have had no room to report
+(EX_IOERR)."""
 
 SUPERVISOR_RANK = -1
 """The rank of the frames that the supervisor itself writes."""
@@ -248,7 +285,7 @@ class Drill:
     kind: DrillKind
     rank: int
     at_step: int | None
-    """Strike when this many optimizer steps are done; None is at once."""
+    """Inject the fault when this many optimizer steps are done; None is at once."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +323,7 @@ class SilentProcess:
 
 @dataclass(frozen=True)
 class PollReply:
-    """What happened after `cursor`; store it and the new cursor in one transaction."""
+    """Events after `cursor`, which are to be stored in one transaction with the new cursor."""
 
     cursor: Mapping[str, int]
     """Bytes read of each spool; opaque to the service, stored as JSON."""
@@ -304,12 +341,12 @@ class PollReply:
 
 
 AWAITING = -1
-"""The generation of a process that is told its place in a group once it is ready for one."""
+"""The generation of a process that gets its place in a group once it is ready for one."""
 
 
 @dataclass(frozen=True)
 class Seat:
-    """Of a `RankTask`, what differs between the processes of one attempt."""
+    """The fields of a `RankTask` that differ between the processes of one attempt."""
 
     rank: int
     incarnation: int
@@ -325,11 +362,12 @@ class Seat:
     work_dir: str
     """Directory on this node that a script runs in; the job's own, in all of its attempts."""
     page_prefix: str
-    """What the names of its page and of the files beside it begin with
-    (`ray_workers.shared.heartbeat`); without one nobody watches it, and its group is not mended."""
+    """Prefix of the names of the process's page and of the files beside it
+    (`ray_workers.shared.heartbeat`). A process without one is not observed, and its group does not
+    recover in place."""
     generation: int
-    """Of the group that it joins first, as `rank` of `world_size`; AWAITING, and `rank` is only
-    what it is called by those who watch it."""
+    """Generation of the group that the process joins first, as `rank` of `world_size`; if AWAITING,
+    `rank` is only the process's name in observations."""
 
 
 @dataclass(frozen=True)

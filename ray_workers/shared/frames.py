@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ray_workers.shared.contracts import Cause, DrillState, FrameKind
+from ray_workers.shared.contracts import Cause, DrillState, FrameKind, Slice
+
+if TYPE_CHECKING:
+    from dray.spec import OnDivergence
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Report:
     KIND: ClassVar[FrameKind]
 
     def body(self) -> dict[str, Any]:
-        """As it is written to a spool, in JSON."""
+        """The report as it is written to a spool, in JSON."""
         return dict(vars(self))
 
 
@@ -80,6 +84,56 @@ class ArtifactReport(Report):
 
 
 @dataclass(frozen=True)
+class PassedOver:
+    """A checkpoint that could not be restored."""
+
+    step: int
+    why: str
+
+
+@dataclass(frozen=True)
+class DataPosition:
+    """Where the data go on after a resume."""
+
+    epoch: int
+    step_in_epoch: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class ResumedReport(Report):
+    """The receipt of a start: what was restored.
+
+    `dray.train.load_checkpoint` writes that of a script, which knows less of it.
+    """
+
+    KIND = FrameKind.RESUMED
+    step: int
+    url: str
+    """Of the checkpoint that was restored or begun from; empty for none."""
+    sha256: str | None
+    """Of its manifest."""
+    size_bytes: int | None
+    position: DataPosition | None
+    world_size: int | None
+    """World size of the group that saved the checkpoint."""
+    optimizer_restored: bool
+    rng: str | None
+    """How random numbers go on."""
+    loss_before: float | None
+    """Training loss of the saved step; the next step's metrics have the loss after the resume."""
+    passed_over: Sequence[PassedOver]
+
+    def body(self) -> dict[str, Any]:
+        """Without the fields that say nothing of a fresh start."""
+        whole = asdict(self)
+        if self.url:
+            return whole
+        said = ("step", "url", "passed_over") if self.passed_over else ("step", "url")
+        return {name: whole[name] for name in said}
+
+
+@dataclass(frozen=True)
 class StragglersReport(Report):
     """These ranks take longer for a sample than the others, or none does any more."""
 
@@ -87,21 +141,24 @@ class StragglersReport(Report):
     step: int
     ranks: Sequence[int]
     slowdown: Mapping[str, float]
-    """By rank: how many times as long as the others."""
+    """How many times as long as the others each rank takes."""
     lost_s: float
-    """What they cost each of the others in the last `num_steps` steps."""
+    """Seconds that each of the others waited for them in the last `num_steps` steps."""
     num_steps: int
 
 
 @dataclass(frozen=True)
 class DivergenceReport(Report):
-    """The first step whose loss or gradient norm is not finite."""
+    """The first step whose loss or gradient norm is not finite, or the first evaluation whose loss
+    is not."""
 
     KIND = FrameKind.DIVERGENCE
     step: int
     loss: float
-    grad_norm: float
-    then: str
+    """In training, or `val/loss`."""
+    grad_norm: float | None
+    """None for an evaluation."""
+    then: OnDivergence
     """`train.on_divergence` of the job document."""
 
 
@@ -110,11 +167,22 @@ class ErrorReport(Report):
     """Why a rank ends."""
 
     KIND = FrameKind.ERROR
-    cause: Cause | str
+    cause: Cause
     type: str
     message: str
     """`TypeName: words (file, line n)`, by the rules of `training.core.failure_reason`."""
     traceback: str
+
+
+class LossKind(StrEnum):
+    """How a group lost ranks."""
+
+    KILLED = "killed"
+    """Their processes ended."""
+    LOST = "lost"
+    """Their workers vanished, or a connection between living ranks broke."""
+    HANG = "hang"
+    """They stood still, and were ended for it."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +193,7 @@ class RegroupingReport(Report):
     generation: int
     """The round of the rendezvous that the ranks are called to."""
     ranks: Sequence[int]
-    code: str
-    """`killed`, `lost` or `hang`."""
+    code: LossKind
     message: str
 
 
@@ -141,15 +208,7 @@ class RegroupedReport(Report):
     step: int | None
     steps_lost: int | None
     recovery_s: float | None
-    """From the loss to the next committed step."""
-
-
-@dataclass(frozen=True)
-class HeldSlots:
-    """Slots of one node that an attempt holds."""
-
-    node_id: str
-    num_workers: int
+    """Seconds from the loss of the ranks to the next committed step."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +217,7 @@ class ResizedReport(Report):
 
     KIND = FrameKind.RESIZED
     world_size: int
-    slices: Sequence[HeldSlots]
+    slices: Sequence[Slice]
     lacking: int
     """How many workers more it needs to train on; it stands by for them for a while."""
     grants: int
@@ -172,7 +231,7 @@ class ResizedReport(Report):
 
 @dataclass(frozen=True)
 class RankWhereabouts:
-    """Where one rank stood when the group hung."""
+    """The place of one rank when the group hung."""
 
     rank: int
     step: int | None
@@ -213,8 +272,8 @@ class DrillReport(Report):
 
 @dataclass(frozen=True)
 class LedgerReport(Report):
-    """What the slots of the attempt were used for so far."""
+    """The uses of the attempt's slots so far."""
 
     KIND = FrameKind.LEDGER
     slot_seconds: Mapping[str, float]
-    """By `TimeCategory`."""
+    """Slot-seconds by `TimeCategory`."""

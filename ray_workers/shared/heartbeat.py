@@ -1,11 +1,11 @@
 """The heartbeat page of a rank: it shows how far the rank is, and announces rendezvous rounds.
 
-One small file per training process, mapped into it, on its own node. The process writes what it
-does into it without a system call; whoever watches reads the file. So a process that hangs, is
-stopped or dead has still said where it was, without its help. Two words go the other way: which
-generation of the group is wanted, and whether the rank is asked to leave.
+A page is one small file per training process, on the process's node and mapped into its memory. The
+process writes its progress there without a system call, and others read the file: so the place of a
+process that hangs, is stopped or dead is known without its help. Two words go the other way: the
+generation of the group that is wanted, and whether the rank is asked to leave.
 
-Times are of the node's monotonic clock, which all its processes share, but for `first_at`.
+Times are of the node's monotonic clock, which all its processes share, except for `first_at`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _HEAD = struct.Struct(f"<{_WORDS}Q")
 _RING_AT = 1024
 _FIGURES = struct.Struct("<QQQddddd")
 RING = 1024
-"""Steps of which a rank keeps the figures here: rank 0 tells them, and if it dies with some of
-them untold, whoever comes in its place."""
+"""Steps of which a rank keeps the figures here. Rank 0 reports them; if it dies before it has
+reported all, its replacement does."""
 SIZE_BYTES = _RING_AT + RING * _FIGURES.size
 
 
 class RankPhase(IntEnum):
-    """What a rank is at, in the order in which it comes in a step."""
+    """The part of a step that a rank is in, in the order of a step."""
 
     JOINING = 0
     """Reading data, building the model, forming the group."""
@@ -47,30 +47,36 @@ class RankPhase(IntEnum):
     EVALUATE = 5
     SAVE = 6
     STAND_BY = 7
-    """Its group is broken; it waits for a place in the next."""
+    """The group is broken; the rank waits for a place in the next one."""
     FINISH = 8
+    FORMING = 9
+    """Every rank is there; they connect to each other. Elsewhere a part of `JOINING`."""
 
 
 class TimeCategory(StrEnum):
-    """What a second of a slot went into."""
+    """How a second of a slot was used."""
 
     USEFUL = "useful"
+    """In optimizer steps that count."""
     RECOMPUTED = "recomputed"
-    """Steps that had been done before, and were lost."""
+    """In steps that were done before and lost."""
     STARTING = "starting"
+    """From when the slot was given to the first step."""
     DATA_WAIT = "data_wait"
     RECOVERING = "recovering"
+    """From the loss of a rank until the group trained again."""
     CHECKPOINTING = "checkpointing"
     IDLE = "idle"
+    """Held to no use: stopping, or nobody knows."""
     UNREPORTED = "unreported"
-    """A script runs on this rank that has not reported a step yet."""
+    """By a script that has not reported a step yet: it may be of use."""
 
 
 TIME_CATEGORIES = tuple(TimeCategory)
 
 
 class _Word(IntEnum):
-    """Where in the page's head a number lies: 8 bytes each."""
+    """The places of the numbers, 8 bytes each, in the head of a page."""
 
     STEP = 0
     PHASE = 1
@@ -88,7 +94,7 @@ class _Word(IntEnum):
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """Where a process stands in one generation of its group."""
+    """The place of a process in one generation of its group."""
 
     generation: int
     rank: int
@@ -97,7 +103,7 @@ class RankAssignment:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """A page as somebody else sees it."""
+    """A page as another process reads it."""
 
     step: int
     """Optimizer steps committed."""
@@ -105,34 +111,34 @@ class RankStatus:
     collective: int
     """Collectives that were entered, in this generation."""
     since: float
-    """Monotonic seconds at which it began what it does, or last got on with it."""
+    """Monotonic seconds at which the phase began or last made progress."""
     generation: int
     resumed_step: int
-    """After which step this generation began."""
+    """The step after which this generation began."""
     first_at: float
-    """Unix seconds of the first step that this generation committed; 0 before it."""
+    """Unix seconds of the first step that this generation committed; 0 before that."""
     pid: int
     use: TimeCategory
-    """What goes on now is booked on."""
+    """The category of the time that passes now."""
     uses: Mapping[TimeCategory, float]
-    """Seconds, without what goes on now."""
+    """Seconds by category, without the current phase."""
 
 
 @dataclass(frozen=True)
 class RankObservation:
-    """What is seen of one training process from its node."""
+    """One training process as its node sees it."""
 
     rank: int
     incarnation: int
     status: RankStatus
     age_s: float
-    """How long it has been at what it does, and not got on."""
+    """Seconds since the phase began or last made progress."""
     state: str
-    """Of its process, as proc(5) has it: `T` is stopped; empty if it is gone."""
+    """State of the process by proc(5): `T` is stopped; empty if the process is gone."""
 
 
 class UnreportedStep(NamedTuple):
-    """The figures of one step, kept until they lie on the spool."""
+    """The figures of one step, kept until they are on the spool."""
 
     step: int
     epoch: int
@@ -148,13 +154,14 @@ class HeartbeatPage:
     """The writer's side: the training process."""
 
     def __init__(self, path: Path | None) -> None:
-        """With no path nobody else can see it."""
+        """Without a path no other process can read the page."""
         if path is None:
             self._map = mmap.mmap(-1, SIZE_BYTES)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Written, not cut to size: a full disk is an error here, and later a SIGBUS. It gets
-            # its name whole: others write into what they find, and must not be written over.
+            # The file is written and not truncated to its size: a full disk is an error here, and
+            # would be a SIGBUS later. It is linked once complete, since others write into a page as
+            # soon as they find it.
             unnamed = path.with_suffix(".page.partial")
             with open(unnamed, "w+b") as file:
                 file.write(bytes(SIZE_BYTES))
@@ -170,7 +177,7 @@ class HeartbeatPage:
         self._floats[_Word.SINCE] = self._began
 
     def enter(self, phase: RankPhase, use: TimeCategory) -> None:
-        """Say what begins now; the time since the last call is booked on what ends."""
+        """Begin a phase; the time since the last call is booked on the use that ends."""
         now = time.monotonic()
         self._floats[_USE_AT[self._use]] += now - self._began
         self._use, self._began = use, now
@@ -179,16 +186,16 @@ class HeartbeatPage:
         self._floats[_Word.SINCE] = now
 
     def move(self) -> None:
-        """Say that what it does gets on, such as a long evaluation from batch to batch."""
+        """Show progress within a phase, such as from batch to batch of a long evaluation."""
         self._floats[_Word.SINCE] = time.monotonic()
 
     def exchange(self) -> None:
-        """The gradients of a step are about to be exchanged: one more collective is entered."""
+        """Enter one more collective, which exchanges the gradients of a step."""
         self._ints[_Word.COLLECTIVE] += 1
         self.enter(RankPhase.EXCHANGE, self._use)
 
     def begin(self, generation: int, step: int) -> None:
-        """A generation of the group trains on from after `step`."""
+        """Begin a generation of the group, which trains on from after `step`."""
         self._ints[_Word.RESUMED_STEP] = self._ints[_Word.STEP] = step
         self._ints[_Word.COLLECTIVE] = 0
         self._floats[_Word.FIRST_AT] = 0.0
@@ -209,12 +216,12 @@ class HeartbeatPage:
         return self._ints[_Word.LEAVE] != 0
 
     def keep(self, figures: UnreportedStep) -> None:
-        """Hold a step's figures where they outlive this process."""
+        """Keep a step's figures where they outlive this process."""
         at = _RING_AT + figures.step % RING * _FIGURES.size
         _FIGURES.pack_into(self._map, at, *figures)
 
     def kept(self) -> list[UnreportedStep]:
-        """The figures that are held, in order of their steps."""
+        """The figures that are kept, in order of their steps."""
         return unreported_steps(self._map)
 
 
@@ -223,12 +230,12 @@ _USE_AT = {use: _Word.USES + place for place, use in enumerate(TIME_CATEGORIES)}
 
 
 def page_path(prefix: str) -> Path:
-    """Of the process whose files begin with `prefix`."""
+    """The page of the process whose files begin with `prefix`."""
     return Path(f"{prefix}.page")
 
 
 def stack_path(prefix: str) -> Path:
-    """Where the process writes its stacks when it gets SIGUSR2."""
+    """The file to which the process adds its stacks on SIGUSR2."""
     return Path(f"{prefix}.stack")
 
 
@@ -237,12 +244,12 @@ def _place_path(prefix: str) -> Path:
 
 
 def prefix_of(folder: Path, rank: int, incarnation: int) -> str:
-    """What the names of a process's files begin with."""
+    """The prefix of the names of a process's files."""
     return str(folder / f"r{rank}.{incarnation}")
 
 
 def parse_status(data: bytes) -> RankStatus:
-    """What a page says."""
+    """The status in a page."""
     ints = _HEAD.unpack_from(data)
     floats = struct.unpack_from(f"<{_WORDS}d", data)
     return RankStatus(
@@ -260,7 +267,7 @@ def parse_status(data: bytes) -> RankStatus:
 
 
 def observe_ranks(folder: Path) -> list[RankObservation]:
-    """Every process of an attempt that left a page in its folder on this node, also the dead."""
+    """Every process of an attempt with a page in the folder on this node, also dead ones."""
     observations = []
     for path in sorted(folder.glob("r*.page")):
         try:
@@ -269,7 +276,7 @@ def observe_ranks(folder: Path) -> list[RankObservation]:
         except FileNotFoundError:
             continue
         if len(data) < _HEAD.size:
-            continue  # it is just being made
+            continue  # being made
         rank, incarnation = path.stem.removeprefix("r").split(".")
         seen = parse_status(data)
         fields = stat_fields(seen.pid) if seen.pid else []
@@ -280,7 +287,7 @@ def observe_ranks(folder: Path) -> list[RankObservation]:
 
 
 def unreported_steps(data: bytes | mmap.mmap) -> list[UnreportedStep]:
-    """The figures that a page holds, in order of their steps."""
+    """The figures in a page, in order of their steps."""
     found = [
         UnreportedStep(*_FIGURES.unpack_from(data, _RING_AT + place * _FIGURES.size))
         for place in range(RING)
@@ -289,7 +296,7 @@ def unreported_steps(data: bytes | mmap.mmap) -> list[UnreportedStep]:
 
 
 def announce(prefix: str, place: RankAssignment) -> None:
-    """Tell a process its place in the next generation of its group."""
+    """Give a process its place in the next generation of its group."""
     target = _place_path(prefix)
     partial = target.with_suffix(".place.partial")
     partial.write_text(json.dumps(asdict(place)))
@@ -298,17 +305,17 @@ def announce(prefix: str, place: RankAssignment) -> None:
 
 
 def ask_to_leave(prefix: str) -> None:
-    """Have a process end its part between two steps, with a checkpoint."""
+    """Have a process save a checkpoint and leave between two steps."""
     _poke(prefix, _Word.LEAVE, 1)
 
 
 def announced(prefix: str) -> RankAssignment:
-    """The newest place that the process was told."""
+    """The newest place that was announced to the process."""
     return RankAssignment(**json.loads(_place_path(prefix).read_text()))
 
 
 def _poke(prefix: str, word: _Word, value: int) -> None:
-    """Write one word into another process's page. FileNotFoundError if it has none yet."""
+    """Write one word into another process's page. FileNotFoundError if it has no page yet."""
     fd = os.open(page_path(prefix), os.O_WRONLY)
     try:
         os.pwrite(fd, struct.pack("<Q", value), word * 8)

@@ -1,9 +1,9 @@
 """The pace of a machine: how many times slower than usual it is, and limits that follow it.
 
 The kernel counts for each process how long it waited for a CPU though it could have run
-(proc_pid_schedstat(5)). A process that waited for 59 of the last 60 seconds gets on 60 times
-slower than usual, whatever the reason: too many processes, a low priority, a quota of its control
-group. One that hangs or sleeps waits for no CPU, so that it is not excused.
+(proc_pid_schedstat(5)). A process that waited for 59 of the last 60 seconds runs 60 times slower
+than usual, whatever the reason: too many processes, a low priority, a quota of its control group.
+A process that hangs or sleeps waits for no CPU, and so is not excused.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from ray_workers.shared.procfs import stat_fields
 from ray_workers.shared.silence import AwakeClock
 
 MAX_SLOWNESS = 30.0
-"""By which limits are stretched at most, so that a hang on an overloaded machine has an end too."""
+"""Limits are stretched by no more, so that a hang on an overloaded machine has an end too."""
 OVERLOADED = 4.0
-"""From where on it is the machine's doing that something took too long."""
+"""Slowness from which on the machine is to blame when something takes too long."""
 WINDOW_S = 10.0
-"""Over which a process's waiting is looked at."""
+"""Time over which the waiting of a process is measured."""
 LEAST_S = 1.0
-"""A process that is known for less is not judged yet."""
-LOOK_S = 0.5
-"""Pause between two looks at what is waited for, as the pace may change meanwhile."""
+"""Time after which a process is measured at the earliest."""
+CHECK_S = 0.5
+"""Pause between two checks of a limit, as the pace may change meanwhile."""
 USUAL = 1.0
 
 T = TypeVar("T")
 
 
 class CpuTime(NamedTuple):
-    """Of the main thread of a process, in seconds since it started."""
+    """CPU time of the main thread of a process, in seconds since its start."""
 
     ran_s: float
     waited_s: float
-    """Until it last got a CPU: what it waits for now is not in it."""
+    """Without the wait that goes on now."""
     is_runnable: bool
 
 
@@ -52,7 +52,7 @@ def cpu_time(pid: int) -> CpuTime | None:
 
 
 class WaitMeter:
-    """Looks at the processes of one machine again and again."""
+    """Measures how slow processes of one machine are, call by call."""
 
     def __init__(
         self,
@@ -61,20 +61,20 @@ class WaitMeter:
     ) -> None:
         self._read = read
         self._clock = clock
-        self._looks: deque[tuple[float, Mapping[int, CpuTime]]] = deque()
+        self._samples: deque[tuple[float, Mapping[int, CpuTime]]] = deque()
 
-    def look(self, pids: Iterable[int]) -> float:
-        """How many times slower than usual the slowest of these processes got on lately."""
+    def sample(self, pids: Iterable[int]) -> float:
+        """How many times slower than usual the slowest of these processes ran lately."""
         now = self._clock()
         read = {pid: seen for pid in pids if (seen := self._read(pid)) is not None}
-        while len(self._looks) > 1 and self._looks[1][0] <= now - WINDOW_S:
-            self._looks.popleft()
+        while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_S:
+            self._samples.popleft()
         found = [self._slowness(pid, seen, now) for pid, seen in read.items()]
-        self._looks.append((now, read))
+        self._samples.append((now, read))
         return max(found, default=USUAL)
 
     def _slowness(self, pid: int, seen: CpuTime, now: float) -> float:
-        for then, others in self._looks:
+        for then, others in self._samples:
             before = others.get(pid)
             if before is not None and now - then >= LEAST_S:
                 return _times_slower(before, seen, now - then)
@@ -89,10 +89,11 @@ def _times_slower(before: CpuTime, after: CpuTime, passed_s: float) -> float:
 
 
 class MachinePace:
-    """How slow the machines of an attempt are now; the limits of its start and recovery go by it.
+    """How slow the machines of an attempt are now, which stretches the limits of its start and
+    recovery.
 
-    A limit of so many seconds is meant for machines as they usually are: where all takes ten times
-    as long, it is over after ten times as many.
+    A limit is in seconds of machines at their usual pace: where everything takes ten times as long,
+    the limit is over after ten times as many seconds.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -104,37 +105,37 @@ class MachinePace:
         self._overrun = USUAL
 
     def learn(self, slowness: float) -> None:
-        """So slow are the slowest of the machines now."""
+        """Take the slowness of the slowest machine now."""
         self.time()
         self.slowness = min(max(slowness, USUAL), MAX_SLOWNESS)
 
     def time(self) -> float:
-        """Seconds so far, as the machines would have passed them at their usual pace."""
+        """Seconds so far, in those of machines at their usual pace."""
         now = self._clock()
         self._time_s += (now - self._looked_at) / self.slowness
         self._looked_at = now
         return self._time_s
 
     def stretched(self, limit_s: float) -> float:
-        """Seconds that now stand for so many at the usual pace."""
+        """A limit in seconds of the machines' current pace."""
         return limit_s * self.slowness
 
     def is_over(self, since: float, limit_s: float) -> bool:
-        """Whether more than `limit_s` passed since that `time`; takes note of it, if so."""
+        """Whether more than `limit_s` passed since that `time`; if so, `overrun` notes it."""
         if self.time() - since <= limit_s:
             return False
         self.ran_out()
         return True
 
     async def within(self, limit_s: float, work: Awaitable[T]) -> T:
-        """What `work` gives; TimeoutError, and it is cancelled, if it takes longer."""
+        """The result of `work`. Cancels it and raises TimeoutError if it takes longer."""
         began = self.time()
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
                 if self.is_over(began, limit_s):
                     raise TimeoutError(f"it took more than {limit_s:g} s{self.why()}")
-                await asyncio.wait({task}, timeout=LOOK_S)
+                await asyncio.wait({task}, timeout=CHECK_S)
             return task.result()
         finally:
             if not task.done():
@@ -142,11 +143,11 @@ class MachinePace:
                 await asyncio.wait({task})
 
     def ran_out(self) -> None:
-        """Something took too long."""
+        """Note that something took too long."""
         self._overrun = max(self._overrun, self.slowness)
 
     def caught_up(self) -> None:
-        """The attempt got over it."""
+        """Forget what took too long: the attempt goes on."""
         self._overrun = USUAL
 
     @property
@@ -155,12 +156,12 @@ class MachinePace:
         return self._overrun
 
     def why(self) -> str:
-        """What is to be said of machines that are overloaded; else nothing."""
+        """The end of a sentence that names the overload; empty without one."""
         return said_of(self.slowness)
 
 
 def said_of(slowness: float) -> str:
-    """The end of a sentence."""
+    """The end of a sentence that names an overload; empty where the machines are not that slow."""
     if slowness < OVERLOADED:
         return ""
     return f" (the machine is overloaded, {slowness:.0f} times slower than usual)"

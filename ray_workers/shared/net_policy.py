@@ -1,8 +1,8 @@
 """The hosts that a source may name: public ones, and those that the operator allows.
 
-Pure rules, used twice: by the service when a job is submitted, on what the URL says, and by the
-worker on the very address it is about to connect to. Without the second a name could lead
-anywhere by the time it is looked up (DNS rebinding).
+Pure rules, used twice: by the service on the URL when a job is submitted, and by the worker on the
+very address that it is about to connect to. Without the second check a name could lead anywhere by
+the time it is looked up (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ METADATA_NAMES: Final = frozenset(
 )
 """Names under which clouds hand a machine its credentials."""
 METADATA_ADDRESSES: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
-"""Azure's, which lies among the public ones; the other clouds' are link-local or private."""
+"""Azure's, which is a public address; the other clouds' are link-local or private."""
 
 _SPECIAL: Final = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "64:ff9b:1::/48"))
 )
-"""Not public, though not every Python knows."""
+"""Networks that are not public, though some versions of Python take them for that."""
 _NAT64: Final = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
 _IPV4_COMPATIBLE: Final = ipaddress.ip_network("::/96")
 _DOTS: Final = str.maketrans(dict.fromkeys("\u3002\uff0e\uff61", "."))
@@ -64,9 +64,9 @@ class AllowedHosts:
 
 
 def refused_host(host: str, allowed: AllowedHosts) -> str | None:
-    """Why a URL may not name this host, as far as its spelling tells; None if it may.
+    """Why a URL may not name this host, judged by its spelling; None if it may.
 
-    A name that says nothing by itself is judged by the addresses it has.
+    Other names are judged by their addresses when a worker connects.
     """
     name = canonical_host(host)
     if allowed.has_name(name):
@@ -82,7 +82,7 @@ def refused_host(host: str, allowed: AllowedHosts) -> str | None:
 
 
 def refused_address(address: Address, allowed: AllowedHosts) -> str | None:
-    """Why nobody may connect to this address for a user; None if they may."""
+    """Why a worker may not connect to this address; None if it may."""
     for one in (address, *embedded_addresses(address)):
         reason = _reason(one)
         if reason is not None:
@@ -100,7 +100,7 @@ def canonical_host(host: str) -> str:
             decoded = text.encode("ascii").decode("idna")
         except UnicodeError:
             return text
-        # A name that decodes to plain ASCII was spelled so to hide what it is.
+        # A name that decodes to plain ASCII was spelled so to hide.
         plain = unicodedata.normalize("NFKC", decoded).lower()
         return plain if plain.isascii() else text
     return text
@@ -138,7 +138,7 @@ def _reason(address: Address) -> str | None:
         return "an address at which a cloud hands out a machine's credentials"
     if isinstance(address, ipaddress.IPv6Address):
         if embedded_addresses(address) and not address.is_loopback and not address.is_unspecified:
-            return None  # judged by what it leads to
+            return None  # judged by the embedded address
         if address.is_site_local:
             return "a private address"
     for holds, reason in (

@@ -1,7 +1,7 @@
-"""Where a node keeps what belongs to one deployment: its forkserver's socket and its spools.
+"""Paths of a node's files of one deployment, such as its forkserver's socket and its spools.
 
-They lie under the system's temporary folder. The path of a Unix socket has at most 107 bytes, so
-all paths here begin with a short one: where the temporary folder's own is long, a link to it.
+All are under the system's temporary folder. The path of a Unix socket has at most 107 bytes, so all
+paths here begin with a short one: where the temporary folder's own is long, with a link to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NODE_TMPDIR = "DRAY_TMPDIR"
 """Variable that names the node's temporary folder to processes that have one of their own, which
 is deleted with them (TMPDIR)."""
 SHORT_TMP = Path("/tmp")
-"""Where the link lies to a temporary folder with a long path."""
+"""The folder for links to a temporary folder with a long path."""
 SOCKET_PATH_BYTES = 107
 """The longest path of a Unix socket (unix(7))."""
 BYTES_BELOW_ROOT = 82
@@ -27,7 +27,7 @@ BYTES_BELOW_ROOT = 82
 
 
 def nonce_path(storage_url: str) -> Path | None:
-    """Where storage that is a folder holds the service's nonce; None for other storage.
+    """The file of the service's nonce in storage that is a folder; None for other storage.
 
     A node that reads another text there does not see the service's files.
     """
@@ -36,7 +36,7 @@ def nonce_path(storage_url: str) -> Path | None:
 
 
 def entries(folder: Path) -> list[Path]:
-    """What lies in a folder; nothing if it is not there, or goes meanwhile (`glob` may raise)."""
+    """The entries of a folder; none if it is not there, or goes meanwhile (`glob` may raise)."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -44,14 +44,14 @@ def entries(folder: Path) -> list[Path]:
 
 
 class UntrustedFolder(PermissionError):
-    """Another user may have put there what lies in it, or taken it away."""
+    """A folder into which another user may have put files."""
 
 
 def machine_root() -> Path:
     """Everything of this user's dray on this machine that does not outlive a boot.
 
-    Its name can be guessed, and it lies where every user may make folders: UntrustedFolder if it
-    was made by another, or is open to others.
+    Its name can be guessed, and every user may make folders beside it: UntrustedFolder if it was
+    made by another, or is open to others.
     """
     temporary = os.environ.get(NODE_TMPDIR) or tempfile.gettempdir()
     root = Path(temporary, f"dray-{os.getuid()}")
@@ -61,8 +61,8 @@ def machine_root() -> Path:
 
 
 def _short_link(root: Path) -> Path:
-    """The same folder by a short path, which every process that asks gets: a link in a folder that
-    nobody else may write into. What is written there is still on the disk that the user chose."""
+    """The same folder by a short path, the same for every process: a link in a folder that no other
+    user may write to. Files there are still on the disk that the user chose."""
     links = SHORT_TMP / root.name
     own_folder(links)
     digest = hashlib.sha256(os.fsencode(root)).hexdigest()
@@ -82,17 +82,19 @@ def _is_link_to(link: Path, target: Path) -> bool:
 
 
 def _remove_dead_links(folder: Path) -> None:
-    """Of temporary folders that are gone, such as those that a batch system makes for each job."""
+    """Remove links to temporary folders that are gone, such as those that a batch system makes for
+    each job."""
     for path in entries(folder):
         if path.is_symlink() and not path.exists():
             path.unlink(missing_ok=True)
 
 
-def own_folder(path: Path) -> None:
-    """Make a folder that this user alone may enter, or see that it is one.
+def own_folder(path: Path, setting: str = "TMPDIR") -> None:
+    """Make a folder that this user alone may enter, or check that it is one.
 
-    One that others could only read is closed to them. UntrustedFolder otherwise: what they wrote
-    into it does not go away by that.
+    A folder that others could only read is closed to them. UntrustedFolder for one that others
+    could write to, since closing it would not remove what they wrote.
+    setting: the variable that moves the folder elsewhere, for that error.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -110,13 +112,18 @@ def own_folder(path: Path) -> None:
             path.chmod(0o700)
         return
     raise UntrustedFolder(
-        f"{path} {reason}: remove it, or set TMPDIR to a folder that is this user's alone"
+        f"{path} {reason}: remove it, or set {setting} to a folder that is this user's alone"
     )
 
 
 def compiled_code_dir() -> Path:
-    """What torch compiled for training (`train.compile`), which the next job of this user loads."""
+    """The folder for code that torch compiled (`train.compile`), for the next job of this user."""
     return machine_root() / "compiled"
+
+
+def code_dir() -> Path:
+    """Copies of uploaded code, each by the hash of its description."""
+    return machine_root() / "code"
 
 
 def deployment_root(deployment_id: str) -> Path:
@@ -139,18 +146,18 @@ def spool_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Pa
 
 
 def temp_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
-    """Where the ranks of one attempt on one node make temporary files. Its name is short, because
-    `multiprocessing` makes sockets there."""
+    """The folder for temporary files of the ranks of one attempt on one node. Its name is short,
+    because `multiprocessing` makes sockets there."""
     name = hashlib.sha256(f"{job_id}:{attempt}".encode()).hexdigest()[:8]
     return runtime_dir(deployment_id, node_id) / "tmp" / name
 
 
 def work_root(deployment_id: str) -> Path:
-    """The directories that the scripts of jobs run in, by job. They outlive a Ray node's end: the
-    next one on this machine finds them."""
+    """The directories that scripts run in, by job. They outlive a Ray node, and the next one on
+    this machine finds them."""
     return machine_root() / f"work-{deployment_id}"
 
 
 def page_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
-    """Where the ranks of one attempt on one node say how far they are, and are told to regroup."""
+    """The heartbeat pages of the ranks of one attempt on one node."""
     return runtime_dir(deployment_id, node_id) / "pages" / job_id / str(attempt)

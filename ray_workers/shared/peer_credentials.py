@@ -17,15 +17,17 @@ _ESTABLISHED = "01"
 
 
 def is_own_unix(connection: socket.socket | TransportSocket) -> bool:
-    """Of a Unix socket: whether this user connected it, or began to listen at its path."""
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    return bool(_UCRED.unpack(told)[1] == os.getuid())
+    """Whether this user connected a Unix socket, or listens at its path."""
+    ucred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return bool(_UCRED.unpack(ucred)[1] == os.getuid())
 
 
 def is_own_tcp(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> bool:
-    """Of a TCP connection between these two ends: whether theirs is on this machine, in a process
-    of this user. The kernel lists them with their owners (proc_pid_net(5)), and an IPv6 socket that
-    connected by IPv4, as torch's do, among those of IPv6."""
+    """Whether the other end of a TCP connection is on this machine, in a process of this user.
+
+    The kernel lists connections with their owners (proc_pid_net(5)), and an IPv6 socket that
+    connected by IPv4, as torch's do, among those of IPv6.
+    """
     tables = {"tcp6" if len(theirs) == 4 else "tcp": (theirs, ours)}
     if len(theirs) == 2:
         tables["tcp6"] = (_mapped(theirs), _mapped(ours))

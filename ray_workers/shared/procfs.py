@@ -1,9 +1,9 @@
 """The processes of this machine as /proc shows them (proc(5)): alive or not, and whose.
 
-Linux only, and without ray or torch: the forkserver reads this after its preload.
+Linux only.
 
-Whatever a rank starts is found by three signs. Its session, which a daemon leaves; a mark in the
-environment, which a forked process does not show and a program can be started without; and a
+Processes that a rank starts are found by three signs: its session, which a daemon leaves; a mark in
+the environment, which a forked process does not show and a program can be started without; and a
 mark in RLIMIT_RSS, a limit that Linux has not heeded since 2.4.30 (setrlimit(2)), but which
 every child inherits, whatever else it gives up.
 """
@@ -23,22 +23,22 @@ from pathlib import Path
 MARK_VARIABLE = "DRAY_PROCESS_MARK"
 MARK_BITS = 52
 LIMIT_BASE = 1 << 62
-"""More bytes than any memory: as good as no limit, should anyone heed it."""
+"""More bytes than any memory: no limit in effect, if a kernel heeds it."""
 DEAD = (b"Z", b"X")
 STOPPED = b"T"
 
 
 @dataclass(frozen=True)
 class Session:
-    """What was forked for one request, with all that it starts."""
+    """A process that was forked for one request, with all processes that it starts."""
 
     pid: int
-    """Of its leader."""
+    """The leader's."""
     started: int
     """The leader's start, in clock ticks since boot: a pid alone may be used again."""
     mark: str
     closed: bool = False
-    """The session itself was seen empty, so that its number may be another's by now."""
+    """The session was seen empty, so that its number may belong to another by now."""
 
 
 def new_mark() -> str:
@@ -46,10 +46,10 @@ def new_mark() -> str:
 
 
 def carry_mark(mark: str) -> None:
-    """Put the mark on this process, and so on all that it will start."""
+    """Put the mark on this process, and so on all that it will start later."""
     os.environ[MARK_VARIABLE] = mark
     limit = _limit_of(mark)
-    with contextlib.suppress(ValueError, OSError):  # another limit is set, which we may not lift
+    with contextlib.suppress(ValueError, OSError):  # a lower limit is set
         resource.setrlimit(resource.RLIMIT_RSS, (limit, limit))
 
 
@@ -62,9 +62,9 @@ def boot_id() -> str:
 
 
 def place() -> str:
-    """Whose pids these are: of this host and of this container.
+    """The host and the container in which this process's pids hold.
 
-    A folder may be shared with other hosts or containers; of their processes /proc says nothing.
+    A folder may be shared with other hosts or containers, whose processes /proc does not list.
     """
     return f"{os.uname().nodename} {Path('/proc/self/ns/pid').readlink()}"
 
@@ -80,13 +80,13 @@ def stat_fields(pid: int | str) -> list[bytes]:
 
 
 def started_ticks(pid: int) -> int | None:
-    """When a live process started; None if there is none, or only its zombie."""
+    """The start of a live process; None if there is none, or only a zombie."""
     fields = stat_fields(pid)
     return int(fields[19]) if fields and fields[0] not in DEAD else None
 
 
 def children_of(pid: int) -> list[int]:
-    """Its child processes; none where the kernel does not list them (CONFIG_PROC_CHILDREN)."""
+    """Child processes; empty where the kernel does not list them (CONFIG_PROC_CHILDREN)."""
     found: list[int] = []
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def command(pid: int) -> str:
-    """Its name, as `ps` shows it; empty if there is no such process."""
+    """The name of a process, as `ps` shows it; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -103,7 +103,7 @@ def command(pid: int) -> str:
 
 
 def find_members(sessions: Sequence[Session]) -> dict[str, list[int]]:
-    """Pids of the live (not zombie) processes of each session, by its mark, in one look."""
+    """Pids of the live (not zombie) processes of each session, by its mark."""
     found: dict[str, list[int]] = {session.mark: [] for session in sessions}
     if not sessions:
         return found
@@ -117,7 +117,7 @@ def find_members(sessions: Sequence[Session]) -> dict[str, list[int]]:
         if not entry.name.isdigit():
             continue
         fields = stat_fields(entry.name)
-        # What is older than the session is none of it; most of a machine is.
+        # A process that is older than the sessions belongs to none; most of a machine's are.
         if not fields or fields[0] in DEAD or int(fields[19]) < first:
             continue
         session = by_number.get(int(fields[3]))
@@ -140,14 +140,15 @@ def _mark_of(process: str, signs: list[tuple[str, bytes, str]]) -> str | None:
 
 
 def send_signal(pids: Iterable[int], number: int) -> None:
-    """To each that is still there."""
+    """Send a signal to each process that is still there."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def signal_main_thread(pid: int, number: int) -> None:
-    """To the main thread, if the process is there; where libc can't (glibc before 2.30), to any."""
+    """Send a signal to the main thread, if the process is there; to any thread where libc can't
+    choose one (glibc before 2.30)."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "tgkill"):
         libc.tgkill(pid, pid, number)
@@ -156,13 +157,13 @@ def signal_main_thread(pid: int, number: int) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Stopped by a signal such as SIGSTOP."""
+    """Whether a process is stopped by a signal such as SIGSTOP."""
     return stat_fields(pid)[:1] == [STOPPED]
 
 
 def num_memory_kills() -> int:
-    """Processes that this machine's kernel ended for want of memory since boot, whosever they were;
-    0 where it does not count them (before Linux 4.13)."""
+    """Processes of all users that this machine's kernel ended for want of memory since boot; 0 if
+    it does not count them (before Linux 4.13)."""
     with contextlib.suppress(OSError), open("/proc/vmstat") as counters:
         for line in counters:
             if line.startswith("oom_kill "):
@@ -171,7 +172,7 @@ def num_memory_kills() -> int:
 
 
 def handles(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler for a signal: what has none would die of most of them."""
+    """Whether the process has a handler for a signal; without one it would die of most signals."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -181,7 +182,7 @@ def handles(pid: int, number: signal.Signals) -> bool:
 
 
 def count_idle_workers(raylet: int) -> int:
-    """Ray worker processes of a raylet that wait for an actor or a task, or start to."""
+    """Ray worker processes of a raylet that wait for an actor or a task, or are starting."""
     return sum(
         _is_idle_worker(entry.name)
         for entry in os.scandir("/proc")
@@ -194,5 +195,5 @@ def _is_idle_worker(process: str) -> bool:
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    # By Ray's title for it; until it has that, by the program.
+    # A worker that is starting does not have Ray's title yet.
     return words[0].strip() == b"ray::IDLE" or any(w.endswith(b"default_worker.py") for w in words)

@@ -1,8 +1,8 @@
-"""Slots that are kept from every job because what ran in them is not gone.
+"""Quarantine: slots that no job gets, because processes that ran in them are not gone.
 
-A slot is kept by its placement group, which Ray keeps for as long as nobody removes it: whatever
-asks Ray, also after a restart of the service, finds it taken, with the very GPU that is stuck. What
-is written down here is who it was, since when and why; the node's agent goes on looking.
+A slot is kept by its placement group, which Ray holds until it is removed: so Ray shows the slot,
+with the very GPU that is stuck, as taken, also after a restart of the service. The records here
+name the attempt, the time and the reason; the node's agent gives a slot back once it is clean.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Quarantined:
     attempt: int
     slots: int
     resources: Mapping[str, float]
-    """What the slots are made of, in Ray's names."""
+    """Resources of the slots, by Ray's names."""
     reason: str
     since: float
     """Unix seconds by the node's clock."""
 
 
 class QuarantineBook:
-    """What is in quarantine on a node, in a folder that outlives its agent."""
+    """The slots in quarantine on a node, in a folder that outlives its agent."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

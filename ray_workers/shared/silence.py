@@ -1,8 +1,8 @@
-"""Deadlines for the answers of our own processes: how long each has been silent, and the limits.
+"""Deadlines for the answers of dray's own processes: how long each has been silent, and the limits.
 
 A process that is stopped, and not dead, closes no connection: only a question that stays
-unanswered shows it. Whoever asks keeps a `Silence` and acts when a limit of `SilenceLimits` is
-over. Pure but for the clocks, which are handed in.
+unanswered shows it. A process that asks others keeps a `Silence` and acts when a limit of
+`SilenceLimits` is over. Pure except for the clocks, which are handed in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 MAX_GAP_S = 5.0
-"""Longest time between two looks at the clock that counts: above the pause of any loop here."""
+"""Longest time between two readings of the clock that counts: above the pause of any loop here."""
 
 
 T = TypeVar("T")
@@ -27,21 +27,21 @@ class Clock(Protocol):
 
 
 class AwakeClock:
-    """Seconds during which this process itself ran, as far as it looked at the clock.
+    """Seconds during which this process itself ran.
 
-    A laptop that slept, or a machine that stood still as a whole, made nobody silent: what passed
-    between two looks counts for `MAX_GAP_S` at most.
+    A laptop that slept, or a machine that stood still as a whole, made no process silent: the time
+    between two readings counts for `MAX_GAP_S` at most.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._looked_at = clock()
+        self._read_at = clock()
         self._awake_s = 0.0
 
     def time(self) -> float:
         now = self._clock()
-        self._awake_s += min(max(now - self._looked_at, 0.0), MAX_GAP_S)
-        self._looked_at = now
+        self._awake_s += min(max(now - self._read_at, 0.0), MAX_GAP_S)
+        self._read_at = now
         return self._awake_s
 
 
@@ -50,16 +50,16 @@ class SilenceLimits:
     """How long each kind of process may leave a question unanswered, in seconds."""
 
     replace_s: float
-    """After which a supervisor or a node agent is ended, so that it is replaced."""
+    """Silence after which a supervisor or a node agent is ended and replaced."""
 
     @property
     def report_s(self) -> float:
-        """After which users are told, and a node gets no more work."""
+        """Silence after which users are told, and a node gets no more work."""
         return self.replace_s / 4
 
     @property
     def gateway_s(self) -> float:
-        """The gateway and the forkserver: each has one local caller, and holds up everything."""
+        """For the gateway and the forkserver, each of which holds up its one local caller."""
         return self.replace_s / 2
 
     @property
@@ -73,12 +73,12 @@ class SilenceLimits:
 
     @property
     def ray_s(self) -> float:
-        """Ray itself, after which an embedded one is started anew."""
+        """For Ray itself, after which an embedded one is started anew."""
         return 2 * self.replace_s
 
     @property
     def join_s(self) -> float:
-        """For a driver to join Ray, which takes seconds of a core: above any overload seen."""
+        """For a driver to join Ray, which takes seconds of CPU time."""
         return 5 * self.replace_s
 
     @property
@@ -96,7 +96,7 @@ class Silence:
         self._asked: dict[Hashable, tuple[float, float]] = {}
 
     def asked(self, name: Hashable) -> None:
-        """A question was sent; one that is open already stays the oldest."""
+        """Note that a question was sent; an earlier one that is open stays the oldest."""
         self._asked.setdefault(name, (self._clock.time(), self._wall()))
 
     def answered(self, name: Hashable) -> None:
@@ -107,7 +107,7 @@ class Silence:
         """The answer to a question that was just sent; TimeoutError if it does not come in time.
 
         An answer that comes later is a sign of life as well: on an overloaded machine each may
-        take longer than anybody waits for it.
+        take longer than its limit.
         """
         self.asked(name)
         asking = asyncio.ensure_future(answer)
@@ -121,7 +121,7 @@ class Silence:
             self.answered(name)
 
     def seconds(self, name: Hashable) -> float:
-        """How long it has been silent while this process ran."""
+        """How long a process has been silent while this one ran."""
         now = self._clock.time()
         asked = self._asked.get(name)
         return 0.0 if asked is None else now - asked[0]

@@ -1,4 +1,4 @@
-"""Reading spools: the other end of `dray.train.spool`, used by the node agent."""
+"""Reading spools, which `dray.train.spool` writes, for the node agent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ray_workers.shared.contracts import Frame, FrameKind
 
 @dataclass(frozen=True)
 class SpoolRead:
-    """What was appended to the spools of an attempt on one node."""
+    """New data of an attempt's spools on one node."""
 
     data: Mapping[str, bytes]
     """Whole frames, by spool key."""
     more: bool
-    """The cap was reached: there is more at once."""
+    """The limit was reached: there is more to read at once."""
 
 
 def spool_key(rank: int, incarnation: int, stream: str) -> str:
@@ -36,13 +36,13 @@ def parse_key(key: str) -> tuple[int, int]:
 
 
 def stream_of(key: str) -> tuple[int, str]:
-    """(rank, stream): the same for all incarnations, which follow one another in it."""
+    """(rank, stream), the same for all incarnations of a rank, which follow one another."""
     rank, _, stream = key.removeprefix("r").split(".")
     return int(rank), stream
 
 
 def read(directory: Path, offset: int, max_bytes: int) -> bytes:
-    """Whole frames from `offset` on, `max_bytes` at most (but never less than one frame)."""
+    """Whole frames from `offset` on: at most `max_bytes`, but at least one frame."""
     parts: list[bytes] = []
     size = 0
     for start, path in segments(directory):
@@ -70,10 +70,10 @@ def read(directory: Path, offset: int, max_bytes: int) -> bytes:
 def read_all(
     directory: Path, keys: Sequence[str], cursor: Mapping[str, int], max_bytes: int
 ) -> SpoolRead:
-    """New frames of each of an attempt's spools, and what was stored of them deleted.
+    """New frames of each of an attempt's spools. Deletes the frames before `cursor`.
 
-    keys: sorted by rank and incarnation. What a replacement wrote comes once all of the rank
-    before it was read, so that its steps and lines come in their order.
+    keys: sorted by rank and incarnation. Frames of a replacement come once those of the rank before
+    it are read, so that steps and lines come in their order.
     """
     found: dict[str, bytes] = {}
     behind: set[tuple[int, str]] = set()
@@ -112,7 +112,7 @@ def tail(directory: Path) -> bytes:
 
 
 def discard(directory: Path, before: int) -> None:
-    """Delete the segments whose every byte lies before `before`; the newest stays."""
+    """Delete the segments that end before `before`; the newest stays."""
     found = segments(directory)
     for (_, path), (next_start, _) in itertools.pairwise(found):
         if next_start <= before:
@@ -132,8 +132,8 @@ def remove(directory: Path) -> None:
 def decode(key: str, data: bytes) -> Iterator[Frame]:
     """The frames in a run of whole lines.
 
-    A line that is no frame, which only a program that writes into the spool by itself can leave,
-    is passed over: one that stopped the reader would stop the job.
+    A line that is no frame is skipped, since an error here would stop the job. Only a program that
+    writes into the spool by itself can leave one.
     """
     rank, incarnation = parse_key(key)
     for line in data.splitlines():

@@ -1,10 +1,10 @@
-"""A process writes down where it stands, when it is asked by a signal.
+"""On a signal a process writes the stacks of its threads to a file.
 
-Two hands write. C code of `faulthandler` adds the main thread's stack at once, whatever that is
-stuck in. It must not look at other threads: it reads their frames without the interpreter's lock,
-and one that begins or ends meanwhile crashes the process (1 of 40 dumps, where threads come and go
-all the time). Those are added, holding the lock, by a thread that waits for the signal; where the
-lock is never let go, they are missing, and so is the last line.
+C code of `faulthandler` adds the main thread's stack at once, whatever the thread is stuck in. It
+must not read other threads: it does so without the interpreter's lock, and a thread that begins or
+ends meanwhile crashes the process (1 of 40 dumps, where threads come and go all the time). Their
+stacks are added, holding the lock, by a thread that waits for the signal; where the lock is never
+released, they are missing, and so is the last line.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ END = b"(these are all threads)\n"
 
 def dump_on(number: signal.Signals, path: Path) -> None:
     """Add the stacks of all threads to the file whenever this signal comes. For the main thread."""
-    # Left open for good: the handler writes to its descriptor, also while Python itself is stuck.
+    # Never closed: the handler writes to its descriptor, also while Python itself is stuck.
     file = FileIO(path, "a")
     came, comes = os.pipe()
     os.set_blocking(comes, False)
-    signal.signal(number, lambda *_: None)  # without a handler in Python nobody is woken
+    signal.signal(number, lambda *_: None)  # or the wakeup descriptor gets nothing
     signal.set_wakeup_fd(comes, warn_on_full_buffer=False)
     faulthandler.register(number, file=file, all_threads=False, chain=True)
     arguments = (number, came, file)
@@ -42,7 +42,7 @@ def _add_the_others(number: int, came: int, file: FileIO) -> None:
 
 
 def _others(passed_over: set[int | None]) -> str:
-    """As faulthandler writes them, with their names; without a look at any source file."""
+    """The stacks in faulthandler's format, with names of threads; reads no source file."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for ident, frame in sys._current_frames().items():

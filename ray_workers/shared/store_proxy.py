@@ -1,11 +1,11 @@
-"""The way to an attempt's rendezvous store, which leads through the attempt's secret.
+"""Authenticated connections to an attempt's rendezvous store.
 
-torch's TCPStore knows no authentication: whoever connects to it reads and writes every key. So the
-store itself listens on a Unix socket that only its own process can reach. On the node's address
-listens a `StoreProxy`, which passes a connection on once it has proved that it knows the secret.
-Torch and scripts connect to MASTER_ADDR and MASTER_PORT and prove nothing, so each rank actor has
-a `StoreForwarder` there: it takes connections of this user's processes on this machine, and proves
-the secret for them.
+torch's TCPStore has no authentication: every process that connects reads and writes every key. So
+the store itself listens on a Unix socket that only its own process can reach. A `StoreProxy` on the
+node's address passes a connection on once its other end has proved that it knows the attempt's
+secret. Torch and scripts connect to MASTER_ADDR and MASTER_PORT and prove nothing, so each rank
+actor has a `StoreForwarder` there, which accepts connections of this user's processes on this
+machine and proves the secret for them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ NONCE_BYTES = 32
 PROOF_LIMIT_S = 30.0
 """Longest that the two ends may take to prove themselves to each other."""
 MAX_UNPROVED = 256
-"""Connections that have not proved themselves; with one more, the oldest is closed."""
+"""Most connections without a proof yet; with one more, the oldest is closed."""
 BACKLOG = 1024
 BLOCK_BYTES = 1 << 16
 
 
 class NotProved(Exception):
-    """The other end does not know the secret, or hung up before it proved that it does."""
+    """The other end does not know the secret, or closed the connection before its proof."""
 
 
 async def prove_rank(streams: Streams, secret: bytes) -> None:
-    """Of the end that connects: prove the secret, and have the store prove it."""
+    """Prove the secret as the end that connects, and have the store prove it."""
     reader, writer = streams
     theirs, ours = await _exactly(reader), secrets.token_bytes(NONCE_BYTES)
     writer.write(ours + _proof(secret, b"rank", theirs, ours))
@@ -44,7 +44,7 @@ async def prove_rank(streams: Streams, secret: bytes) -> None:
 
 
 async def prove_store(streams: Streams, secret: bytes) -> None:
-    """Of the end that accepts: the same, the other way round."""
+    """Have the end that connects prove the secret, and prove it as the store."""
     reader, writer = streams
     ours = secrets.token_bytes(NONCE_BYTES)
     writer.write(ours)
@@ -55,15 +55,15 @@ async def prove_store(streams: Streams, secret: bytes) -> None:
 
 
 async def hear(address: str, port: int) -> None:
-    """Return once a proxy has begun to ask for the secret, which one that is stopped does not.
+    """Return once a proxy has asked for the secret, which a stopped one does not.
 
-    OSError if it does not listen, or hangs up.
+    OSError if it does not listen, or closes the connection.
     """
     reader, writer = await asyncio.open_connection(address, port)
     try:
         await _exactly(reader)
     except NotProved:
-        raise ConnectionError("the store's proxy hung up") from None
+        raise ConnectionError("the store's proxy closed the connection") from None
     finally:
         writer.transport.abort()
 
@@ -88,8 +88,8 @@ class StoreProxy:
         self._store_path = store_path
         self._unproved: list[asyncio.StreamWriter] = []
         self.is_open = False
-        """Until then the store starts, and connects to itself: nobody knows of it yet, and what is
-        this user's comes in without a proof."""
+        """False while the store starts and connects to itself. Its address is not known to others
+        yet, and connections of this user need no proof."""
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
         return await asyncio.start_server(self._accept, sock=listener, backlog=BACKLOG)
@@ -115,7 +115,7 @@ class StoreProxy:
 
 
 class StoreForwarder:
-    """Passes connections of this user's processes on to a `StoreProxy`, while this lives."""
+    """Passes connections of this user's processes on to a `StoreProxy`."""
 
     def __init__(self, address: str, port: int, secret: bytes) -> None:
         """address, port: of the proxy."""
@@ -124,7 +124,7 @@ class StoreForwarder:
         self._server: asyncio.Server | None = None
 
     async def listen(self, address: str) -> int:
-        """Listen at this address of the machine; the port."""
+        """Listen at this address of the machine; answers the port."""
         self._server = await asyncio.start_server(self._accept, address, 0, backlog=BACKLOG)
         port: int = self._server.sockets[0].getsockname()[1]
         return port

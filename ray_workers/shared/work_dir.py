@@ -1,8 +1,7 @@
 """The directory that a job's script runs in: one for each job and node, kept between attempts.
 
-What lies beside the script is found there by the same relative path. Files are links; folders are
-made anew, so that what a job writes into them is its own, unless there is so much in them that they
-are linked as a whole.
+A file beside the script is found there by the same relative path. Files are links; folders are made
+anew, so that files that a job writes into them are its own. Large folders are linked as a whole.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from pathlib import Path
 from ray_workers.shared.paths import entries
 
 MAX_LINKS = 2000
-"""Of one script; a link takes some ten microseconds. Folders that would exceed it are linked as a
+"""Most links of one script; a link takes some ten microseconds. Folders with more are linked as a
 whole."""
 LEFT_OUT = frozenset({"__pycache__"})
 
 
 def enter(directory: Path, script_dir: Path) -> None:
-    """Make the directory, link what lies beside the script, and make it the current one.
+    """Make the directory, link the files beside the script, and make it the current one.
 
-    The ranks of a node may do so at the same time. What is there already stays as it is.
+    The ranks of a node may do so at the same time. Files that are there already stay as they are.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     _link_all(script_dir, directory)
@@ -68,6 +67,6 @@ def jobs_in(root: Path) -> list[str]:
 
 
 def remove(root: Path, job_ids: Iterable[str]) -> None:
-    """Delete the directories of these jobs; what can't be deleted is found again later."""
+    """Delete the directories of these jobs; one that can't be deleted now is deleted later."""
     for job_id in set(job_ids) & set(jobs_in(root)):
         shutil.rmtree(root / job_id, ignore_errors=True)

@@ -12,20 +12,36 @@ from ray_workers.shared.machine_pace import OVERLOADED, said_of
 
 @dataclass(frozen=True)
 class RankExit:
-    """How the training process ended; `exit_code` is None if the forkserver went with it."""
+    """How a training process ended; `exit_code` is None if that was not seen."""
 
     rank: int
     exit_code: int | None
-    lost_forkserver: bool = False
+    lost_forkserver: bool
     """The forkserver of its node ended, which another job or the machine may have done."""
-    memory_kills: int = 0
-    """Processes that its node's kernel ended for want of memory while it ran; it may be one."""
-    log_lines_lost: int = 0
+    is_stuck: bool
+    """It was killed, and not gone within the forkserver's limit, which does not know the pace of
+    the machine."""
+    memory_kills: int
+    """Processes that its node's kernel ended for want of memory while it ran; it may be one of
+    them."""
+    log_lines_lost: int
     """Lines at the end of its output for which its node's disk had no room."""
+
+    @classmethod
+    def of(cls, rank: int, exit_code: int | None) -> RankExit:
+        """An end of which nothing else is known."""
+        return cls(
+            rank,
+            exit_code,
+            lost_forkserver=False,
+            is_stuck=False,
+            memory_kills=0,
+            log_lines_lost=0,
+        )
 
     @property
     def why_killed(self) -> str:
-        """What is to be said of a SIGKILL, if memory was short; else nothing."""
+        """An explanation of a SIGKILL where memory was short; else an empty string."""
         if self.exit_code != -signal.SIGKILL or not self.memory_kills:
             return ""
         return (
@@ -41,22 +57,23 @@ def judge(
     """Which rank is to blame for the end of a group, and why it ended.
 
     ended: the ranks that ended by themselves, without those that were then stopped.
-    under_nccl: they exchanged by NCCL, whose watchdog aborts a process that lost its peers before
-    it can say a word.
+    errors: the ERROR frames that ranks left.
+    under_nccl: the ranks exchanged by NCCL, whose watchdog aborts a process that lost its peers
+    before it can report an error.
 
-    When a rank dies, its peers fail too, in the collective that it left. They report themselves
-    as `worker_lost`, so whoever failed for a reason of its own is the culprit.
+    When a rank dies, its peers fail too, in the collective that it left. They report `worker_lost`,
+    so a rank that failed for a reason of its own is the culprit.
     """
     failed = [rank for rank in ended if rank.exit_code != 0]
     if not failed:
-        return Outcome(Cause.SUCCEEDED, "every rank ended with code 0")
+        return Outcome.of(Cause.SUCCEEDED, "every rank ended with code 0")
     vanished = [rank for rank in failed if rank.exit_code is None]
     if vanished:
         rank = vanished[0].rank
         if any(each.lost_forkserver for each in vanished):
             message = f"the forkserver of rank {rank}'s node ended, and the node's ranks with it"
-            return Outcome(Cause.NODE_LOST, message, rank)
-        return Outcome(Cause.WORKER_LOST, f"the worker of rank {rank} vanished", rank)
+            return Outcome.of(Cause.NODE_LOST, message, rank)
+        return Outcome.of(Cause.WORKER_LOST, f"the worker of rank {rank} vanished", rank)
     causes = {rank: Cause(frame.body["cause"]) for rank, frame in errors.items()}
     if under_nccl:
         causes |= {each.rank: Cause.WORKER_LOST for each in failed if _is_echo(each, causes)}
@@ -66,19 +83,20 @@ def judge(
         cause, message = causes[culprit.rank], str(errors[culprit.rank].body["message"])
     else:
         cause, message = _unexplained(culprit, is_echo=culprit.rank in causes)
-    return Outcome(cause, message, culprit.rank, culprit.exit_code)
+    return Outcome.of(cause, message, culprit.rank, culprit.exit_code)
 
 
 def _is_echo(ended: RankExit, causes: Mapping[int, Cause]) -> bool:
-    """Whether it was aborted without a word, as NCCL's watchdog does to a rank whose peers died."""
+    """Whether it was aborted without an error, as NCCL's watchdog does to a rank whose peers
+    died."""
     return ended.exit_code == -signal.SIGABRT and ended.rank not in causes
 
 
 def excused(outcome: Outcome, slowness: float) -> Outcome:
-    """The same end, and that it is the machines' doing, where that is so.
+    """The same end; where overloaded machines are the reason, the outcome says so.
 
-    slowness: how many times slower than usual they were when its start or its recovery last took
-    too long, 1 if neither did.
+    slowness: how many times slower than usual the machines were when its start or its recovery last
+    took too long, 1 if neither did.
     """
     may_be = outcome.cause in (Cause.WORKER_LOST, Cause.INFRASTRUCTURE)
     if not may_be or slowness < OVERLOADED:

@@ -4,60 +4,58 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 
 from ray_workers.shared.contracts import Drill, DrillKind, DrillState
 from ray_workers.shared.frames import DrillReport, RegroupedReport
 from ray_workers.supervision.reporter import Reporter
 
 SIGNALS = {DrillKind.KILL: signal.SIGKILL, DrillKind.STALL: signal.SIGSTOP}
-Strike = Callable[[int, int], Awaitable[bool]]
-"""(rank, signal) -> whether a process was struck."""
+Send = Callable[[int, int], Awaitable[bool]]
+"""(rank, signal) -> whether a process of the rank got it."""
 
 
 class FaultInjector:
-    """Of one attempt. A drill strikes once by its id."""
+    """Injects the faults of one attempt, each once by its drill's id."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._known: set[str] = set()
-        self._waiting: list[Drill] = []
-        self._struck: dict[int, tuple[Drill, float]] = {}
-
-    @property
-    def is_waiting(self) -> bool:
-        return bool(self._waiting)
+        self.waiting: tuple[Drill, ...] = ()
+        """Drills whose fault is still to be injected."""
+        self._injected: dict[int, tuple[Drill, float]] = {}
 
     def add(self, drill: Drill) -> None:
         if drill.id not in self._known:
             self._known.add(drill.id)
-            self._waiting.append(drill)
+            self.waiting = (*self.waiting, drill)
             self._report(drill, DrillState.WAITING)
 
-    async def strike(self, step: int, strike: Strike, preempt: Callable[[], None]) -> None:
-        """Do what is due when `step` steps are done."""
-        due = [d for d in self._waiting if d.at_step is None or step >= d.at_step]
-        for drill in due:
-            self._waiting.remove(drill)
-            self._report(drill, DrillState.STRUCK, step)
-            if drill.kind is DrillKind.PREEMPT:
-                preempt()
-                continue
-            self._struck[drill.rank] = (drill, time.time())
-            if not await strike(drill.rank, SIGNALS[drill.kind]):
-                del self._struck[drill.rank]
-                message = f"rank {drill.rank} has no process to inject a fault into"
-                self._report(drill, DrillState.FAILED, message=message)
+    async def inject(
+        self, drill: Drill, step: int, send: Send, preempt: Callable[[], None]
+    ) -> None:
+        """step: the step that the group has done."""
+        self.waiting = tuple(one for one in self.waiting if one != drill)
+        self._report(drill, DrillState.STRUCK, step)
+        if drill.kind is DrillKind.PREEMPT:
+            preempt()
+            return
+        self._injected[drill.rank] = (drill, time.time())
+        if not await send(drill.rank, SIGNALS[drill.kind]):
+            del self._injected[drill.rank]
+            message = f"rank {drill.rank} has no process to inject a fault into"
+            self._report(drill, DrillState.FAILED, message=message)
 
-    def struck_at(self, ranks: Sequence[int], otherwise: float) -> float:
-        """Unix seconds at which a drill struck one of these ranks, if one did."""
-        return min((self._struck[r][1] for r in ranks if r in self._struck), default=otherwise)
+    def injected_at(self, ranks: Iterable[int], otherwise: float) -> float:
+        """Unix seconds of the first fault that one of these ranks has not recovered from."""
+        times = (self._injected[rank][1] for rank in ranks if rank in self._injected)
+        return min(times, default=otherwise)
 
     def passed(self, regrouped: RegroupedReport) -> None:
         """The group trains again after the loss of these ranks."""
         for rank in regrouped.ranks:
-            if rank in self._struck:
-                drill, _ = self._struck.pop(rank)
+            if rank in self._injected:
+                drill, _ = self._injected.pop(rank)
                 self._report(drill, DrillState.PASSED, regrouped.step, regrouped=regrouped)
 
     def _report(

@@ -1,8 +1,8 @@
 """The monitor of a running group: it waits for the group's end and reacts to losses and hangs.
 
-It looks at the ranks' pages on every node, again and again, and waits for the ends of their
-processes. Who is to blame and what counts as a hang is decided in `verdict` and `watchdog`, which
-are pure; what is lost is the mender's.
+It observes the ranks on every node, again and again, and waits for the ends of their processes.
+`GroupPolicy` decides what is to be done about what is observed; the monitor does it, by recovery,
+the injection of faults and the nodes' agents.
 """
 
 from __future__ import annotations
@@ -22,26 +22,30 @@ from ray_workers.shared.contracts import (
     Outcome,
     SilentProcess,
 )
-from ray_workers.shared.heartbeat import RankObservation, RankPhase, TimeCategory
+from ray_workers.shared.frames import LossKind
+from ray_workers.shared.heartbeat import RankObservation, TimeCategory
 from ray_workers.shared.machine_pace import MachinePace
 from ray_workers.supervision.failure_attribution import RankExit
 from ray_workers.supervision.fault_injection import FaultInjector
-from ray_workers.supervision.hang_detector import PATIENCE, Hang, HangDetector, Suspicion
-from ray_workers.supervision.node_clients import NodeClients, hang_report
+from ray_workers.supervision.group_policy import (
+    Action,
+    Confirm,
+    End,
+    EndHang,
+    Gather,
+    GroupMemory,
+    GroupObservation,
+    GroupPolicy,
+    Inject,
+    TakeIn,
+)
+from ray_workers.supervision.hang_detector import Hang, hang_report
+from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.silence_watch import SilenceWatch
+from ray_workers.supervision.timings import Timings
 from ray_workers.supervision.worker_group import Member, WorkerGroup
-
-LOOK_S = 0.5
-QUICK_LOOK_S = 0.03
-"""Between two looks while something is awaited: a step to strike at, a group to be whole."""
-STRAY_S = 1.0
-"""How long ranks may stand by though nobody is lost: then a connection broke between the living."""
-SEVERING_S = 3.0
-"""How long after its announcement everybody has certainly been cut off from the old group."""
-ECHO_S = 1.0
-DRILL_GRACE_S = 30.0
 
 
 class GroupMonitor:
@@ -56,6 +60,7 @@ class GroupMonitor:
         drills: FaultInjector,
         recovery: RecoveryController,
         pace: MachinePace,
+        timings: Timings,
     ) -> None:
         self._spec = spec
         self._group = group
@@ -64,15 +69,16 @@ class GroupMonitor:
         self._drills = drills
         self._recovery = recovery
         self._pace = pace
+        self._timings = timings
         self._is_script = bool(spec.spec.get("script"))
-        self._silence = SilenceWatch(spec, group, pace)
+        self._silence = SilenceWatch(spec, group, pace, timings)
+        self._policy = GroupPolicy(timings, spec.recovers_in_place, self._is_script)
+        self._memory = GroupMemory()
         self._hung: set[int] = set()
+        """Ranks that were killed because they hang, and are not seen gone yet."""
         self._hang_outcome: Outcome | None = None
-        """What the attempt ends with once they are gone, where they are not replaced."""
-        self._stray_since: float | None = None
-        self._hang_detector = HangDetector(1.0 if spec.recovers_in_place else PATIENCE)
-        self._suspicion = Suspicion()
-        self._sights: list[RankObservation] = []
+        """The end of the attempt once they are gone, where they are not replaced."""
+        self._observations: list[RankObservation] = []
         self._grace_s = 0.0
         self._stop_asked = asyncio.Event()
         self._leave_asked = asyncio.Event()
@@ -104,63 +110,56 @@ class GroupMonitor:
             stop.cancel()
             leave.cancel()
         cause = Cause.STOPPED if self._stop_asked.is_set() else Cause.PREEMPTED
-        return Outcome(cause, "stopped before it started")
+        return Outcome.of(cause, "stopped before it started")
 
     @property
     def use(self) -> TimeCategory:
-        """What the slots are used for that no process accounts for."""
-        if self._recovery.regrouping is not None:
+        """The category of slot time that no process accounts for."""
+        if self._recovery.state.regrouping is not None:
             return TimeCategory.RECOVERING
-        looks = [observation.status for observation in self._sights]
-        if any(look.step or look.first_at for look in looks):
+        statuses = [observation.status for observation in self._observations]
+        if any(status.step or status.first_at for status in statuses):
             return TimeCategory.IDLE
-        return (
-            TimeCategory.UNREPORTED
-            if any(look.use is TimeCategory.UNREPORTED for look in looks)
-            else TimeCategory.STARTING
-        )
+        if any(status.use is TimeCategory.UNREPORTED for status in statuses):
+            return TimeCategory.UNREPORTED
+        return TimeCategory.STARTING
 
     async def watch(self) -> Outcome | None:
         """Until the group has ended; an Outcome if it was not the ranks' own end."""
-        stop = asyncio.ensure_future(self._stop_asked.wait())
-        left = asyncio.ensure_future(self._left())
-        looking = asyncio.ensure_future(self._look_around())
-        store = asyncio.ensure_future(self._group.store_is_lost())
+        ends = [
+            asyncio.ensure_future(end)
+            for end in (
+                self._stopped(),
+                self._left(),
+                self._found_to_end(),
+                self._group.store_is_lost(),
+            )
+        ]
         silence = asyncio.ensure_future(self._silence.run())
-        chores: list[asyncio.Future[Any]] = [stop, left, looking, store, silence]
         try:
-            return await self._wait_for_the_end(stop, left, looking, store)
+            return await self._wait_for_the_end(ends)
         finally:
-            for chore in chores:
-                chore.cancel()
-            await asyncio.gather(*chores, return_exceptions=True)
+            for watching in (*ends, silence):
+                watching.cancel()
+            await asyncio.gather(*ends, silence, return_exceptions=True)
             await self._recovery.stop()
 
-    async def _wait_for_the_end(
-        self,
-        stop: asyncio.Future[Any],
-        left: asyncio.Future[Outcome],
-        looking: asyncio.Future[Outcome],
-        store: asyncio.Future[Outcome],
-    ) -> Outcome | None:
+    async def _wait_for_the_end(self, ends: Sequence[asyncio.Future[Outcome]]) -> Outcome | None:
+        """ends: what may end the group before its ranks exit, in order of precedence."""
         runtime_s = self._spec.max_runtime_s
         deadline = None if runtime_s is None else time.monotonic() + runtime_s
         handled: set[asyncio.Future[RankExit]] = set()
         while running := self._exits() - handled:
             timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            either: set[asyncio.Future[Any]] = {stop, left, looking, store, *running}
+            either: set[asyncio.Future[Any]] = {*ends, *running}
             done, _ = await asyncio.wait(
                 either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
             )
-            if stop in done:
-                return Outcome(Cause.STOPPED, "stopped as asked")
-            for ended_by_us in (left, looking):
-                if ended_by_us in done:
-                    return ended_by_us.result()
-            if store in done:
-                return store.result()
+            for end in ends:
+                if end in done:
+                    return end.result()
             if not done:
-                return Outcome(
+                return Outcome.of(
                     Cause.RUNTIME_EXCEEDED,
                     f"ran for max_runtime_s, {runtime_s:g} s in this attempt",
                 )
@@ -169,44 +168,50 @@ class GroupMonitor:
             lost = [m for m in self._group.placed if m.exit in ended and m.end.exit_code != 0]
             if lost and (outcome := self._as_asked(lost)):
                 return outcome
-            if lost and not await self._mend(lost):
+            if lost and not await self._recovers(lost):
                 if self._hang_outcome is None:
                     await self._let_echoes_end()
                 return self._hang_outcome
-        self._recovery.settle(self._newest())
+        self._confirm(self._newest())
         return None
 
     def _exits(self) -> set[asyncio.Future[RankExit]]:
         """Of the newest process of each rank, ended or not."""
         return {member.exit for member in self._group.placed if member.exit is not None}
 
-    async def _mend(self, lost: Sequence[Member]) -> bool:
+    async def _recovers(self, lost: Sequence[Member]) -> bool:
         if not self._spec.recovers_in_place:
             return False
         ranks = {member.rank for member in lost}
-        code = "lost" if any(member.end.exit_code is None for member in lost) else "killed"
+        vanished = any(member.end.exit_code is None for member in lost)
+        kind = LossKind.LOST if vanished else LossKind.KILLED
         if ranks & self._hung:
-            code = "hang"
+            kind = LossKind.HANG
         self._hung -= ranks
-        return await self._recovery.mend(lost, code=code)
+        began_at = self._drills.injected_at(ranks, time.time())
+        return await self._recovery.recover(lost, kind=kind, began_at=began_at)
 
     async def _let_echoes_end(self) -> None:
-        """Give the others a moment to fail by themselves, so that their last words are kept.
+        """Give the other ranks a moment to fail by themselves, so that their errors are reported.
 
-        Not where they wait for a place in a next group, which will not come.
+        Not where they wait for a place in a next round, which will not come.
         """
         running = [m.exit for m in self._group.running if m.exit is not None]
         if running and not self._spec.recovers_in_place:
-            await asyncio.wait(running, timeout=self._pace.stretched(ECHO_S))
+            await asyncio.wait(running, timeout=self._pace.stretched(self._timings.echo_s))
 
-    # Leaving.
+    # Ends other than the ranks' exits.
+
+    async def _stopped(self) -> Outcome:
+        await self._stop_asked.wait()
+        return Outcome.of(Cause.STOPPED, "stopped as asked")
 
     async def _left(self) -> Outcome:
         """Once asked to leave: the end of the group's time to do so."""
         await self._leave_asked.wait()
         await self._group.ask_to_leave()
-        await asyncio.sleep(self._grace_s)  # what ends before is looked at where all ends are
-        return Outcome(
+        await asyncio.sleep(self._grace_s)  # a rank that ends before is handled as any exit
+        return Outcome.of(
             Cause.PREEMPTED,
             f"asked to leave its slots; it did not end by itself within {self._grace_s:g} s",
         )
@@ -216,93 +221,92 @@ class GroupMonitor:
         if not self._leave_asked.is_set():
             return None
         if self._is_script:
-            return Outcome(Cause.PREEMPTED, "left its slots as asked")
+            return Outcome.of(Cause.PREEMPTED, "left its slots as asked")
         if any(member.end.exit_code == LEFT_EXIT_CODE for member in lost):
-            return Outcome(Cause.PREEMPTED, "saved a checkpoint and left its slots as asked")
+            return Outcome.of(Cause.PREEMPTED, "saved a checkpoint and left its slots as asked")
         return None
 
-    # Looking.
-
-    async def _look_around(self) -> Outcome:
-        """Until something is found that ends the attempt."""
+    async def _found_to_end(self) -> Outcome:
+        """Until an observation ends the attempt."""
         while True:
-            quick = self._drills.is_waiting or self._recovery.regrouping is not None
-            # On a machine that is overloaded the looks themselves would hold up what they look at.
-            await asyncio.sleep(self._pace.stretched(QUICK_LOOK_S) if quick else LOOK_S)
+            await asyncio.sleep(self._pause_s())
             try:
-                outcome = await self._look()
+                outcome = await self._decide()
             except Exception:
                 traceback.print_exc()  # a node that does not answer is no reason to end
                 continue
             if outcome is not None:
                 return outcome
 
-    async def _look(self) -> Outcome | None:
-        await self.see()
-        self._hang_detector.slowness = self._pace.slowness
-        newest = self._newest()
-        outcome = await self._recovery.look(newest)
-        if outcome is not None:
-            return outcome
-        if self._are_astray(newest):
-            return await self._gather()
-        if self._recovery.regrouping is not None:
-            return await self._end_left_behind(newest)
-        step = max((observation.status.step for observation in newest), default=0)
-        await self._drills.strike(step, self._signal, lambda: self.leave(DRILL_GRACE_S))
-        if self._is_script or self._stray_since is not None:
-            return None  # a script does not say what it does
-        if self._hung or len(newest) < len(self._group.placed):
-            return None  # who is to blame is not seen gone yet, or is silent with its node
-        return await self._judge(self._hang_detector.look(newest, self._pace.time()), newest)
+    def _pause_s(self) -> float:
+        if self._drills.waiting or self._recovery.state.regrouping is not None:
+            # On an overloaded machine the observations themselves would hold up the group.
+            return self._pace.stretched(self._timings.quick_look_period_s)
+        return self._timings.look_period_s
 
-    def _are_astray(self, newest: Sequence[RankObservation]) -> bool:
-        """Whether ranks have stood by for a while though nobody is lost: their connections broke,
-        or a next group could not be formed."""
-        standing = any(observation.status.phase is RankPhase.STAND_BY for observation in newest)
-        all_run = len(self._group.running) == len(self._group.placed)
-        may_be = self._spec.recovers_in_place and standing and all_run
-        if not may_be or self._recovery.is_waiting_for_slots:
-            self._stray_since = None
-            return False
-        if self._stray_since is None:
-            self._stray_since = self._pace.time()
-        if self._leave_asked.is_set():
-            return False
-        return self._pace.is_over(self._stray_since, STRAY_S)
+    # Deciding and acting.
 
-    async def _gather(self) -> Outcome | None:
-        """Give the strays another generation, and the others come along."""
-        self._stray_since = None
-        if await self._recovery.mend([], code="lost"):
-            return None
-        message = "ranks that lost each other could not be brought together again"
-        return Outcome(Cause.WORKER_LOST, message)
+    async def observe(self) -> list[RankObservation]:
+        """Every process of the attempt, also the dead."""
+        self._observations = await self._nodes.observations()
+        return self._observations
 
-    async def _end_left_behind(self, newest: Sequence[RankObservation]) -> Outcome | None:
-        """Whoever does not come along, though it was told to and cut off, is lost as well."""
-        since = self._recovery.announced_at
-        if self._hung or since is None or self._pace.time() - since < SEVERING_S:
-            return None
-        hang = self._hang_detector.left_behind(newest, self._recovery.generation)
-        return await self._judge(hang, newest)
+    async def _decide(self) -> Outcome | None:
+        await self.observe()
+        seen = GroupObservation(
+            self._newest(),
+            num_running=len(self._group.running),
+            num_placed=len(self._group.placed),
+            recovery=self._recovery.state,
+            drills=self._drills.waiting,
+            is_leaving=self._leave_asked.is_set(),
+            is_ending_hang=bool(self._hung),
+            slowness=self._pace.slowness,
+        )
+        actions, self._memory = self._policy.decide(seen, self._memory, self._pace.time())
+        for action in actions:
+            outcome = await self._act(action, seen.ranks)
+            if outcome is not None:
+                return outcome
+        return None
 
-    async def _judge(self, hang: Hang | None, newest: Sequence[RankObservation]) -> Outcome | None:
-        if hang is None or not self._suspicion.proves(hang, newest, self._pace.time()):
-            return None
-        return await self._end_hang(hang)
+    async def _act(self, action: Action, ranks: Sequence[RankObservation]) -> Outcome | None:
+        """An Outcome if this ends the attempt. ranks: as they were when it was decided."""
+        if isinstance(action, Gather | EndHang | End):
+            self._pace.ran_out()
+        match action:
+            case TakeIn(grant):
+                self._recovery.take_in(grant)
+            case Confirm():
+                self._confirm(ranks)
+            case Inject(drill, step):
+                grace_s = self._timings.drill_grace_s
+                await self._drills.inject(drill, step, self._signal, lambda: self.leave(grace_s))
+            case Gather():
+                lost = LossKind.LOST
+                if not await self._recovery.recover([], kind=lost, began_at=time.time()):
+                    message = "ranks that lost each other could not be brought together again"
+                    return Outcome.of(Cause.WORKER_LOST, message)
+            case EndHang(hang):
+                return await self._end_hang(hang, ranks)
+            case End(outcome):
+                return outcome
+        return None
 
-    async def _end_hang(self, hang: Hang) -> Outcome | None:
-        """Tell what everyone was at, and kill who is to blame; an Outcome if nobody is."""
-        self._pace.ran_out()
-        newest = self._newest()  # as they were judged: those who are let go on may be gone soon
+    def _confirm(self, ranks: Sequence[RankObservation]) -> None:
+        report = self._recovery.confirm(ranks)
+        if report is not None:
+            self._drills.passed(report)
+
+    async def _end_hang(self, hang: Hang, ranks: Sequence[RankObservation]) -> Outcome | None:
+        """Report where every rank was, and kill the culprits; an Outcome if there are none."""
         seats = {member.seat: member.rank for member in self._group.running}
         by_seat = await self._nodes.stacks(list(seats))
         stacks = {seats[seat]: text for seat, text in by_seat.items()}
-        report = hang_report(hang, newest, stacks)
+        report = hang_report(hang, ranks, stacks)
         self._reporter.report(report)
         if not hang.culprits:
-            return Outcome(
+            return Outcome.of(
                 Cause.WORKER_LOST,
                 f"all ranks stood still at the same place for {hang.waited_s:.1f} s",
             )
@@ -313,17 +317,12 @@ class GroupMonitor:
             await self._signal(observation.rank, signal.SIGKILL)
         return None
 
-    async def see(self) -> list[RankObservation]:
-        """Look at every process of the attempt, also the dead."""
-        self._sights = await self._nodes.observations()
-        return self._sights
-
     def _newest(self) -> list[RankObservation]:
         """Of the processes that have a place and run now, as the ranks that they are."""
         running = {(m.seat, m.incarnation): m.rank for m in self._group.running}
         seen = [
             replace(observation, rank=running[observation.rank, observation.incarnation])
-            for observation in self._sights
+            for observation in self._observations
             if (observation.rank, observation.incarnation) in running
         ]
         return sorted(seen, key=lambda observation: observation.rank)
@@ -340,4 +339,4 @@ def _ended_by_hang(hang: Hang, phase: str) -> Outcome:
     ranks = [observation.rank for observation in hang.culprits]
     who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
     message = f"{who} stood still for {hang.waited_s:.1f} s in {phase}, and was ended"
-    return Outcome(Cause.WORKER_LOST, message, ranks[0])
+    return Outcome.of(Cause.WORKER_LOST, message, ranks[0])

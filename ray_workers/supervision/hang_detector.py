@@ -1,52 +1,34 @@
-"""Finding out that a group hangs, and who is to blame: pure, without ray or torch.
+"""Finding out that a group hangs, and which rank is to blame: pure, without ray or torch.
 
-A rank that waits for another one looks as still as the one that it waits for. But it stands
-further on: it has entered the collective that the other has not come to. So of the ranks that stand
-still, the one that is furthest behind is to blame; where all stand at the same place, the one whose
-process is stopped.
+A rank that waits for another one looks as still as the one that it waits for. But the waiting rank
+is further on: it has entered the collective that the other has not come to. So of the ranks that
+stand still, the one that is furthest behind is to blame; where all are at the same place, the one
+whose process is stopped.
 
-How long is too long is learned from the job's own steps, since what is an eternity for one job is
-a step of another.
+How long is too long is learned from the job's own steps, since an eternity for one job is a step of
+another.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from ray_workers.shared.frames import HangReport, RankWhereabouts
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
+from ray_workers.supervision.timings import Timings
 
 FACTOR = 10.0
-"""A rank hangs when it has been at one thing for so many times a slow step's time."""
+"""A rank hangs when it has been in a phase for so many times a slow step's time."""
 REMEMBERED = 100
-"""Looks that showed a step, of which the slowest counts."""
-
-LEAST_S = {
-    RankPhase.DATA: 20.0,
-    RankPhase.COMPUTE: 4.0,
-    RankPhase.EXCHANGE: 4.0,
-    RankPhase.UPDATE: 4.0,
-    RankPhase.EVALUATE: 60.0,
-    RankPhase.SAVE: 120.0,
-    RankPhase.FINISH: 300.0,
-}
-"""What is never too long: a machine may be busy, a store far away, a disk slow."""
-FIRST_STEP_LEAST_S = 60.0
-"""Before the first step of a group is done: kernels are chosen, buffers made."""
+"""Observations of a step, of which the slowest counts."""
 
 PATIENCE = 10.0
-"""A group that does not recover in place, and ranks that all stand at the same place, are given so
-many times as long: a false alarm would cost the way back to the checkpoint, again and again if that
-is simply how long it takes."""
-
-SURE_S = 1.0
-"""For how long whoever is to blame must have been seen to stand still: when the whole machine was
-stopped for a while, all ranks look as still, until they are let go on."""
+"""A group that does not recover in place, and ranks that are all at the same place, get so many
+times as long: a false alarm would cost the way back to the checkpoint, again and again if that is
+simply how long it takes."""
 
 STOPPED = ("T", "t")
-STOPPED_S = 5.0
-"""How long a process may be at one thing when it is seen to be stopped, whatever that thing is."""
 
 _PLACE_IN_STEP = {
     RankPhase.EVALUATE: 0,
@@ -65,118 +47,149 @@ class Hang:
     """The group stands still."""
 
     culprits: tuple[RankObservation, ...]
-    """Who is to blame; empty if all stand at the same place, and none of them is stopped."""
+    """The ranks to blame; empty if all ranks are at the same place, and none of them is stopped."""
     waited_s: float
     limit_s: float
 
 
-class HangDetector:
-    """Looks at a group again and again, and knows how long its steps take."""
+@dataclass(frozen=True)
+class StepTimes:
+    """How long the steps of a job take, as far as they were observed."""
 
-    def __init__(self, patience: float = 1.0) -> None:
-        """patience: by how much what is never too long is longer than elsewhere."""
-        self._patience = patience
-        self.slowness = 1.0
-        """How many times slower than usual the machines are now: so much longer is nothing too
-        long."""
-        self._slow_s: deque[float] = deque(maxlen=REMEMBERED)
-        self._last: tuple[int, int, float] | None = None
+    slow_s: tuple[float, ...] = ()
+    last: tuple[int, int, float] | None = None
+    """(round, step, time) of the last observation of another step."""
 
-    def look(self, observations: Sequence[RankObservation], now: float) -> Hang | None:
-        """What the ranks' newest processes show at `now`, in seconds at the machines' usual pace.
+    @property
+    def slowest_s(self) -> float:
+        return max(self.slow_s, default=0.0)
 
-        None while anybody joins or waits for a place: the group is not whole, and others see to it.
-        """
-        stopped = [s for s in observations if s.state == "T" and s.age_s > STOPPED_S]
-        if stopped:
-            return Hang(tuple(stopped), min(s.age_s for s in stopped), STOPPED_S)
-        trains = all(observation.status.phase in _PLACE_IN_STEP for observation in observations)
-        if (
-            not observations
-            or not trains
-            or len({observation.status.generation for observation in observations}) > 1
-        ):
-            self._last = None
-            return None
-        self._learn(
-            min(observation.status.step for observation in observations),
-            observations[0].status.generation,
-            now,
-        )
-        culprits = behind = _furthest_behind(observations)
-        patience = self._patience
-        if len(behind) == len(observations):
-            stopped = [observation for observation in behind if observation.state in STOPPED]
-            patience = patience if stopped else PATIENCE
-            culprits = behind if len(observations) == 1 else stopped
-        limits = [self._limit_s(observation, patience) for observation in behind]
-        if any(s.age_s <= limit for s, limit in zip(behind, limits, strict=True)):
-            return None
-        return Hang(
-            tuple(culprits), min(observation.age_s for observation in observations), max(limits)
-        )
+    def after(self, observations: Sequence[RankObservation], now: float) -> StepTimes:
+        """With another observation of the group. now: seconds at the machines' usual pace."""
+        if not _is_training(observations):
+            return replace(self, last=None)
+        number = observations[0].status.generation
+        step = min(observation.status.step for observation in observations)
+        if self.last is None or self.last[0] != number or step < self.last[1]:
+            return replace(self, last=(number, step, now))
+        if step == self.last[1]:
+            return self
+        took_s = (now - self.last[2]) / (step - self.last[1])
+        return StepTimes((*self.slow_s, took_s)[-REMEMBERED:], (number, step, now))
 
-    def left_behind(self, observations: Sequence[RankObservation], generation: int) -> Hang | None:
-        """Ranks that hang in an older generation of the group than the one they are wanted in.
 
-        Seldom an operation is not told that its connection broke (seen once in some 500 kills: gloo
-        waits on), so neither the loss of a peer nor cutting the connection ends it.
-        """
-        behind = [
-            observation
-            for observation in observations
-            if observation.status.generation < generation
-            and observation.status.phase in _PLACE_IN_STEP
-            and observation.age_s > self.limit_s(observation)
-        ]
-        if not behind:
-            return None
-        limit_s = max(map(self.limit_s, behind))
-        return Hang(tuple(behind), min(observation.age_s for observation in behind), limit_s)
+@dataclass(frozen=True)
+class HangLimits:
+    """How long a rank may keep other ranks waiting."""
+
+    timings: Timings
+    patience: float = 1.0
+    """How many times as long as elsewhere a rank may always be in a phase."""
+    slowest_step_s: float = 0.0
+    slowness: float = 1.0
+    """How many times slower than usual the machines are."""
 
     def limit_s(self, observation: RankObservation) -> float:
-        """How long this rank may keep others waiting by what it does, in seconds."""
-        return self._limit_s(observation, self._patience)
-
-    def _limit_s(self, observation: RankObservation, patience: float) -> float:
-        least = LEAST_S[observation.status.phase]
-        if observation.status.step == observation.status.resumed_step:
-            least = max(least, FIRST_STEP_LEAST_S)
-        return self.slowness * max(least * patience, FACTOR * max(self._slow_s, default=0.0))
-
-    def _learn(self, step: int, generation: int, now: float) -> None:
-        """Book the time of the steps that were done since the last look that saw one."""
-        if self._last is None or self._last[0] != generation or step < self._last[1]:
-            self._last = (generation, step, now)
-        elif step > self._last[1]:
-            self._slow_s.append((now - self._last[2]) / (step - self._last[1]))
-            self._last = (generation, step, now)
+        """By what this rank does."""
+        status = observation.status
+        least_s = self.timings.hang_s[status.phase]
+        if status.step == status.resumed_step:
+            least_s = max(least_s, self.timings.first_step_hang_s)
+        return self.slowness * max(least_s * self.patience, FACTOR * self.slowest_step_s)
 
 
+def find_hang(observations: Sequence[RankObservation], limits: HangLimits) -> Hang | None:
+    """The hang that the ranks' newest processes show.
+
+    None while a rank joins or waits for a place: that group is not whole, and recovery's to judge.
+    """
+    stopped_s = limits.timings.stopped_hang_s
+    stopped = [one for one in observations if one.state == "T" and one.age_s > stopped_s]
+    if stopped:
+        return Hang(tuple(stopped), min(one.age_s for one in stopped), stopped_s)
+    if not _is_training(observations):
+        return None
+    culprits = behind = _furthest_behind(observations)
+    if len(behind) == len(observations):
+        stopped = [one for one in behind if one.state in STOPPED]
+        limits = limits if stopped else replace(limits, patience=PATIENCE)
+        culprits = behind if len(observations) == 1 else stopped
+    if any(one.age_s <= limits.limit_s(one) for one in behind):
+        return None
+    waited_s = min(one.age_s for one in observations)
+    return Hang(tuple(culprits), waited_s, max(map(limits.limit_s, behind)))
+
+
+def find_left_behind(
+    observations: Sequence[RankObservation], round_number: int, limits: HangLimits
+) -> Hang | None:
+    """Ranks that hang in an older round than the one in which they have a place.
+
+    Now and then an operation does not notice that its connection broke (seen once in some 500
+    kills: gloo waits on), so neither the loss of a peer nor cutting the connection ends it.
+    """
+    behind = [
+        one
+        for one in observations
+        if one.status.generation < round_number
+        and one.status.phase in _PLACE_IN_STEP
+        and one.age_s > limits.limit_s(one)
+    ]
+    if not behind:
+        return None
+    return Hang(tuple(behind), min(one.age_s for one in behind), max(map(limits.limit_s, behind)))
+
+
+@dataclass(frozen=True)
 class Suspicion:
-    """Whoever is to blame is so only when it is seen to stand at the same place for a while."""
+    """Since when the same ranks have been observed to hang at the same places."""
 
-    def __init__(self) -> None:
-        self._places: list[tuple[int, int, float]] = []
-        self._since = 0.0
+    places: tuple[tuple[int, int, float], ...] = ()
+    since: float = 0.0
 
-    def proves(self, hang: Hang, everyone: Sequence[RankObservation], now: float) -> bool:
-        """Tell of each hang that is found; whether it is one. now: monotonic seconds."""
+    def after(self, hang: Hang, everyone: Sequence[RankObservation], now: float) -> Suspicion:
+        """With another hang that was found."""
         blamed = hang.culprits or everyone
-        places = [
-            (observation.rank, observation.incarnation, observation.status.since)
-            for observation in blamed
-        ]
-        if places != self._places:
-            self._places, self._since = places, now
-        return now - self._since >= SURE_S
+        places = tuple((one.rank, one.incarnation, one.status.since) for one in blamed)
+        return self if places == self.places else Suspicion(places, now)
+
+
+def hang_report(
+    hang: Hang, observations: Sequence[RankObservation], stacks: Mapping[int, str]
+) -> HangReport:
+    """Which ranks are to blame for a hang, and where every rank was."""
+    blamed = hang.culprits or tuple(observations)
+    return HangReport(
+        culprits=[one.rank for one in hang.culprits],
+        step=min(one.status.step for one in blamed),
+        phase=blamed[0].status.phase.name.lower(),
+        waited_s=hang.waited_s,
+        limit_s=hang.limit_s,
+        ranks=[
+            RankWhereabouts(
+                rank=one.rank,
+                step=one.status.step,
+                phase=one.status.phase.name.lower(),
+                collective=one.status.collective,
+                since_s=one.age_s,
+                stack=stacks.get(one.rank, ""),
+            )
+            for one in observations
+        ],
+    )
+
+
+def _is_training(observations: Sequence[RankObservation]) -> bool:
+    """Whether every rank is in the training loop, and all in the same round."""
+    trains = all(one.status.phase in _PLACE_IN_STEP for one in observations)
+    return trains and len({one.status.generation for one in observations}) == 1
 
 
 def _furthest_behind(observations: Sequence[RankObservation]) -> list[RankObservation]:
     def place(observation: RankObservation) -> tuple[int, int, int]:
-        look = observation.status
+        status = observation.status
         # The collective comes first: ranks that step by themselves agree after their update.
-        return look.step, look.collective, _PLACE_IN_STEP[look.phase]
+        return status.step, status.collective, _PLACE_IN_STEP[status.phase]
 
     least = min(map(place, observations))
-    return [observation for observation in observations if place(observation) == least]
+    return [one for one in observations if place(one) == least]

@@ -1,36 +1,37 @@
-"""Asking every node what is seen of an attempt's processes there, and reaching them."""
+"""Calls of the node agents: they observe an attempt's processes and signal them."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from typing import Any
 
 import ray
 
 from ray_workers.node import placement_groups
+from ray_workers.node.ray_calls import result_within
 from ray_workers.shared.contracts import AttemptSpec, Frame, ProcessKind, SilentProcess, agent_name
-from ray_workers.shared.frames import HangReport, RankWhereabouts
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.shared.machine_pace import MachinePace
 from ray_workers.shared.silence import Silence, SilenceLimits
-from ray_workers.supervision.hang_detector import Hang
+from ray_workers.supervision.timings import Timings
 
-STACKS_WAIT_S = 4.0
-ANSWER_LIMIT_S = 3.0
-"""A node that does not answer by then is passed over."""
-ASK_AGAIN_S = 0.2
-"""After an agent failed at once, as one does that is being restarted."""
+
+class CodeUnavailable(Exception):
+    """A node does not get the job's code: its disk is full, say, or the storage does not answer."""
 
 
 class NodeClients:
     """The nodes of one attempt, by their agents."""
 
-    def __init__(self, spec: AttemptSpec, agents: dict[str, Any], pace: MachinePace) -> None:
-        """agents: node agents by node id, kept up with the nodes that there are."""
+    def __init__(
+        self, spec: AttemptSpec, agents: dict[str, Any], pace: MachinePace, timings: Timings
+    ) -> None:
+        """agents: node agents by node id; `know` and `forget` change it."""
         self._pace = pace
+        self._timings = timings
         self._key = (spec.job_id, spec.attempt)
         self._agents = agents
         self._limits = SilenceLimits(spec.silence_limit_s)
@@ -38,7 +39,7 @@ class NodeClients:
         self._silent_at = -math.inf
 
     async def ask(self, node_id: str, method: str, *arguments: Any, limit_s: float) -> Any:
-        """What a node's agent answers. TimeoutError or Ray's error if it does not in time.
+        """The answer of a node's agent; raises TimeoutError, or Ray's error, if none comes in time.
 
         limit_s: at the usual pace.
         """
@@ -48,7 +49,7 @@ class NodeClients:
         return await self._silence.ask(node_id, self._pace.stretched(limit_s), call)
 
     def is_silent(self, node_id: str) -> bool:
-        """Whether its agent has not answered for so long that users are told."""
+        """Whether its agent has not answered for so long that users are to know."""
         return self._silence.seconds(node_id) > self._limits.report_s
 
     @property
@@ -72,13 +73,32 @@ class NodeClients:
             return True
         return not node_ids & await asyncio.to_thread(placement_groups.alive_nodes)
 
+    async def put_code(self, spec: AttemptSpec) -> None:
+        """Have the code that the job brings put into its directory on every node.
+
+        CodeUnavailable if a node can't have it; Ray's error if an agent dies.
+        """
+        if spec.code is None:
+            return
+        asked = {
+            node_id: result_within(
+                self._timings.code_limit_s,
+                agent.put_code.remote(spec.job_id, spec.code, spec.storage_url),
+            )
+            for node_id, agent in self._agents.items()
+            if any(part.node_id == node_id for part in spec.slices)
+        }
+        for node_id, problem in zip(asked, await asyncio.gather(*asked.values()), strict=True):
+            if problem is not None:
+                raise CodeUnavailable(f"the code can't be put on the node {node_id}: {problem}")
+
     async def know(self, node_ids: Iterable[str]) -> None:
         """Take these nodes in. ValueError if one has no agent."""
         for node_id in set(node_ids) - self._agents.keys():
             self._agents[node_id] = await asyncio.to_thread(ray.get_actor, agent_name(node_id))
 
     def forget(self, node_ids: Iterable[str]) -> None:
-        """These nodes are gone: nobody there answers any more."""
+        """These nodes are gone, and are not asked any more."""
         for node_id in node_ids:
             self._agents.pop(node_id, None)
 
@@ -87,14 +107,15 @@ class NodeClients:
         return [one for answer in await self._all("observations") for one in answer]
 
     async def learn_pace(self) -> None:
-        """Ask how slow the machines are; those that do not answer are taken to be as they were."""
-        if told := await self._all("slowness"):
-            self._pace.learn(max(told))
+        """Ask how slow the machines are; without an answer they are as slow as before."""
+        if answers := await self._all("slowness"):
+            self._pace.learn(max(answers))
 
     async def stacks(self, ranks: Sequence[int]) -> dict[int, str]:
-        """Where these ranks stand now, of those that can say so."""
-        arguments = (list(ranks), STACKS_WAIT_S)
-        answers = await self._all("stacks", *arguments, limit_s=STACKS_WAIT_S + ANSWER_LIMIT_S)
+        """The stacks of these ranks, as far as they can be had."""
+        wait_s = self._timings.stacks_wait_s
+        limit_s = wait_s + self._timings.answer_limit_s
+        answers = await self._all("stacks", list(ranks), wait_s, limit_s=limit_s)
         return {rank: text for answer in answers for rank, text in answer.items()}
 
     async def errors(self) -> dict[int, Frame]:
@@ -113,28 +134,27 @@ class NodeClients:
             if missing and await are_given_up(missing):
                 break
             if missing:
-                await asyncio.sleep(ASK_AGAIN_S)
+                await asyncio.sleep(self._timings.ask_again_pause_s)
         return _newest(list(answers.values()))
 
     async def signal(self, node_id: str, rank: int, number: int) -> bool:
         """Send a signal to a rank's processes; False if none runs there, or nobody answers."""
+        limit_s = self._timings.answer_limit_s
         try:
-            return bool(await self.ask(node_id, "signal", rank, number, limit_s=ANSWER_LIMIT_S))
+            return bool(await self.ask(node_id, "signal", rank, number, limit_s=limit_s))
         except TimeoutError:
             return False
 
-    async def _all(
-        self, method: str, *arguments: Any, limit_s: float = ANSWER_LIMIT_S
-    ) -> list[Any]:
-        return list(
-            (await self._answers(self._agents, method, *arguments, limit_s=limit_s)).values()
-        )
+    async def _all(self, method: str, *arguments: Any, limit_s: float | None = None) -> list[Any]:
+        answers = await self._answers(self._agents, method, *arguments, limit_s=limit_s)
+        return list(answers.values())
 
     async def _answers(
-        self, asked: Iterable[str], method: str, *arguments: Any, limit_s: float = ANSWER_LIMIT_S
+        self, asked: Iterable[str], method: str, *arguments: Any, limit_s: float | None = None
     ) -> dict[str, Any]:
         """By node, of those that answer."""
         node_ids = list(asked)
+        limit_s = self._timings.answer_limit_s if limit_s is None else limit_s
         calls = (self.ask(node_id, method, *arguments, limit_s=limit_s) for node_id in node_ids)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         found = zip(node_ids, answers, strict=True)
@@ -144,28 +164,3 @@ class NodeClients:
 def _newest(answers: Sequence[Sequence[Frame]]) -> dict[int, Frame]:
     frames = sorted((one for answer in answers for one in answer), key=lambda f: f.incarnation)
     return {frame.rank: frame for frame in frames}
-
-
-def hang_report(
-    hang: Hang, observations: Sequence[RankObservation], stacks: Mapping[int, str]
-) -> HangReport:
-    """Which ranks are to blame for a hang, and where everyone was."""
-    blamed = hang.culprits or tuple(observations)
-    return HangReport(
-        culprits=[observation.rank for observation in hang.culprits],
-        step=min(observation.status.step for observation in blamed),
-        phase=blamed[0].status.phase.name.lower(),
-        waited_s=hang.waited_s,
-        limit_s=hang.limit_s,
-        ranks=[
-            RankWhereabouts(
-                rank=observation.rank,
-                step=observation.status.step,
-                phase=observation.status.phase.name.lower(),
-                collective=observation.status.collective,
-                since_s=observation.age_s,
-                stack=stacks.get(observation.rank, ""),
-            )
-            for observation in observations
-        ],
-    )

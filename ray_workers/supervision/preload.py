@@ -1,4 +1,4 @@
-"""What Ray's idle worker processes import before they are needed (`RAY_preload_python_modules`).
+"""Imports of Ray's idle worker processes before they are needed (`RAY_preload_python_modules`).
 
 The first argument that a worker unpacks makes Ray register serializers, and for these import
 numpy, pyarrow, pydantic and starlette where they are installed: 0.15 s of a core, for each actor of

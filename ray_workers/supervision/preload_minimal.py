@@ -1,15 +1,14 @@
-"""What the embedded Ray's idle worker processes do before they are needed
-(`RAY_preload_python_modules`).
+"""Preparation of the embedded Ray's idle worker processes (`RAY_preload_python_modules`).
 
-They import the code of the actors. And they spare themselves what no actor of dray needs: the first
-argument that a worker unpacks makes Ray register serializers, and for these import numpy, pyarrow,
-pydantic and starlette where they are installed: a quarter of a second of a core and 50 MB, for each
-actor of a job. Not for a cluster that others use as well, whose objects may need them: there it is
-`ray_workers.supervision.preload`.
+The processes import the code of the actors. And they do without what no actor of dray needs: the
+first argument that a worker unpacks makes Ray register serializers, and for these import numpy,
+pyarrow, pydantic and starlette where they are installed: a quarter of a second of a core and 50 MB,
+for each actor of a job. On a cluster that others use as well, whose objects may need the
+serializers, `ray_workers.supervision.preload` is used instead.
 
-And each leads a session of its own. Where Linux groups processes by session (sched_autogroup), on
-an overloaded machine all of Ray has only as much of a CPU as any one program there, and a
-supervisor would share that with a dozen processes of Ray's dashboard.
+And each process leads a session of its own. Where Linux groups processes by session
+(sched_autogroup), on an overloaded machine all of Ray has only as much of a CPU as any one program
+there, and a supervisor would share that with a dozen processes of Ray's dashboard.
 """
 
 from __future__ import annotations

@@ -17,14 +17,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import ray
 
 from dray.train.spool import SpoolWriter, begin_count, segments
 from ray_workers.node import rank_environment
-from ray_workers.node.forked_child import Given
-from ray_workers.node.forkserver_client import ForkedProcess
+from ray_workers.node.forkserver.client import ForkedProcess
+from ray_workers.node.forkserver.forked_child import Given
 from ray_workers.node.node_address import own_address
 from ray_workers.node.storage_access import StorageAccess, needs_access
 from ray_workers.shared import heartbeat
@@ -32,26 +31,24 @@ from ray_workers.shared.contracts import FrameKind, RankTask, repr_name
 from ray_workers.shared.heartbeat import RankAssignment
 from ray_workers.shared.store_proxy import StoreForwarder
 from ray_workers.supervision.failure_attribution import RankExit
+from ray_workers.supervision.timings import Timings
 
-LOG_TAIL_BYTES = 1 << 20
+LOG_TAIL_BYTES = 2 << 20
 """The newest output, which is kept while the spool is full, and written at the end."""
-LOG_ROOM_WAIT_S = 5.0
-"""How long the end of the log waits for room on the disk."""
+LOG_LINE_COST_BYTES = 150
+"""Memory that a line takes besides its text."""
 LOG_LINE_BYTES = 8192
 """Longer lines are split, so that one line never fills a page of the log."""
-GAUGE_PERIOD_S = 1.0
-PAGE_LIMIT_S = 600.0
-"""How long a process that lives may take to make its page: long enough on any machine."""
-PAGE_LOOK_S = 0.01
 
 
 @ray.remote(max_restarts=0)
 class RankActor:
     """One rank of one attempt. Methods run concurrently on one event loop."""
 
-    def __init__(self, name: str, job_name: str) -> None:
+    def __init__(self, name: str, job_name: str, timings: Timings) -> None:
         self._name = name
         self._job_name = job_name
+        self._timings = timings
         self._process: ForkedProcess | None = None
         self._has_ended = False
         self._storage: StorageAccess | None = None
@@ -63,8 +60,8 @@ class RankActor:
     async def start(self, task: RankTask, socket_path: str, store_secret: bytes) -> int:
         """Fork the training process, or the next one once that is gone; answer its pid.
 
-        The task names the store's proxy as its master, and the process this actor, which knows the
-        secret.
+        The task names the store's proxy as its master; the process is given this actor's address
+        instead, because only the actor knows the secret.
         """
         if self._forwarder is not None:
             self._forwarder.close()
@@ -79,8 +76,9 @@ class RankActor:
         self._process = await self._fork(task, socket_path)
         self._has_ended = False
         self._page_prefix = task.page_prefix
-        self._log = LogPump(Path(task.spool_dir), self._process.output, task.spool_limit_bytes)
-        self._gauges = asyncio.ensure_future(export_progress(task))
+        spool = Path(task.spool_dir), self._process.output, task.spool_limit_bytes
+        self._log = LogPump(*spool, self._timings)
+        self._gauges = asyncio.ensure_future(export_progress(task, self._timings))
         return self._process.pid
 
     async def _fork(self, task: RankTask, socket_path: str) -> ForkedProcess:
@@ -115,6 +113,7 @@ class RankActor:
             rank,
             exit_code=code,
             lost_forkserver=code is None and not self._process.left,
+            is_stuck=code is None and bool(self._process.left),
             memory_kills=self._process.memory_kills,
             log_lines_lost=await log.lines_lost_at_the_end(),
         )
@@ -123,9 +122,9 @@ class RankActor:
         """Answer, which an actor that is stopped does not."""
 
     async def announce(self, place: RankAssignment) -> None:
-        """Tell the process its place in the next generation of its group."""
+        """Announce to the process its place in the next rendezvous round."""
         self._place = place
-        # The newest, if another is told while this one waits for the process to make its page.
+        # The newest, if another is announced while this one waits for the process's page.
         await self._write_page(lambda: heartbeat.announce(self._page_prefix, self._place))
 
     async def ask_to_leave(self) -> None:
@@ -134,14 +133,14 @@ class RankActor:
 
     async def _write_page(self, write: Callable[[], None]) -> None:
         """A process that was just forked makes its page in its first moments."""
-        deadline = time.monotonic() + PAGE_LIMIT_S
+        deadline = time.monotonic() + self._timings.page_limit_s
         while True:
             try:
                 return write()
             except FileNotFoundError:
                 if self._has_ended or time.monotonic() > deadline:
                     raise
-            await asyncio.sleep(PAGE_LOOK_S)
+            await asyncio.sleep(self._timings.page_period_s)
 
     async def terminate(self) -> None:
         """Send SIGTERM to the process's session."""
@@ -160,20 +159,22 @@ class RankActor:
 class LogPump:
     """Copies a process's output, line by line, to its log spool and to this actor's own log.
 
-    While the spool is full, the newest lines are kept here, and the numbers of the lines tell how
+    While the spool is full, the newest lines are kept here, and the numbers of the lines show how
     many are missing between them and those on the spool.
     """
 
-    def __init__(self, spool_dir: Path, output: int, limit_bytes: int) -> None:
+    def __init__(self, spool_dir: Path, output: int, limit_bytes: int, timings: Timings) -> None:
+        self._timings = timings
         self._spool = SpoolWriter(spool_dir.with_suffix(".log"), limit_bytes=limit_bytes)
         self._output = output
         self._line = 0
         self._rest = b""
-        self._tail: deque[dict[str, Any]] = deque()
-        """Bodies of frames that found no room on the spool, oldest first."""
+        self._tail: deque[tuple[int, str]] = deque()
+        """Lines, with their numbers, that found no room on the spool, oldest first."""
         self._tail_bytes = 0
         os.set_blocking(output, False)
         asyncio.get_running_loop().add_reader(output, self._pump)
+        self._draining = asyncio.ensure_future(self._drain_now_and_then())
 
     def _pump(self) -> bool:
         """Take what is there; False at the end of the output."""
@@ -195,36 +196,50 @@ class LogPump:
         self._drain()
         for line in lines:
             text = line.decode(errors="replace").rstrip("\r")
-            self._keep({"line": self._line, "text": text})
+            self._keep(self._line, text)
             self._line += 1
             with contextlib.suppress(OSError):  # the disk may have no room for the actor's own log
                 sys.stdout.write(text + "\n")
         with contextlib.suppress(OSError):
             sys.stdout.flush()
 
-    def _keep(self, body: dict[str, Any]) -> None:
-        if not self._tail and self._spool.append(FrameKind.LOG, body):
+    def _keep(self, line: int, text: str) -> None:
+        if not self._tail and self._append(line, text):
             return
-        self._tail.append(body)
-        self._tail_bytes += len(body["text"])
+        self._tail.append((line, text))
+        self._tail_bytes += len(text) + LOG_LINE_COST_BYTES
         while self._tail_bytes > LOG_TAIL_BYTES:
-            self._tail_bytes -= len(self._tail.popleft()["text"])
+            self._forget_oldest()
+
+    def _append(self, line: int, text: str, *, vital: bool = False) -> bool:
+        return self._spool.append(FrameKind.LOG, {"line": line, "text": text}, vital=vital)
+
+    def _forget_oldest(self) -> None:
+        _, text = self._tail.popleft()
+        self._tail_bytes -= len(text) + LOG_LINE_COST_BYTES
 
     def _drain(self, *, vital: bool = False) -> None:
         """Write to the spool what found no room before. vital: beyond the spool's limit."""
-        while self._tail and self._spool.append(FrameKind.LOG, self._tail[0], vital=vital):
-            self._tail_bytes -= len(self._tail.popleft()["text"])
+        while self._tail and self._append(*self._tail[0], vital=vital):
+            self._forget_oldest()
+
+    async def _drain_now_and_then(self) -> None:
+        """The newest lines of a burst must not wait for the process's next line."""
+        while True:
+            await asyncio.sleep(self._timings.gauge_period_s)
+            self._spool.flush()
+            self._drain()
 
     async def lines_lost_at_the_end(self) -> int:
         """Once it is finished: how many of the last lines found no room on the disk in time."""
-        deadline = time.monotonic() + LOG_ROOM_WAIT_S
+        deadline = time.monotonic() + self._timings.log_room_limit_s
         while True:
             self._drain(vital=True)
             self._spool.close()
             lost = len(self._tail) + self._spool.num_waiting
             if not lost or time.monotonic() > deadline:
                 return lost
-            await asyncio.sleep(GAUGE_PERIOD_S)
+            await asyncio.sleep(self._timings.log_room_period_s)
 
     def finish(self) -> None:
         """The process is gone: take what it left in the pipe.
@@ -240,6 +255,7 @@ class LogPump:
     def _close(self) -> None:
         if self._output < 0:
             return
+        self._draining.cancel()
         asyncio.get_running_loop().remove_reader(self._output)
         os.close(self._output)
         self._output = -1
@@ -250,13 +266,13 @@ class LogPump:
         self._spool.close()
 
 
-async def export_progress(task: RankTask) -> None:
+async def export_progress(task: RankTask, timings: Timings) -> None:
     """Show the rank's newest step, loss and throughput as Ray metrics, for dashboard and Grafana.
 
     Reads the end of the rank's own spool, so that the training process does nothing for it.
     """
     # The import takes a tenth of a second of a core, which belongs to the process that starts.
-    await asyncio.sleep(GAUGE_PERIOD_S)
+    await asyncio.sleep(timings.gauge_period_s)
     from ray.util.metrics import Gauge
 
     # Ray takes ASCII only.
@@ -274,7 +290,7 @@ async def export_progress(task: RankTask) -> None:
         for key, gauge in shown.items():
             if key in newest:
                 gauge.set(newest[key], tags)
-        await asyncio.sleep(GAUGE_PERIOD_S)
+        await asyncio.sleep(timings.gauge_period_s)
 
 
 def _last_metrics(spool_dir: Path) -> dict[str, float]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ray_workers.shared.contracts import Cause, Frame
+from ray_workers.shared.contracts import Cause, Frame, Grant
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.supervision.failure_attribution import RankExit
 
@@ -18,13 +19,59 @@ if TYPE_CHECKING:
     from dray.spec import JobSpec  # every worker process would take a quarter of a second for it
 
 MOST_WITHOUT_A_STEP = 3
-"""How often a group is mended in a row without a step in between: then it is not bad luck."""
+"""Recoveries in a row without a step in between; a group that breaks again does not recover."""
+
+
+@dataclass(frozen=True)
+class Regrouping:
+    """A group on its way into its next rendezvous round."""
+
+    ranks: tuple[int, ...]
+    """The lost ranks; empty if only the size of the group changes."""
+    began_at: float
+    """Unix seconds at which the loss was seen."""
+    furthest_step: int
+    """The last step that any rank had committed before."""
+
+
+@dataclass(frozen=True)
+class RecoveryState:
+    """How far a group's recovery is."""
+
+    round: int = 0
+    """The newest rendezvous round, announced or about to be; `generation` on the wire."""
+    regrouping: Regrouping | None = None
+    announced_at: float | None = None
+    """By the pace's time; None until the ranks that have a place in the round know it."""
+    num_lacking: int = 0
+    """Workers for which the others stand by."""
+    lacking_since: float | None = None
+    """By the pace's time; None if no worker is lacking."""
+    without_a_step: int = 0
+    """Recoveries since the group last took a step."""
+    grants: tuple[Grant, ...] = ()
+    """Slots that are to be taken in, one grant after the other."""
+    is_taking_in: bool = False
+
+    def begin(self, ranks: Iterable[int], began_at: float, furthest_step: int) -> RecoveryState:
+        """The group begins to regroup, or does so anew because it lost more ranks."""
+        if self.regrouping is not None:
+            ranks = sorted({*self.regrouping.ranks, *ranks})
+            began_at = self.regrouping.began_at
+            furthest_step = max(self.regrouping.furthest_step, furthest_step)
+        regrouping = Regrouping(tuple(ranks), began_at, furthest_step)
+        return replace(self, round=self.round + 1, regrouping=regrouping, announced_at=None)
+
+    def lack(self, num_workers: int, now: float) -> RecoveryState:
+        """The group stands by for so many workers, or has enough of them."""
+        since = now if self.lacking_since is None else self.lacking_since
+        return replace(self, num_lacking=num_workers, lacking_since=since if num_workers else None)
 
 
 def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | None:
     """Why such a job never recovers in place; None if it does.
 
-    num_workers: that the job has now, or may have again.
+    num_workers: how many the job has now, or may have again.
 
     On GPUs, NCCL's operations end behind the program's back, and an optimizer step that was
     launched upon a gradient that never came cannot be told from a good one.
@@ -54,9 +101,9 @@ def refused(
 ) -> str | None:
     """Why ranks that ended are not replaced; None if they are.
 
-    lost: how they ended, none of them well. errors: the last words of those that had any.
-    num_holders: how many of the others hold the state.
-    without_a_step: how often the group was mended since it last took a step.
+    lost: the ends of these ranks, none of them good. errors: the ERROR frames that they left.
+    num_holders: how many other ranks hold the state.
+    without_a_step: recoveries since the group last took a step.
     """
     if num_holders == 0:
         return "nobody is left who holds the state"
@@ -74,15 +121,15 @@ def refused(
 def num_holders(
     observations: Iterable[RankObservation], running: Set[tuple[int, int]], *, furthest_step: int
 ) -> int:
-    """How many of those who run can hand over the state.
+    """How many running ranks can hand over the state.
 
-    A replacement has none until it has come into the group, and before that it would begin from
-    the checkpoint that the attempt began from, whatever was done since. Before anybody's first
-    step there is nothing to lose, and everybody counts.
+    A replacement has no state until it has joined the group; without the others it would begin from
+    the checkpoint that the attempt began from, whatever was done since. Before the first step of
+    the attempt there is nothing to lose, and every rank counts.
 
     observations: of every process of the attempt that can be seen, also the dead. running: (seat,
-    incarnation) of those who have a place and run. furthest_step: that anybody is known to have
-    committed, seen or not.
+    incarnation) of the processes that have a place and run. furthest_step: the last step that any
+    rank is known to have committed, seen or not.
     """
     steps = {
         (observation.rank, observation.incarnation): observation.status.step

@@ -1,4 +1,4 @@
-"""A supervisor reports on its group, in a spool of its own on its own node."""
+"""The reports of a supervisor on its group, in a spool of its own on its own node."""
 
 from __future__ import annotations
 

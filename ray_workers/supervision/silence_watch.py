@@ -1,8 +1,8 @@
 """Notices which processes of a group are stopped, and not dead, and ends them.
 
-A rank actor that is stopped neither passes on its process's output nor sees its end, and without
-its rendezvous store a group can't be formed again. Once such a process is killed, its loss is dealt
-with as any other.
+A rank actor that is stopped neither passes on its process's output nor sees its end, and a group
+whose rendezvous store is stopped can't be formed again. Once such a process is killed, its loss is
+dealt with as any other.
 """
 
 from __future__ import annotations
@@ -19,37 +19,39 @@ from ray_workers.node.ending import end_actor
 from ray_workers.shared.contracts import AttemptSpec, ProcessKind, SilentProcess
 from ray_workers.shared.machine_pace import MachinePace
 from ray_workers.shared.silence import Silence, SilenceLimits
+from ray_workers.supervision.timings import Timings
 from ray_workers.supervision.worker_group import Member, WorkerGroup
 
-LOOK_S = 2.0
-"""Pause between two questions."""
-PING_LIMIT_S = 2.0
 STORE = "store"
 
 
 class SilenceWatch:
     """Asks the rank actors and the store of one group for a sign of life, while it runs."""
 
-    def __init__(self, spec: AttemptSpec, group: WorkerGroup, pace: MachinePace) -> None:
+    def __init__(
+        self, spec: AttemptSpec, group: WorkerGroup, pace: MachinePace, timings: Timings
+    ) -> None:
         self._group = group
         self._pace = pace
+        self._timings = timings
         self._limits = SilenceLimits(spec.silence_limit_s)
         self._silence = Silence(pace)
 
     async def run(self) -> None:
-        """Until cancelled; then nobody is asked, and so nobody is silent."""
+        """Until cancelled; then no process is asked, and so none is silent."""
         try:
             while True:
                 asked = [self._ask_store(), *map(self._ask_actor, self._group.running)]
                 for answer in await asyncio.gather(*asked, return_exceptions=True):
                     if isinstance(answer, Exception):  # such as of a node that is gone: asked again
                         traceback.print_exception(answer)
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(self._timings.ping_period_s)
         finally:
             self._silence = Silence(self._pace)
 
     def silent(self) -> tuple[SilentProcess, ...]:
-        """Whose silence users are told of; of a node's rank actors one, the longest silent."""
+        """The processes whose silence users are to know; of a node's rank actors the one that has
+        been silent for longest."""
         found: dict[tuple[ProcessKind, str | None], float] = {}
         if self._is_silent(STORE):
             found[ProcessKind.STORE, None] = self._silence.since(STORE)
@@ -75,12 +77,13 @@ class SilenceWatch:
     async def _ask_actor(self, member: Member) -> None:
         name = compat_ray.actor_id_of(member.actor)
         with contextlib.suppress(TimeoutError, RayActorError):
-            await self._silence.ask(name, PING_LIMIT_S, member.actor.ping.remote())
+            await self._silence.ask(name, self._timings.ping_limit_s, member.actor.ping.remote())
         if member.is_running and self._is_given_up(name):
             await asyncio.to_thread(end_actor, member.actor)
 
     async def _ask_store(self) -> None:
         with contextlib.suppress(TimeoutError, OSError):
-            await self._silence.ask(STORE, PING_LIMIT_S, self._group.store_answers())
+            limit_s = self._timings.ping_limit_s
+            await self._silence.ask(STORE, limit_s, self._group.store_answers())
         if self._is_given_up(STORE):
             self._group.end_store()

@@ -1,7 +1,7 @@
 """The use of an attempt's slots, second by second: pure, without ray or torch.
 
-The training processes book most of it themselves, on their pages. What no process accounts for is
-booked by what the attempt was at: starting, recovering, or nothing.
+The training processes book most of it themselves, on their pages. The rest is booked by what the
+attempt was doing: starting, recovering, or nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from ray_workers.shared.heartbeat import TIME_CATEGORIES, RankObservation, RankPhase, TimeCategory
 
 Booked = dict[TimeCategory, float]
-"""Seconds of one process by class."""
+"""Seconds of one process by category."""
 
 
 class SlotTimeLedger:
-    """Of one attempt. The classes add up to the slot-seconds that it held."""
+    """The books of one attempt. The categories add up to the slot-seconds that it held."""
 
     def __init__(self) -> None:
         self._unaccounted = dict.fromkeys(TIME_CATEGORIES, 0.0)
@@ -30,10 +30,10 @@ class SlotTimeLedger:
         self.held_s += self._num_slots * (now - self._since)
         self._num_slots, self._since = num_slots, now
 
-    def look(
+    def account(
         self, observations: Sequence[RankObservation], otherwise: TimeCategory
     ) -> dict[str, float]:
-        """Slot-seconds by class so far.
+        """Slot-seconds by category so far.
 
         observations: of every process that the attempt ever had and whose page is still there.
         otherwise: the category of time that no process accounts for.
@@ -44,11 +44,12 @@ class SlotTimeLedger:
         each = _booked(list(self._seen.values()))
         booked = {use: sum(one[use] for one in each) for use in TIME_CATEGORIES}
         rest = max(0.0, self.held_s - sum(booked.values()))
-        self._account(rest - sum(self._unaccounted.values()), otherwise)
+        self._account_rest(rest - sum(self._unaccounted.values()), otherwise)
         return {use.value: booked[use] + self._unaccounted[use] for use in TIME_CATEGORIES}
 
-    def _account(self, seconds: float, otherwise: TimeCategory) -> None:
-        """Book what no process accounts for; below 0, what a process accounts for after all."""
+    def _account_rest(self, seconds: float, otherwise: TimeCategory) -> None:
+        """Book seconds that no process accounts for; below 0, a process accounts for them after
+        all."""
         if seconds >= 0.0:
             self._unaccounted[otherwise] += seconds
             return
@@ -59,10 +60,10 @@ class SlotTimeLedger:
 
 
 def _booked(observations: Sequence[RankObservation]) -> list[Booked]:
-    """What each process has used.
+    """The seconds that each process has used.
 
-    A rank of a script that has not reported a step yet does as the one that reported first: mostly
-    one rank reports for all.
+    A rank of a script that has not reported a step yet is taken to do as the rank that reported
+    first: mostly one rank reports for all.
     """
     each = [(observation, _of_one(observation)) for observation in observations]
     reported = [booked for observation, booked in each if observation.status.first_at]
@@ -73,7 +74,7 @@ def _booked(observations: Sequence[RankObservation]) -> list[Booked]:
 
 
 def _of_one(observation: RankObservation) -> Booked:
-    """As its page says, with what goes on now while it lives."""
+    """As the process's page says; while it lives, with what goes on now."""
     uses: Mapping[TimeCategory, float] = observation.status.uses
     now = {observation.status.use: observation.age_s} if observation.state else {}
     return {use: uses[use] + now.get(use, 0.0) for use in TIME_CATEGORIES}

@@ -1,8 +1,8 @@
 """The supervisor: one detached actor per attempt, which owns everything below it.
 
-It holds no slot and runs on control nodes only, because its death takes the group along. It
-outlives the service: the training goes on while nobody polls, and what the ranks report waits
-in the spools. It ends when the service acknowledges its last reply.
+The supervisor holds no slot and runs on control nodes only, because its death takes the group
+along. It outlives the service: the training goes on while nobody polls, and the reports of the
+ranks wait in the spools. It ends when the service acknowledges its last reply.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 
-from ray_workers.node.forkserver_client import ForkFailed
+from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.node.node_address import own_address
 from ray_workers.node.ray_calls import result_within
 from ray_workers.shared import paths, spool_reader
@@ -46,23 +46,8 @@ from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.slot_time import SlotTimeLedger
+from ray_workers.supervision.timings import Timings
 from ray_workers.supervision.worker_group import SlotsUnavailable, WorkerGroup
-
-START_LIMIT_S = 180.0
-"""Longest from having the slots to every process running; above the forkserver's own limit."""
-RELEASE_PAUSE_S = 1.0
-IDLE_PAUSE_S = 0.05
-"""After a read that came back early with nothing, such as from an agent that is restarting."""
-LEDGER_S = 10.0
-PACE_LOOK_S = 1.0
-"""Pause between two looks at how slow the machines are."""
-READ_SLACK_S = 5.0
-READ_WAIT_S = 1.0
-"""Longest that one read of a node agent waits; a poll is made of several."""
-SILENT_READ_SLACK_S = 0.5
-"""The same for a node that is known to be silent, so that the others' frames do not wait for it."""
-DROP_LIMIT_S = 5.0
-"""How long a node may take to delete its spools; what it keeps is found and deleted later."""
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
@@ -71,33 +56,25 @@ class Supervisor:
 
     def __init__(self, spec: AttemptSpec) -> None:
         self._spec = spec
-        self._pace = MachinePace()
+        self._pace = pace = MachinePace()
+        self._timings = timings = Timings()
         own_node_id = ray.get_runtime_context().get_node_id()
-        self._group = WorkerGroup(spec, own_node_id, own_address(), self._pace)
+        self._group = WorkerGroup(spec, own_node_id, own_address(), pace, timings)
         self._phase = Phase.ACQUIRING
         self._phase_times = {Phase.ACQUIRING.value: time.time()}
         self._outcome: Outcome | None = None
         self._changed = asyncio.Event()
         nodes = dict.fromkeys([*(part.node_id for part in spec.slices), own_node_id])
         self._agents = {node_id: ray.get_actor(agent_name(node_id)) for node_id in nodes}
-        self._nodes = NodeClients(spec, self._agents, self._pace)
+        self._nodes = NodeClients(spec, self._agents, pace, timings)
         self._reporter = Reporter(
             paths.spool_dir(spec.deployment_id, own_node_id, spec.job_id, spec.attempt),
             spec.spool_limit_bytes,
         )
         self._drills = FaultInjector(self._reporter)
-        self._recovery = RecoveryController(
-            spec,
-            self._group,
-            self._nodes,
-            self._reporter,
-            self._drills,
-            self._book_slots,
-            self._pace,
-        )
-        self._monitor = GroupMonitor(
-            spec, self._group, self._nodes, self._reporter, self._drills, self._recovery, self._pace
-        )
+        parts = (spec, self._group, self._nodes, self._reporter)
+        self._recovery = RecoveryController(*parts, self._book_slots, pace, timings)
+        self._monitor = GroupMonitor(*parts, self._drills, self._recovery, pace, timings)
         self._ledger = SlotTimeLedger()
         self._task = asyncio.ensure_future(self._run())
 
@@ -106,19 +83,20 @@ class Supervisor:
         return repr_name(str(spec.spec["name"]), supervisor_name(spec.job_id, spec.attempt))
 
     async def poll(self, cursor: Mapping[str, int], wait_s: float, max_bytes: int) -> PollReply:
-        """What happened after `cursor`; answers at once when there is something."""
+        """The frames after `cursor`; answers at once when there are some, or the phase changes."""
         deadline = time.monotonic() + wait_s
         phase = self._phase
         while True:
             ended = self._phase is Phase.ENDED
             read, unread = await self._read(cursor, max_bytes, deadline - time.monotonic())
-            over = ended and not read.data and await self._nodes.are_given_up(unread)
-            if over and unread:
-                self._outcome = _without_reports(self._outcome, len(unread))
+            over = ended and not read.data and await self._are_not_awaited(unread)
+            if over and unread and self._outcome is not None:
+                ranks = [m.seat for m in self._group.members if m.node_id in unread]
+                self._outcome = _without_reports(self._outcome, len(unread), ranks)
             news = read.data or over or self._phase is not phase
             if news or time.monotonic() >= deadline:
                 return self._reply(cursor, read, over)
-            await asyncio.sleep(IDLE_PAUSE_S)
+            await asyncio.sleep(self._timings.idle_pause_s)
 
     async def _read(
         self, cursor: Mapping[str, int], max_bytes: int, wait_s: float
@@ -126,7 +104,7 @@ class Supervisor:
         """New frames from every node, and the nodes that did not answer; returns early when the
         phase changes."""
         ended = self._phase is Phase.ENDED
-        wait_s = 0.0 if ended else min(max(wait_s, 0.0), READ_WAIT_S)
+        wait_s = 0.0 if ended else min(max(wait_s, 0.0), self._timings.read_wait_s)
         share = max_bytes // len(self._agents)
         since = (dict(cursor), share, wait_s)
         node_ids = list(self._agents)
@@ -142,19 +120,21 @@ class Supervisor:
         if not reads.done():
             return SpoolRead({}, False), set(node_ids)  # a read changes nothing: it is asked again
         answers = dict(zip(node_ids, reads.result(), strict=True))
-        told = [answer for answer in answers.values() if isinstance(answer, SpoolRead)]
-        found = {key: chunk for answer in told for key, chunk in answer.data.items()}
+        read = [answer for answer in answers.values() if isinstance(answer, SpoolRead)]
+        found = {key: chunk for answer in read for key, chunk in answer.data.items()}
         unread = {n for n, answer in answers.items() if not isinstance(answer, SpoolRead)}
-        return SpoolRead(found, any(answer.more for answer in told)), unread
+        return SpoolRead(found, any(answer.more for answer in read)), unread
 
     async def _read_node(self, node_id: str, wait_s: float, *cursor: Any) -> SpoolRead:
-        slack_s = SILENT_READ_SLACK_S if self._nodes.is_silent(node_id) else READ_SLACK_S
+        is_silent, timings = self._nodes.is_silent(node_id), self._timings
+        slack_s = timings.silent_read_slack_s if is_silent else timings.read_slack_s
         limit_s = wait_s + slack_s
         answer: SpoolRead = await self._nodes.ask(node_id, "read", *cursor, limit_s=limit_s)
         return answer
 
     async def _are_not_awaited(self, node_ids: Set[str]) -> bool:
-        """Whether the ranks' last words of these nodes are waited for no longer."""
+        """Whether the last reports of the ranks on these nodes are waited for no longer; those of
+        a job that is being cancelled are not."""
         return self._monitor.is_stopping or await self._nodes.are_given_up(node_ids)
 
     def _reply(self, cursor: Mapping[str, int], read: SpoolRead, over: bool) -> PollReply:
@@ -192,9 +172,9 @@ class Supervisor:
         self._drills.add(drill)
 
     async def acknowledge(self) -> None:
-        """The last reply is stored: delete the spools. Whoever asked then ends this actor."""
-        key = (self._spec.job_id, self._spec.attempt)
-        drops = [result_within(DROP_LIMIT_S, a.drop.remote(*key)) for a in self._agents.values()]
+        """The last reply is stored: delete the spools. The caller then ends this actor."""
+        key, limit_s = (self._spec.job_id, self._spec.attempt), self._timings.drop_limit_s
+        drops = [result_within(limit_s, a.drop.remote(*key)) for a in self._agents.values()]
         await asyncio.gather(*drops, return_exceptions=True)
 
     def _enter(self, phase: Phase) -> None:
@@ -207,18 +187,18 @@ class Supervisor:
         try:
             outcome = await self._train()
         except SlotsUnavailable as error:
-            outcome = Outcome(Cause.SLOTS_UNAVAILABLE, str(error))
+            outcome = Outcome.of(Cause.SLOTS_UNAVAILABLE, str(error))
         except ForkFailed as error:  # another job may have ended the forkserver
-            outcome = Outcome(Cause.NODE_LOST, f"a worker could not be started: {error}")
+            outcome = Outcome.of(Cause.NODE_LOST, f"a worker could not be started: {error}")
         except RayActorError as error:
-            outcome = Outcome(Cause.WORKER_LOST, f"a worker could not be started: {error}")
+            outcome = Outcome.of(Cause.WORKER_LOST, f"a worker could not be started: {error}")
         except Exception as error:
             traceback.print_exc()
-            outcome = Outcome(Cause.INFRASTRUCTURE, f"{type(error).__name__}: {error}")
+            outcome = Outcome.of(Cause.INFRASTRUCTURE, f"{type(error).__name__}: {error}")
         for chore in chores:
             chore.cancel()
         await self._release()
-        await self._tell_ledger()
+        await self._report_ledger()
         is_of_node = self._nodes.was_one_silent or await self._group.has_lost_a_node()
         if outcome.cause is Cause.WORKER_LOST and is_of_node:
             outcome = replace(outcome, cause=Cause.NODE_LOST)
@@ -229,37 +209,38 @@ class Supervisor:
     async def _keep_pace(self) -> None:
         while True:
             await self._nodes.learn_pace()
-            await asyncio.sleep(PACE_LOOK_S)
+            await asyncio.sleep(self._timings.pace_period_s)
 
     async def _keep_books(self) -> None:
-        """Tell now and then what the slots are used for."""
+        """Report now and then how the slots are used."""
         while True:
-            await asyncio.sleep(LEDGER_S)
-            await self._tell_ledger()
+            await asyncio.sleep(self._timings.ledger_period_s)
+            await self._report_ledger()
 
     def _book_slots(self) -> None:
         self._ledger.hold(self._group.num_slots, time.monotonic())
 
-    async def _tell_ledger(self) -> None:
-        slot_seconds = await self._look_at_slots()
+    async def _report_ledger(self) -> None:
+        slot_seconds = await self._slot_seconds()
         if self._ledger.held_s:
             self._reporter.report(LedgerReport(slot_seconds))
 
-    async def _look_at_slots(self, otherwise: TimeCategory | None = None) -> dict[str, float]:
-        """Slot-seconds by class so far. otherwise: what to book on that no process accounts for,
-        where the guard need not guess it."""
-        observations = await self._monitor.see()
+    async def _slot_seconds(self, otherwise: TimeCategory | None = None) -> dict[str, float]:
+        """Slot-seconds by category so far. otherwise: the category of time that no process accounts
+        for, where the monitor need not guess it."""
+        observations = await self._monitor.observe()
         self._book_slots()
-        return self._ledger.look(observations, otherwise or self._monitor.use)
+        return self._ledger.account(observations, otherwise or self._monitor.use)
 
     async def _release(self) -> None:
-        """Until it is done: an attempt whose slots are not seen free has not ended."""
+        """Release the slots, again until it succeeds: an attempt whose slots are not seen free has
+        not ended."""
         while True:
             try:
                 return await self._group.release()
             except Exception:
                 traceback.print_exc()
-                await asyncio.sleep(RELEASE_PAUSE_S)
+                await asyncio.sleep(self._timings.release_pause_s)
 
     async def _train(self) -> Outcome:
         asked = asyncio.ensure_future(self._monitor.asked_to_end())
@@ -284,23 +265,34 @@ class Supervisor:
         return judge(ended, errors, under_nccl=under_nccl)
 
     async def _build(self) -> None:
-        await self._group.acquire()
-        self._book_slots()
-        self._enter(Phase.STARTING)
+        code = asyncio.ensure_future(self._nodes.put_code(self._spec))
         try:
-            await self._pace.within(START_LIMIT_S, self._group.start())
+            await self._group.acquire()
+            self._book_slots()
+            self._enter(Phase.STARTING)
+            await code
+        finally:
+            code.cancel()
+        limit_s = self._timings.start_limit_s
+        try:
+            await self._pace.within(limit_s, self._group.start())
         except TimeoutError:
-            message = f"the group was not up within {START_LIMIT_S:g} s{self._pace.why()}"
+            message = f"the group was not up within {limit_s:g} s{self._pace.why()}"
             raise ForkFailed(message) from None
         if self._spec.spec.get("script"):
             self._enter(Phase.RUNNING)  # a script need not report steps
-        await self._look_at_slots(TimeCategory.STARTING)
+        await self._slot_seconds(TimeCategory.STARTING)
 
 
-def _without_reports(outcome: Outcome | None, num_nodes: int) -> Outcome | None:
-    """What an attempt ends with whose last reports are lost: it is no success without them."""
-    if outcome is None or outcome.cause is not Cause.SUCCEEDED:
+def _without_reports(outcome: Outcome, num_nodes: int, ranks: Sequence[int]) -> Outcome:
+    """The outcome of an attempt whose last reports are lost: it is no success without them.
+
+    ranks: those of the nodes that did not report, by which their logs are named.
+    """
+    lost = {**(outcome.log_lines_lost or {}), **dict.fromkeys(ranks)}
+    outcome = replace(outcome, log_lines_lost=lost)
+    if outcome.cause is not Cause.SUCCEEDED:
         return outcome
     nodes = "a node" if num_nodes == 1 else f"{num_nodes} nodes"
     message = f"every rank ended well, but the last reports of {nodes} never came"
-    return Outcome(Cause.NODE_LOST, message)
+    return replace(outcome, cause=Cause.NODE_LOST, message=message)

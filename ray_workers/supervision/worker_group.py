@@ -11,6 +11,7 @@ import contextlib
 import math
 import signal
 import time
+import traceback
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_workers.node import placement_groups
 from ray_workers.node.ending import end_actor
-from ray_workers.node.forkserver_client import ForkedProcess, ForkFailed
+from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed
 from ray_workers.node.ray_calls import result_within
 from ray_workers.shared import paths, spool_reader, store_proxy
 from ray_workers.shared.contracts import (
@@ -39,16 +40,9 @@ from ray_workers.shared.heartbeat import RankAssignment, prefix_of
 from ray_workers.shared.machine_pace import MachinePace
 from ray_workers.supervision.failure_attribution import RankExit
 from ray_workers.supervision.rank_actor import RankActor
+from ray_workers.supervision.timings import Timings
 
 ROLE = "worker"
-STOP_GRACE_S = 3.0
-"""Between SIGTERM and SIGKILL."""
-STOP_LIMIT_S = STOP_GRACE_S + 20.0
-"""For a process to be seen gone after SIGKILL: above what the forkserver itself allows
-(`forkserver.STUCK_S`)."""
-ANNOUNCE_LIMIT_S = 5.0
-GROW_TIMEOUT_S = 10.0
-"""How long Ray may take to give slots that were free a moment ago."""
 
 
 class SlotsUnavailable(Exception):
@@ -62,25 +56,25 @@ class Slots:
     part: Slice
     group: PlacementGroup
     is_held: bool = True
-    """False while it is asked for and may not come."""
+    """False while the slots are asked for and may not come."""
 
 
 @dataclass
 class Member:
-    """One worker: where it lies, the actor that stands for it, and the process it has now."""
+    """One worker: its slot, the actor that holds the slot, and the process in it now."""
 
     seat: int
-    """What it is called as long as the attempt lasts; no other member ever is."""
+    """The worker's number as long as the attempt lasts; no other member ever has it."""
     rank: int
-    """What it is in the group now; seats that are lost leave no gap."""
+    """The worker's number in the group now; lost seats leave no gap."""
     local_rank: int
     node_rank: int
     slots: Slots
     actor: Any
     incarnation: int = 0
-    """The generation of the group for which its process was started."""
+    """The rendezvous round for which its process was started."""
     is_placed: bool = True
-    """It has a place in the group; a newcomer gets one when it is ready."""
+    """Whether the worker has a place in the group; a newcomer gets one when it is ready."""
     exit: asyncio.Future[RankExit] | None = None
     """Done when the process is seen gone or the actor is lost."""
 
@@ -103,9 +97,15 @@ class WorkerGroup:
     """Everything below a supervisor."""
 
     def __init__(
-        self, spec: AttemptSpec, own_node_id: str, own_address: str, pace: MachinePace
+        self,
+        spec: AttemptSpec,
+        own_node_id: str,
+        own_address: str,
+        pace: MachinePace,
+        timings: Timings,
     ) -> None:
         self._pace = pace
+        self._timings = timings
         self._spec = spec
         self._own_node_id = own_node_id
         self._own_address = own_address
@@ -210,11 +210,11 @@ class WorkerGroup:
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 slots.group, placement_group_bundle_index=local_rank
             ),
-        ).remote(name, str(spec.spec["name"]))
+        ).remote(name, str(spec.spec["name"]), self._timings)
 
-    async def _start_process(self, member: Member, generation: int) -> None:
-        """Fork a process for the member; after the first generation it is told its place later."""
-        member.incarnation = generation
+    async def _start_process(self, member: Member, round_number: int) -> None:
+        """Fork a process for the member; after the first round it learns its place later."""
+        member.incarnation = round_number
         socket_path = paths.socket_path(self._spec.deployment_id, member.node_id)
         await member.actor.start.remote(self._task(member), socket_path, self._store_secret)
         member.exit = asyncio.ensure_future(self._exit_of(member))
@@ -246,10 +246,12 @@ class WorkerGroup:
             ended: RankExit = await member.actor.wait.remote()
         except RayActorError:
             self.log_lines_lost[member.seat] = None
-            return RankExit(member.rank, None)
+            return RankExit.of(member.rank, None)
         lost = self.log_lines_lost.get(member.seat, 0)
         if ended.log_lines_lost and lost is not None:
             self.log_lines_lost[member.seat] = lost + ended.log_lines_lost
+        if ended.is_stuck:
+            self._pace.ran_out()
         return ended
 
     @property
@@ -259,7 +261,7 @@ class WorkerGroup:
 
     @property
     def running(self) -> list[Member]:
-        """Those of them whose process runs."""
+        """The placed members whose process runs."""
         return [member for member in self.placed if member.is_running]
 
     @property
@@ -270,11 +272,11 @@ class WorkerGroup:
         """How the ranks ended whose newest process has."""
         return [member.end for member in self.placed if not member.is_running]
 
-    async def replace(self, members: Sequence[Member], generation: int) -> None:
+    async def replace(self, members: Sequence[Member], round_number: int) -> None:
         """Give each of these members, whose processes are gone, another one.
 
-        One whose actor is gone too gets another actor in the same slot. Raises RayActorError or
-        ForkFailed if that is not to be.
+        A member whose actor is gone too gets another actor in the same slot. Raises RayActorError
+        or ForkFailed if one can't be replaced.
         """
 
         async def replace_one(member: Member) -> None:
@@ -282,25 +284,26 @@ class WorkerGroup:
                 with contextlib.suppress(RayActorError):
                     ray.kill(member.actor)
                 member.actor = self._create_actor(
-                    member.seat, generation, member.slots, member.local_rank
+                    member.seat, round_number, member.slots, member.local_rank
                 )
-            await self._start_process(member, generation)
+            await self._start_process(member, round_number)
 
         await asyncio.gather(*map(replace_one, members))
 
-    async def add(self, slices: Sequence[Slice], generation: int) -> list[Member]:
+    async def add(self, slices: Sequence[Slice], round_number: int) -> list[Member]:
         """Take more slots in, with a process in each that has no place in the group yet.
 
-        Raises SlotsUnavailable, RayActorError or ForkFailed; then nothing was taken.
+        Raises SlotsUnavailable, RayActorError or ForkFailed; then the group has no slots more.
         """
         self._node_ids |= {part.node_id for part in slices}
         known = list(self.slots)
         try:
-            asked = await self._acquire(slices, self._pace.stretched(GROW_TIMEOUT_S), is_held=False)
+            limit_s = self._pace.stretched(self._timings.grow_limit_s)
+            asked = await self._acquire(slices, limit_s, is_held=False)
             members = [m for slots in asked for m in self._create_members(slots, 0)]
             for member in members:
                 member.is_placed = False
-            await asyncio.gather(*(self._start_process(m, generation) for m in members))
+            await asyncio.gather(*(self._start_process(m, round_number) for m in members))
         except BaseException:
             await self.give_back([slots for slots in self.slots if slots not in known])
             raise
@@ -309,80 +312,94 @@ class WorkerGroup:
         return members
 
     async def lose_nodes(self, node_ids: Set[str]) -> list[Member]:
-        """Forget what lay on nodes that are gone; the members that did."""
+        """Give up the slots on nodes that are gone; the members that were in them."""
         lost = [slots for slots in self.slots if slots.part.node_id in node_ids]
         members = [member for member in self.members if member.slots in lost]
-        await self.give_back(lost)
+        for member in members:
+            with contextlib.suppress(RayActorError):
+                ray.kill(member.actor)
+        self.members = [member for member in self.members if member not in members]
+        await asyncio.gather(*(member.exit for member in members if member.exit is not None))
+        await self._remove(lost)
         return members
 
     async def give_back(self, slots: Sequence[Slots]) -> None:
-        """End what runs in these slots, and give them back as soon as it is seen gone."""
+        """End the processes in these slots, and give the slots back once the processes are seen
+        gone; `release` gives back those whose processes are not gone in time."""
         going = [member for member in self.members if member.slots in slots]
-        for member in going:
-            with contextlib.suppress(RayActorError):
-                ray.kill(member.actor)
         self.members = [member for member in self.members if member not in going]
-        self.slots = [each for each in self.slots if each not in slots]
-        await asyncio.gather(*(m.exit for m in going if m.exit is not None))
-        await placement_groups.give_back([each.group for each in slots])
+        for each in slots:
+            each.is_held = False
+        await _end_actors(going)
+        nodes, seats = {each.part.node_id for each in slots}, [member.seat for member in going]
+        key = (self._spec.job_id, self._spec.attempt)
+        busy = await placement_groups.busy_nodes(*key, nodes, seats)
+        await self._remove([each for each in slots if each.part.node_id not in busy])
 
-    async def announce(self, generation: int) -> None:
-        """Tell every member that runs and has a place which rank it has in the next generation."""
+    async def _remove(self, slots: Sequence[Slots]) -> None:
+        """Give slots back in which nothing runs."""
+        await placement_groups.give_back([each.group for each in slots])
+        self.slots = [each for each in self.slots if each not in slots]
+
+    async def announce(self, round_number: int) -> None:
+        """Announce to every member that runs and has a place its rank in the next round."""
         staying = self.running
         for rank, member in enumerate(staying):
             member.rank = rank
-        limit_s = self._pace.stretched(ANNOUNCE_LIMIT_S)
-        places = (RankAssignment(generation, member.rank, len(staying)) for member in staying)
-        told = (
+        limit_s = self._pace.stretched(self._timings.announce_limit_s)
+        places = (RankAssignment(round_number, member.rank, len(staying)) for member in staying)
+        announced = (
             result_within(limit_s, member.actor.announce.remote(place))
             for member, place in zip(staying, places, strict=True)
         )
-        # One that is gone meanwhile, or does not answer, is the next loss.
-        await asyncio.gather(*told, return_exceptions=True)
+        # A member that is gone meanwhile, or does not answer, is the next loss.
+        await asyncio.gather(*announced, return_exceptions=True)
 
     async def ask_to_leave(self) -> None:
-        """Have the group save a checkpoint and end: rank 0 does, the others can't go on then.
+        """Have the group save a checkpoint and end: rank 0 does, and the others can't go on then.
 
-        A script gets a SIGTERM in each process, and does what it will.
+        Of a script each process gets a SIGTERM.
         """
         if self._spec.spec.get("script"):
             for member in self.running:
                 member.actor.terminate.remote()
         else:
+            limit_s = self._pace.stretched(self._timings.announce_limit_s)
             asked = [
-                result_within(self._pace.stretched(ANNOUNCE_LIMIT_S), m.actor.ask_to_leave.remote())
+                result_within(limit_s, m.actor.ask_to_leave.remote())
                 for m in self.running
                 if m.rank == 0
             ]
             await asyncio.gather(*asked, return_exceptions=True)
 
     async def stop_processes(self) -> None:
-        """End every training process; returns when all are seen gone, or when a rank actor did not
-        see that in time: what it holds is ended with it, by `release`."""
+        """End every training process; returns when all are seen gone. A rank actor that does not
+        see that in time is ended, and `release` ends its process."""
+        grace_s = self._timings.stop_grace_s
         running = [member for member in self.members if member.is_running]
         for member in running:
-            member.actor.stop.remote(STOP_GRACE_S)  # not waited for: it ends with its actor
+            member.actor.stop.remote(grace_s)  # not waited for: it ends with its actor
         if running:
-            await asyncio.wait({m.exit for m in running if m.exit}, timeout=STOP_LIMIT_S)
-            silent = [member.actor for member in running if member.is_running]
-            await asyncio.gather(*(asyncio.to_thread(end_actor, actor) for actor in silent))
+            limit_s = grace_s + self._timings.kill_limit_s
+            await asyncio.wait({m.exit for m in running if m.exit}, timeout=limit_s)
+            await _end_actors([member for member in running if member.is_running])
 
     async def store_answers(self) -> None:
         """Return once the rendezvous store's process has answered; OSError if nobody listens."""
         await store_proxy.hear(self._own_address, self._store_port)
 
     def end_store(self) -> None:
-        """Kill the rendezvous store, which `store_is_lost` then tells."""
+        """Kill the rendezvous store; `store_is_lost` returns then."""
         assert self._store is not None
         self._store.signal(signal.SIGKILL)
 
     async def store_is_lost(self) -> Outcome:
-        """When the rendezvous store has ended, which nothing but a fault makes it do."""
+        """When the rendezvous store has ended, which only a fault makes it do."""
         assert self._store is not None
         if await self._store.wait() is None:
             message = "the forkserver of the rendezvous store's node ended, and the store with it"
-            return Outcome(Cause.NODE_LOST, message)
-        return Outcome(Cause.WORKER_LOST, "the group's rendezvous store is gone")
+            return Outcome.of(Cause.NODE_LOST, message)
+        return Outcome.of(Cause.WORKER_LOST, "the group's rendezvous store is gone")
 
     async def release(self) -> None:
         """Give everything back; returns when the processes are seen gone and the slots free.
@@ -403,6 +420,14 @@ class WorkerGroup:
     async def has_lost_a_node(self) -> bool:
         alive = await asyncio.to_thread(placement_groups.alive_nodes)
         return not self._node_ids <= alive
+
+
+async def _end_actors(members: Sequence[Member]) -> None:
+    """End rank actors that may be stopped; the processes of a node that is gone ended with it."""
+    ends = [asyncio.to_thread(end_actor, member.actor) for member in members]
+    for error in await asyncio.gather(*ends, return_exceptions=True):
+        if isinstance(error, Exception):
+            traceback.print_exception(error)
 
 
 _NAMED_RESOURCES = ("CPU", "GPU", "memory")

@@ -1,7 +1,7 @@
 """Calls to a device besides computing on it.
 
-Each kind of GPU has a module of torch's (`torch.cuda`) with the same streams, events and random
-numbers; whatever is not the CPU is taken for one. Operations on a GPU end later than their call.
+For each kind of GPU torch has a module (`torch.cuda`) with the same streams, events and random
+numbers; every device but the CPU counts as a GPU. Operations on a GPU end later than their call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def on_gpu(tensor: Tensor) -> bool:
 
 
 def module_of(device: torch.device) -> Any:
-    """Its streams and events."""
+    """torch's module for the kind of GPU, with its streams and events."""
     return torch.get_device_module(device)
 
 

@@ -1,7 +1,8 @@
-"""Imports all that a training process needs, in the parent that such processes are forked from.
+"""Imports everything that a training process needs, in the parent that such processes are forked
+from.
 
 A fork copies one thread only and no CUDA context, so nothing here may start a thread, touch a
-GPU or open a connection; and what is missing here is paid for by every single start.
+GPU or open a connection. Each start of a process pays for a module that is missing here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 
 _MODULES = (
     "torch",
-    "torch._dynamo",  # the first optimizer imports it
     "torch.distributed",
     "torch.nn.functional",
     "torch.nn.parallel",
@@ -28,7 +28,6 @@ _MODULES = (
     "ray_workers.training.loop.trainer",
     "ray_workers.training.elastic.store_server",
 )
-_MODULES_OF_SOME_VERSIONS = ("torch.profiler._cupti_monitor",)
 
 
 def preload() -> None:
@@ -42,9 +41,11 @@ def preload() -> None:
     # scikit-learn imports pandas where it is installed, and that pyarrow, whose allocator would
     # start a thread when it is loaded.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
-    for module in _MODULES:
+    from ray_workers.training.core import compat_torch
+
+    for module in (*compat_torch.IMPORTED_LATE, *_MODULES):
         importlib.import_module(module)
-    for module in _MODULES_OF_SOME_VERSIONS:
+    for module in compat_torch.IMPORTED_LATE_IF_THERE:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
     from ray_workers import datasets

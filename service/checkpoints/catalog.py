@@ -1,4 +1,4 @@
-"""Committed checkpoints: which is meant, which is best, and what files each is made of."""
+"""Committed checkpoints: finding one by its step, the best of them, and the files of each."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as repository
 from service.domain.errors import CheckpointNotFound
 from service.domain.lineage import last_steps
-from service.storage.storage import BadKey, Storage, check_key
+from service.storage.storage import BadKey, Storage, check_file_name
 
 MANIFEST = "manifest.json"
 """Written last by `ray_workers.training.checkpoint.checkpoint_files`: it commits the checkpoint."""
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
+"""Errors of reading a manifest that has another form than it should."""
 
 
 def began_at_step(attempt: AttemptRow | Row[Any, Any, Any]) -> int | None:
@@ -40,7 +42,7 @@ def counting_checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
 
 
 def of_job(session: Session, job: JobRow) -> tuple[list[CheckpointRow], CheckpointRow | None]:
-    """Those that are kept and still count, newest first; and the best, if a metric names one."""
+    """The job's `counting_checkpoints`, and the best of them if a metric names one."""
     rows = counting_checkpoints(session, job.id)
     return rows, best(rows, best_metric(job))
 
@@ -52,7 +54,8 @@ def best_metric(job: JobRow) -> str | None:
 
 
 def best(rows: Sequence[CheckpointRow], metric: str | None) -> CheckpointRow | None:
-    """The one with the least or the most of the metric, as the metric is; the oldest of equals."""
+    """The checkpoint with the best value of the metric, the oldest of equals; None if no
+    checkpoint has one."""
     measured = [
         (row, value)
         for row in rows
@@ -78,10 +81,10 @@ def at_step(session: Session, job_id: str, step: int) -> CheckpointRow:
 
 
 def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
-    """What the checkpoint is made of, by its manifest, which comes last. Blocking.
+    """The checkpoint's files as its manifest lists them, and the manifest itself. Blocking.
 
-    CheckpointNotFound if the manifest is gone or is not the one that was committed. What it says
-    was written by a process that ran a user's code, so paths are checked.
+    CheckpointNotFound if the manifest is gone or is not the one that was committed. A process that
+    ran a user's code wrote the manifest, so the paths in it are checked.
     """
     try:
         text = storage.read_bytes(f"{storage.key_of(row.url)}/{MANIFEST}")
@@ -90,15 +93,8 @@ def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
     if hashlib.sha256(text).hexdigest() != row.manifest_sha256:
         raise _broken(row, "its manifest is not the one that was committed")
     try:
-        found = [
-            views.CheckpointFile(
-                path=check_key(entry["path"]),
-                size_bytes=entry["size_bytes"],
-                sha256=entry["sha256"],
-            )
-            for entry in json.loads(text)["files"]
-        ]
-    except (LookupError, TypeError, ValueError, AttributeError):
+        found = files_of(json.loads(text))
+    except MALFORMED:
         raise _broken(row, "its manifest names no files") from None
     return [
         *found,
@@ -106,8 +102,20 @@ def files(storage: Storage, row: CheckpointRow) -> list[views.CheckpointFile]:
     ]
 
 
+def files_of(manifest: Any) -> list[views.CheckpointFile]:
+    """The files that a manifest lists. One of `MALFORMED` if it has another form."""
+    return [
+        views.CheckpointFile(
+            path=check_file_name(entry["path"]),
+            size_bytes=entry["size_bytes"],
+            sha256=entry["sha256"],
+        )
+        for entry in manifest["files"]
+    ]
+
+
 def locate(storage: Storage, row: CheckpointRow, path: str) -> tuple[views.CheckpointFile, str]:
-    """One of the checkpoint's files, and its key. CheckpointNotFound if it has none such."""
+    """A file of the checkpoint, and its key. CheckpointNotFound if it has no such file."""
     for file in files(storage, row):
         if file.path == path:
             key = f"{storage.key_of(row.url)}/{path}"

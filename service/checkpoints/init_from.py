@@ -1,9 +1,9 @@
-"""Where a job starts from: the checkpoint of another job that `init_from` names.
+"""The checkpoint of another job that `init_from` names, from which a job starts.
 
-It is looked up when the job is submitted, so that what it starts from does not depend on how long
-it waits, and it is kept: the other job can't be deleted before this one has ended. The other job
-itself may still drop it (`checkpoint.keep`); then its newest or best of that time stands in, and
-for a step that was named the ranks say that it is gone.
+The checkpoint is looked up when the job is submitted, so that it does not depend on how long the
+job waits, and it is kept: the other job can't be deleted before this one has ended. The other job
+itself may still drop it (`checkpoint.keep`); then its newest or best of that time stands in. For a
+step that was named, the ranks report that it is gone.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class InitFromCheckpoint:
 
 
 def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
-    """The checkpoint that is meant, if one is. InitFromNotFound, with the field at fault, if there
-    is none; InitFromDiffers if the documents tell that it does not fit.
+    """The checkpoint that `init_from` names, if the document has one.
+
+    InitFromNotFound, with the field at fault, if there is no such checkpoint; InitFromDiffers if
+    the documents show that it does not fit.
 
     The other job stays locked until the transaction ends, so that it is not deleted meanwhile.
     """
@@ -68,7 +70,7 @@ def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
 
 
 def current(session: Session, job: JobRow) -> CheckpointRef | None:
-    """What an attempt that starts now begins with, if it has no checkpoint of its own."""
+    """The checkpoint that an attempt begins with if the job has none of its own."""
     if job.init_from is None:
         return None
     origin = InitFromCheckpoint(**job.init_from)

@@ -1,7 +1,7 @@
-"""The port to the cluster: what the service asks of it, in the service's own words.
+"""The port to the cluster: the service's requests, in the service's own words.
 
-Two implementations pass the same conformance suite: `gateway.GatewayCluster`, which talks to Ray
-through a child process, and `fake.FakeCluster`.
+`service.cluster.ray.gateway.GatewayCluster`, which talks to Ray through a child process, passes the
+same conformance suite as the fake and the simulated cluster of the tests (`tests/contract`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ class ClusterNode:
     hostname: str
     alive: bool
     resources: Mapping[str, float]
-    """What the node has in all: `CPU`, `GPU`, `memory`, `accelerator_type:...`."""
+    """All of the node: `CPU`, `GPU`, `memory`, `accelerator_type:...`."""
     available: Mapping[str, float]
-    """What nobody holds, ours and others'."""
+    """The part that no job holds, neither ours nor others'."""
     accepted: bool
-    problem: str | None = None
+    problem: str | None
     """Why the node may not carry ranks."""
-    quarantined: tuple[Quarantined, ...] | None = ()
+    full: str | None
+    """Why its folder for reports and temporary files takes no file; ranks may be put there."""
+    quarantined: tuple[Quarantined, ...] | None
     """Slots of ended attempts that are not clean; they are not among the available. None while
     the node has not said."""
-    drained_by: float | None = None
+    drained_by: float | None
     """Unix time when the node goes, `math.inf` if nobody said when; None if it stays. One that
     goes is not accepted any more."""
 
@@ -55,7 +57,7 @@ class ClusterSnapshot:
 
 @dataclass(frozen=True)
 class AttemptRef:
-    """Which attempt, and where it was put."""
+    """An attempt, and the nodes that it was put on."""
 
     job_id: str
     attempt: int
@@ -64,13 +66,14 @@ class AttemptRef:
 
 
 class Cluster(Protocol):
-    """What the scheduler and the reconciler need. Every method may raise ClusterUnavailable."""
+    """The cluster as the scheduler and the reconciler use it. Every method may raise
+    ClusterUnavailable."""
 
     async def start(self) -> None:
         """Begin to connect; does not wait for it."""
 
     async def stop(self) -> None:
-        """Let go of the cluster. What trains there goes on, unless the cluster is our own."""
+        """Leave the cluster. Attempts there go on, unless the cluster is our own."""
 
     async def snapshot(self) -> ClusterSnapshot:
         """Nodes and resources. Makes new nodes ready to carry ranks."""
@@ -88,10 +91,10 @@ class Cluster(Protocol):
     async def poll(
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
     ) -> PollReply:
-        """What happened after `cursor`.
+        """The news of an attempt after `cursor`.
 
-        Of an attempt whose supervisor is gone: what its spools still hold, and an outcome once
-        everything of it is seen dead.
+        If its supervisor is gone: the frames that its spools still hold, and an outcome once
+        every process of it is seen dead.
         """
 
     async def stop_attempt(self, ref: AttemptRef) -> None:
@@ -102,22 +105,22 @@ class Cluster(Protocol):
         outcome comes by `poll`. Harmless to repeat."""
 
     async def drill(self, ref: AttemptRef, drill: Drill) -> None:
-        """Inject a fault into an attempt; DRILL frames tell how it goes. Harmless to repeat: a
-        drill strikes once by its id."""
+        """Inject a fault into an attempt; DRILL frames report how it goes. Harmless to repeat: a
+        drill is injected once by its id."""
 
     async def grow(self, ref: AttemptRef, grant: Grant) -> None:
-        """Give an attempt more slots, which were claimed for it. A RESIZED frame tells what it
-        holds then, also if it could not take them. Harmless to repeat: a grant is taken once by
-        its number."""
+        """Give an attempt more slots, which were claimed for it. A RESIZED frame reports the slots
+        that it holds then, also if it could not take them. Harmless to repeat: a grant is taken
+        once by its number."""
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         """The outcome is stored: forget the attempt. Harmless to repeat."""
 
     async def attempts(self) -> list[AttemptRef]:
-        """Every attempt that the cluster still knows, ours by name."""
+        """Every attempt of this deployment that the cluster still knows."""
 
     async def kept_jobs(self) -> list[str]:
-        """Jobs whose working directory lies on a node."""
+        """Jobs whose working directory is on a node."""
 
     async def drop_jobs(self, job_ids: Sequence[str]) -> None:
         """These jobs were deleted: delete their working directories on every node that answers.

@@ -1,4 +1,4 @@
-"""DRAY_HOME belongs to one process at a time.
+"""The lock on DRAY_HOME, which belongs to one process at a time.
 
 SQLite here has one writer, which alone may checkpoint its write-ahead log; a second service on the
 same home would be a second writer. `flock` is held by the open file, so it ends with the process,
@@ -7,6 +7,7 @@ however that ends, and is not inherited by programs it starts.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -42,8 +43,14 @@ def keep_private(home: Path) -> None:
     if status.st_uid != os.getuid() or status.st_mode & stat.S_ISVTX:
         return
     home.chmod(status.st_mode & 0o700)
-    for path in home.glob("dray.db*"):
-        path.chmod(0o600)
+    make_private(home / "dray.db")
+
+
+def make_private(database: Path) -> None:
+    """Close a SQLite file, and those that SQLite keeps beside it, to other users."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # another user's to close
+            Path(f"{database}{suffix}").chmod(0o600)
 
 
 class HomeLock:

@@ -21,7 +21,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 _NOT_SHOWN = _STANDARD | {"color_message"}
 """uvicorn gives its message a second time, with codes for a terminal."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""C0, DEL, C1, what parts lines, and what turns the direction of text."""
+"""C0, DEL, C1, line separators, and characters that turn the direction of text."""
 
 
 class TextFormatter(logging.Formatter):
@@ -79,7 +79,7 @@ def configure(log_format: LogFormat) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # It names the kind of database twice at each start.
+    # Alembic names the kind of database twice at each start.
     logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
     logging.getLogger("alembic.runtime.migration").addFilter(_is_a_migration)
 

@@ -54,21 +54,21 @@ class Settings(BaseSettings):
     )
 
     home: Path = Path(".dray")
-    """Where the state of the embedded mode lies."""
+    """Folder of the state of the embedded mode."""
     host: str = "127.0.0.1"
     port: int = Field(8420, ge=0, le=65535)
     database_url: str = Field("", repr=False)
     """`sqlite:///path` or `postgresql://...`; by default a SQLite file under the home. May hold a
     password, so it is never printed."""
     storage_url: str = ""
-    """Where logs, checkpoints and artifacts lie; by default a folder under the home."""
+    """URL of logs, checkpoints and artifacts; by default a folder under the home."""
     ray_address: str = EMBEDDED
     """`local` runs the embedded Ray; an address joins a cluster."""
     ray_token_file: Path | None = None
     local_slots: int | None = Field(None, ge=1)
     """One-CPU workers that the embedded Ray offers where there is no GPU; default: the CPUs."""
     tokens_file: Path | None = None
-    """Who may call: lines of `name:sha256-of-the-token`."""
+    """File with the callers' tokens, in lines of `name:sha256-of-the-token`."""
 
     allowed_hosts: HostNames = None
     """Names, without port, that the server answers under besides localhost and IP addresses;
@@ -81,7 +81,7 @@ class Settings(BaseSettings):
     """Names of environment variables that ranks get besides those of the allow-list; the embedded
     Ray's alone, since the nodes of a cluster have environments of their own."""
     data_roots: Folders = None
-    """Folders on the nodes that `file://` data must lie in; unset, any without tokens and none
+    """Folders on the nodes that `file://` data must be in; unset, any without tokens and none
     with them."""
     data_private_hosts: Hosts = None
     """Names, addresses and networks (CIDR) that data may come from though they are private."""
@@ -100,6 +100,8 @@ class Settings(BaseSettings):
     max_connections_per_client: int | None = Field(None, ge=1)
     """As many of one address; unset, half of them."""
     max_body_bytes: int = Field(1 << 20, ge=1024)
+    code_limit_bytes: int = Field(512 << 20, ge=1 << 20)
+    """Most bytes that the files of one upload may have together."""
     log_limit_bytes: int = Field(256 << 20, ge=1024)
     """Most log text that is kept of one job; further lines are counted."""
     spool_limit_bytes: int = Field(64 << 20, ge=1 << 20)

@@ -1,4 +1,4 @@
-"""Why the service can't start: what is wrong, where, and what to do, for a person to read."""
+"""Refusals to start, for a person to read: the fault, its place, and what to do."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import errno
 
 _REASONS = {
     errno.EEXIST: "is no folder",
-    errno.ENOTDIR: "is, or lies below, a file",
+    errno.ENOTDIR: "is a file, or below one",
     errno.EACCES: "can't be read and written by this user",
     errno.EPERM: "can't be changed by this user",
-    errno.EROFS: "lies on a read-only file system",
-    errno.ENOSPC: "lies on a disk without room",
-    errno.EDQUOT: "lies on a disk whose quota is used up",
+    errno.EROFS: "is on a read-only file system",
+    errno.ENOSPC: "is on a disk without room",
+    errno.EDQUOT: "is on a disk whose quota is used up",
     errno.ENAMETOOLONG: "has a name that is too long",
 }
 
@@ -21,5 +21,5 @@ class StartRefused(Exception):
 
 
 def reason_of(error: OSError) -> str:
-    """What the system says of a file, to go on after its name."""
+    """The system's error about a file, as words that go on after its name."""
     return _REASONS.get(error.errno or 0) or f"can't be used ({error.strerror or error})"

@@ -19,12 +19,12 @@ class DatabaseUnusable(StartRefused):
 
 
 def is_damage(error: DBAPIError) -> bool:
-    """Whether what SQLite read is no sound database, which no second try mends."""
+    """Whether the SQLite file is damaged, so that another try is of no use."""
     return _code(error) in _DAMAGED
 
 
 def sentence(url: URL, error: DBAPIError) -> str:
-    """The database, what it says, and what to do."""
+    """The database, its error, and what to do."""
     said = str(error.orig).strip().split("\n")[0]
     if url.get_backend_name() != "sqlite":
         name = url.render_as_string(hide_password=True)
@@ -35,15 +35,15 @@ def sentence(url: URL, error: DBAPIError) -> str:
     if path.is_dir():
         return f"the database {path} is a folder and no file: move it away"
     if _code(error) == sqlite3.SQLITE_FULL:
-        return f"the database {path} lies on a disk without room: make some"
+        return f"the database {path} is on a disk without room: make some"
     return f"the database {path} can't be used ({said}): see that this user may read and write it"
 
 
 def refuse_emptied(url: URL, used_storage: Path | None) -> None:
     """DatabaseUnusable if a SQLite file has nothing in it any more.
 
-    SQLite takes an empty file for a new database. It is one only if it was never used: then its
-    storage does not have the file either that the service leaves there.
+    SQLite takes an empty file for a new database. The file is new only if the service never used
+    it: then the file that the service writes into its storage is missing, too.
     """
     if url.get_backend_name() != "sqlite" or used_storage is None:
         return

@@ -74,7 +74,7 @@ class JobRow(Base):
                 sqlite_where=text(f"{column} IS NOT NULL"),
                 postgresql_where=text(f"{column} IS NOT NULL"),
             )
-            for column in ("init_from_job", "finished_at", "deleted_at")
+            for column in ("init_from_job", "code", "finished_at", "deleted_at")
         ),
         {"sqlite_autoincrement": True},
     )
@@ -95,8 +95,11 @@ class JobRow(Base):
     bundle: Mapped[dict[str, Any]]
     """Ray resources of one worker, derived from the document."""
     init_from: Mapped[dict[str, Any] | None]
-    """The checkpoint that `spec.init_from` meant when the job was submitted: `origins.Origin`."""
+    """The checkpoint that `spec.init_from` meant when the job was submitted:
+    `init_from.InitFromCheckpoint`."""
     init_from_job: Mapped[str | None] = mapped_column(String(64))
+    code: Mapped[str | None] = mapped_column(String(64))
+    """The id of the uploaded code that it runs, among its owner's."""
 
     state: Mapped[JobState]
     reason_code: Mapped[str] = mapped_column(String(64))
@@ -119,14 +122,14 @@ class JobRow(Base):
     max_runtime_s: Mapped[int | None]
     runtime_used_s: Mapped[float]
     recoveries: Mapped[int] = mapped_column(server_default=text("0"))
-    """How often a group of it was recovered in place."""
+    """How often a group of the job recovered in place."""
     slot_seconds: Mapped[dict[str, Any] | None]
-    """Of all its attempts together, by `ledger.SlotClass`; unset until one said so."""
+    """Of all attempts of the job, by `TimeCategory`; unset until one reported it."""
 
     progress: Mapped[dict[str, Any] | None]
     summary: Mapped[dict[str, Any]]
     warnings: Mapped[list[Any] | None]
-    """What is shown with the job until its end and after: each a code and a message."""
+    """Shown with the job until its end and after: each a code and a message."""
     num_metric_keys: Mapped[int]
     log_bytes: Mapped[int]
     log_limit_bytes: Mapped[int]
@@ -185,10 +188,10 @@ class AttemptRow(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     phase: Mapped[str] = mapped_column(String(16))
     slices: Mapped[list[Any]]
-    """What it holds, with what it was granted: nobody else may be given these slots."""
+    """The slots that it holds, also those of a grant: nobody else may be given them."""
     carriers: Mapped[list[Any] | None]
-    """Ids of all nodes that ever were among its slices: something of it may lie there. Unset of
-    one that never changed its size."""
+    """Ids of all nodes that ever were among its slices: they may have files or processes of it.
+    Unset of an attempt that never changed its size."""
     bundle: Mapped[dict[str, Any]]
     world_size: Mapped[int]
     cluster_session: Mapped[str]
@@ -200,25 +203,25 @@ class AttemptRow(Base):
     last_metric_step: Mapped[int | None]
     """The highest that rank 0 reported."""
     generation: Mapped[int] = mapped_column(server_default=text("0"))
-    """Of its group: above 0 once it lost a rank and was formed again."""
+    """The rendezvous round of its group: above 0 once the group was formed again."""
     slot_seconds: Mapped[dict[str, Any] | None]
-    """What its slots were used for so far, by `ledger.SlotClass`."""
+    """How the slots of the attempt were used so far, by `TimeCategory`."""
     ledger_at: Mapped[datetime | None]
-    """When the supervisor said so, by its clock."""
+    """When the supervisor reported `slot_seconds`, by its clock."""
     lacking: Mapped[int] = mapped_column(server_default=text("0"))
-    """Workers that it needs to train on: it stands by for them."""
+    """Workers without which the group can't train on: it stands by for them."""
     grants: Mapped[int] = mapped_column(server_default=text("0"))
-    """How often it was granted slots: the number of the newest grant."""
+    """How often the attempt was granted slots: the number of the newest grant."""
     granted: Mapped[list[Any] | None]
-    """The slices of the newest grant, until the group has said what it holds since."""
+    """The slices of the newest grant, until the group has reported what it holds since."""
     grow_after: Mapped[datetime | None]
-    """Not to be granted any before: the last ones could not be taken."""
+    """No slots are granted before: the group could not take the last ones."""
     growth: Mapped[dict[str, Any] | None]
-    """Why it does not grow: `code`, `message`, `blocked_by`."""
+    """Why the group does not grow: `code`, `message`, `blocked_by`."""
     preempt_asked_at: Mapped[datetime | None]
-    """When it was asked to leave its slots."""
+    """When the attempt was asked to leave its slots."""
     silent: Mapped[list[Any] | None]
-    """Its processes that do not answer, each with `kind`, `node_id` and `since`."""
+    """Processes of the attempt that do not answer, each with `kind`, `node_id` and `since`."""
     preempt_grace_s: Mapped[float | None]
     num_errors: Mapped[int]
     reason_code: Mapped[str | None] = mapped_column(String(64))
@@ -230,8 +233,8 @@ class AttemptRow(Base):
     """When the slots were given, by the supervisor's clock."""
     finished_at: Mapped[datetime | None]
     receipt: Mapped[dict[str, Any] | None]
-    """What it restored; unset of one that began from nothing. See
-    `service.ingest.resume_reports`."""
+    """The state that the attempt restored (`service.ingest.resume_reports`); unset of one that
+    began from nothing."""
 
 
 class EventRow(Base):
@@ -331,7 +334,7 @@ class ArtifactRow(Base):
 
 
 class HangRow(Base):
-    """What stood still, and where everyone was."""
+    """A hang of a group: which ranks stood still, and where each rank was."""
 
     __tablename__ = "hangs"
     job_id: Mapped[str] = _job_key()
@@ -339,11 +342,11 @@ class HangRow(Base):
     attempt: Mapped[int]
     time: Mapped[datetime]
     body: Mapped[dict[str, Any]]
-    """`hangs.Bundle` as it is answered, without what is a column here."""
+    """`views.Hang`, without the fields that are columns here."""
 
 
 class DrillRow(Base):
-    """A fault that the user asked for, and how the job took it."""
+    """A fault that the user asked for, and its effect on the job."""
 
     __tablename__ = "drills"
     __table_args__ = (
@@ -357,12 +360,12 @@ class DrillRow(Base):
     job_id: Mapped[str] = _job_key()
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     attempt: Mapped[int]
-    """The one that it is to strike."""
+    """The attempt into which the fault is injected."""
     kind: Mapped[str] = mapped_column(String(16))
     rank: Mapped[int]
     at_step: Mapped[int | None]
     resumes: Mapped[bool]
-    """Whether it ends the attempt on purpose, so that the next one shows how it went."""
+    """Whether the drill is to end the attempt, so that the next one shows its effect."""
     state: Mapped[str] = mapped_column(String(16))
     step: Mapped[int | None]
     recovery_s: Mapped[float | None]
@@ -374,7 +377,7 @@ class DrillRow(Base):
 
 
 class SlotSecondsRow(Base):
-    """What the slots of all jobs ever were used for; it only grows."""
+    """Slot-seconds of all jobs that ever were, by category; they only grow."""
 
     __tablename__ = "slot_seconds"
     slot_class: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -382,7 +385,7 @@ class SlotSecondsRow(Base):
 
 
 class ClusterRow(Base):
-    """What was last seen of the cluster as a whole; one row."""
+    """The cluster as it was last seen; one row."""
 
     __tablename__ = "cluster"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -431,3 +434,57 @@ class LeaseRow(Base):
     term: Mapped[int]
     """Rises each time the lease is taken: the fencing token of what the loops write."""
     expires_at: Mapped[datetime]
+
+
+class CodeRow(Base):
+    """Code that was uploaded whole; its description is in the storage."""
+
+    __tablename__ = "code"
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    num_files: Mapped[int]
+    size_bytes: Mapped[int]
+    manifest_key: Mapped[str]
+    """Where in the storage its description is, with the place of each part."""
+    manifest_sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+    used_at: Mapped[datetime]
+    """When it was last uploaded or submitted; code that no job has is deleted a while after."""
+
+
+class CodePackRow(Base):
+    """One object of the storage: the parts of one request, or a description of code."""
+
+    __tablename__ = "code_packs"
+    __table_args__ = (Index("ix_code_packs_owner", "owner"),)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(255))
+    size_bytes: Mapped[int]
+    used_at: Mapped[datetime]
+    deleted_at: Mapped[datetime | None]
+    """Set while the object is being deleted: its parts are gone from here."""
+
+
+class CodePartRow(Base):
+    """Where a part is: one owner's, whom alone its hash says that it is there."""
+
+    __tablename__ = "code_parts"
+    __table_args__ = (Index("ix_code_parts_pack", "pack"),)
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    pack: Mapped[str] = mapped_column(String(255), ForeignKey("code_packs.key", ondelete="CASCADE"))
+    start: Mapped[int]
+    size_bytes: Mapped[int]
+
+
+class CodeUseRow(Base):
+    """Which packs hold parts of some code."""
+
+    __tablename__ = "code_uses"
+    __table_args__ = (
+        ForeignKeyConstraint(["owner", "code"], ["code.owner", "code.id"], ondelete="CASCADE"),
+        Index("ix_code_uses_pack", "pack"),
+    )
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    code: Mapped[str] = mapped_column(String(64), primary_key=True)
+    pack: Mapped[str] = mapped_column(String(255), ForeignKey("code_packs.key"), primary_key=True)

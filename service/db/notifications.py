@@ -1,8 +1,8 @@
-"""Waking who waits: in this process at once, and between processes through PostgreSQL.
+"""Signals that wake waiting tasks, in this process and, through PostgreSQL, in others.
 
-A signal says only that something about a topic may have changed; who is woken looks it up in SQL.
-So one that is lost costs a little time (everyone looks again after their own wait) and never the
-truth. Signals are sent after the transaction that they speak of is committed.
+A signal says only that something about a topic may have changed; the woken task asks SQL. So a
+lost signal costs a little time (every task asks again after its own wait) and never the truth. A
+signal is sent after the transaction that it is about is committed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ QUEUE = "queue"
 
 
 def events_of(job_id: str) -> str:
-    """The topic of what happens to a job: its moves and whatever else makes an event.
+    """The topic of a job's events.
 
-    The topic of everything about it, metrics and log lines too, is the id itself: who waits for
-    an event need not look whenever a step is stored.
+    The topic of everything about the job, also metrics and log lines, is the id itself: a task
+    that waits for an event need not wake whenever a step is stored.
     """
     return f"{job_id}/events"
 
@@ -38,7 +38,7 @@ RECONNECT_S = 1.0
 
 
 class Subscription:
-    """Set from the moment it is opened: nothing published after that is missed."""
+    """Nothing that is published after the subscription is opened is missed."""
 
     def __init__(self, signals: Signals, topics: tuple[str, ...]) -> None:
         self._signals = signals
@@ -58,7 +58,7 @@ class Subscription:
 
     def wake(self) -> None:
         """From any thread."""
-        with contextlib.suppress(RuntimeError):  # its loop was closed: nobody waits there
+        with contextlib.suppress(RuntimeError):  # its loop was closed: no task waits there
             self._loop.call_soon_threadsafe(self._event.set)
 
     def __enter__(self) -> Self:
@@ -80,12 +80,12 @@ class Signals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._subscribers: dict[str, dict[Subscription, None]] = {}
-        """Who waits for a topic, in the order in which they came."""
+        """Subscriptions by topic, in the order in which they came."""
 
     def subscribe(self, *topics: str) -> Subscription:
         """`with signals.subscribe(a, b) as woken: ...; await woken.wait(timeout_s)`.
 
-        Look at the state after subscribing and before waiting.
+        Read the state after subscribing and before waiting.
         """
         return Subscription(self, topics)
 
@@ -96,7 +96,7 @@ class Signals:
             subscription.wake()
 
     def publish_all(self) -> None:
-        """Wake everyone: something may have been missed."""
+        """Wake every subscriber: a signal may have been missed."""
         with self._lock:
             topics = list(self._subscribers)
         for topic in topics:
@@ -117,9 +117,10 @@ class Signals:
 
 
 class PostgresListener:
-    """A thread that passes on what other processes NOTIFY.
+    """A thread that passes on the NOTIFY messages of other processes.
 
-    A lost connection is opened again, and then everyone is woken, for what was missed meanwhile.
+    A lost connection is opened again, and then every subscriber is woken, since signals may have
+    been missed meanwhile.
     """
 
     def __init__(self, conninfo: str, signals: Signals) -> None:

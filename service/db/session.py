@@ -1,8 +1,8 @@
 """One transaction at a time, on SQLite and on PostgreSQL.
 
 `write` and `read` run a function of a Session as exactly one transaction, in a thread. The
-function may run again after a lost connection or a deadlock, also when nobody can tell whether
-the first commit arrived: it must find out for itself (every write here is a compare-and-set).
+function may run again after a lost connection or a deadlock, also when it is not known whether the
+first commit arrived: the function must find out (every write here is a compare-and-set).
 
 SQLite has one writing connection behind a lock, and only that one checkpoints the write-ahead
 log; readers are other connections that can't write. Each commit is synced to disk
@@ -26,6 +26,7 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
+from service.config.home_lock import make_private
 from service.db import damage
 from service.db.clock import server_now
 from service.db.notifications import CHANNEL, PostgresListener, Signals
@@ -42,8 +43,8 @@ MAX_TRIES = 5
 FIRST_PAUSE_S = 0.05
 BUSY_TIMEOUT_MS = 10_000
 MAX_IDLE_MS = 30_000
-"""PostgreSQL ends a transaction in which nothing happened for so long: a process that was stopped
-in the middle of one must not keep its locks from the others for ever."""
+"""PostgreSQL ends a transaction in which nothing happens for so long: a process that was stopped in
+the middle of one must not hold its locks for ever."""
 RETRIED_SQLSTATES = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "55P03", "25P03"})
 """Serialization failure, deadlock, server shutting down or starting, lock not available, idle for
 too long in a transaction."""
@@ -59,8 +60,8 @@ def notify(session: Session, *topics: str) -> None:
 
 
 def touch(session: Session, *job_ids: str) -> None:
-    """Say that this transaction changes what is answered of these jobs, and of no others but
-    those it notifies of. Wakes nobody."""
+    """Say that this transaction changes the answers about these jobs, and about no others but those
+    that it notifies of. Wakes nobody."""
     session.info.setdefault(_TOUCHED, set()).update(job_ids)
 
 
@@ -93,12 +94,12 @@ class Database:
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self.clock = clock
-        """This process's own; where others write too, decide by `time` instead."""
+        """The clock of this process; where other processes write, too, decide by `time` instead."""
         self.url = normalise_url(url)
         self.signals = signals or Signals()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.damage: str | None = None
-        """What is wrong with it, once a statement has found that it is damaged."""
+        """The damage of the database, once a statement has found it."""
         self._listener: PostgresListener | None = None
         self._write_lock = threading.Lock()
         self._watchers: list[Callable[[frozenset[str] | None], None]] = []
@@ -120,22 +121,22 @@ class Database:
         )
 
     def time(self, session: Session) -> datetime:
-        """Now, by the one clock that all who share this database go by: the server's.
+        """Now, by the clock of the server, which all processes that share this database go by.
 
-        On SQLite that is ours, since nobody shares it.
+        On SQLite, which no other process shares, by the clock of this process.
         """
         return self.clock() if self.is_sqlite else server_now(session)
 
     async def read(self, work: Work[T]) -> T:
-        """What `work` returns, from one consistent view of the database."""
+        """The result of `work`, from one consistent view of the database."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, self.read_sync, work)
 
     async def look_up(self, work: Work[T]) -> T:
         """As `read`, for one statement that finds a row by its key.
 
-        On SQLite that takes less than handing it to a thread: it is done here, over a connection
-        that nobody else holds, and readers there never wait for the writer.
+        On SQLite such a statement takes less time than handing it to a thread, so it runs here, on
+        a connection of its own; readers never wait for the writer.
         """
 
         def once() -> T:
@@ -147,7 +148,7 @@ class Database:
         return await loop.run_in_executor(self._readers, self._retrying, once)
 
     async def write(self, work: Work[T]) -> T:
-        """What `work` returns, once it is committed; on any exception nothing is kept."""
+        """The result of `work`, once it is committed; on any exception nothing is kept."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writers, self.write_sync, work)
 
@@ -161,15 +162,15 @@ class Database:
             return self._retrying(lambda: self._write_once(work))
 
     def on_commit(self, watcher: Callable[[frozenset[str] | None], None]) -> None:
-        """Call it after each commit of this process, before the writer goes on.
+        """Call `watcher` after each commit of this process, before the writer goes on.
 
-        It is given the jobs that the transaction notified of or touched: it changed what is
-        answered of these and no others. None if it did neither, and anything may have changed.
+        It is given the jobs that the transaction notified of or touched: only their answers have
+        changed. None if the transaction did neither, so that any answer may have changed.
         """
         self._watchers.append(watcher)
 
     def listen(self) -> None:
-        """On PostgreSQL, begin to pass on what other processes publish. Ends with `close`."""
+        """On PostgreSQL, begin to pass on the signals of other processes. Ends with `close`."""
         if self.is_sqlite or self._listener is not None:
             return
         conninfo = self.url.set(drivername="postgresql").render_as_string(hide_password=False)
@@ -181,7 +182,7 @@ class Database:
         return self._listener
 
     def close(self) -> None:
-        """Wait for what runs, then let go of every connection, the writer's last."""
+        """Wait for running transactions, then close every connection, the writer's last."""
         if self._listener is not None:
             self._listener.stop()
         self._readers.shutdown()
@@ -241,7 +242,8 @@ def _changed(topics: Iterable[str], touched: set[str] | None) -> frozenset[str] 
 
 
 def _may_pass(error: DBAPIError) -> bool:
-    """True of what has to do with the connection or with others, not with the statement."""
+    """Whether the error comes from the connection or from other transactions, not from the
+    statement."""
     sqlstate = getattr(error.orig, "sqlstate", None)
     if error.connection_invalidated or sqlstate in RETRIED_SQLSTATES:
         return True
@@ -266,6 +268,7 @@ def _sqlite_engine(url: URL, *, writes: bool, pool_size: int = THREADS) -> Engin
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise damage.unusable_folder(folder, error) from error
+        make_private(Path(url.database))
     engine = create_engine(
         url,
         pool_size=1 if writes else pool_size,

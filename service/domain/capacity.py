@@ -13,7 +13,7 @@ def problem(
 ) -> str | None:
     """Why no job should be taken or started, or None while there is room. All in bytes.
 
-    What is not known (None) is no reason. Jobs that run are let go on: they were promised room.
+    An amount that is not known (None) is no reason. Running jobs go on: they were promised room.
     """
     if quota is not None and used is not None and used >= quota:
         return f"the storage holds {size(used)} and its quota is {size(quota)}"

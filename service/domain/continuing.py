@@ -1,7 +1,7 @@
-"""Whether a job can go on from all that another job's checkpoint holds: rules on two documents.
+"""Whether a job can go on from the whole of another job's checkpoint: rules on two documents.
 
-Which order the samples come in, and what the optimizer remembers of each weight, must mean the same
-in both. How the model is divided, on how many workers, and how long it trains may differ.
+The order of the samples and the optimizer's state must mean the same in both. How the model is
+divided, on how many workers, and how long it trains may differ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dray.spec.fields import Document
 from dray.spec.train import Optimizer
 
 _FREE: Final = frozenset({"lr", "state_dtype", "offload"})
-"""Of an optimizer: what each step asks the document for, and how its state is kept."""
+"""Fields of an optimizer that each step reads from the document, or that say how its state is
+kept."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Difference:
 
 
 def difference(source: JobSpec, step: int, spec: JobSpec) -> Difference | None:
-    """What keeps `spec` from going on after that step, if anything does: the first such."""
+    """The first reason why `spec` can't go on after that step; None if there is none."""
     for pointer, value_of, why in _RULES:
         theirs, ours = value_of(source), value_of(spec)
         if theirs != ours:
@@ -40,7 +41,7 @@ def difference(source: JobSpec, step: int, spec: JobSpec) -> Difference | None:
 
 
 def _shown(value: Any) -> str:
-    """As it stands in a document."""
+    """The value as a document has it."""
     if isinstance(value, Document):
         fields = value.model_dump(mode="json", exclude_none=True).items()
         return f"{{{', '.join(f'{name}: {each}' for name, each in fields)}}}"
@@ -52,7 +53,7 @@ def _scales_its_loss(spec: JobSpec) -> str:
 
 
 def _momentum_holder(spec: JobSpec) -> str | None:
-    """Who remembers a momentum, if there is one: topk takes it over from the optimizer."""
+    """Which of the two keeps the momentum, if there is one: topk takes it from the optimizer."""
     if not spec.train.optimizer.momentum:
         return None
     compression = spec.sync.compression if spec.sync is not None else None

@@ -14,27 +14,27 @@ _ORDER = {
 }
 
 
-def is_news(state: DrillState, told: DrillState) -> bool:
-    """A drill never goes back, and its end stays its end."""
-    return _ORDER[told] > _ORDER[state]
+def is_news(state: DrillState, reported: DrillState) -> bool:
+    """Whether the report moves the drill on: a drill never goes back, and its end is final."""
+    return _ORDER[reported] > _ORDER[state]
 
 
 @dataclass(frozen=True)
 class Running:
-    """What of a running job decides whether a drill makes sense."""
+    """The facts about a running job that decide whether a drill makes sense."""
 
     world_size: int
     step: int
     """Optimizer steps done, as far as is known."""
     total_steps: int | None
     is_script: bool
-    unmended: str | None = None
-    """Why its group does not recover in place; None if it is."""
+    why_not_in_place: str | None = None
+    """Why the job's group does not recover in place; None if it does."""
 
 
 def ends_attempt(kind: DrillKind, job: Running) -> bool:
-    """Whether the attempt ends by it as it should, and the next one takes the job up again."""
-    return kind is DrillKind.PREEMPT or job.unmended is not None
+    """Whether the drill should end the attempt, so that the next one takes up the job."""
+    return kind is DrillKind.PREEMPT or job.why_not_in_place is not None
 
 
 @dataclass(frozen=True)

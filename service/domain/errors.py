@@ -1,4 +1,4 @@
-"""What can go wrong for a caller, without a word of HTTP.
+"""The errors that a caller of a use case may see, without a word of HTTP.
 
 Each class has a stable `code` that programs match on; `message` says what was wrong, `hint` what
 to do, and `pointer` (a JSON pointer) which field of the document is at fault.
@@ -8,6 +8,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         ArtifactNotFound    artifact_not_found
         CheckpointNotFound  checkpoint_not_found
         DrillNotFound       drill_not_found
+        CodeNotFound        code_not_found
       Conflict
         JobFinished         job_finished
         JobLive             job_live
@@ -20,6 +21,9 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
       DrillImpossible       drill_impossible
       DataSourceForbidden   data_source_forbidden
       IdempotencyMismatch   idempotency_key_reused
+      BadUpload             bad_upload
+      UploadTooLarge        upload_too_large
+      CodeUnfit             code_unfit
       InitFromNotFound      init_from_not_found
       InitFromDiffers       init_from_differs
       QuotaExceeded         quota_exceeded
@@ -68,6 +72,12 @@ class DrillNotFound(NotFound):
     """The job exists, the drill does not."""
 
     code = "drill_not_found"
+
+
+class CodeNotFound(NotFound):
+    """The caller has uploaded no such code, or the job has none."""
+
+    code = "code_not_found"
 
 
 class Conflict(DomainError):
@@ -134,6 +144,24 @@ class IdempotencyMismatch(DomainError):
     """The idempotency key was used before, for another request."""
 
     code = "idempotency_key_reused"
+
+
+class BadUpload(DomainError):
+    """The uploaded files can't be those of one folder."""
+
+    code = "bad_upload"
+
+
+class UploadTooLarge(DomainError):
+    """More was uploaded than one owner may."""
+
+    code = "upload_too_large"
+
+
+class CodeUnfit(DomainError):
+    """The job names code that is not there, or that has no such entrypoint."""
+
+    code = "code_unfit"
 
 
 class InitFromNotFound(DomainError):

@@ -1,7 +1,7 @@
-"""What of earlier attempts still counts once a later one has resumed from a checkpoint.
+"""Which steps of earlier attempts still count once a later one has resumed from a checkpoint.
 
-An attempt that resumed at step r took everything up to r from those before it, and made the rest
-of theirs void. So attempt k counts up to the least step at which an attempt after it began.
+An attempt that resumed at step r took everything up to r from the attempts before it, and made
+their later steps void. So attempt k counts up to the least step at which an attempt after it began.
 """
 
 from __future__ import annotations

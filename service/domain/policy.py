@@ -1,20 +1,20 @@
 """The scheduling policy: which jobs start where, why the others wait, and which groups grow.
 
-A gang starts whole or not at all; an elastic one also with what there is, from its least number
-of workers on. Jobs are looked at by priority, then first come first served. A job that can't start
-yet keeps what it could ever use: on each node, as many of its workers' bundles as fit there when
-the node is empty are set aside, and jobs behind it may take only what is left over. So a small job
+A gang starts whole or not at all; an elastic one also with fewer workers, from its least number
+on. Jobs are considered by priority, then first come first served. A job that can't start yet keeps
+a claim to all that it could ever use: on each node, as many of its workers' bundles as fit there
+when the node is empty are set aside, and jobs behind it may take only the rest. So a small job
 never delays a large one that came first (no backfill: running times are not known), yet passes it
-on capacity that the large one has no use for, such as nodes of another kind. A job that is content
-with less passes nobody either: what it starts with is what is left over.
+on capacity that the large one has no use for, such as nodes of another kind. An elastic job that
+starts small passes nobody either: it, too, takes only the rest.
 
-Groups that run are given more at both ends of the queue. Before it: one that lost slots and now
-lacks workers to train on. It had been given its slots before anyone who waits now, it holds the
-rest of them, and it stands by for no more than half a minute; so any free slot is its own, also
-one that a waiting job has a claim to, and what it can't have yet is set aside for it as for a job
-ahead of all others. After it: an elastic group that trains below its size takes what no waiting
-job has a claim to, by priority, then first come first served. Here also jobs that back off have
-one: a start behind them is over some day, but what a group has grown into it keeps.
+Running groups get more slots at both ends of the queue. Before the queue: a group that lost slots
+and lacks workers to train on. It was given its slots before any job that waits now, it holds the
+rest of them, and it stands by for no more than half a minute. So it gets any free slot, also one
+that a waiting job has a claim to, and slots that it can't have yet are set aside as for a job ahead
+of all others. After the queue: an elastic group that trains below its size gets slots that no
+waiting job has a claim to, by priority, then first come first served. Here jobs that back off have
+a claim, too: a job that starts before them ends some day, but a group keeps what it has grown into.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from ray_workers.shared.contracts import Slice
 from service.domain.slots import EPSILON as EPSILON
 from service.domain.slots import Holder as Holder
 from service.domain.slots import Node as Node
 from service.domain.slots import Request as Request
-from service.domain.slots import Slice as Slice
 from service.domain.slots import (
     amount_of,
     bundle_of,
@@ -54,7 +54,7 @@ class Reason:
 class WaitingJob:
     job_id: str
     attempt: int
-    """Number of its newest attempt: what a claim must still find."""
+    """Number of its newest attempt, which a claim must still find."""
     priority: int
     seq: int
     """Order of submission."""
@@ -64,7 +64,7 @@ class WaitingJob:
 
 @dataclass(frozen=True)
 class Growing:
-    """An elastic group that could use more slots, and has no grant that it did not take yet."""
+    """A group that could use more slots, and has no grant that it has not confirmed yet."""
 
     job_id: str
     attempt: int
@@ -72,9 +72,9 @@ class Growing:
     seq: int
     request: Request
     slices: tuple[Slice, ...]
-    """What it holds: what a grant must still find."""
+    """The slots that it holds, which a grant must still find."""
     lacking: int = 0
-    """Workers that it needs to train on; it stands by for them."""
+    """Workers without which the group can't train on; it stands by for them."""
 
     @property
     def most(self) -> int:
@@ -88,7 +88,7 @@ class Snapshot:
     nodes: tuple[Node, ...]
     connected: bool
     holders: tuple[Holder, ...] = ()
-    """Who has slots: for the sentences only, `available_to_us` has been reduced by them."""
+    """Jobs that have slots, for the sentences only: `available_to_us` is without those slots."""
     storage_problem: str | None = None
     """Why nothing may start though there are slots: the storage is full."""
     growing: tuple[Growing, ...] = ()
@@ -117,7 +117,7 @@ class Impossible:
 
 @dataclass(frozen=True)
 class Grow:
-    """Give a group that runs these slots more."""
+    """Give a running group these slots in addition."""
 
     job_id: str
     slices: tuple[Slice, ...]
@@ -136,7 +136,7 @@ Decision = Start | Wait | Impossible | Grow | Stay
 
 
 def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
-    """None if the accepted nodes could run the gang were they empty; else why not."""
+    """Why the accepted nodes could not run the gang even if they were empty; None if they could."""
     totals = [node.total for node in nodes if node.accepted]
     most = sum(fits(request.bundle, total) for total in totals)
     if most >= request.least:
@@ -168,7 +168,8 @@ def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
 
 
 def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
-    """Which resource no accepted node has enough of for one worker; None if it is their number."""
+    """The resource of which no accepted node has enough for one worker; None if only the number of
+    workers is too large."""
     totals = [node.total for node in nodes if node.accepted]
     for name, amount in request.bundle.items():
         if all(total.get(name, 0.0) + EPSILON < amount for total in totals):
@@ -213,20 +214,20 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
 
 
 class _Round:
-    """What is left to give while one plan is made."""
+    """The slots that are left while one plan is made."""
 
     def __init__(self, nodes: Sequence[Node], holders: Sequence[Holder], now: datetime) -> None:
         self._nodes = nodes
         self._free = {node.id: dict(node.available_to_us) for node in nodes}
         self._open = {node.id: dict(node.available_to_us) for node in nodes}
-        """As `_free`, less what blocked jobs ahead have a claim to."""
+        """As `_free`, without the claims of blocked jobs ahead."""
         self._holders = list(holders)
         self._blocked: list[tuple[str, Request]] = []
         self._backing_off: list[WaitingJob] = []
         self._now = now
 
     def serve(self, group: Growing) -> Decision:
-        """For a group that stands by: all that it lacks, of whatever is free."""
+        """Give a group that stands by all that it lacks, of any free slots."""
         slices = pack(group.request.bundle, group.lacking, self._free)
         if slices is not None:
             return self._grow(group, slices)
@@ -257,12 +258,12 @@ class _Round:
         return Start(job.job_id, slices)
 
     def end_queue(self) -> None:
-        """What comes now is growth."""
+        """Set aside the claims of jobs that back off, before groups grow."""
         for job in self._backing_off:
             self._set_aside(job.job_id, job.request, job.request.num_workers)
 
     def grow(self, group: Growing) -> Decision:
-        """For a group that trains: what it can use of what nobody has a claim to."""
+        """Give a group that trains the slots it can use and nobody has a claim to."""
         request = group.request
         slices = pack_most(request.bundle, 1, group.most, self._open)
         if slices is not None:
@@ -289,7 +290,7 @@ class _Round:
     def _why(
         self, sentence: str, job_id: str, request: Request, least: int
     ) -> tuple[Reason, tuple[str, ...]]:
-        """Why these many workers are not to be had, and which jobs are in the way."""
+        """Why so many workers are not available, and which jobs are in the way."""
         free = sum(fits(request.bundle, free) for free in self._free.values())
         if free >= least:
             ahead = self._in_the_way(request)

@@ -1,4 +1,4 @@
-"""How far a job is. How fast it goes, and how long it still takes, is true of what runs alone."""
+"""A job's progress, of which rates and remaining time are true only while it runs."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ RATES: Final = ("samples_per_s", "eta_s")
 
 
 def without_rates(progress: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What stays true of the progress when its attempt does not train."""
+    """The progress of a job that does not train now."""
     return {**progress, **dict.fromkeys(RATES)} if progress else None

@@ -1,4 +1,4 @@
-"""The rate at which workers are lost, from what was seen so far. Pure."""
+"""The rate at which workers are lost, from the attempts so far. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Seen:
     """Attempts that ended."""
 
     worker_s: float = 0.0
-    """Time that they ran, times their workers."""
+    """Running time times the number of workers."""
     num_losses: int = 0
-    """Those that ended because a worker, its node or what runs it was lost."""
+    """Attempts that ended because a worker, its node or its supervisor was lost."""
 
 
 def worker_mtbf_s(everywhere: Seen, of_the_job: Seen, *, prior_s: float) -> float:

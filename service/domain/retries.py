@@ -15,11 +15,11 @@ MAX_BACKOFF_S = 60.0
 MAX_FREE_BACKOFF_S = 15.0
 MAX_ROLLBACKS = 3
 ROLLBACK_FACTOR = 0.5
-"""By which each rollback lowers the learning rate."""
+"""The factor by which each rollback lowers the learning rate."""
 
 
-class Budget(StrEnum):
-    """What a retry is charged to."""
+class RetryBudget(StrEnum):
+    """The budget that a retry is charged to."""
 
     USER = "user"
     INFRA = "infra"
@@ -28,30 +28,30 @@ class Budget(StrEnum):
 
 @dataclass(frozen=True)
 class Budgets:
-    """What the job may spend and what it has spent before the attempt that just ended."""
+    """The retries that the job may use, and those it used before the attempt that just ended."""
 
     max_user_retries: int
     max_infra_retries: int
     user_failures: int = 0
     infra_failures: int = 0
     free_requeues: int = 0
-    """In a row, since an attempt last took a step; only the delay depends on it."""
+    """In a row, since an attempt last took a step; only the delay depends on this number."""
     runtime_left_s: float | None = None
     rolls_back: bool = False
-    """Whether the document wants that of a training that diverged."""
+    """Whether the document asks for a rollback when training diverges."""
     rollbacks: int = 0
 
 
 @dataclass(frozen=True)
 class Retry:
     delay_s: float
-    budget: Budget
+    budget: RetryBudget
 
 
 @dataclass(frozen=True)
 class GiveUp:
     code: str
-    budget: Budget
+    budget: RetryBudget
     because: str
     """The end of a sentence that says why there is no other attempt."""
 
@@ -62,11 +62,11 @@ def _backoff(first_s: float, before: int, cap_s: float) -> float:
 
 
 BY_DRILL = frozenset({Cause.USER_ERROR, Cause.WORKER_LOST})
-"""How a group ends that a drill struck and that did not recover in place."""
+"""How a group ends that did not recover in place from an injected fault."""
 
 
-BY_OVERLOAD = frozenset({Cause.WORKER_LOST, Cause.INFRASTRUCTURE})
-"""How a group ends that took too long to start or to recover."""
+BY_OVERLOAD = frozenset({Cause.WORKER_LOST, Cause.INFRASTRUCTURE, Cause.SUPERVISOR_LOST})
+"""How a group ends that took too long to start or to recover, or whose supervisor did to answer."""
 
 
 def decide(
@@ -75,43 +75,45 @@ def decide(
     """The user's own errors, the infrastructure's and preemptions are counted apart.
 
     cause: of an attempt that did not succeed; one that was stopped counts as preempted.
-    by_drill: the fault was injected on purpose, so that it is nobody's. by_overload: its machines
-    were too slow, which lasts as long as it lasts: it is tried again and again, but ever later.
+    by_drill: the fault was injected on purpose, so nobody is charged. by_overload: the machines
+    were too slow, for nobody knows how long: the job is tried again and again, but ever later.
     """
     if cause is Cause.CANNOT_RUN:
-        return GiveUp(cause, Budget.USER, "trying again would not correct the code")
+        return GiveUp(cause, RetryBudget.USER, "trying again would not correct the code")
     if cause is Cause.BAD_DATA:
-        return GiveUp(cause, Budget.USER, "trying again would not correct the data")
+        return GiveUp(cause, RetryBudget.USER, "trying again would not correct the data")
     if cause is Cause.RUNTIME_EXCEEDED:
-        return GiveUp(cause, Budget.USER, "max_runtime_s is used up")
+        return GiveUp(cause, RetryBudget.USER, "max_runtime_s is used up")
     if budgets.runtime_left_s is not None and budgets.runtime_left_s <= 0:
-        return GiveUp(Cause.RUNTIME_EXCEEDED, Budget.USER, "max_runtime_s is used up")
+        return GiveUp(Cause.RUNTIME_EXCEEDED, RetryBudget.USER, "max_runtime_s is used up")
     if by_drill and cause in BY_DRILL:
         delay_s = _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_FREE_BACKOFF_S)
-        return Retry(delay_s, Budget.FREE)
+        return Retry(delay_s, RetryBudget.FREE)
     if by_overload and cause in BY_OVERLOAD:
-        return Retry(_backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_BACKOFF_S), Budget.FREE)
+        return Retry(
+            _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_BACKOFF_S), RetryBudget.FREE
+        )
     match cause:
         case Cause.USER_ERROR:
             if budgets.user_failures >= budgets.max_user_retries:
                 because = f"max_retries is {budgets.max_user_retries}"
-                return GiveUp(cause, Budget.USER, because)
+                return GiveUp(cause, RetryBudget.USER, because)
             delay_s = _backoff(USER_BACKOFF_S, budgets.user_failures, MAX_BACKOFF_S)
-            return Retry(delay_s, Budget.USER)
+            return Retry(delay_s, RetryBudget.USER)
         case Cause.DIVERGED:
             if not budgets.rolls_back:
-                return GiveUp(cause, Budget.USER, "trying again would end the same way")
+                return GiveUp(cause, RetryBudget.USER, "trying again would end the same way")
             if budgets.rollbacks >= MAX_ROLLBACKS:
                 because = f"{MAX_ROLLBACKS} rollbacks, each with half the rate, did not help"
-                return GiveUp(cause, Budget.USER, because)
-            return Retry(0.0, Budget.FREE)
+                return GiveUp(cause, RetryBudget.USER, because)
+            return Retry(0.0, RetryBudget.FREE)
         case Cause.WORKER_LOST | Cause.INFRASTRUCTURE | Cause.SUPERVISOR_LOST:
             return _charge_infra(cause, budgets, "faults of the cluster")
         case Cause.DATA_UNREACHABLE:
             return _charge_infra(cause, budgets, "faults of the cluster and of data sources")
         case Cause.SLOTS_UNAVAILABLE | Cause.NODE_LOST | Cause.PREEMPTED:
             delay_s = _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_FREE_BACKOFF_S)
-            return Retry(delay_s, Budget.FREE)
+            return Retry(delay_s, RetryBudget.FREE)
         case Cause.SUCCEEDED | Cause.STOPPED:
             raise ValueError(f"an attempt that {cause} is not tried again")
         case _:
@@ -121,6 +123,6 @@ def decide(
 def _charge_infra(cause: Cause, budgets: Budgets, faults: str) -> Retry | GiveUp:
     if budgets.infra_failures >= budgets.max_infra_retries:
         because = f"{budgets.max_infra_retries} retries for {faults} are spent"
-        return GiveUp(cause, Budget.INFRA, because)
+        return GiveUp(cause, RetryBudget.INFRA, because)
     delay_s = _backoff(INFRA_BACKOFF_S, budgets.infra_failures, MAX_BACKOFF_S)
-    return Retry(delay_s, Budget.INFRA)
+    return Retry(delay_s, RetryBudget.INFRA)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 CHUNK_POINTS = 1024
 """Points after which a chunk is closed and the next one begun."""
 BLOCK_POINTS = 64
-"""Points of which a chunk's outline holds the extremes."""
+"""The outline of a chunk has the extremes of each so many points."""
 _BLOCK = struct.Struct("<qdqdq")
 """Step and value of the least, step and value of the greatest, first step that is NaN; a step of
 -1 means that there is none."""
@@ -47,7 +47,7 @@ def unpack(blob: bytes) -> Points:
 
 
 def append(blob: bytes, steps: Sequence[int], values: Sequence[float]) -> bytes:
-    """What `pack` makes of the points in `blob` and these after them."""
+    """The packed points in `blob`, with these after them."""
     half = len(blob) // 2
     more = pack(steps, values)
     return b"".join((blob[:half], more[: len(more) // 2], blob[half:], more[len(more) // 2 :]))
@@ -65,7 +65,7 @@ def outline(steps: Sequence[int], values: Sequence[float]) -> bytes:
     for begin in range(0, len(steps), BLOCK_POINTS):
         end = begin + BLOCK_POINTS
         part = values[begin:end]
-        if not math.isnan(sum(part)):  # then none is NaN, which is how most blocks are
+        if not math.isnan(sum(part)):  # no value is NaN, as in most blocks
             least, greatest = min(part), max(part)
             low_at, high_at = begin + part.index(least), begin + part.index(greatest)
             blocks.append(_BLOCK.pack(steps[low_at], least, steps[high_at], greatest, -1))
@@ -106,7 +106,7 @@ def outlined(blob: bytes) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a reader of a long series needs of a chunk without its values."""
+    """The extremes of a chunk, with which a long series is read without its values."""
 
     count: int
     first: tuple[int, float]
@@ -118,7 +118,7 @@ class Summary:
     """The first step whose value is NaN."""
 
     def then(self, later: Summary) -> Summary:
-        """Of these points and those that came after them; of equal extremes the first stays."""
+        """The summary of these points and the later ones; of equal extremes the first stays."""
         lows = [one for one in (self.low, later.low) if one is not None]
         highs = [one for one in (self.high, later.high) if one is not None]
         return Summary(
@@ -167,7 +167,8 @@ def summarise(steps: Sequence[int], values: Sequence[float]) -> Summary:
 
 
 def _first_nan(values: Sequence[float]) -> int | None:
-    """A sum is NaN if a value is, or if infinities of both signs are there: then they are asked."""
+    """A sum is NaN if a value is, or if there are infinities of both signs: only then each value
+    is tested."""
     if not math.isnan(sum(values)):
         return None
     return next((i for i, value in enumerate(values) if value != value), None)

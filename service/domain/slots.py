@@ -1,4 +1,4 @@
-"""Slots as plain data: what a gang asks for, what nodes have, and how the one fits on the other.
+"""Slots as plain data: the request of a gang, the resources of nodes, and how one fits the other.
 
 Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`.
 """
@@ -10,17 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dray.spec import Elastic, Resources
+from ray_workers.shared.contracts import Slice
 
 EPSILON = 1e-6
 """Ray counts resources in ten-thousandths; sums of floats are only nearly exact."""
 
 ACCELERATOR_SHARE = 0.001
-"""What Ray itself asks of `accelerator_type:X` to bind a worker to such a node."""
+"""The amount of `accelerator_type:X` that Ray itself asks for to bind a worker to such a node."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a gang asks for: `num_workers` times `bundle`."""
+    """The request of a gang: `num_workers` times `bundle`."""
 
     num_workers: int
     bundle: Mapping[str, float]
@@ -30,14 +31,6 @@ class Request:
     @property
     def least(self) -> int:
         return self.num_workers if self.min_workers is None else self.min_workers
-
-
-@dataclass(frozen=True)
-class Slice:
-    """The part of a gang that one node carries."""
-
-    node_id: str
-    num_workers: int
 
 
 @dataclass(frozen=True)
@@ -54,12 +47,12 @@ class Node:
     id: str
     total: Mapping[str, float]
     available_to_us: Mapping[str, float]
-    """What a launch may take now: see `offered`."""
+    """The resources that a launch may take now: see `offered`."""
     accepted: bool = True
 
 
 def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
-    """What a job document asks for, in Ray's names."""
+    """The request of a job document, in Ray's names."""
     bundle = {"CPU": float(resources.cpus_per_worker)}
     if resources.gpus_per_worker:
         bundle["GPU"] = float(resources.gpus_per_worker)
@@ -76,9 +69,10 @@ def offered(
     available: Mapping[str, float],
     held: Mapping[str, float],
 ) -> dict[str, float]:
-    """What a launch may take of a node: Ray's free slots, but never what our own attempts hold.
+    """The resources of a node that a launch may take: free ones, without those that our own
+    attempts hold.
 
-    A claim counts at once, though Ray learns of it later; others' use shows in Ray's books only.
+    A claim counts at once, though Ray learns of it later; only Ray knows of the use by others.
     """
     return {
         name: max(0.0, min(available.get(name, 0.0), amount - held.get(name, 0.0)))
@@ -159,7 +153,7 @@ def workers(number: int) -> str:
 
 
 def bundle_of(request: Request) -> str:
-    """What one worker is given, for people."""
+    """The bundle of one worker, for people."""
     parts = [
         amount_of(name, amount)
         for name, amount in request.bundle.items()

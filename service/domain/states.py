@@ -16,7 +16,7 @@ from dray.views import JobState as JobState
 
 
 class Trigger(StrEnum):
-    """What makes a job move."""
+    """The causes of a job's transitions."""
 
     CLAIM = "claim"
     """The scheduler chose slots and a launch follows."""

@@ -1,7 +1,8 @@
 """Whether a model can begin with the weights of another job's: rules on two documents.
 
-The tensors of both must have the same names and shapes, and mean the same. What only the data tell
-(columns of a file, classes of a folder, tokens of a tokenizer) passes here; the ranks see it.
+The tensors of both must have the same names and shapes, and mean the same. Sizes that only the
+data tell (columns of a file, classes of a folder, tokens of a tokenizer) pass here; the ranks check
+them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from service.domain.continuing import Difference
 from service.domain.toy_datasets import SKLEARN
 
 _HALVINGS_OF_CNN: Final = 2
-"""Its last layer sees the image a quarter as high and as wide."""
+"""The last layer of a `cnn` sees the image a quarter as high and as wide."""
 _SIZE_OF_DIGITS: Final = (8, 8)
 
 
 @dataclass(frozen=True)
 class _Size:
-    """What a field says, and what the shapes of the weights have of it."""
+    """A field as the document says it, and as the shapes of the weights depend on it."""
 
     said: str = field(compare=False)
     counts: Any
@@ -32,7 +33,7 @@ class _Size:
 
 
 def difference(source: JobSpec, spec: JobSpec) -> Difference | None:
-    """What keeps `spec` from beginning with the weights that `source` trained: the first such.
+    """The first reason why `spec` can't begin with the weights that `source` trained.
 
     A rule whose value one of the documents doesn't tell is passed over.
     """
@@ -95,7 +96,7 @@ def _classes(spec: JobSpec) -> _Size | None:
 
 
 def _given(option: str) -> Callable[[JobSpec], str]:
-    """The field that tells, or else the source itself."""
+    """The field that gives the size, or else the source itself."""
     return lambda spec: f"/data/{option if getattr(spec.data, option) else 'source'}"
 
 

@@ -1,13 +1,13 @@
-"""Storing what became of an attempt: one reply of its supervisor, one transaction.
+"""Storing the results of an attempt: each reply of its supervisor in one transaction.
 
-A reply is fenced twice. Its attempt must be the job's live one, so that a supervisor that was
-given up can't speak any more; and its cursor must lie beyond the stored one, so that a reply that
+A reply is fenced twice. Its attempt must be the job's live one, so that the replies of a supervisor
+that was given up are ignored; and its cursor must be beyond the stored one, so that a reply that
 comes twice is stored once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,15 +18,16 @@ from dray.views import JobState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Outcome, Phase, PollReply
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import chunks as chunks_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain.retries import (
     MAX_ROLLBACKS,
     ROLLBACK_FACTOR,
-    Budget,
     Budgets,
     GiveUp,
     Retry,
+    RetryBudget,
     decide,
 )
 from service.domain.states import Trigger
@@ -35,21 +36,21 @@ from service.ingest import fault_injection, goodput, resume_reports, silent_proc
 from service.ingest.rank_frames import RankFrames
 from service.ingest.supervisor_frames import SupervisorFrames, generation, is_from_supervisor
 from service.lifecycle import resizing
-from service.lifecycle.transitions import move, runtime_left_s
+from service.lifecycle.transitions import move, remark, runtime_left_s
 from service.storage.storage import Storage
 from service.telemetry.log_writer import LogStore
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a reply did."""
+    """The effect of a reply."""
 
     changed: bool
     """Something was stored."""
     live: bool
-    """The attempt is still the job's live one: poll on. False also if it was so before."""
+    """The attempt is still the job's live one: poll on. False also if it was not before."""
     cursor: Mapping[str, int] = field(default_factory=dict)
-    """What is stored by now: poll on from there."""
+    """Everything up to here is stored: poll on from there."""
 
 
 def record(
@@ -61,11 +62,14 @@ def record(
     now: datetime,
     *,
     asked: Mapping[str, int] | None = None,
+    in_storage: Sequence[Frame] = (),
 ) -> Recorded:
     """Store a reply: its frames, phase, cursor and outcome, once, or nothing.
 
     `asked` is the cursor that the poll was made with. Give it where two processes may poll the
     same attempt at once: a reply from an older cursor than the stored one is then ignored whole.
+    `in_storage` has reports of the attempt's checkpoints by `service.checkpoints.unreported`, for a
+    reply with an outcome: those that no rank reported are stored with it.
     """
     touch(session, job_id)
     rows = _live(session, job_id, attempt)
@@ -85,7 +89,9 @@ def record(
     _follow_phase(session, job, row, reply, now)
     SupervisorFrames(session, job, row, now).take(told)
     if reply.outcome is not None:
-        LogStore(session, storage, job, row, now).note_lost(reply.outcome.log_lines_lost)
+        lost = _log_lines_lost(session, row, reply.outcome)
+        LogStore(session, storage, job, row, now).note_lost(lost)
+        _take_unreported(session, storage, job, row, in_storage, now)
         ended_at = _at(reply.phase_times.get(Phase.ENDED), now)
         _end(session, job, row, reply.outcome, ended_at, now)
         return Recorded(changed=True, live=False)
@@ -96,15 +102,48 @@ def record(
     return Recorded(changed=changed, live=True, cursor=row.cursor)
 
 
-def end_attempt(
-    session: Session, job_id: str, attempt: int, outcome: Outcome, now: datetime
-) -> Recorded:
-    """Close an attempt that can't speak for itself: its supervisor is dead or was never born."""
-    rows = _live(session, job_id, attempt)
-    if rows is None:
-        return Recorded(changed=False, live=False)
-    _end(session, *rows, outcome, now, now)
-    return Recorded(changed=True, live=False)
+def _take_unreported(
+    session: Session,
+    storage: Storage,
+    job: JobRow,
+    attempt: AttemptRow,
+    in_storage: Sequence[Frame],
+    now: datetime,
+) -> None:
+    """Store the checkpoints that no rank reported, with an event that names them."""
+
+    def stored() -> set[int]:
+        rows = attempts_repository.checkpoints(session, job.id)
+        return {row.step for row in rows if row.attempt == attempt.attempt}
+
+    if not in_storage:
+        return
+    before = stored()
+    missing = [frame for frame in in_storage if frame.body["step"] not in before]
+    RankFrames(session, storage, job, attempt, now).take(missing)
+    if steps := sorted(stored() - before):
+        shown = ", ".join(map(str, steps))
+        remark(
+            session,
+            job,
+            type_="checkpoints_found",
+            code="checkpoints_found",
+            message=f"checkpoints that were not reported are in the storage: those of step {shown}",
+            now=now,
+            data={"steps": steps},
+        )
+
+
+def _log_lines_lost(
+    session: Session, attempt: AttemptRow, outcome: Outcome
+) -> Mapping[int, int | None]:
+    """By rank: how many lines of its log never came; None where nobody can say."""
+    if outcome.log_lines_lost is not None:
+        return outcome.log_lines_lost
+    if attempt.started_at is None and not attempt.cursor:
+        return {}  # as far as anybody knows, it had no process
+    logged = chunks_repository.log_ranks(session, attempt.job_id, attempt.attempt)
+    return dict.fromkeys(sorted({*logged, *range(attempt.world_size)}))
 
 
 def _live(session: Session, job_id: str, attempt: int) -> tuple[JobRow, AttemptRow] | None:
@@ -124,7 +163,7 @@ def _is_stale(stored: Mapping[str, int], reply: PollReply, asked: Mapping[str, i
 def _follow_phase(
     session: Session, job: JobRow, row: AttemptRow, reply: PollReply, now: datetime
 ) -> None:
-    """Move a job that starts as its attempt says; a repair in place is told of by frames."""
+    """Move a job that starts as its attempt does; frames report a recovery in place."""
     row.phase = reply.phase or row.phase
     if row.started_at is None and Phase.STARTING in reply.phase_times:
         row.started_at = _at(reply.phase_times[Phase.STARTING], now)
@@ -169,7 +208,7 @@ def _end(
 
 
 def _cancelled(session: Session, job: JobRow, outcome: Outcome, now: datetime) -> None:
-    """Any end but a success is what the user asked for; the attempt keeps its own reason."""
+    """End a job that is being cancelled; the attempt keeps its own reason."""
     message = "cancelled by the user"
     if outcome.cause is not Cause.STOPPED:
         message += f"; meanwhile: {clean(outcome.message)}"
@@ -243,10 +282,10 @@ def _retry_or_fail(
     )
 
 
-def _charge(job: JobRow, cause: Cause, budget: Budget) -> None:
-    if budget is Budget.USER:
+def _charge(job: JobRow, cause: Cause, budget: RetryBudget) -> None:
+    if budget is RetryBudget.USER:
         job.user_failures += 1
-    elif budget is Budget.INFRA:
+    elif budget is RetryBudget.INFRA:
         job.infra_failures += 1
     else:
         job.free_requeues += 1
@@ -257,15 +296,15 @@ def _charge(job: JobRow, cause: Cause, budget: Budget) -> None:
 def _retry_sentence(cause: Cause, retry: Retry) -> str:
     whose = "the data source" if cause is Cause.DATA_UNREACHABLE else "the cluster"
     charged = {
-        Budget.USER: "counted against max_retries",
-        Budget.INFRA: f"counted as a fault of {whose}",
-        Budget.FREE: "not counted",
+        RetryBudget.USER: "counted against max_retries",
+        RetryBudget.INFRA: f"counted as a fault of {whose}",
+        RetryBudget.FREE: "not counted",
     }[retry.budget]
     return f"tried again in {retry.delay_s:g} s, {charged}"
 
 
 def _details(job: JobRow, outcome: Outcome) -> dict[str, Any]:
-    """Data of the event that tells of an attempt's end."""
+    """Data of the event of an attempt's end."""
     data: dict[str, Any] = {"cause": str(outcome.cause)}
     if job.log_lines_dropped:
         data["log_lines_dropped"] = job.log_lines_dropped
@@ -277,7 +316,7 @@ def _details(job: JobRow, outcome: Outcome) -> dict[str, Any]:
 
 
 def _at(seconds: float | None, now: datetime) -> datetime:
-    """A time that a worker gave, never later than now."""
+    """A time by a worker's clock, never later than now."""
     if seconds is None:
         return now
     try:

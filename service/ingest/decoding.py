@@ -1,47 +1,53 @@
-"""The report in a frame, checked: the one place where what ranks and supervisors send is parsed.
+"""The report in a frame, checked: the one place where frames of ranks and supervisors are parsed.
 
-Refused where a frame is malformed or out of bounds; texts are made safe to show and cut to length.
-What a report may name, such as a file in another job's folder, its handler checks.
+BadFrame where a frame is malformed or out of bounds; texts are made safe to show and cut to length.
+Whether a report may name a file, such as one in another job's folder, its handler checks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
-from dray.spec import MAX_WORKERS
+from dray.spec import MAX_WORKERS, OnDivergence
 from dray.views import DrillState
-from ray_workers.shared.contracts import Frame, FrameKind
+from ray_workers.shared.contracts import Cause, Frame, FrameKind, Slice
 from ray_workers.shared.frames import (
     ArtifactReport,
     CheckpointDroppedReport,
     CheckpointReport,
+    DataPosition,
     DivergenceReport,
     DrillReport,
     ErrorReport,
     HangReport,
-    HeldSlots,
     LedgerReport,
     LogReport,
+    LossKind,
     MetricsReport,
+    PassedOver,
     RankWhereabouts,
     RegroupedReport,
     RegroupingReport,
     Report,
     ResizedReport,
+    ResumedReport,
     StragglersReport,
 )
 from service.domain import ledger
 from service.domain.text import clean
 from service.ingest.frame_checks import (
     MAX_STEP,
-    Refused,
+    BadFrame,
     count,
     count_or_none,
     number,
+    number_or_none,
     ranks_of,
     seconds_or_none,
     sha256,
+    short_text,
     text,
 )
 
@@ -52,25 +58,27 @@ MAX_TRACEBACK_CHARS = 16 * 1024
 MAX_NODE_ID_CHARS = 128
 MAX_PHASE_CHARS = 64
 MAX_CODE_CHARS = 64
+MAX_RECEIPT_CHARS = 2048
+MAX_PASSED_OVER = 100
 
 Body = Mapping[str, Any]
 
 
 def decode(frame: Frame) -> Report:
-    """The report in a frame. Refused, LookupError, TypeError or ValueError if it is malformed."""
+    """The report in a frame. BadFrame, LookupError, TypeError or ValueError if it is malformed."""
     return _DECODERS[frame.kind](frame.body)
 
 
 def metric_key(key: Any) -> str:
     if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS or not key.isprintable():
-        raise Refused(f"not a metric's name: {key!r}")
+        raise BadFrame(f"not a metric's name: {key!r}")
     return key
 
 
 def _metrics(body: Body) -> MetricsReport:
     step, values = count(body, "step", MAX_STEP), body["values"]
     if not isinstance(values, Mapping):
-        raise Refused("values is not a mapping")
+        raise BadFrame("values is not a mapping")
     numbers = {metric_key(key): number(value) for key, value in values.items()}
     speed = body.get("samples_per_s")
     return MetricsReport(
@@ -85,7 +93,7 @@ def _metrics(body: Body) -> MetricsReport:
 def _log(body: Body) -> LogReport:
     line = body["text"]
     if not isinstance(line, str):
-        raise Refused("text is not a string")
+        raise BadFrame("text is not a string")
     return LogReport(count(body, "line", 2**62), clean(line))
 
 
@@ -115,8 +123,51 @@ def _artifact(body: Body) -> ArtifactReport:
 def _url(body: Body) -> str:
     url = body["url"]
     if not isinstance(url, str):
-        raise Refused("url is not a string")
+        raise BadFrame("url is not a string")
     return url
+
+
+def resumed_step(frame: Frame) -> int:
+    """The step of a RESUMED frame, also where the rest of it is malformed."""
+    return count(frame.body, "step", MAX_STEP)
+
+
+def _resumed(body: Body) -> ResumedReport:
+    passed_over = body.get("passed_over") or []
+    if not isinstance(passed_over, list | tuple) or len(passed_over) > MAX_PASSED_OVER:
+        raise BadFrame(f"passed_over is not a list of at most {MAX_PASSED_OVER}")
+    optimizer_restored, loss = (
+        body.get("optimizer_restored", False),
+        number_or_none(body, "loss_before"),
+    )
+    if not isinstance(optimizer_restored, bool):
+        raise BadFrame(f"optimizer_restored is not a truth value: {optimizer_restored!r}")
+    if loss is not None and not math.isfinite(loss):
+        raise BadFrame(f"loss_before is {loss}")
+    manifest, position, rng = body.get("sha256"), body.get("position"), body.get("rng")
+    return ResumedReport(
+        step=count(body, "step", MAX_STEP),
+        url=short_text(body["url"], MAX_RECEIPT_CHARS),
+        sha256=None if manifest is None else sha256(manifest),
+        size_bytes=count_or_none(body, "size_bytes", 2**62),
+        position=None if position is None else _position(position),
+        world_size=count_or_none(body, "world_size"),
+        optimizer_restored=optimizer_restored,
+        rng=None if rng is None else short_text(rng, MAX_RECEIPT_CHARS),
+        loss_before=loss,
+        passed_over=[
+            PassedOver(count(one, "step", MAX_STEP), short_text(one["why"], MAX_RECEIPT_CHARS))
+            for one in passed_over
+        ],
+    )
+
+
+def _position(told: Body) -> DataPosition:
+    return DataPosition(
+        epoch=count(told, "epoch", MAX_STEP),
+        step_in_epoch=count(told, "step_in_epoch", MAX_STEP),
+        samples=count(told, "samples", MAX_STEP),
+    )
 
 
 def _stragglers(body: Body) -> StragglersReport:
@@ -131,17 +182,20 @@ def _stragglers(body: Body) -> StragglersReport:
 
 
 def _divergence(body: Body) -> DivergenceReport:
+    rule = body["then"]
+    if rule not in get_args(OnDivergence):
+        raise BadFrame(f"then is no rule of train.on_divergence: {rule!r}")
     return DivergenceReport(
         step=count(body, "step", MAX_STEP),
         loss=number(body["loss"]),
-        grad_norm=number(body["grad_norm"]),
-        then=clean(str(body["then"]))[:MAX_CODE_CHARS],
+        grad_norm=number_or_none(body, "grad_norm"),
+        then=rule,
     )
 
 
 def _error(body: Body) -> ErrorReport:
     return ErrorReport(
-        cause=clean(str(body.get("cause", "user_error")))[:MAX_CODE_CHARS],
+        cause=Cause(body["cause"]),
         type=text(body, "type", MAX_CODE_CHARS),
         message=clean(str(body.get("message", "")))[:MAX_MESSAGE_CHARS],
         traceback=clean(str(body.get("traceback", "")))[-MAX_TRACEBACK_CHARS:],
@@ -152,7 +206,7 @@ def _regrouping(body: Body) -> RegroupingReport:
     return RegroupingReport(
         generation=count(body, "generation", MAX_STEP),
         ranks=ranks_of(body, "ranks", MAX_WORKERS),
-        code=text(body, "code", MAX_CODE_CHARS),
+        code=LossKind(body["code"]),
         message=text(body, "message", MAX_MESSAGE_CHARS),
     )
 
@@ -160,7 +214,7 @@ def _regrouping(body: Body) -> RegroupingReport:
 def _regrouped(body: Body) -> RegroupedReport:
     world_size = count(body, "world_size", MAX_WORKERS)
     if world_size == 0:
-        raise Refused("a group of nobody trains nothing")
+        raise BadFrame("a group of nobody trains nothing")
     return RegroupedReport(
         generation=count(body, "generation", MAX_STEP),
         ranks=ranks_of(body, "ranks", MAX_WORKERS),
@@ -174,9 +228,9 @@ def _regrouped(body: Body) -> RegroupedReport:
 def _resized(body: Body) -> ResizedReport:
     rows = body["slices"]
     if not isinstance(rows, list | tuple) or len(rows) > MAX_WORKERS:
-        raise Refused("slices is not a list")
+        raise BadFrame("slices is not a list")
     held = (
-        HeldSlots(text(row, "node_id", MAX_NODE_ID_CHARS), count(row, "num_workers", MAX_WORKERS))
+        Slice(text(row, "node_id", MAX_NODE_ID_CHARS), count(row, "num_workers", MAX_WORKERS))
         for row in rows
     )
     return ResizedReport(
@@ -191,7 +245,7 @@ def _resized(body: Body) -> ResizedReport:
 def _hang(body: Body) -> HangReport:
     told = body["ranks"]
     if not isinstance(told, list | tuple):
-        raise Refused("ranks is not a list")
+        raise BadFrame("ranks is not a list")
     return HangReport(
         culprits=ranks_of(body, "culprits", MAX_WORKERS),
         step=count_or_none(body, "step"),
@@ -240,6 +294,7 @@ _DECODERS: dict[FrameKind, Callable[[Body], Report]] = {
     FrameKind.CHECKPOINT: _checkpoint,
     FrameKind.CHECKPOINT_DROPPED: _dropped,
     FrameKind.ARTIFACT: _artifact,
+    FrameKind.RESUMED: _resumed,
     FrameKind.STRAGGLERS: _stragglers,
     FrameKind.DIVERGENCE: _divergence,
     FrameKind.ERROR: _error,

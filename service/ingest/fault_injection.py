@@ -20,17 +20,17 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as repository
 from service.domain import drills
 from service.domain.text import clean
-from service.ingest.frame_checks import Refused
+from service.ingest.frame_checks import BadFrame
 from service.lifecycle.transitions import remark
 
 MAX_MESSAGE_CHARS = 1024
 
 
 def take(session: Session, job: JobRow, report: DrillReport, at: datetime, now: datetime) -> None:
-    """A supervisor reports how a drill went at `at`. Refused if there is no such drill."""
+    """Store a supervisor's report of a drill, made at `at`. BadFrame if there is no such drill."""
     row = repository.drill(session, job.id, report.id)
     if row is None:
-        raise Refused("there is no such drill")
+        raise BadFrame("there is no such drill")
     state, message = report.state, report.message
     if not drills.is_news(DrillState(row.state), state):
         return
@@ -78,7 +78,7 @@ def attempt_ended(
 
 
 def _left_by(row: DrillRow, job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
-    """Whether the attempt left because of this preemption, which nobody told of before."""
+    """Whether the attempt left because of this preemption, without a report of it before."""
     return (
         row.kind == DrillKind.PREEMPT
         and outcome.cause in (Cause.PREEMPTED, Cause.STOPPED)
@@ -90,7 +90,8 @@ def _left_by(row: DrillRow, job: JobRow, attempt: AttemptRow, outcome: Outcome) 
 def resumed(
     session: Session, job: JobRow, attempt: AttemptRow, at: datetime, now: datetime
 ) -> None:
-    """The attempt took its first step at `at`: what drills ended before it is mended."""
+    """The attempt took its first step at `at`: the job has recovered from drills that ended earlier
+    attempts."""
     for row in repository.open_drills(session, job.id):
         if row.attempt >= attempt.attempt:
             continue

@@ -1,6 +1,6 @@
 """Checks of single fields of a frame, and the count of the frames that are refused.
 
-Frames come from processes that run a user's code, so nothing in them is believed unseen: what is
+Frames come from processes that run a user's code, so every field is checked. A frame that is
 malformed or out of bounds is refused and counted, and the job's events say so once.
 """
 
@@ -24,12 +24,16 @@ MAX_STEP = 2**53
 MAX_SECONDS = 1e12
 
 
-class Refused(ValueError):
+class BadFrame(ValueError):
     """The frame can't be stored; the message says why."""
 
 
+MALFORMED = (BadFrame, LookupError, TypeError, ValueError, OverflowError, AttributeError)
+"""The errors of a frame whose fields are missing or of other types."""
+
+
 class Refusals:
-    """What was refused of one reply."""
+    """The frames of one reply that were refused, counted by the reason."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -38,18 +42,11 @@ class Refusals:
         """Take the frame, or note why it can't be."""
         try:
             take(frame)
-        except (
-            Refused,
-            LookupError,
-            TypeError,
-            ValueError,
-            OverflowError,
-            AttributeError,
-        ) as error:
+        except MALFORMED as error:
             self._counts[f"{frame.kind}: {clean(str(error))[:200]}"] += 1
 
     def tell(self, session: Session, job: JobRow, now: datetime) -> None:
-        """Once for each job."""
+        """Leave an event of them, once for each job."""
         type_ = "frames_refused"
         if not self._counts or jobs_repository.has_event(session, job.id, type_):
             return
@@ -68,12 +65,12 @@ class Refusals:
 def count(body: Mapping[str, Any], name: str, limit: int) -> int:
     value = body[name]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
-        raise Refused(f"{name} is not a count: {value!r}")
+        raise BadFrame(f"{name} is not a count: {value!r}")
     return value
 
 
 def count_or_none(body: Mapping[str, Any], name: str, limit: int = MAX_STEP) -> int | None:
-    """None where it is not said."""
+    """None where the field is missing."""
     return None if body.get(name) is None else count(body, name, limit)
 
 
@@ -81,38 +78,50 @@ def number(value: Any) -> float:
     if type(value) is float:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refused(f"not a number: {value!r}")
+        raise BadFrame(f"not a number: {value!r}")
     return float(value)
 
 
+def number_or_none(body: Mapping[str, Any], name: str) -> float | None:
+    """None where the field is missing."""
+    return None if body.get(name) is None else number(body[name])
+
+
 def seconds_or_none(body: Mapping[str, Any], name: str) -> float | None:
-    """A length of time; None where it is not said."""
+    """A length of time; None where the field is missing."""
     if body.get(name) is None:
         return None
     value = number(body[name])
     if not 0 <= value <= MAX_SECONDS:
-        raise Refused(f"{name} is no length of time: {value!r}")
+        raise BadFrame(f"{name} is no length of time: {value!r}")
     return value
 
 
 def text(body: Mapping[str, Any], name: str, limit: int) -> str:
-    """Cut to `limit` characters; empty where it is not said."""
+    """The text, cut to `limit` characters; empty where the field is missing."""
     value = body.get(name)
     return "" if value is None else clean(str(value))[:limit]
+
+
+def short_text(value: Any, limit: int) -> str:
+    """A text of at most `limit` characters, made safe to show."""
+    if not isinstance(value, str) or len(value) > limit:
+        raise BadFrame(f"not a text of at most {limit} characters: {str(value)[:50]!r}")
+    return clean(value)
 
 
 def ranks_of(body: Mapping[str, Any], name: str, limit: int) -> list[int]:
     """Numbers of ranks, each once, in order; at most `limit` of them."""
     values = body[name]
     if not isinstance(values, list | tuple):
-        raise Refused(f"{name} is not a list")
+        raise BadFrame(f"{name} is not a list")
     return sorted({count({name: value}, name, MAX_STEP) for value in values})[:limit]
 
 
 def sha256(value: Any) -> str:
     digest = str(value)
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-        raise Refused(f"not a SHA-256 in hexadecimal: {value!r}")
+        raise BadFrame(f"not a SHA-256 in hexadecimal: {value!r}")
     return digest
 
 

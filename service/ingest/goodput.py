@@ -1,4 +1,4 @@
-"""Booking what slots were used for: of an attempt, of its job, and of all jobs together."""
+"""Booking the use of slots: of an attempt, of its job, and of all jobs together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.db.repositories import faults as repository
 from service.domain import ledger
 
 SPEECHLESS = frozenset({Cause.SUPERVISOR_LOST, Cause.NODE_LOST})
-"""Ends of which no supervisor told what the last seconds were used for."""
+"""Ends after which no supervisor can report the use of the last seconds."""
 
 
 def book(
@@ -31,7 +31,7 @@ def book(
 def close(
     session: Session, job: JobRow, attempt: AttemptRow, cause: Cause, ended_at: datetime
 ) -> None:
-    """Book what an attempt held after its supervisor's last word."""
+    """Book the slots that an attempt held after its supervisor's last report."""
     since = attempt.ledger_at or attempt.started_at
     if cause not in SPEECHLESS or since is None or ended_at <= since:
         return
@@ -40,7 +40,7 @@ def close(
 
 
 def view(slot_seconds: Mapping[str, float] | None) -> views.Goodput | None:
-    """To the millisecond; the classes as they are answered add up to the total as it is."""
+    """The ledger to the millisecond; the rounded classes add up to the total."""
     if slot_seconds is None:
         return None
     shown = {name: round(seconds, 3) for name, seconds in ledger.checked(slot_seconds).items()}

@@ -1,47 +1,40 @@
-"""Hang bundles: who stood still, and where everyone was. Bounded, whatever a supervisor says."""
+"""Hang bundles: which ranks stood still, and where every rank was, within limits of size."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from dray import views
-from ray_workers.shared.frames import HangReport
+from ray_workers.shared.frames import HangReport, RankWhereabouts
 from service.db.models import HangRow
 
 KEPT_OF_A_JOB = 20
 MAX_STACK_BYTES = 64 << 10
 MAX_BUNDLE_BYTES = 4 << 20
-"""Of all its stacks together: of a thousand ranks that wait for one, a few tell it all."""
+"""Of all stacks together: of a thousand ranks that wait for one, a few show where."""
 _CUT = "\n[... cut here: the stack is too long ...]\n"
 
 
-def bundle(report: HangReport, num_ranks: int) -> dict[str, Any]:
-    """What is stored of a hang, of at most so many ranks."""
+def bounded(report: HangReport, num_ranks: int) -> HangReport:
+    """The report as it is stored, of at most so many ranks, in order."""
     culprits = list(report.culprits)[:num_ranks]
-    told = sorted(report.ranks[:num_ranks], key=lambda one: one.rank)
-    ranks = [vars(one) | {"stack": _short(one.stack)} for one in told]
-    _bound(ranks, set(culprits))
-    return report.body() | {"culprits": culprits, "ranks": ranks}
+    return replace(report, culprits=culprits, ranks=_bounded(report.ranks[:num_ranks], culprits))
 
 
-def _short(stack: str | None) -> str | None:
-    return None if stack is None else shortened(stack, MAX_STACK_BYTES)
-
-
-def _bound(ranks: list[dict[str, Any]], culprits: set[int]) -> None:
-    """Leave out stacks beyond what a bundle may hold, the culprits' last."""
-    left = MAX_BUNDLE_BYTES
-    for rank in sorted(ranks, key=lambda rank: rank["rank"] not in culprits):
-        size = len((rank["stack"] or "").encode())
-        if size > left:
-            rank["stack"] = None
-        else:
-            left -= size
+def _bounded(ranks: Sequence[RankWhereabouts], culprits: Sequence[int]) -> list[RankWhereabouts]:
+    """The ranks in order, without stacks beyond MAX_BUNDLE_BYTES; culprits keep theirs first."""
+    kept, left = [], MAX_BUNDLE_BYTES
+    for one in sorted(ranks, key=lambda one: one.rank not in culprits):
+        stack = None if one.stack is None else shortened(one.stack, MAX_STACK_BYTES)
+        size = len((stack or "").encode())
+        stack, left = (None, left) if size > left else (stack, left - size)
+        kept.append(replace(one, stack=stack))
+    return sorted(kept, key=lambda one: one.rank)
 
 
 def shortened(stack: str, limit_bytes: int) -> str:
-    """Its two ends, which say where it began and where it stands, if it is longer."""
+    """The outermost and the innermost frames of a stack that is longer than the limit."""
     data = stack.encode()
     if len(data) <= limit_bytes:
         return stack
@@ -49,20 +42,20 @@ def shortened(stack: str, limit_bytes: int) -> str:
     return data[:half].decode(errors="ignore") + _CUT + data[-half:].decode(errors="ignore")
 
 
-def sentence(body: Mapping[str, Any]) -> str:
+def sentence(report: HangReport) -> str:
     """`rank 1 stood still for 12.3 s in data_wait at step 50 (the limit is 4.0 s)`."""
-    culprits = body["culprits"]
+    culprits = report.culprits
     shown = ", ".join(map(str, culprits[:8])) + (" and more" if len(culprits) > 8 else "")
     who = {0: "nobody knows who", 1: f"rank {shown}"}.get(len(culprits), f"ranks {shown}")
     parts = [f"{who} stood still"]
-    if body["waited_s"] is not None:
-        parts.append(f"for {body['waited_s']:.1f} s")
-    if body["phase"] is not None:
-        parts.append(f"in {body['phase']}")
-    if body["step"] is not None:
-        parts.append(f"at step {body['step']}")
-    if body["limit_s"] is not None:
-        parts.append(f"(the limit is {body['limit_s']:.1f} s)")
+    if report.waited_s is not None:
+        parts.append(f"for {report.waited_s:.1f} s")
+    if report.phase is not None:
+        parts.append(f"in {report.phase}")
+    if report.step is not None:
+        parts.append(f"at step {report.step}")
+    if report.limit_s is not None:
+        parts.append(f"(the limit is {report.limit_s:.1f} s)")
     return " ".join(parts)
 
 

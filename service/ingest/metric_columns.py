@@ -1,8 +1,8 @@
-"""Frames of metrics by the run: most of what comes are many alike in a row.
+"""Frames of metrics by the run: most of the frames of a reply are many alike in a row.
 
 A rank reports the same names step after step, so that its figures are checked and stored by the
-column, not by the number. What is not of the usual form is left to be looked at frame by frame,
-which also finds what to say of it.
+column, not by the number. Frames of another form are left to be checked one by one, which also
+finds what is wrong with them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Run:
 
     steps: list[int]
     columns: dict[str, tuple[float, ...]]
-    """Of each name a value for each step."""
+    """By name: a value for each step."""
     said: dict[str, Any]
-    """The last that was said of each part of the progress."""
+    """The last report of each part of the progress."""
 
 
 def runs(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
-    """The frames in order, those together that one `Run` may be made of."""
+    """The frames in order, grouped so that one `Run` may be made of each group."""
     for _, alike in groupby(frames, key=_form):
         yield list(alike)
 
@@ -45,9 +45,9 @@ def _form(frame: Frame) -> tuple[Any, ...]:
 
 
 def run_of(frames: Sequence[Frame], max_step: int) -> Run | None:
-    """What frames of one form say; None unless every one is of the usual form.
+    """The run that frames of one form make; None unless each is of the usual form.
 
-    That is: steps and counts are ints from 0 to `max_step`, everything else is a float.
+    In that form steps and counts are ints from 0 to `max_step`, and everything else is a float.
     """
     bodies = [frame.body for frame in frames]
     steps: list[Any] = [body.get("step") for body in bodies]

@@ -1,7 +1,7 @@
 """Storing the reports of ranks: metrics, log lines, checkpoints, artifacts, errors.
 
-What a frame may not say, such as a place outside of its attempt's own folder, is in `frames`; what
-the supervisor tells is in `fault_intake`.
+`decoding` checks the form of a frame. This module also refuses the name of a place outside of the
+attempt's own folder. `supervisor_frames` stores the frames of supervisors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from dray.names import unfit
 from ray_workers.shared.contracts import Frame, FrameKind, attempt_prefix
 from ray_workers.shared.frames import (
     ArtifactReport,
@@ -23,22 +22,27 @@ from ray_workers.shared.frames import (
     ErrorReport,
     LogReport,
     MetricsReport,
+    ResumedReport,
     StragglersReport,
 )
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import jobs as jobs_repository
 from service.domain.ids import artifact_id
 from service.ingest import metric_columns, resume_reports
-from service.ingest.decoding import decode, metric_key
-from service.ingest.frame_checks import MAX_STEP, Refusals, Refused, count, time_of
+from service.ingest.decoding import decode, metric_key, resumed_step
+from service.ingest.frame_checks import MAX_STEP, BadFrame, Refusals, time_of
 from service.lifecycle.transitions import remark
-from service.storage.storage import Storage, check_key
+from service.storage.storage import Storage, check_file_name
 from service.telemetry.log_writer import LogLine, LogStore
 from service.telemetry.metric_writer import MetricStore, by_name
 
 MAX_PATH_CHARS = 1024
 MAX_ERRORS = 8
 """Errors of one attempt that become events: a thousand ranks mostly fail of one cause."""
+GRAD_NORM = "train/grad_norm"
+DIVERGENCE = "divergence"
+"""Type of the event."""
 
 
 class RankFrames:
@@ -58,11 +62,12 @@ class RankFrames:
         self._awaited_step = resume_reports.awaited_step(attempt)
         self._said: dict[str, Any] = dict(job.progress or {})
         self._reached: tuple[int, Frame] | None = None
-        """Newest step of rank 0, and the frame that told of it."""
+        """Newest step of rank 0, and the frame that reported it."""
+        self._watches_script = job.spec.get("script") is not None
 
     def take(self, frames: Sequence[Frame]) -> None:
         refusals = Refusals()
-        # What a replacement reports comes after what the rank before it did.
+        # A replacement's frames come after those of the rank before it.
         in_order = sorted(frames, key=lambda frame: frame.incarnation)
         for run in metric_columns.runs(in_order):
             if run[0].kind == FrameKind.METRICS and self._take_run(run):
@@ -88,6 +93,7 @@ class RankFrames:
         if rank == 0:
             self._reach(run.steps[-1], frames[-1], run.said)
             self._complete_receipt(run.steps, run.columns.get(resume_reports.LOSS))
+            self._check_script(run.steps, run.columns)
         repeats = self._may_repeat(frames[0])
         for key, values in run.columns.items():
             self._metrics.extend(key, rank, run.steps, values, repeats=repeats)
@@ -96,14 +102,18 @@ class RankFrames:
     def _may_name(self, key: str) -> bool:
         try:
             return key in self._known_keys or bool(self._new_key(key))
-        except Refused:
+        except BadFrame:
             return False
 
     def _take(self, frame: Frame) -> None:
         if frame.kind is FrameKind.RESUMED:
-            self._take_resumed(frame)
-            return
+            if self._attempt.resume_step is not None:
+                return
+            self._attempt.resume_step = resumed_step(frame)
         match decode(frame):
+            case ResumedReport() as report:
+                self._attempt.receipt = resume_reports.of_report(report)
+                self._awaited_step = resume_reports.awaited_step(self._attempt)
             case MetricsReport() as report:
                 self._take_metrics(report, frame)
             case LogReport() as report:
@@ -123,7 +133,7 @@ class RankFrames:
             case ErrorReport() as report:
                 self._take_error(report, frame.rank)
             case _:
-                raise Refused(f"rank {frame.rank} reported what only a supervisor does")
+                raise BadFrame(f"rank {frame.rank} reported what only a supervisor does")
 
     def _take_metrics(self, report: MetricsReport, frame: Frame) -> None:
         self._known_keys.update(report.values)
@@ -131,20 +141,21 @@ class RankFrames:
             self._reach(report.step, frame, progress_in(report))
             loss = report.values.get(resume_reports.LOSS)
             self._complete_receipt([report.step], None if loss is None else [loss])
+            self._check_script([report.step], {key: [v] for key, v in report.values.items()})
         self._saw_step(report.step, frame, first=frame)
         repeats = self._may_repeat(frame)
         for key, value in report.values.items():
             self._metrics.extend(key, frame.rank, (report.step,), (value,), repeats=repeats)
 
     def _reach(self, step: int, frame: Frame, said: Mapping[str, Any]) -> None:
-        """A step that is told again after a repair takes the progress back nowhere."""
+        """Note a step of rank 0; one that is reported again after a recovery changes nothing."""
         if step >= (self._attempt.last_metric_step or 0):
             self._said.update(said)
             self._reached = step, frame
             self._attempt.last_metric_step = step
 
     def _complete_receipt(self, steps: Sequence[int], losses: Sequence[float] | None) -> None:
-        """The loss of the first step after a resume is what its receipt waits for."""
+        """Give the receipt of a resume the loss that it waits for, of the first step after it."""
         awaited = self._awaited_step
         if awaited is not None and losses is not None and awaited in steps:
             loss = losses[steps.index(awaited)]
@@ -152,11 +163,11 @@ class RankFrames:
             self._awaited_step = None
 
     def _may_repeat(self, frame: Frame) -> bool:
-        """Whether its steps may have been told before, by a process that is gone."""
+        """Whether its steps may have been reported before, by a process that is gone."""
         return frame.incarnation > 0 or self._attempt.generation > 0
 
     def _saw_step(self, step: int, frame: Frame, *, first: Frame) -> None:
-        """`step`: the lowest of some, which `frame` told of; `first`: what told of any of them."""
+        """`step`: the lowest of some steps, and `frame` its report; `first`: the first report."""
         known = self._attempt.first_metric_step
         if known is None or step < known:
             self._attempt.first_metric_step = step
@@ -165,7 +176,7 @@ class RankFrames:
             self._job.first_step_at = time_of(first, self._now)
 
     def _new_key(self, key: Any) -> str:
-        """The same few names come again and again: each is looked at once."""
+        """Check a name that was not seen in this reply yet."""
         name = metric_key(key)
         self._known_keys.add(name)
         return name
@@ -186,11 +197,9 @@ class RankFrames:
         )
 
     def _take_artifact(self, report: ArtifactReport, at: datetime) -> None:
-        path = check_key(report.path)
-        if (found := unfit(path)) is not None:
-            raise Refused(f"the path of an artifact has {found}: {path!r}")
+        path = check_file_name(report.path)
         if len(path) > MAX_PATH_CHARS:
-            raise Refused(f"path is longer than {MAX_PATH_CHARS} characters")
+            raise BadFrame(f"path is longer than {MAX_PATH_CHARS} characters")
         attempts_repository.put_artifact(
             self._session,
             ArtifactRow(
@@ -205,12 +214,6 @@ class RankFrames:
             ),
         )
 
-    def _take_resumed(self, frame: Frame) -> None:
-        if self._attempt.resume_step is None:
-            self._attempt.resume_step = count(frame.body, "step", MAX_STEP)
-            self._attempt.receipt = resume_reports.of_frame(frame.body)
-            self._awaited_step = resume_reports.awaited_step(self._attempt)
-
     def _take_stragglers(self, report: StragglersReport) -> None:
         if report.ranks:
             slowdown = report.slowdown
@@ -224,15 +227,40 @@ class RankFrames:
         self._remark("stragglers", "stragglers", message, report.body())
 
     def _take_divergence(self, report: DivergenceReport) -> None:
-        loss, norm = by_name(report.loss), by_name(report.grad_norm)
-        message = (
-            f"the loss of step {report.step} is {loss} and the norm of its gradient {norm}: "
-            f"training diverges, and train.on_divergence is {report.then}"
-        )
+        loss = by_name(report.loss)
+        if report.grad_norm is None:
+            found = f"val/loss after step {report.step} is {loss}"
+            data = {"step": report.step, "val_loss": loss}
+        else:
+            norm = by_name(report.grad_norm)
+            found = f"the loss of step {report.step} is {loss} and the norm of its gradient {norm}"
+            data = {"step": report.step, "loss": loss, "grad_norm": norm}
+        self._warn(f"{found}: training diverges, and train.on_divergence is {report.then}", data)
+
+    def _check_script(self, steps: Sequence[int], columns: Mapping[str, Sequence[float]]) -> None:
+        """Warn at the first loss or gradient norm of a script that is not finite: only recipes
+        report a divergence themselves."""
+        if not self._watches_script:
+            return
+        watched = {key: columns[key] for key in (resume_reports.LOSS, GRAD_NORM) if key in columns}
+        found = {key: at for key, of in watched.items() if (at := _first_bad(of)) is not None}
+        if not found:
+            return
+        self._watches_script = False
+        attempt = self._attempt.attempt
+        if jobs_repository.has_event(self._session, self._job.id, DIVERGENCE, attempt):
+            return
+        key = min(found, key=found.__getitem__)
+        at = found[key]
+        message = f"{key} of step {steps[at]} is {by_name(watched[key][at])}: training diverges"
+        shown = {name.split("/")[1]: by_name(of[at]) for name, of in watched.items()}
+        self._warn(f"{message}, and the script goes on", {"step": steps[at], **shown})
+
+    def _warn(self, message: str, data: dict[str, Any]) -> None:
+        """Leave an event of a divergence, and a warning with the job."""
         said = f"{message} (attempt {self._attempt.attempt})"
         self._job.warnings = [{"code": "diverges", "message": said}]
-        data = {"step": report.step, "loss": loss, "grad_norm": norm}
-        self._remark("divergence", "diverges", message, data)
+        self._remark(DIVERGENCE, "diverges", message, data)
 
     def _take_error(self, report: ErrorReport, rank: int) -> None:
         self._attempt.num_errors += 1
@@ -258,13 +286,20 @@ class RankFrames:
         key = self._storage.key_of(url)
         prefix = attempt_prefix(self._job.id, self._attempt.attempt)
         if not key.startswith(f"{prefix}/"):
-            raise Refused(f"{url!r} is outside of the attempt's folder")
+            raise BadFrame(f"{url!r} is outside of the attempt's folder")
         return url
 
 
+def _first_bad(values: Sequence[float]) -> int | None:
+    """The place of the first number that is not finite."""
+    if math.isfinite(sum(values)):  # then each of them is, as nearly always
+        return None
+    return next((n for n, value in enumerate(values) if not math.isfinite(value)), None)
+
+
 def progress_in(report: MetricsReport) -> dict[str, Any]:
-    """What a report says of the progress; what it does not say, such as one of an evaluation, stays
-    what it was."""
+    """The parts of the progress that a report names; the others, as in the report of an evaluation,
+    stay as they were."""
     said: dict[str, Any] = {
         name: value
         for name in ("total_steps", "epoch")
@@ -279,7 +314,7 @@ def progress_in(report: MetricsReport) -> dict[str, Any]:
 def progress(
     attempt: AttemptRow, said: Mapping[str, Any], step: int, at: datetime
 ) -> dict[str, Any]:
-    """How far rank 0 is, and how long the rest takes at the attempt's own mean speed."""
+    """The progress of rank 0, with the time that is left at the attempt's own mean speed."""
     total = said.get("total_steps")
     eta_s = None
     if total is not None and attempt.first_metric_at is not None:

@@ -10,11 +10,10 @@ from ray_workers.shared.frames import ResizedReport
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import QUEUE
 from service.db.session import notify
-from service.domain import policy
 from service.domain import resizing as rules
 from service.domain.slots import count as count_of
 from service.domain.slots import workers
-from service.ingest.frame_checks import Refused
+from service.ingest.frame_checks import BadFrame
 from service.lifecycle import resizing
 from service.lifecycle.transitions import remark
 
@@ -22,18 +21,19 @@ from service.lifecycle.transitions import remark
 def store_resized(
     session: Session, job: JobRow, attempt: AttemptRow, report: ResizedReport, now: datetime
 ) -> None:
-    """A supervisor says what its group holds from now on. Refused if that is not its own."""
+    """Store the slots that a group holds from now on. BadFrame if they are not its own."""
     world_size, lacking, before = report.world_size, report.lacking, attempt.world_size
-    kept = tuple(policy.Slice(slots.node_id, slots.num_workers) for slots in report.slices)
+    kept = tuple(report.slices)
     if world_size > count_of(kept) or (world_size == 0 and not lacking):
-        raise Refused(f"{world_size} workers on {count_of(kept)} slots are no group")
+        raise BadFrame(f"{world_size} workers on {count_of(kept)} slots are no group")
     try:
-        after = rules.resized(_books(attempt), kept, report.grants, lacking)
+        after = rules.resized(_holding(attempt), kept, report.grants, lacking)
     except rules.NotItsOwn as wrong:
-        raise Refused(str(wrong)) from wrong
+        raise BadFrame(str(wrong)) from wrong
     attempt.carriers = list(resizing.carriers(attempt))
-    attempt.slices = resizing.as_rows(after.books.slices)
-    attempt.granted = None if after.books.granted is None else resizing.as_rows(after.books.granted)
+    held = after.holding
+    attempt.slices = resizing.as_rows(held.slices)
+    attempt.granted = None if held.granted is None else resizing.as_rows(held.granted)
     attempt.grow_after = None if after.pause is None else now + after.pause
     attempt.lacking, attempt.growth = lacking, None
     attempt.world_size = job.world_size = world_size
@@ -55,6 +55,6 @@ def store_resized(
     notify(session, QUEUE)
 
 
-def _books(attempt: AttemptRow) -> rules.Books:
+def _holding(attempt: AttemptRow) -> rules.Holding:
     on_the_way = None if attempt.granted is None else resizing.as_slices(attempt.granted)
-    return rules.Books(resizing.as_slices(attempt.slices), attempt.grants, on_the_way)
+    return rules.Holding(resizing.as_slices(attempt.slices), attempt.grants, on_the_way)

@@ -32,14 +32,14 @@ def note(
     silent: Sequence[SilentProcess],
     now: datetime,
 ) -> bool:
-    """Keep which processes are silent, with an event for each change; answers if one changed."""
+    """Store the silent processes, with an event for each change; whether anything changed."""
     known = {_key(entry): entry for entry in attempt.silent or ()}
     entries = [
         {"kind": str(one.kind), "node_id": one.node_id, "since": min(one.since, now.timestamp())}
         for one in silent
     ]
-    # Since when it is silent is said by whoever asked first; a gateway that was restarted meanwhile
-    # would count anew.
+    # The first gateway to ask says since when a process is silent; one that was restarted counts
+    # anew.
     kept = {_key(entry): known.get(_key(entry), entry) for entry in entries}
     fallen, back = kept.keys() - known.keys(), known.keys() - kept.keys()
     if not fallen and not back:
@@ -58,7 +58,7 @@ def note(
 
 
 def sentence(session: Session, attempt: AttemptRow | None) -> str:
-    """What does not answer, and since when; empty where all answer."""
+    """The processes that do not answer, and since when; empty where all answer."""
     if attempt is None or attempt.finished_at is not None or not attempt.silent:
         return ""
     hostnames = _hostnames(session)

@@ -1,11 +1,12 @@
 """Storing the reports of a supervisor: losses, sizes, hangs, drills, the ledger.
 
-In the order in which it told it, so that the events of a job read as it happened, also where one
-reply tells of a loss and of its repair.
+Reports are stored in the order in which the supervisor wrote them, so that the events of a job read
+as it happened, also where one reply reports a loss and the recovery from it.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -29,7 +30,7 @@ from service.domain.progress import without_rates
 from service.domain.states import Trigger
 from service.ingest import fault_injection, goodput, hangs, resize_frames
 from service.ingest.decoding import decode
-from service.ingest.frame_checks import MAX_STEP, Refusals, Refused, time_of
+from service.ingest.frame_checks import MALFORMED, BadFrame, Refusals, time_of
 from service.lifecycle.transitions import move, remark
 
 KINDS = frozenset(
@@ -45,18 +46,27 @@ KINDS = frozenset(
 
 
 def is_from_supervisor(frame: Frame) -> bool:
-    """Whether it is one of these; a rank that says such a thing is not believed."""
+    """Whether the frame is of these kinds and from the supervisor, and not from a rank."""
     return frame.rank == SUPERVISOR_RANK and frame.kind in KINDS
 
 
 def generation(frames: Sequence[Frame]) -> int:
-    """The newest that they tell of, 0 if of none."""
-    told = [f.body.get("generation") for f in frames if f.kind is FrameKind.REGROUPING]
-    return max((n for n in told if isinstance(n, int) and 0 < n <= MAX_STEP), default=0)
+    """The newest round of the rendezvous that REGROUPING frames call ranks to; 0 for none."""
+    newest = 0
+    for frame in frames:
+        if frame.kind is FrameKind.REGROUPING:
+            with contextlib.suppress(*MALFORMED):
+                report = decode(frame)
+                newest = (
+                    max(newest, report.generation)
+                    if isinstance(report, RegroupingReport)
+                    else newest
+                )
+    return newest
 
 
 class SupervisorFrames:
-    """Stores what the supervisor told in one reply. Made for one transaction."""
+    """Stores the supervisor's frames of one reply. Made for one transaction."""
 
     def __init__(self, session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> None:
         self._session = session
@@ -90,7 +100,7 @@ class SupervisorFrames:
             case LedgerReport() as report:  # the newest of a reply holds; each says all
                 self._ledger = dict(report.slot_seconds), at
             case _:
-                raise Refused("a supervisor reported what only a rank does")
+                raise BadFrame("a supervisor reported what only a rank does")
 
     def _take_regrouping(self, report: RegroupingReport) -> None:
         ranks = list(report.ranks)
@@ -134,18 +144,20 @@ class SupervisorFrames:
 
     def _take_hang(self, report: HangReport, at: datetime) -> None:
         num_ranks = max(self._attempt.world_size, self._job.world_size)
-        body = hangs.bundle(report, num_ranks)
+        report = hangs.bounded(report, num_ranks)
         seq = repository.add_hang(
             self._session,
             self._job.id,
             attempt=self._attempt.attempt,
             time=at,
-            body=body,
+            body=report.body(),
             keep=hangs.KEPT_OF_A_JOB,
         )
-        shown = ("culprits", "step", "phase", "waited_s", "limit_s")
-        data = {"hang": seq, **{name: body[name] for name in shown}}
-        self._remark("hang", "hang", hangs.sentence(body), data)
+        data = {
+            "hang": seq,
+            **{name: shown for name, shown in vars(report).items() if name != "ranks"},
+        }
+        self._remark("hang", "hang", hangs.sentence(report), data)
 
     def _remark(self, type_: str, code: str, message: str, data: dict[str, Any]) -> None:
         remark(

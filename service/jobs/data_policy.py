@@ -1,7 +1,8 @@
 """The data that jobs may read: the settings, as ranks get them and as submission checks them.
 
-What the URL tells is refused here, while a person waits for the answer. What only the node can
-know, it decides there by the same rules: where a link leads, and which address a name has by then.
+A source whose URL is forbidden is refused here, while a person waits for the answer. The node
+decides by the same rules on what it alone knows: where a link leads, and which address a name has
+by then.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from service.config.settings import Settings
 from service.domain.errors import DataSourceForbidden
 
 LOOKUP_TIMEOUT_S = 2.0
-"""A name that is not found by then passes: the worker will see."""
+"""A name that is not found by then passes: the worker checks it again."""
 
 # Threads of its own: names that nobody answers for may hold these, and nothing else.
 _lookups = ThreadPoolExecutor(4, thread_name_prefix="dns")
 
 
 def policy_of(settings: Settings) -> DataPolicy:
-    """What every rank may read, and where its node keeps it."""
+    """The sources that every rank may read, and where its node caches them."""
     roots = settings.data_roots
     if roots is None and settings.tokens_file is not None:
-        roots = ()  # who may call is not everybody, so the machine's files are not either
+        roots = ()  # callers are restricted, so the machine's files are not for everybody either
     return DataPolicy(
         cache_dir=_plain(settings.data_cache_dir),
         cache_limit_bytes=settings.data_cache_limit_bytes,
@@ -74,7 +75,7 @@ def _check_path(path: str, pointer: str, policy: DataPolicy) -> None:
     if not any(plain.is_relative_to(os.path.normpath(root)) for root in policy.file_roots):
         roots = ", ".join(policy.file_roots)
         raise DataSourceForbidden(
-            f"{plain} lies outside the folders that data may be read from"
+            f"{plain} is outside the folders that data may be read from"
             if roots
             else "files of the nodes may not be read here",
             pointer=pointer,
@@ -96,7 +97,7 @@ async def _check_host(host: str, pointer: str, allowed: AllowedHosts) -> None:
 
 
 async def _addresses(host: str) -> list[Address]:
-    """All addresses of a name; none if it has none or nobody answers in time."""
+    """All addresses of a name; none if it has none or no answer comes in time."""
     loop = asyncio.get_running_loop()
     looking = loop.run_in_executor(_lookups, socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM)
     try:

@@ -76,11 +76,11 @@ class FaultService:
         actor: str = ANONYMOUS,
         idempotency: IdempotencyKey | None = None,
     ) -> views.Drill:
-        """Try a fault on the job; what becomes of it shows in the drill.
+        """Try a fault on the job; the drill shows how the job takes it.
 
-        The drill of the first time if the key was used for the same request. JobNotRunning if the
-        job does not train now; DrillImpossible if it makes no sense on this one;
-        IdempotencyMismatch if the key was used for another request.
+        The first drill if the key was used for the same request. JobNotRunning if the job does not
+        train now; DrillImpossible if the drill makes no sense on this job; IdempotencyMismatch if
+        the key was used for another request.
         """
         now = self._clock()
         drill_id = new_drill_id(now)
@@ -123,7 +123,7 @@ class FaultService:
         return await self._database.read(work)
 
     async def get_drill(self, job_id: str, drill_id: str) -> views.Drill:
-        """DrillNotFound if the job has none such."""
+        """The drill; DrillNotFound if the job has no such drill."""
 
         def work(session: Session) -> views.Drill:
             found(session, job_id)
@@ -132,7 +132,7 @@ class FaultService:
         return await self._database.read(work)
 
     async def hangs(self, job_id: str) -> views.HangPage:
-        """The newest that are kept, oldest first."""
+        """The newest hangs, which are kept, oldest first."""
 
         def work(session: Session) -> views.HangPage:
             found(session, job_id)
@@ -142,7 +142,7 @@ class FaultService:
         return await self._database.read(work)
 
     async def slot_seconds(self) -> dict[str, float]:
-        """What the slots of all jobs there ever were were used for, by class."""
+        """Slot-seconds of all jobs that ever were, by category."""
         return await self._database.read(repository.slot_seconds)
 
 
@@ -171,7 +171,7 @@ def _drill(session: Session, job_id: str, drill_id: str) -> DrillRow:
 def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
     try:
         document = read(job.spec)
-    except DocumentRefused as refused:  # it was started by another release
+    except DocumentRefused as refused:  # another release started the job
         raise DrillImpossible(f"no drill can be planned for the job {job.id}: {refused}") from None
     has_gpus = bool(job.bundle.get("GPU"))
     return drills.Running(
@@ -179,12 +179,12 @@ def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
         step=attempt.last_metric_step or began_at_step(attempt) or 0,
         total_steps=(job.progress or {}).get("total_steps"),
         is_script=document.script is not None,
-        unmended=why_never(document, num_workers=job.world_size, has_gpus=has_gpus),
+        why_not_in_place=why_never(document, num_workers=job.world_size, has_gpus=has_gpus),
     )
 
 
 def _refuse_senseless(running: drills.Running, request: DrillRequest) -> None:
-    """DrillImpossible if it could never pass, or not mean what was asked for."""
+    """DrillImpossible if the drill could never pass, or not mean what was asked for."""
     why = drills.refusal(request.kind, request.rank, request.at_step, running)
     if why is not None:
         raise DrillImpossible(why.message, pointer=why.pointer, hint=why.hint)

@@ -1,4 +1,4 @@
-"""Idempotency keys: one key, one request, one job or drill, whoever asks how often."""
+"""Idempotency keys: one key, one request, one job or drill, however often it is sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.domain.errors import IdempotencyInFlight, IdempotencyMismatch
 
 @dataclass(frozen=True)
 class IdempotencyKey:
-    """What the caller named the request, and a hash of its canonical body."""
+    """The caller's name for the request, and a hash of its canonical body."""
 
     key: str
     fingerprint: str

@@ -1,7 +1,7 @@
-"""The list of jobs: filters, and pages that cost the same however many jobs there are.
+"""The list of jobs: queries, and pages that cost the same however many jobs there are.
 
-Jobs are listed by id, newest first. An id begins with the time of its making, so a page is a walk
-along one index, from the cursor on, whether it is filtered by time, state, queue, label or not.
+Jobs are listed by id, newest first. An id begins with the time at which it was made, so a page is a
+walk along one index, from the cursor on, also if the query names a time, state, queue or label.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MAX_PAGE = 500
 
 
 @dataclass(frozen=True)
-class JobFilter:
-    """All that is given must hold; several states mean any of them."""
+class JobQuery:
+    """Which jobs are listed: those for which all that is given holds. Of several states, any."""
 
     states: tuple[JobState, ...] = ()
     queue: str | None = None
@@ -37,7 +37,7 @@ class JobFilter:
     project: str | None = None
     name: str | None = None
     id_prefix: str | None = None
-    """What the id begins with: `job-` and more."""
+    """The beginning of the id: `job-` and more."""
     created_after: datetime | None = None
     """At this time or later."""
     created_before: datetime | None = None
@@ -73,9 +73,7 @@ class JobFilter:
         return all(storable(word) for word in words if word is not None)
 
 
-def page(
-    session: Session, wanted: JobFilter, *, limit: int, before_id: str | None
-) -> views.JobPage:
+def page(session: Session, wanted: JobQuery, *, limit: int, before_id: str | None) -> views.JobPage:
     """Up to `limit` jobs (at most 500) after the one that the page before ended with."""
     limit = max(1, min(limit, MAX_PAGE))
     rows = repository.page(
@@ -97,7 +95,7 @@ def page(
     return views.JobPage(items=serializers.jobs(session, shown), next_cursor=more)
 
 
-def place(wanted: JobFilter, cursor: str | None) -> str | None:
+def place(wanted: JobQuery, cursor: str | None) -> str | None:
     """The id that a cursor stands for; BadCursor if this listing did not give it out."""
     if cursor is None:
         return None

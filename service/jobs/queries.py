@@ -21,7 +21,7 @@ from service.db.repositories import storage as storage_repository
 from service.db.session import Database
 from service.db.types import storable
 from service.domain import policy
-from service.domain.errors import ArtifactNotFound
+from service.domain.errors import ArtifactNotFound, CodeNotFound
 from service.ingest import silent_processes
 from service.jobs import serializers
 from service.jobs.service import found, not_found
@@ -138,6 +138,17 @@ class Queries:
 
         return await self._database.read(work)
 
+    async def code_of(self, job_id: str) -> tuple[str, str]:
+        """Owner and id of the code that the job brought; CodeNotFound if it brought none."""
+
+        def work(session: Session) -> tuple[str, str]:
+            row = found(session, job_id)
+            if row.code is None:
+                raise CodeNotFound(f"the job {job_id} brought no code: it runs what nodes have")
+            return row.owner, row.code
+
+        return await self._database.read(work)
+
     async def attempts(self, job_id: str) -> views.AttemptPage:
         def work(session: Session) -> views.AttemptPage:
             found(session, job_id)
@@ -202,8 +213,8 @@ class Queries:
         return await self._database.read(work)
 
     async def explain(self, job_id: str) -> views.Explanation:
-        """Why the job is where it is, and why a group is smaller than it should be; while it waits
-        also its place, and who is in its way."""
+        """Why the job is in its state, and why its group is smaller than it should be; while the
+        job waits also its place, and the jobs in its way."""
 
         def work(session: Session) -> views.Explanation:
             row = found(session, job_id)
@@ -236,7 +247,7 @@ class Queries:
         return await self._database.read(work)
 
     async def cluster(self) -> views.Cluster:
-        """The cluster as it was last seen, and what runs where by our own books."""
+        """The cluster as it was last seen, and the jobs on each node as the database has them."""
 
         def work(session: Session) -> views.Cluster:
             row = cluster_repository.get(session)
@@ -279,7 +290,7 @@ def _checkpoint(session: Session, job_id: str, step: int) -> CheckpointRow:
 
 
 def _expected_start(session: Session, blocked_by: Sequence[str]) -> datetime | None:
-    """When the last of the jobs in the way must be over, if each of them must be some time."""
+    """When the last of the jobs in the way must have ended, if each of them has a time limit."""
     ends: list[datetime] = []
     for job_id in blocked_by:
         job = repository.get(session, job_id)

@@ -31,7 +31,7 @@ def job(session: Session, row: JobRow) -> views.Job:
 
 
 def status(row: Row[Any]) -> views.Job:
-    """What `repositories.jobs.status` found."""
+    """The row that `repositories.jobs.status` found."""
     return _job(row, row.labels or {}, row.ray_dashboard)
 
 

@@ -14,9 +14,12 @@ from dray import views
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.checkpoints import init_from
+from service.code import entrypoints
+from service.code.uploads import CodeUploads
 from service.config.settings import Settings
 from service.db.models import EventRow, JobRow
 from service.db.notifications import QUEUE, Signals, events_of
+from service.db.repositories import code as code_repository
 from service.db.repositories import jobs as repository
 from service.db.session import Database, notify
 from service.db.types import storable
@@ -32,7 +35,7 @@ from service.domain.ids import new_job_id
 from service.domain.states import Trigger
 from service.jobs import data_policy, listing, serializers
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
-from service.jobs.listing import JobFilter
+from service.jobs.listing import JobQuery
 from service.lifecycle.transitions import move
 from service.nodes import node_table
 from service.nodes.gpu_capabilities import refuse_missing_precision
@@ -63,6 +66,7 @@ class Jobs:
         self._keys_in_flight = KeysInFlight()
         self._plans = Plans(database)
         self.storage_watch = StorageWatch(database, storage, settings)
+        self.code = CodeUploads(database, storage, settings, clock=clock)
 
     async def submit(
         self,
@@ -79,11 +83,13 @@ class Jobs:
         it is known now could never run it, OutOfMemory if it needs more than its workers have;
         InitFromNotFound if the checkpoint it starts from is not there, InitFromDiffers if that is
         of another model or, to be taken whole, of another training; QuotaExceeded while the storage
-        is full; IdempotencyMismatch if the key was used for another request.
+        is full; CodeUnfit if its code was not uploaded, or has no such program;
+        IdempotencyMismatch if the key was used for another request.
         """
         await data_policy.refuse_forbidden(spec, data_policy.policy_of(self._settings))
-        settled = await self._plans.settle(spec)
-        spec = settled.spec
+        resolved = await self._plans.resolve_parallelism(spec)
+        spec = resolved.spec
+        unfit = await entrypoints.why_unfit(self.code, spec.script, owner)
         now = self._clock()
         job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
 
@@ -95,16 +101,19 @@ class Jobs:
                 earlier = reserve(session, owner, idempotency, job_id, now)
                 if earlier is not None:
                     return serializers.job(session, found(session, earlier)), False
-            if settled.refusal is not None:
-                raise settled.refusal
+            if resolved.refusal is not None:
+                raise resolved.refusal
             request = policy.request_of(spec.resources, spec.elastic)
             _refuse_impossible(session, request)
             refuse_missing_precision(session, spec)
             refuse_if_full(session)
+            if unfit is not None:
+                raise unfit
+            _use_code(session, spec, owner, now)
             origin = init_from.resolve(session, spec)
             row = _new_row(job_id, spec, request, origin, owner, project, self._settings, now)
             repository.insert(session, row, spec.labels)
-            repository.add_event(session, _submitted(row, settled.told, actor, now))
+            repository.add_event(session, _submitted(row, resolved.explanation, actor, now))
             notify(session, job_id, QUEUE)
             session.flush()
             return serializers.job(session, row), True
@@ -123,8 +132,8 @@ class Jobs:
     ) -> views.Job:
         """The job as soon as its state is not `known_state`, or when the time is up.
 
-        Without a known state the one it has now counts as known. A finished job is answered at
-        once. Not one transaction: it looks again whenever something may have changed.
+        Without a known state the present one counts as known. A finished job is answered at once.
+        Not one transaction: the job is read again whenever something may have changed.
         """
         deadline = asyncio.get_running_loop().time() + wait_s
         with self._signals.subscribe(events_of(job_id)) as woken:
@@ -137,10 +146,10 @@ class Jobs:
                 await woken.wait(left_s)
 
     async def list(
-        self, job_filter: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
+        self, query: JobQuery | None = None, *, limit: int = 50, cursor: str | None = None
     ) -> views.JobPage:
         """Newest first, at most `limit` (1 to 500). BadCursor for a cursor of something else."""
-        wanted = job_filter or JobFilter()
+        wanted = query or JobQuery()
         before_id = listing.place(wanted, cursor)
         if not wanted.can_match:
             return views.JobPage(items=[])
@@ -185,13 +194,13 @@ class Jobs:
         return job
 
     async def delete(self, job_id: str, *, actor: str = ANONYMOUS) -> None:
-        """Delete a finished job and all it left, in the name of `actor`; the log keeps that.
+        """Delete a finished job and all it left, in the name of `actor`, which the log keeps.
 
         JobLive if it has not ended; CheckpointInUse if a live job starts from one of its
         checkpoints.
 
         Three steps, each harmless to repeat: hide the job, delete its files, delete its rows. If
-        the service dies between them, `finish_deletions` takes up what is left.
+        the service dies between them, `finish_deletions` does the rest.
         """
         begun = False
 
@@ -201,7 +210,7 @@ class Jobs:
                 row = found(session, job_id, lock=True)
             except NotFound:
                 if begun:
-                    return  # by this very call: nobody had heard that its commit arrived
+                    return  # this very call did it: the answer to its commit was lost
                 raise
             begun = True
             if not row.state.is_terminal:
@@ -210,7 +219,7 @@ class Jobs:
                     hint="cancel it first, and wait until it has ended",
                 )
             init_from.refuse_if_needed(session, job_id)
-            # By the clock that all go by: another process may have to take it up.
+            # By the database's clock: another process may have to finish the deletion.
             row.deleted_at = self._database.time(session)
 
         await self._database.write(hide)
@@ -222,7 +231,7 @@ class Jobs:
     async def finish_deletions(self, before: datetime | None = None) -> int:
         """Complete deletions that were cut off; answers how many.
 
-        At a start all of them; later, when another process may be at it, those begun `before`.
+        At a start all of them; later, when another process may be deleting, those begun `before`.
         """
         hidden = await self._database.read(lambda s: repository.marked_deleted(s, before))
         for job_id in hidden:
@@ -245,6 +254,13 @@ def found(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
 
 def not_found(job_id: str) -> NotFound:
     return NotFound(f"there is no job {job_id}", hint="`dray ls` shows the jobs there are")
+
+
+def _use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None:
+    """Keep the code that the job names from being deleted; CodeUnfit if it is gone."""
+    code = spec.script.code if spec.script else None
+    if code is not None and code_repository.use(session, owner, code, now) is None:
+        raise entrypoints.code_unfit(code)
 
 
 def _refuse_impossible(session: Session, request: policy.Request) -> None:
@@ -292,6 +308,7 @@ def _new_row(
         bundle=dict(request.bundle),
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,
+        code=spec.script.code if spec.script else None,
         state=JobState.QUEUED,
         reason_code="submitted",
         reason_message="waits for the scheduler's first look",

@@ -1,9 +1,9 @@
-"""The job as it is answered, kept until something changes it.
+"""The answer about a job, kept until the job changes.
 
-Most requests of a training service ask how a job is doing, and most of the answers are the same
-as the one before. On SQLite one process does all the writing, so that it knows of every change the
-moment it is committed: there an answer is kept, and never a stale one given. Elsewhere other
-processes write, too, and every answer comes from the database.
+Most requests to a training service ask for the state of a job, and most answers are the same as
+the one before. On SQLite one process does all the writing, so it knows of every change the moment
+it is committed: there an answer is kept, and never a stale one given. On PostgreSQL other processes
+write, too, and every answer comes from the database.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class StatusCache:
         self._lock = threading.Lock()
         self._answers: dict[str, bytes] = {}
         self._changes = 0
-        """Counts commits, so that what was read before one is not kept after it."""
+        """Counts commits, so that an answer that was read before one is not kept after it."""
         if database.is_sqlite:
             database.on_commit(self._forget)
 
     def peek(self, job_id: str) -> bytes | None:
-        """The job's view as JSON if it is at hand."""
+        """The job's view as JSON if it is kept."""
         return self._answers.get(job_id)
 
     async def read(self, job_id: str) -> bytes:

@@ -1,8 +1,8 @@
-"""Asking attempts to save and leave their slots: for a caller, for a node that is to go, for a
-service that takes its cluster along.
+"""Asking attempts to save and leave their slots: for a caller, for a node that is drained, for a
+service that stops its cluster.
 
-What is asked lies in the attempt's row. The reconciler passes it on (`errands`), and the attempt's
-end brings its job back to the queue, uncharged.
+The request is stored in the attempt's row. The reconciler passes it on as a command, and the
+attempt's end brings its job back to the queue, uncharged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.lifecycle.transitions import remark
 
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
 RESERVE_S = 2.0
-"""Of what a node has left: for the word to get there, and for the slots to be given back."""
+"""The part of a node's time left that is for the command to arrive and the slots to be freed."""
 
 
 def ask(
@@ -57,7 +57,7 @@ def ask(
 
 
 def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now: datetime) -> int:
-    """Ask what is on nodes that are about to go; answers how many attempts were asked."""
+    """Ask the attempts on nodes that are drained; answers how many were asked."""
     touch(session)
     drained = {node.node_id: node for node in snapshot.nodes if node.drained_by is not None}
     asked = 0
@@ -73,7 +73,7 @@ def leave_nodes(session: Session, snapshot: ClusterSnapshot, grace_s: float, now
 
 
 def leave_all(session: Session, grace_s: float, now: datetime) -> int:
-    """Ask everything that holds slots; answers how many attempts were asked now."""
+    """Ask every attempt that holds slots; answers how many were asked now."""
     touch(session)
     because = ": the service stops, and its Ray with it"
     return sum(

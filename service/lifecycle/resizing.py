@@ -1,7 +1,7 @@
-"""Groups that change their size: what they say they hold, and the slots that they are granted.
+"""Groups that change their size: the slots that they hold, and those that they are granted.
 
-The slots of a grant are in the attempt's row, as held, from the grant on. So they are nobody
-else's while the group is told of them, which is repeated until it says what it holds then.
+From the grant on its slots are in the attempt's row, as held. So nobody else is given them while
+the group is told of the grant, which is repeated until the group reports what it holds then.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared import contracts
-from ray_workers.shared.contracts import Phase
+from ray_workers.shared.contracts import Grant, Phase, Slice
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import QUEUE
 from service.db.repositories import attempts as attempts_repository
@@ -30,16 +29,16 @@ HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
 ALIVE = (Phase.STARTING, Phase.RUNNING)
 
 
-def as_slices(rows: Sequence[Mapping[str, Any]]) -> tuple[policy.Slice, ...]:
-    return tuple(policy.Slice(row["node_id"], row["num_workers"]) for row in rows)
+def as_slices(rows: Sequence[Mapping[str, Any]]) -> tuple[Slice, ...]:
+    return tuple(Slice(row["node_id"], row["num_workers"]) for row in rows)
 
 
-def as_rows(slices: Sequence[policy.Slice]) -> list[dict[str, Any]]:
+def as_rows(slices: Sequence[Slice]) -> list[dict[str, Any]]:
     return [{"node_id": part.node_id, "num_workers": part.num_workers} for part in slices]
 
 
 def carriers(attempt: AttemptRow | Row[Any]) -> tuple[str, ...]:
-    """Ids of all nodes on which something of the attempt may lie."""
+    """Ids of all nodes that may have files or processes of the attempt."""
     here = (part["node_id"] for part in attempt.slices)
     return tuple(dict.fromkeys([*(attempt.carriers or ()), *here]))
 
@@ -49,7 +48,7 @@ def growing(
 ) -> policy.Growing | None:
     """The group as the plan sees it, if it could use more slots and may be granted some now.
 
-    Also a group that keeps its size may lack workers, and stand by for them.
+    A group that is not elastic may lack workers, too, and stand by for them.
     """
     if attempt.granted is not None or attempt.preempt_asked_at is not None:
         return None
@@ -71,19 +70,16 @@ def growing(
     )
 
 
-def granted(attempt: AttemptRow | Row[Any]) -> contracts.Grant | None:
-    """The grant that the group is to be told of until it says what it holds."""
+def granted(attempt: AttemptRow | Row[Any]) -> Grant | None:
+    """The grant that the group is told of until it reports what it holds."""
     if attempt.granted is None:
         return None
-    slices = (contracts.Slice(p["node_id"], p["num_workers"]) for p in attempt.granted)
-    return contracts.Grant(attempt.grants, tuple(slices))
+    return Grant(attempt.grants, as_slices(attempt.granted))
 
 
-def grant(
-    session: Session, seen: policy.Growing, slices: Sequence[policy.Slice], now: datetime
-) -> bool:
-    """Give the group these slots; False, and nothing is given, unless it is still as it was seen
-    by the plan."""
+def grant(session: Session, seen: policy.Growing, slices: Sequence[Slice], now: datetime) -> bool:
+    """Give the group these slots; False, and nothing is given, if it has changed since the plan saw
+    it."""
     job = repository.lock(session, seen.job_id)
     attempt = attempts_repository.get(session, seen.job_id, seen.attempt)
     if job is None or attempt is None or attempt.finished_at is not None:
@@ -112,7 +108,7 @@ def grant(
 def note_stays(session: Session, stays: Sequence[policy.Stay]) -> int:
     """Store why each group does not grow; answers how many changed.
 
-    Not an event: the plan is made often. What is as it was is not written.
+    No event, since plans are made often. A row that would not change is not written.
     """
     by_job = {stay.job_id: stay for stay in stays}
     changed = 0
@@ -133,13 +129,13 @@ def note_stays(session: Session, stays: Sequence[policy.Stay]) -> int:
 
 
 def close(attempt: AttemptRow) -> None:
-    """It has ended: it lacks nothing, and nobody tells it anything."""
+    """Clear the growth of an attempt that has ended: it lacks nothing and is granted nothing."""
     attempt.lacking, attempt.granted, attempt.growth = 0, None, None
 
 
 def why_smaller(job: JobRow, attempt: AttemptRow | None) -> tuple[str, list[str]]:
-    """What a group below its size waits for, as a sentence, and the jobs in its way; empty where
-    there is nothing to say."""
+    """Why a group is below its size, as a sentence, and the jobs in its way; empty where there is
+    nothing to say."""
     if attempt is None or attempt.finished_at is not None or job.state not in HOLDING:
         return "", []
     if attempt.granted is not None:

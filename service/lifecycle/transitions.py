@@ -16,12 +16,13 @@ from sqlalchemy.orm import Session
 from dray.spec import JobSpec
 from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.shared.contracts import Phase
+from ray_workers.shared.contracts import Phase, Slice
 from service.checkpoints import init_from
 from service.checkpoints.catalog import counting_checkpoints
-from service.db.models import AttemptRow, EventRow, JobRow
+from service.db.models import AttemptRow, CodeRow, EventRow, JobRow
 from service.db.notifications import QUEUE, events_of
 from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import code as code_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
@@ -114,7 +115,7 @@ def remark(
 
 @dataclass(frozen=True)
 class Claimed:
-    """What a launch needs to know of the attempt that a claim began."""
+    """The attempt that a claim began, as a launch needs it."""
 
     job_id: str
     attempt: int
@@ -123,19 +124,21 @@ class Claimed:
     """Committed checkpoints that still count, newest first."""
     max_runtime_s: float | None
     """Running time left to the job."""
-    init_from: CheckpointRef | None = None
+    init_from: CheckpointRef | None
     """Another job's checkpoint to begin with, if none of its own loads."""
-    furthest_step: int = 0
+    furthest_step: int
     """Optimizer steps that an earlier attempt has done."""
-    min_workers: int | None = None
-    """With how few an elastic group may go on."""
+    min_workers: int | None
+    """The fewest workers with which an elastic group may go on."""
+    code: CodeRow | None
+    """The uploaded code that it runs."""
 
 
 def claim(
     session: Session,
     job_id: str,
     attempt_seen: int,
-    slices: Sequence[policy.Slice],
+    slices: Sequence[Slice],
     bundle: Mapping[str, float],
     cluster_session: str,
     now: datetime,
@@ -200,13 +203,16 @@ def claim(
     spec = _rolled_back(spec, attempts_repository.num_diverged(session, job_id))
     origin = init_from.current(session, job)
     furthest = attempts_repository.furthest_step(session, job_id)
+    code = None if job.code is None else code_repository.get(session, job.owner, job.code)
     return Claimed(
-        job_id, job.attempt, spec, refs, left_s, origin, furthest, min_workers=job.min_workers
+        *(job_id, job.attempt, spec, refs, left_s, origin, furthest),
+        min_workers=job.min_workers,
+        code=code,
     )
 
 
 def _rolled_back(spec: JobSpec, rollbacks: int) -> JobSpec:
-    """The document as the next attempt gets it: each rollback before has lowered the rate."""
+    """The document as the next attempt gets it: each earlier rollback has lowered the rate."""
     if not rollbacks:
         return spec
     rate = spec.train.optimizer.lr * ROLLBACK_FACTOR**rollbacks
@@ -222,7 +228,8 @@ def runtime_left_s(job: JobRow) -> float | None:
 def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) -> int:
     """Store why each job waits and at which place; answers how many changed.
 
-    Not a move and no event: the queue is looked at often. What is as it was is not written.
+    Neither a move nor an event, since plans are made often. A row that would not change is not
+    written.
     """
     queued = {row.id: row for row in repository.in_state(session, (JobState.QUEUED,))}
     changed = 0

@@ -1,6 +1,6 @@
-"""The cluster watch: a loop that keeps the newest picture of the cluster, here and in SQL.
+"""The cluster watcher: a loop that keeps the newest snapshot of the cluster, here and in SQL.
 
-The scheduler plans with the picture in memory, so that a submission waits for no call to Ray; the
+The scheduler plans with the snapshot in memory, so that a submission waits for no call to Ray; the
 API answers from the one in SQL.
 """
 
@@ -14,28 +14,30 @@ from service.config.settings import Settings
 from service.db.notifications import QUEUE, Signals
 from service.lifecycle import preemption
 from service.loops.fencing import LoopDatabase
+from service.loops.timings import LoopTimings
 from service.nodes import node_table
 
 logger = logging.getLogger(__name__)
 
 NOT_ASKED = "the cluster was not asked yet"
-PERIOD_S = 1.0
-JOINING_PERIOD_S = 0.2
-"""While a node is about to be accepted, or the cluster is about to answer."""
-REFRESH_S = 10.0
-"""An unchanged picture is stored again after this time, so that its age says it is current."""
 
 
 class ClusterWatcher:
     """Holds `latest`, None while the cluster does not answer, and `problem`, why it does not."""
 
     def __init__(
-        self, database: LoopDatabase, cluster: Cluster, signals: Signals, settings: Settings
+        self,
+        database: LoopDatabase,
+        cluster: Cluster,
+        signals: Signals,
+        settings: Settings,
+        timings: LoopTimings,
     ) -> None:
         self._database = database
         self._cluster = cluster
         self._signals = signals
         self._settings = settings
+        self._timings = timings
         self._stored: object = None
         self._stored_at = 0.0
         self.latest: ClusterSnapshot | None = None
@@ -48,10 +50,11 @@ class ClusterWatcher:
                 await self.run_once()
             except Exception:
                 logger.exception("the cluster watch failed a round; it goes on")
-            settled = self.latest is not None and all(
+            is_steady = self.latest is not None and all(
                 node.accepted or node.drained_by is not None for node in self.latest.nodes
             )
-            await asyncio.sleep(PERIOD_S if settled else JOINING_PERIOD_S)
+            timings = self._timings
+            await asyncio.sleep(timings.watch_period_s if is_steady else timings.joining_period_s)
 
     async def run_once(self) -> None:
         """Ask the cluster, store what changed, wake the scheduler, clear nodes that will go."""
@@ -63,14 +66,15 @@ class ClusterWatcher:
         if (self.latest, self.problem) != before:
             self._signals.publish(QUEUE)
         now = asyncio.get_running_loop().time()
-        if (self.latest, self.problem) != self._stored or now - self._stored_at > REFRESH_S:
+        is_old = now - self._stored_at > self._timings.refresh_s
+        if is_old or (self.latest, self.problem) != self._stored:
             latest, problem = self.latest, self.problem
             await self._database.write(lambda s, at: node_table.store(s, latest, problem, at))
             self._stored, self._stored_at = (latest, problem), now
         await self._clear_drained()
 
     async def _clear_drained(self) -> None:
-        """Ask what trains on a node that is about to go to save and leave, while it can."""
+        """Ask the attempts on a node that is about to go to save and leave, while they can."""
         latest, grace_s = self.latest, self._settings.preempt_grace_s
         if latest is not None and any(node.drained_by is not None for node in latest.nodes):
             await self._database.write(lambda s, at: preemption.leave_nodes(s, latest, grace_s, at))

@@ -1,7 +1,7 @@
 """Commands to attempts that live: stop, leave, grow, inject a fault. Each is passed on once.
 
-What is asked lies in SQL, and whether the cluster took it, only in this process: after a restart
-of the service it is passed on again, which is harmless by the port's word.
+A command is stored in SQL; that the cluster took it, only this process remembers. After a restart
+of the service it is passed on again, which the port promises to be harmless.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from service.loops.queue_view import LiveAttempt
 
 @dataclass(frozen=True)
 class Command:
-    """One thing to tell the cluster."""
+    """One call of the cluster."""
 
     job_id: str
     attempt: int
     what: str
-    """Names it among the errands of the attempt."""
+    """Its name among the commands of the attempt."""
     call: Callable[[], Awaitable[None]]
     """Raises ClusterUnavailable if nobody took it."""
 
@@ -32,14 +32,17 @@ class Command:
 
 
 class Commands:
-    """Which errands are still to be run."""
+    """The commands that are still to be passed on."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._done: set[tuple[str, int, str]] = set()
 
     def due(self, attempt: LiveAttempt, ref: AttemptRef) -> Iterator[Command]:
-        """What was asked of the attempt and not passed on yet. Who is to stop is asked no more."""
+        """Commands to the attempt that are not passed on yet.
+
+        A job that is being cancelled gets no further commands.
+        """
         cluster = self._cluster
         wanted: dict[str, Callable[[], Awaitable[None]]] = {}
         if attempt.job_state is JobState.CANCELLING:
@@ -54,12 +57,12 @@ class Commands:
             for drill in attempt.drills:
                 wanted[drill.id] = functools.partial(cluster.drill, ref, drill)
         for what, call in wanted.items():
-            errand = Command(attempt.job_id, attempt.attempt, what, call)
-            if errand.key not in self._done:
-                yield errand
+            command = Command(attempt.job_id, attempt.attempt, what, call)
+            if command.key not in self._done:
+                yield command
 
-    def done(self, errand: Command) -> None:
-        self._done.add(errand.key)
+    def done(self, command: Command) -> None:
+        self._done.add(command.key)
 
     def forget(self, job_id: str, attempt: int) -> None:
         """The attempt has ended."""

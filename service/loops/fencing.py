@@ -24,7 +24,7 @@ class LeaseLost(Exception):
 
 @dataclass(frozen=True)
 class Term:
-    """What a process has of the lease: its fencing token."""
+    """The fencing token that a process writes under."""
 
     holder: str
     number: int
@@ -36,7 +36,7 @@ class LoopDatabase:
     def __init__(self, database: Database, term: Term | None = None) -> None:
         self._database = database
         self._term = term
-        """None where there is nobody else to run the loops, and no lease."""
+        """None where no other process could run the loops, so that there is no lease."""
         self.lost = asyncio.Event()
         """Set when a write found that the lease is gone."""
 
@@ -44,10 +44,10 @@ class LoopDatabase:
         return await self._database.read(lambda s: work(s, self._database.time(s)))
 
     async def write(self, work: Work[T]) -> T:
-        """What `work` returns, once it is committed under the lease.
+        """The result of `work`, once it is committed under the lease.
 
-        Does not return if the lease is lost: whoever runs the loops sees `lost` and cancels them,
-        so that none of them goes on with what it took to be true.
+        Does not return if the lease is lost: the leader sees `lost` and cancels the loops, so that
+        none of them goes on with a state that another process may have changed.
         """
         try:
             return await self._database.write(lambda s: self._fenced(s, work))

@@ -1,7 +1,7 @@
 """Which process runs the loops: one at a time of all that share a database.
 
 On PostgreSQL every process that could run them asks for the lease; the one that gets it runs them
-until a renewal or a write finds it gone. On SQLite the lock on the home has settled it.
+until a renewal or a write finds it gone. On SQLite the lock on the home decides, without a lease.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -22,11 +23,10 @@ from service.db.session import Database, notify, touch
 from service.domain import leases
 from service.domain.leases import Lease
 from service.loops.fencing import LoopDatabase, Term
+from service.loops.timings import LoopTimings
 
 logger = logging.getLogger(__name__)
 
-ASK_AGAIN_S = 1.0
-"""At least, also where the lease is about to end."""
 TOPIC = "lease"
 """Published when the lease is given up before its end."""
 
@@ -35,7 +35,7 @@ Loops = Sequence[tuple[str, Coroutine[Any, Any, None]]]
 
 
 def own_name() -> str:
-    """A holder's: for people the host and process, and a part that no other process has."""
+    """The name of a holder: its host and process for people, and a part that no other has."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
@@ -46,18 +46,20 @@ class Leader:
         self,
         database: Database,
         start: Callable[[LoopDatabase], Loops],
+        timings: LoopTimings,
         *,
         name: str | None = None,
         alone: bool | None = None,
     ) -> None:
         self._database = database
         self._start = start
+        self._timings = timings
         self._alone = database.is_sqlite if alone is None else alone
         self.name = name or own_name()
         self.lease: Lease | None = None
         """As this process last had it; None while it does not run the loops."""
         self.other: Lease | None = None
-        """Whose it is meanwhile, as far as known."""
+        """The lease of another process, as far as known."""
         self.tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -79,7 +81,7 @@ class Leader:
     async def _wait_for_term(self) -> Term:
         with self._database.signals.subscribe(TOPIC) as woken:
             while True:
-                wait_s = ASK_AGAIN_S
+                wait_s = self._timings.lease_retry_s
                 try:
                     wait_s = max(wait_s, await self._database.read(self._left_s))
                     if self.other is None:
@@ -93,8 +95,8 @@ class Leader:
                 await woken.wait(wait_s)
 
     async def _ask(self) -> None:
-        """Take the lease if it is free. Cancelled meanwhile, wait for the answer: a lease that
-        nobody knows of could not be released, and the others would wait for its end."""
+        """Take the lease if it is free. Cancelled meanwhile, this waits for the answer: a lease
+        that nobody knows of could not be released, and the others would wait for its end."""
         asking = asyncio.ensure_future(self._database.write(self._take))
         try:
             self.lease = await asyncio.shield(asking)
@@ -104,15 +106,18 @@ class Leader:
             raise
 
     def _left_s(self, session: Session) -> float:
-        """How long the lease is another's for, unless it is renewed."""
+        """How long another process has the lease, unless it is renewed."""
         found, now = repository.get(session), self._database.time(session)
-        if found is None or leases.taken(found, self.name, now) is not None:
+        if found is None or self._taken(found, now) is not None:
             self.other = None
             return 0.0
         if self.other is None or self.other.holder != found.holder:
             logger.info("%s stands by: %s runs the loops", self.name, found.holder)
         self.other = found
         return (found.expires_at - now).total_seconds()
+
+    def _taken(self, found: Lease | None, now: datetime) -> Lease | None:
+        return leases.taken(found, self.name, now, self._timings.lease_held_for)
 
     def _take(self, session: Session) -> Lease | None:
         """Waits for every write under the lease of before, and they for it.
@@ -121,12 +126,11 @@ class Leader:
         one, and a living one finds out that it lost the lease.
         """
         touch(session)
-        if leases.taken(repository.get(session), self.name, self._database.time(session)) is None:
+        if self._taken(repository.get(session), self._database.time(session)) is None:
             return None
         repository.end_writes(session)
         repository.lock(session, alone=True)
-        found = repository.get(session)
-        taken = leases.taken(found, self.name, self._database.time(session))
+        taken = self._taken(repository.get(session), self._database.time(session))
         if taken is not None:
             repository.put(session, taken)
         return taken
@@ -147,7 +151,7 @@ class Leader:
         """Renew the lease until it is lost."""
         while True:
             try:
-                async with asyncio.timeout(leases.RENEW_AFTER_S):
+                async with asyncio.timeout(self._timings.lease_renewal_s):
                     await database.lost.wait()
                 return
             except TimeoutError:
@@ -170,7 +174,7 @@ class Leader:
         """None if it was lost. Takes no lock that a write could hold for long."""
         touch(session)
         now = self._database.time(session)
-        then = leases.renewed(lease, now)
+        then = leases.renewed(lease, now, self._timings.lease_held_for)
         return then if repository.compare_and_set(session, lease, then, now) else None
 
     def _release(self, session: Session, lease: Lease) -> None:

@@ -15,7 +15,8 @@ from service.db.repositories import attempts as repository
 from service.domain.reliability import Seen, worker_mtbf_s
 
 LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRASTRUCTURE)
-"""A preempted job saves first, and an error of the user's own says nothing of the machines."""
+"""Not preemptions, before which a job saves, nor the user's own errors, which say nothing of the
+machines."""
 LOOK_BACK = timedelta(days=30)
 
 

@@ -1,7 +1,6 @@
 """The jobs as the loops see them: those that wait, and those that live.
 
-Read at every round of the loops, so it takes only the columns that it needs, and no objects of
-rows.
+Every round of the loops reads them, so only the columns that are needed, without objects of rows.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Drill, DrillKind, Grant
+from ray_workers.shared.contracts import Drill, DrillKind, Grant, Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
@@ -30,32 +29,32 @@ class LiveAttempt:
     job_id: str
     attempt: int
     job_state: JobState
-    slices: tuple[policy.Slice, ...]
+    slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
     cluster_session: str
     age_s: float
-    """Since its claim."""
+    """Seconds since the claim."""
     started_at: datetime | None
     max_runtime_s: int | None
     runtime_used_s: float
-    """By attempts before this one."""
+    """Running time of the attempts before this one."""
     cursor: Mapping[str, int]
     preempt_grace_s: float | None = None
-    """Set once it was asked to leave its slots."""
+    """Set once the attempt was asked to leave its slots."""
     drills: tuple[Drill, ...] = ()
-    """Those that it is to take and that have not struck."""
+    """Faults that are to be injected and were not yet."""
     node_ids: tuple[str, ...] = ()
-    """On which something of it may lie, those that it left among them."""
+    """Nodes that may have files or processes of the attempt, also those that it left."""
     grant: Grant | None = None
-    """Slots that are its own, and that it has not said it knows of."""
+    """Slots that the attempt holds and has not confirmed yet."""
     growing: policy.Growing | None = None
-    """Set while it could use more slots, and may be granted some."""
+    """Set while the group could use more slots and may be granted some."""
 
 
 def snapshot(
     session: Session, now: datetime
 ) -> tuple[tuple[policy.WaitingJob, ...], tuple[LiveAttempt, ...]]:
-    """Who waits, in the order of the queue, and every attempt that may still hold slots."""
+    """The waiting jobs, in the order of the queue, and every attempt that may still hold slots."""
     jobs = repository.in_state(session, UNFINISHED)
     waiting = tuple(
         policy.WaitingJob(
@@ -97,7 +96,7 @@ def snapshot(
 
 
 def _drills(session: Session) -> dict[tuple[str, int], list[Drill]]:
-    """By attempt, those that have not struck."""
+    """By attempt, those whose fault was not injected yet."""
     drills: dict[tuple[str, int], list[Drill]] = {}
     for drill in faults_repository.waiting_drills(session):
         asked = Drill(drill.id, DrillKind(drill.kind), drill.rank, drill.at_step)

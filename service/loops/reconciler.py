@@ -2,7 +2,7 @@
 
 Each live attempt has a follower, a task that long-polls it and stores every reply together with
 the cursor in one transaction. So a reply that was not stored is simply asked for again, by this
-process or by the next one. What is live is what SQL says, not what this process remembers.
+process or by the next one. SQL says which attempts live, not the memory of this process.
 """
 
 from __future__ import annotations
@@ -11,32 +11,28 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ray_workers.shared.contracts import Cause, PollReply
+from ray_workers.shared.contracts import Cause, Frame, Outcome, PollReply
+from service.checkpoints import unreported
 from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
 from service.config.settings import Settings
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import jobs as repository
+from service.domain.errors import StorageUnavailable
 from service.ingest import attempt_results
 from service.loops import queue_view
 from service.loops.commands import Command, Commands
 from service.loops.fencing import LoopDatabase
-from service.loops.scheduler import Scheduler
+from service.loops.launches import Launches
+from service.loops.timings import LoopTimings
 from service.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES = 1 << 20
-MIN_PERIOD_S = 0.2
-"""Between two replies with data, so that a fast job's steps are stored in batches."""
-UNAVAILABLE_PAUSE_S = 0.5
-ORPHANS_PERIOD_S = 30.0
-DELETED_PERIOD_S = 15.0
-LAUNCH_GRACE_S = 40.0
-"""How long after its claim an attempt may still be launched by another process: longer than the
-gateway waits for an answer."""
 
 
 class Reconciler:
@@ -47,21 +43,25 @@ class Reconciler:
         database: LoopDatabase,
         cluster: Cluster,
         storage: Storage,
-        scheduler: Scheduler,
+        launches: Launches,
         signals: Signals,
         settings: Settings,
+        timings: LoopTimings,
     ) -> None:
         self._database = database
         self._cluster = cluster
         self._storage = storage
-        self._scheduler = scheduler
+        self._launches = launches
         self._signals = signals
         self._settings = settings
+        self._timings = timings
         self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._refs: dict[tuple[str, int], AttemptRef] = {}
-        """Of what is followed: a group that grows comes to other nodes."""
+        """Where each followed attempt is now: a group that grows comes to other nodes."""
         self._chores: dict[tuple[object, ...], asyncio.Task[None]] = {}
-        self._errands = Commands(cluster)
+        # Threads of its own: a storage that hangs must not use up those of everybody.
+        self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
+        self._commands = Commands(cluster)
         self._orphans_at = self._deleted_at = 0.0
 
     async def run(self) -> None:
@@ -79,21 +79,22 @@ class Reconciler:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+            self._storage_readers.shutdown(wait=False, cancel_futures=True)
 
     async def run_once(self) -> None:
-        """Start the followers that are missing, pass on what users asked, end what nobody owns."""
+        """Start the missing followers, pass on commands, end attempts that nobody owns."""
         _, live = await self._database.read(queue_view.snapshot)
         for attempt in live:
             key = (attempt.job_id, attempt.attempt)
-            if key in self._scheduler.launching:
+            if self._launches.is_under_way(*key):
                 continue
             self._refs[key] = _ref(attempt)
             if key not in self._followers:
                 task = asyncio.create_task(self._follow(attempt), name=f"follow {key}")
                 self._followers[key] = task
                 task.add_done_callback(functools.partial(self._forget, key))
-            for errand in self._errands.due(attempt, self._refs[key]):
-                self._begin(errand.key, self._run(errand))
+            for command in self._commands.due(attempt, self._refs[key]):
+                self._begin(command.key, self._pass_on(command))
         if asyncio.get_running_loop().time() >= self._orphans_at:
             self._begin(("orphans",), self._end_orphans())
         if asyncio.get_running_loop().time() >= self._deleted_at:
@@ -104,22 +105,25 @@ class Reconciler:
         self._refs.pop(key, None)
 
     def _begin(self, what: tuple[object, ...], chore: Coroutine[Any, Any, None]) -> None:
-        """Do it beside the loop, once at a time: one supervisor that does not answer must not
-        keep the others waiting."""
+        """Run the chore beside the loop, once at a time: one supervisor that does not answer must
+        not keep the others waiting."""
         if what in self._chores:
             return chore.close()
         self._chores[what] = task = asyncio.create_task(chore)
         task.add_done_callback(lambda _: self._chores.pop(what, None))
         return None
 
-    async def _run(self, errand: Command) -> None:
+    async def _pass_on(self, command: Command) -> None:
         try:
-            await errand.call()
+            await command.call()
         except ClusterUnavailable as error:
-            logger.info("can't tell %s attempt %d to %s yet: %s", *errand.key, error)
-            await asyncio.sleep(UNAVAILABLE_PAUSE_S)
+            logger.info("can't tell %s attempt %d to %s yet: %s", *command.key, error)
+            await self._pause()
         else:
-            self._errands.done(errand)
+            self._commands.done(command)
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._timings.unavailable_pause_s)
 
     async def _follow(self, attempt: queue_view.LiveAttempt) -> None:
         """Poll one attempt and store what it says, until its outcome is stored."""
@@ -134,7 +138,7 @@ class Reconciler:
                     ref, cursor, self._settings.poll_wait_s, MAX_REPLY_BYTES
                 )
                 if reply.outcome is not None and ref != self._refs[key]:
-                    continue  # it came to other nodes meanwhile, which were not looked at
+                    continue  # it came to other nodes meanwhile, which were not asked
                 if not given_up and _was_never_there(reply):
                     given_up = await self._give_up(ref, asked_at - claimed_at)
                     continue  # it may have come while it was given up
@@ -142,36 +146,64 @@ class Reconciler:
                 if str(error) != said:
                     said = str(error)
                     logger.info("no answer from %s attempt %d: %s", ref.job_id, ref.attempt, said)
-                await asyncio.sleep(UNAVAILABLE_PAUSE_S)
+                await self._pause()
                 continue
             try:
-                recorded = await self._store(ref, cursor, reply)
+                in_storage = await self._checkpoints_of_ended(ref, reply.outcome)
+                recorded = await self._store(ref, cursor, reply, in_storage)
             except Exception:
                 logger.exception("could not store a reply of %s; asking again", ref.job_id)
-                await asyncio.sleep(UNAVAILABLE_PAUSE_S)
+                await self._pause()
                 continue
-            if not recorded.live:  # its end is stored, by us or by someone else
+            if not recorded.live:  # the end is stored, by this process or by another
                 return await self._close(ref)
             cursor = dict(recorded.cursor)
             if not reply.more:
-                await asyncio.sleep(max(0.0, MIN_PERIOD_S - (loop.time() - asked_at)))
+                took_s = loop.time() - asked_at
+                await asyncio.sleep(max(0.0, self._timings.reply_period_s - took_s))
 
     async def _give_up(self, ref: AttemptRef, age_s: float) -> bool:
         """See to it that an attempt without a supervisor does not come late; False, after a
         pause, while it may be one that is just being launched.
 
-        Of our own launches we know when they are over; others may be under way in another
+        This process knows when its own launches are over; others may be under way in another
         process, or in a gateway that outlives the service that was killed.
         """
-        ours = (ref.job_id, ref.attempt) in self._scheduler.claimed
-        if not ours and age_s < LAUNCH_GRACE_S:
-            await asyncio.sleep(UNAVAILABLE_PAUSE_S)
+        ours = self._launches.is_ours(ref.job_id, ref.attempt)
+        if not ours and age_s < self._timings.launch_grace_s:
+            await self._pause()
             return False
         await self._cluster.give_up(ref)
         return True
 
+    async def _checkpoints_of_ended(self, ref: AttemptRef, outcome: Outcome | None) -> list[Frame]:
+        """Reports of the attempt's checkpoints in the storage, since a lost node takes unread
+        reports along: the newest first, as many as the storage lists in time."""
+        if outcome is None or outcome.cause is Cause.SUCCEEDED:  # then every report was read
+            return []
+        found: list[Frame] = []
+
+        def search() -> None:
+            for report in unreported.committed(self._storage, ref.job_id, ref.attempt):
+                found.append(report)
+
+        searching = asyncio.get_running_loop().run_in_executor(self._storage_readers, search)
+        try:
+            await asyncio.wait_for(searching, self._timings.storage_limit_s)
+        except (TimeoutError, StorageUnavailable):
+            logger.warning(
+                "%s attempt %d ends without a whole list of its checkpoints in the storage",
+                ref.job_id,
+                ref.attempt,
+            )
+        return list(found)
+
     async def _store(
-        self, ref: AttemptRef, asked: Mapping[str, int], reply: PollReply
+        self,
+        ref: AttemptRef,
+        asked: Mapping[str, int],
+        reply: PollReply,
+        in_storage: Sequence[Frame],
     ) -> attempt_results.Recorded:
         return await self._database.write(
             lambda session, now: attempt_results.record(
@@ -182,13 +214,15 @@ class Reconciler:
                 reply,
                 now,
                 asked=asked,
+                in_storage=in_storage,
             )
         )
 
     async def _close(self, ref: AttemptRef) -> None:
-        """Let the cluster forget an attempt whose end is stored; repeated as an orphan's."""
-        self._errands.forget(ref.job_id, ref.attempt)
-        self._scheduler.claimed.discard((ref.job_id, ref.attempt))
+        """Let the cluster forget an attempt whose end is stored. If the cluster does not answer,
+        the search for orphans does it."""
+        self._commands.forget(ref.job_id, ref.attempt)
+        self._launches.ended(ref.job_id, ref.attempt)
         try:
             await self._cluster.acknowledge(ref)
         except ClusterUnavailable as error:
@@ -199,10 +233,10 @@ class Reconciler:
     async def _end_orphans(self) -> None:
         """End attempts that the cluster still has and SQL has closed.
 
-        SQL is asked last: an attempt is claimed before it is launched, so that what the cluster
-        lists and SQL then does not call live has ended.
+        SQL is asked last: an attempt is claimed before it is launched, so one that the cluster
+        lists and that SQL then does not call live has ended.
         """
-        self._orphans_at = asyncio.get_running_loop().time() + ORPHANS_PERIOD_S
+        self._orphans_at = asyncio.get_running_loop().time() + self._timings.orphans_period_s
         try:
             known = await self._cluster.attempts()
             _, live = await self._database.read(queue_view.snapshot)
@@ -211,20 +245,20 @@ class Reconciler:
                 key = (ref.job_id, ref.attempt)
                 if key not in owned:
                     logger.warning("ending %s attempt %d, which nobody owns", *key)
-                    with contextlib.suppress(ClusterUnavailable):  # it may be stopped
+                    with contextlib.suppress(ClusterUnavailable):  # the supervisor may be stopped
                         await self._cluster.stop_attempt(ref)
                     await self._cluster.acknowledge(ref)
         except ClusterUnavailable:
-            await asyncio.sleep(UNAVAILABLE_PAUSE_S)
+            await self._pause()
             self._orphans_at = 0.0
 
     async def _drop_deleted(self) -> None:
-        """Have the nodes delete what they keep for jobs that were deleted.
+        """Have the nodes delete their files of jobs that were deleted.
 
-        It goes by what the nodes say, so that one that was away is told later. SQL is asked last: a
-        job is stored before a node hears of it.
+        The nodes say which jobs they keep files of, so a node that was away is told later. SQL is
+        asked last: a job is stored before a node hears of it.
         """
-        self._deleted_at = asyncio.get_running_loop().time() + DELETED_PERIOD_S
+        self._deleted_at = asyncio.get_running_loop().time() + self._timings.deleted_period_s
         try:
             kept = await self._cluster.kept_jobs()
             known = await self._database.read(lambda s, _: repository.existing(s, kept))
@@ -232,7 +266,7 @@ class Reconciler:
                 logger.info("the nodes drop what they keep for deleted jobs: %s", deleted)
                 await self._cluster.drop_jobs(deleted)
         except ClusterUnavailable:
-            await asyncio.sleep(UNAVAILABLE_PAUSE_S)
+            await self._pause()
             self._deleted_at = 0.0
 
 

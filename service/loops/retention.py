@@ -1,4 +1,4 @@
-"""Upkeep: looking at how full the storage is, and deleting what the operator does not want kept."""
+"""Retention: deleting jobs that the operator does not want kept, and measuring the storage."""
 
 from __future__ import annotations
 
@@ -15,18 +15,13 @@ from service.db.repositories import storage as repository
 from service.db.session import Database
 from service.domain.errors import CheckpointInUse, NotFound
 from service.jobs.service import Jobs
+from service.loops.timings import LoopTimings
 from service.storage.quota import StorageWatch
 
 logger = logging.getLogger(__name__)
 
-PERIOD_S = 10.0
-RETENTION_PERIOD_S = 60.0
 MOST_SHARE = 0.02
-"""Of the time, what looking at the storage may take: it adds up rows, and there may be many."""
-MOST_BETWEEN_LOOKS_S = 300.0
-"""However long one took: it may have been the database that was away."""
-DELETION_GRACE = timedelta(minutes=1)
-"""A deletion that began before that was cut off: the process that was at it is gone."""
+"""The share of the time that measuring the storage may take: it adds up rows, maybe many."""
 BATCH = 100
 """Jobs deleted by one rule in one round."""
 
@@ -40,6 +35,7 @@ class Retention:
         watch: StorageWatch,
         jobs: Jobs,
         settings: Settings,
+        timings: LoopTimings,
         *,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
@@ -48,8 +44,9 @@ class Retention:
         self._jobs = jobs
         self._days = settings.retention_days
         self._count = settings.retention_jobs
+        self._timings = timings
         self._clock = clock
-        self._retention_at = self._look_at = 0.0
+        self._expiry_at = self._measure_at = 0.0
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -57,24 +54,28 @@ class Retention:
             try:
                 await self.run_once()
             except Exception:
-                logger.exception("the upkeep failed a round; it goes on")
-            await asyncio.sleep(PERIOD_S)
+                logger.exception("the retention failed a round; it goes on")
+            await asyncio.sleep(self._timings.retention_period_s)
 
     async def run_once(self) -> int:
         """One round; answers how many jobs were deleted."""
         deleted = 0
         loop = asyncio.get_running_loop()
-        if loop.time() >= self._retention_at:
-            await self._jobs.finish_deletions(before=await self._now() - DELETION_GRACE)
+        if loop.time() >= self._expiry_at:
+            before = await self._now() - self._timings.deletion_grace
+            await self._jobs.finish_deletions(before=before)
             deleted = await self.delete_expired()
-            self._retention_at = loop.time() + (0.0 if deleted else RETENTION_PERIOD_S)
-        if self._watch.is_limited and loop.time() >= self._look_at:
+            await self._jobs.code.sweep(await self._now())
+            pause_s = 0.0 if deleted else self._timings.expiry_period_s
+            self._expiry_at = loop.time() + pause_s
+        if self._watch.is_limited and loop.time() >= self._measure_at:
             began = loop.time()
             try:
                 await self._watch.look(await self._now())
             finally:
-                took_s = loop.time() - began
-                self._look_at = began + min(took_s / MOST_SHARE, MOST_BETWEEN_LOOKS_S)
+                pause_s = (loop.time() - began) / MOST_SHARE
+                most_s = self._timings.most_between_measurements_s
+                self._measure_at = began + min(pause_s, most_s)
         return deleted
 
     async def _now(self) -> datetime:
@@ -100,9 +101,9 @@ class Retention:
     async def _delete(self, found: list[tuple[str, str]], why: str) -> int:
         deleted = 0
         for job_id, project in found:
-            # Somebody may have deleted it meanwhile, or begun a job from its checkpoint.
+            # Somebody may have deleted the job meanwhile, or begun another from its checkpoint.
             with contextlib.suppress(NotFound, CheckpointInUse):
-                await self._jobs.delete(job_id, actor="the upkeep")
+                await self._jobs.delete(job_id, actor="the retention")
                 deleted += 1
                 logger.info("deleted the job %s of the project %s: %s", job_id, project, why)
         return deleted

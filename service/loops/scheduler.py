@@ -1,7 +1,8 @@
 """The scheduler: a loop that decides which waiting job starts where, and starts it.
 
-Snapshot, plan, claim, launch. The deciding is `domain.policy.plan`, a pure function; what is here
-reads, applies, and forgets. A claim that finds the job changed is no error: someone else won.
+Each round takes a snapshot, plans, claims and launches. `domain.policy.plan`, a pure function,
+decides; the loop reads, applies and forgets. A claim that finds the job changed is no error:
+someone else won.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, Slice
+from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, CodeRef
 from ray_workers.supervision.recovery_rules import why_never
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.config.settings import Settings
@@ -26,13 +27,11 @@ from service.lifecycle import resizing, transitions
 from service.loops import mtbf, queue_view
 from service.loops.cluster_watcher import ClusterWatcher
 from service.loops.fencing import LoopDatabase
+from service.loops.launches import Launches
+from service.loops.timings import LoopTimings
 from service.nodes import quarantine
 
 logger = logging.getLogger(__name__)
-
-IMPOSSIBLE_GRACE = timedelta(seconds=60)
-"""How long a job that nothing could ever run is kept waiting before it fails: a node of the
-cluster may just be starting again."""
 
 
 class Scheduler:
@@ -43,24 +42,23 @@ class Scheduler:
         database: LoopDatabase,
         cluster: Cluster,
         watch: ClusterWatcher,
+        launches: Launches,
         signals: Signals,
         settings: Settings,
+        timings: LoopTimings,
         deployment_id: str,
         halted: asyncio.Event,
     ) -> None:
         self._database = database
         self._cluster = cluster
         self._watch = watch
+        self._launches = launches
         self._signals = signals
         self._settings = settings
+        self._impossible_grace = timedelta(seconds=timings.impossible_grace_s)
         self._deployment_id = deployment_id
         self._halted = halted
         self._impossible_since: dict[str, datetime] = {}
-        self.launching: set[tuple[str, int]] = set()
-        """Attempts being claimed, or whose launch has not answered: not yet to be polled, since
-        a supervisor that is not there yet looks like one that died."""
-        self.claimed: set[tuple[str, int]] = set()
-        """Attempts that this process claimed, until their end is stored."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -116,12 +114,12 @@ class Scheduler:
         if has_run:
             return policy.Wait(decision.job_id, decision.reason, place + 1)
         since = self._impossible_since.setdefault(decision.job_id, now)
-        if now - since >= IMPOSSIBLE_GRACE:
+        if now - since >= self._impossible_grace:
             return decision
         return policy.Wait(decision.job_id, decision.reason, place + 1)
 
     def _note(self, session: Session, decisions: list[policy.Decision], now: datetime) -> None:
-        touch(session)  # what waits as before is as it was
+        touch(session)  # jobs that wait as before did not change
         waits = [d for d in decisions if isinstance(d, policy.Wait)]
         transitions.note_waiting(session, waits, now)
         resizing.note_stays(session, [d for d in decisions if isinstance(d, policy.Stay)])
@@ -130,19 +128,19 @@ class Scheduler:
                 transitions.fail_impossible(session, decision.job_id, decision.reason, now)
 
     async def _grow(self, group: policy.Growing, grow: policy.Grow) -> None:
-        """Grant the slots, if the group is still as it was; the reconciler tells it of them."""
+        """Grant the slots, if the group is still as it was; the reconciler passes the grant on."""
         await self._database.write(lambda s, at: resizing.grant(s, group, grow.slices, at))
 
     async def _start(
         self, job: policy.WaitingJob, start: policy.Start, cluster_session: str
     ) -> bool:
         """Claim the job for a new attempt and launch it; False if the claim was lost."""
-        key = (job.job_id, job.attempt + 1)
-        self.launching.add(key)
+        attempt = job.attempt + 1
+        self._launches.begin(job.job_id, attempt)
         try:
             return await self._claim_and_launch(job, start, cluster_session)
         finally:
-            self.launching.discard(key)
+            self._launches.answered(job.job_id, attempt)
             self._signals.publish(QUEUE)
 
     async def _claim_and_launch(
@@ -161,17 +159,18 @@ class Scheduler:
         )
         if claimed is None:
             return False
-        self.claimed.add((job.job_id, claimed.attempt))
+        self._launches.claimed(job.job_id, claimed.attempt)
         spec = AttemptSpec(
             deployment_id=self._deployment_id,
             job_id=job.job_id,
             attempt=claimed.attempt,
             spec=claimed.spec.model_dump(mode="json"),
-            slices=tuple(Slice(part.node_id, part.num_workers) for part in start.slices),
+            slices=start.slices,
             bundle=dict(job.request.bundle),
             storage_url=self._settings.storage_url,
             resume_from=claimed.resume_from,
             init_from=claimed.init_from,
+            code=_code_of(claimed, self._settings.storage_url),
             start_timeout_s=self._settings.start_timeout_s,
             max_runtime_s=claimed.max_runtime_s,
             data_policy=data_policy.policy_of(self._settings),
@@ -185,8 +184,8 @@ class Scheduler:
         try:
             await self._cluster.launch(spec)
         except ClusterUnavailable as error:
-            # Nobody knows whether it started. The reconciler finds out, and ends what did not;
-            # a gateway that is still at it says so when it is polled.
+            # Nobody knows whether the attempt started. The reconciler finds out, and ends it if it
+            # did not; a gateway that is still launching says so when it is polled.
             logger.warning(
                 "the launch of %s attempt %d is in doubt: %s", spec.job_id, spec.attempt, error
             )
@@ -202,6 +201,14 @@ def _recovers_in_place(claimed: transitions.Claimed, bundle: Mapping[str, float]
     # As many as it asks for: an elastic group that begins with one may have more later.
     num_workers = claimed.spec.resources.num_workers
     return not why_never(claimed.spec, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))
+
+
+def _code_of(claimed: transitions.Claimed, storage_url: str) -> CodeRef | None:
+    row = claimed.code
+    if row is None:
+        return None
+    url = f"{storage_url.rstrip('/')}/{row.manifest_key}"
+    return CodeRef(row.id, url, row.manifest_sha256)
 
 
 def _storage_problem(session: Session) -> str | None:

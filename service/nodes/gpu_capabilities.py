@@ -1,4 +1,4 @@
-"""The kinds of GPU that a job may be given, and what those can't do."""
+"""The kinds of GPU that a job may be given, and their limits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from service.domain.errors import Unsatisfiable
 from service.nodes import node_table
 
 KIND = "accelerator_type:"
-"""Before the kind, in the name of the resource by which a Ray node tells it."""
+"""The prefix of the resource by which a Ray node tells its kind of GPU."""
 WITHOUT_BF16 = frozenset({"K80", "M60", "P4", "P100", "V100", "T4"})
 """Of compute capability below 8.0, by Ray's names (`ray.util.accelerators`)."""
 
 
 def kinds(session: Session, spec: JobSpec) -> set[str | None]:
-    """The one that the job names, else those that the cluster has; None for one that nobody knows.
+    """The kind that the job names, else those that the cluster has; None for an unknown one.
 
     Empty where no GPU is connected.
     """
@@ -25,17 +25,17 @@ def kinds(session: Session, spec: JobSpec) -> set[str | None]:
     for node in node_table.usable(session) or ():
         if node.total.get("GPU", 0):
             own = {name.removeprefix(KIND) for name in node.total if name.startswith(KIND)}
-            found |= {name for name in own if not _is_said_better(name, own)} or {None}
+            found |= {name for name in own if not _has_more_exact(name, own)} or {None}
     return found
 
 
-def _is_said_better(name: str, names: set[str]) -> bool:
-    """Ray finds an `A100` where somebody has said `A100-80G`, and the node has both."""
+def _has_more_exact(name: str, names: set[str]) -> bool:
+    """Ray finds an `A100` where the operator named an `A100-80G`, and the node has both."""
     return any(other.startswith(f"{name}-") for other in names)
 
 
 def refuse_missing_precision(session: Session, spec: JobSpec) -> None:
-    """Unsatisfiable for a precision that some GPU lacks which the job may be given."""
+    """Unsatisfiable for a precision that some GPU lacks that the job may be given."""
     if not spec.resources.gpus_per_worker or spec.train.precision != "bf16":
         return
     found = kinds(session, spec)

@@ -1,4 +1,4 @@
-"""The picture of the cluster in SQL: what submit checks against and `/v1/cluster` shows."""
+"""The snapshot of the cluster in SQL, which submit checks against and `/v1/cluster` shows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from service.nodes import quarantine
 def store(
     session: Session, snapshot: ClusterSnapshot | None, problem: str | None, now: datetime
 ) -> None:
-    """Keep the newest picture. Without a snapshot the nodes stay as last seen, not connected, and
-    no dashboard is known: that of a Ray that is gone does not come back at its address."""
+    """Keep the newest snapshot. Without one the nodes stay as last seen, not connected, and no
+    dashboard is known: the next Ray may have another address."""
     before = repository.get(session)
     repository.put(
         session,
@@ -33,10 +33,10 @@ def store(
     )
     if snapshot is None:
         return
-    # After the cluster's row was written, which keeps out others who look at once.
+    # After the cluster's row was written, which keeps out other processes that do the same.
     kept_before = {row.node_id: row.quarantined for row in repository.nodes(session)}
     kept = quarantine.as_stored(snapshot.nodes, kept_before)
-    quarantine.tell(
+    quarantine.add_events(
         session, kept_before, kept, {n.node_id: n.hostname for n in snapshot.nodes}, now
     )
     repository.replace_nodes(
@@ -47,7 +47,7 @@ def store(
                 hostname=node.hostname,
                 alive=node.alive,
                 accepted=node.accepted,
-                reason=node.problem,
+                reason=node.problem or node.full,
                 total=dict(node.resources),
                 available=dict(node.available),
                 quarantined=kept[node.node_id],
@@ -59,7 +59,7 @@ def store(
 
 
 def usable(session: Session) -> tuple[policy.Node, ...] | None:
-    """The nodes that may carry ranks; None while nobody knows (not connected, or none yet)."""
+    """The nodes that may carry ranks; None while none is known (not connected, or none yet)."""
     cluster = repository.get(session)
     if cluster is None or not cluster.connected:
         return None

@@ -1,4 +1,5 @@
-"""Events of jobs about slots that are kept from use because something on them is not gone."""
+"""Quarantined slots, which are kept from use because a process of an ended job is not gone: their
+events, and the slots that they take from the plan."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ QUARANTINED = "slot_quarantined"
 RELEASED = "slot_released"
 
 Stored = Mapping[str, Sequence[Mapping[str, Any]]]
-"""What each node keeps, by its id: `Quarantined` as JSON."""
+"""The quarantined slots of each node, by its id: `Quarantined` as JSON."""
 
 
 def as_stored(nodes: Sequence[ClusterNode], before: Stored) -> dict[str, list[dict[str, Any]]]:
-    """What to store of each node; of one that has not said, what was stored before."""
+    """The quarantined slots of each node; of a node that did not report, those stored before."""
     return {
         node.node_id: [dict(entry) for entry in before.get(node.node_id, ())]
         if node.quarantined is None
@@ -46,7 +47,7 @@ def as_viewed(stored: Sequence[Mapping[str, Any]]) -> list[views.QuarantinedSlot
 
 
 def with_kept(held: Mapping[str, float], entries: Sequence[Quarantined]) -> dict[str, float]:
-    """What is held on a node, with the slots that are in quarantine there."""
+    """The resources that are held on a node, with those that are quarantined there."""
     amounts = dict(held)
     for entry in entries:
         for name, amount in entry.resources.items():
@@ -54,12 +55,12 @@ def with_kept(held: Mapping[str, float], entries: Sequence[Quarantined]) -> dict
     return amounts
 
 
-def tell(
+def add_events(
     session: Session, before: Stored, after: Stored, hostnames: Mapping[str, str], now: datetime
 ) -> None:
-    """Events for what came into quarantine and what left it.
+    """Events for slots that came into quarantine or left it.
 
-    With a node that is lost its quarantines end, too: there is nothing left to keep.
+    With a lost node its quarantines end, too.
     """
     old, new = _by_key(before), _by_key(after)
     for key in new.keys() - old.keys():

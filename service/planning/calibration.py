@@ -6,40 +6,33 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from dray.spec import JobSpec
-from dray.views import JobState
-from service.db.models import JobRow
+from service.db.repositories import jobs as repository
 from service.planning.model.cost import Machine, step_time
 from service.planning.model.shapes import Unknown, shapes_of
 from service.telemetry import metric_reader
 
 STEP_TIME = "perf/step_time_s"
 LOOKED_AT, COUNTED = 50, 5
-"""Of the newest jobs that succeeded so many are looked at, and of so many steps are read."""
+"""How many of the newest jobs that succeeded are considered, and the steps of how many are read."""
 LEAST_STEPS = 20
-"""Of a job that says something; half of a short one would be its warming up."""
+"""A shorter job says nothing: half of its steps would be its warming up."""
 MOST_POINTS = 500
 
 
 def calibrated(
     session: Session, machine: Machine, spec: JobSpec, accelerator: str | None
 ) -> Machine:
-    """With the speed that workers like the job's have shown; as it was where none has run yet.
+    """The machine with the speed that workers like the job's have shown; unchanged where no such
+    job has run yet.
 
-    What a small model leaves of a worker's speed says little of a large one, so the most counts
-    that any of those jobs has reached.
+    A small model doesn't use all of a worker's speed, so the highest that any of those jobs has
+    reached counts.
     """
-    newest = (
-        select(JobRow.id, JobRow.spec)
-        .where(JobRow.state == JobState.SUCCEEDED)
-        .order_by(JobRow.id.desc())
-        .limit(LOOKED_AT)
-    )
     speeds: list[float] = []
-    for job_id, document in session.execute(newest):
+    for job_id, document in repository.newest_succeeded(session, LOOKED_AT):
         ran = _of_a_kind(document, spec, accelerator)
         speed = None if ran is None else _speed(session, job_id, ran, machine)
         if speed is not None:
@@ -85,7 +78,7 @@ def _speed(session: Session, job_id: str, ran: JobSpec, machine: Machine) -> flo
     step_s = statistics.median(seconds)
     if expected.send_s < step_s / 2:
         return ideal_s / (step_s - expected.send_s)
-    # How long it sent is not measured: where that would be most of the step, what is left says
-    # nothing. That it computed no longer than the whole step may still be news.
+    # The time of sending is not measured: where it would be most of the step, the rest says
+    # nothing. That computing took no longer than the whole step may still be news.
     at_least = ideal_s / step_s
     return at_least if at_least > machine.flops_per_s else None

@@ -1,4 +1,4 @@
-"""Plans: how a job could be divided, by what is known of the cluster."""
+"""Plans: how a job could be divided on the cluster as it is known."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ from service.planning.model.meshes import name_of
 from service.planning.model.shapes import Shapes, Unknown, shapes_of
 
 TOLERANCE = 0.15
-"""How far a plan's memory may be from the truth, as the tests have it. A job is refused only where
-it lacks more."""
+"""How far a plan's memory may be from the truth; the tests hold the plans to it. A job is refused
+only where it lacks more."""
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known of a worker's memory, and of its kind."""
+class WorkerMemory:
+    """The memory of the workers that the job may be given, as far as known, and their kind."""
 
     least_bytes: int | None
-    """Of the smallest that the job may be given."""
+    """Of the smallest worker."""
     most_bytes: int | None
-    """Of the largest."""
+    """Of the largest worker."""
     source: str
     accelerator: str | None = None
 
 
 @dataclass(frozen=True)
-class Settled:
-    """The document as it is stored, and what the planner did to it."""
+class Resolved:
+    """The document as it is stored, and how the planner changed it."""
 
     spec: JobSpec
-    told: str | None = None
-    """In a sentence; None if it had nothing to choose."""
+    explanation: str | None = None
+    """The choice, in a sentence; None if there was nothing to choose."""
     refusal: OutOfMemory | None = None
-    """Why it can't be taken."""
+    """Why the job can't be taken."""
 
 
 class Plans:
@@ -77,24 +77,26 @@ class Plans:
             )
         return await asyncio.to_thread(_answer, request, spec, known, machine)
 
-    async def settle(self, spec: JobSpec) -> Settled:
+    async def resolve_parallelism(self, spec: JobSpec) -> Resolved:
         """The document with sizes for the axes that are `auto`. NotPlannable if there are none.
 
-        Refused if it is known that it can't fit. A document that leaves nothing to choose and whose
-        workers' memory nobody knows is not looked at.
+        The result has a refusal if the job is known not to fit. A document that leaves nothing to
+        choose and whose workers' memory is not known is returned unchanged.
         """
         automatic = bool(spec.parallel.auto)
         if spec.script is not None or not (automatic or _may_know_memory(spec)):
-            return Settled(spec)
+            return Resolved(spec)
         known, machine = await self._database.read(
             lambda session: _look_up(session, spec, needs_speed=automatic)
         )
         if known.most_bytes is None and not automatic:
-            return Settled(spec)
-        return await asyncio.to_thread(_settled, spec, known, machine)
+            return Resolved(spec)
+        return await asyncio.to_thread(_resolved, spec, known, machine)
 
 
-def _look_up(session: Session, spec: JobSpec, *, needs_speed: bool = True) -> tuple[Known, Machine]:
+def _look_up(
+    session: Session, spec: JobSpec, *, needs_speed: bool = True
+) -> tuple[WorkerMemory, Machine]:
     known = known_memory(session, spec)
     machine = machine_of(spec, known.accelerator)
     if needs_speed:
@@ -103,61 +105,63 @@ def _look_up(session: Session, spec: JobSpec, *, needs_speed: bool = True) -> tu
 
 
 def _may_know_memory(spec: JobSpec) -> bool:
-    """Without a look at the cluster."""
+    """Whether the memory may be known, by the document alone."""
     resources = spec.resources
     return resources.gpus_per_worker > 0 or resources.memory_bytes is not None
 
 
-def known_memory(session: Session, spec: JobSpec) -> Known:
-    """What each worker of the job has for its tensors, where somebody knows."""
+def known_memory(session: Session, spec: JobSpec) -> WorkerMemory:
+    """The memory that each worker of the job has for its tensors, where it is known."""
     resources = spec.resources
     if not resources.gpus_per_worker:
         if resources.memory_bytes is None:
-            return Known(None, None, "not known: resources.memory_bytes is not given")
-        return Known(resources.memory_bytes, resources.memory_bytes, "resources.memory_bytes")
+            return WorkerMemory(None, None, "not known: resources.memory_bytes is not given")
+        return WorkerMemory(
+            resources.memory_bytes, resources.memory_bytes, "resources.memory_bytes"
+        )
     kinds = gpu_capabilities.kinds(session, spec)
     sizes = [MEMORY_GIB.get(kind or "", ()) for kind in kinds]
     found = [size * GIB - OVERHEAD_BYTES for each in sizes for size in each]
     named = ", ".join(sorted(kind or "of no known type" for kind in kinds))
     if not all(sizes) or not found:
         what = f"the cluster's GPUs are {named}" if kinds else "no GPU is connected"
-        return Known(None, None, f"not known: {what}", resources.accelerator)
+        return WorkerMemory(None, None, f"not known: {what}", resources.accelerator)
     source = f"an {named}, less 1 GiB for CUDA and NCCL"
-    return Known(min(found), max(found), source, next(iter(kinds)))
+    return WorkerMemory(min(found), max(found), source, next(iter(kinds)))
 
 
-def _settled(spec: JobSpec, known: Known, machine: Machine) -> Settled:
+def _resolved(spec: JobSpec, known: WorkerMemory, machine: Machine) -> Resolved:
     automatic = bool(spec.parallel.auto)
     try:
         shapes = shapes_of(spec)
     except Unknown as unknown:
-        return _least_divided(spec, unknown) if automatic else Settled(spec)
+        return _least_divided(spec, unknown) if automatic else Resolved(spec)
     plan = _plan(spec, shapes, machine, known, all_of_them=automatic)
     best = plan.candidates[0]
     refusal = None
     if _cannot_fit(best, known, shapes):
         assert known.most_bytes is not None
         change = plan.change
-        if known.most_bytes != known.least_bytes:  # it was looked for by the smaller
+        if known.most_bytes != known.least_bytes:  # the plan's change is for the smaller
             change = smallest_change(spec, shapes, known.most_bytes, all_of_them=automatic)
         refusal = _refusal(best, known, known.most_bytes, change)
     if not automatic:
-        return Settled(spec, refusal=refusal)
-    return Settled(best.spec, f"{_auto(spec)} became {best.name}: {plan.why(best)}", refusal)
+        return Resolved(spec, refusal=refusal)
+    return Resolved(best.spec, f"{_auto(spec)} became {best.name}: {plan.why(best)}", refusal)
 
 
-def _least_divided(spec: JobSpec, unknown: Unknown) -> Settled:
-    """Without a plan: the first way, which has the most replicas."""
+def _least_divided(spec: JobSpec, unknown: Unknown) -> Resolved:
+    """The first division, which has the most replicas, without a plan."""
     try:
         way = least_divided(spec)
     except NoDivision:
         raise _no_way(spec) from None
     name = name_of(way.parallel, spec.resources.num_workers)
-    return Settled(way, f"{_auto(spec)} became {name}, because {unknown}")
+    return Resolved(way, f"{_auto(spec)} became {name}, because {unknown}")
 
 
 def _plan(
-    spec: JobSpec, shapes: Shapes, machine: Machine, known: Known, *, all_of_them: bool
+    spec: JobSpec, shapes: Shapes, machine: Machine, known: WorkerMemory, *, all_of_them: bool
 ) -> Plan:
     try:
         return plan_of(spec, shapes, machine, known.least_bytes, all_of_them=all_of_them)
@@ -175,22 +179,22 @@ def _no_way(spec: JobSpec) -> NotPlannable:
 
 
 def _auto(spec: JobSpec) -> str:
-    """How the document says it."""
+    """The words of the document that leave axes to the planner."""
     chosen = spec.parallel.auto
     if set(chosen) == set(AXES):
         return "parallel: auto"
     return f"parallel.{' and '.join(chosen)}: auto"
 
 
-def _cannot_fit(best: Candidate, known: Known, shapes: Shapes) -> bool:
-    """Only where it is known: not by what was assumed, nor within what a plan may be wrong."""
+def _cannot_fit(best: Candidate, known: WorkerMemory, shapes: Shapes) -> bool:
+    """Whether the job surely can't fit: nothing was assumed, and it lacks more than TOLERANCE."""
     there = known.most_bytes
     if there is None or shapes.assumed:
         return False
     return best.memory.total > there * (1 + TOLERANCE)
 
 
-def _refusal(best: Candidate, known: Known, there: int, change: str | None) -> OutOfMemory:
+def _refusal(best: Candidate, known: WorkerMemory, there: int, change: str | None) -> OutOfMemory:
     needed = best.memory.total
     missing = needed - there
     return OutOfMemory(
@@ -203,7 +207,9 @@ def _refusal(best: Candidate, known: Known, there: int, change: str | None) -> O
     )
 
 
-def _answer(request: PlanRequest, spec: JobSpec, known: Known, machine: Machine) -> views.Plan:
+def _answer(
+    request: PlanRequest, spec: JobSpec, known: WorkerMemory, machine: Machine
+) -> views.Plan:
     try:
         shapes = shapes_of(spec)
     except Unknown as unknown:

@@ -1,10 +1,10 @@
-"""A copy of a SQLite home that can be taken while the service runs, and put back elsewhere.
+"""A backup of a SQLite home: taken while the service runs, and restored elsewhere.
 
 The archive is a plain tar: `storage/...` (logs, checkpoints, artifacts), `dray.db`, and last
 `backup.json`, without which it is no backup. The database is copied first, by SQLite's online
 backup, and the files after it: a file is written before the row that names it, so every row finds
 its file, unless that was deleted while the copy was made; such rows are then left out of the copy.
-Of PostgreSQL its own tools make copies (`pg_dump`), and of an object store its own.
+PostgreSQL and object stores have tools of their own for copies, such as `pg_dump`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BackupError(Exception):
 
 @dataclass(frozen=True)
 class BackupMetadata:
-    """What a backup says of itself."""
+    """The description that is in the archive."""
 
     format: int
     dray: str
@@ -69,7 +69,7 @@ def backup(settings: Settings, dest: Path) -> BackupMetadata:
         with tempfile.TemporaryDirectory(dir=dest.parent, prefix=".dray-backup-") as scratch:
             copy = Path(scratch) / DATABASE
             _copy_database(database, copy)
-            with partial.open("xb") as file:
+            with open(partial, "xb", opener=_private) as file:
                 with tarfile.open(fileobj=file, mode="w") as tar:
                     about = _fill(tar, copy, storage)
                 file.flush()
@@ -103,11 +103,15 @@ def restore(source: Path, home: Path) -> BackupMetadata:
         database = home / DATABASE
         if not database.exists() or _sha256(database) != about.database_sha256:
             raise BackupError(f"the database in {source} is damaged: take another backup")
-        database.chmod(0o600)
         if about.has_files:
             (home / STORAGE).mkdir(exist_ok=True, mode=0o700)
             _move_urls(database, about.storage_url, (home / STORAGE).as_uri())
     return about
+
+
+def _private(path: str, flags: int) -> int:
+    """An opener of files for this user alone."""
+    return os.open(path, flags, 0o600)
 
 
 def _sqlite_path(url: str) -> Path:
@@ -120,7 +124,7 @@ def _sqlite_path(url: str) -> Path:
 
 
 def _copy_database(source: Path, dest: Path) -> None:
-    """One consistent moment of a database that may be in use, which is not disturbed."""
+    """Copy one consistent moment of a database, whose users are not disturbed."""
     with (
         contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as live,
         contextlib.closing(sqlite3.connect(dest)) as copy,
@@ -163,9 +167,9 @@ def _job_ids(database: sqlite3.Connection) -> list[str]:
 
 
 def _add_files(tar: tarfile.TarFile, root: Path, key: str) -> dict[str, str]:
-    """Add what lies under the key; answers the SHA-256 of each file by its key.
+    """Add the files under the key; answers the SHA-256 of each by its key.
 
-    Hidden names are files that are just being written. Links are left out: none is ours.
+    Hidden names are files that are just being written. Links are left out: dray makes none.
     """
     added: dict[str, str] = {}
     for folder, _, names in os.walk(root / key):
@@ -243,12 +247,15 @@ def _read_about(tar: tarfile.TarFile, source: Path) -> BackupMetadata:
 
 
 def _contents(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The database and the files of the storage, and nothing else that somebody put in."""
+    """The database and the files of the storage, without anything else that is in the archive.
+
+    All are for this user alone: an older dray may have stored them with an open mode.
+    """
     for member in tar:
         if member.isreg() and (
             member.name == DATABASE or member.name.startswith(f"{STORAGE}/jobs/")
         ):
-            yield member
+            yield member.replace(mode=0o600)
 
 
 def _move_urls(database: Path, old: str, new: str) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import tempfile
 from datetime import datetime
 from pathlib import Path
 
 from sqlalchemy.orm import Session
 
-from service.config.settings import EMBEDDED, Settings
+from ray_workers.shared.disk_room import why_full
+from service.config.settings import Settings
 from service.db.models import StorageStateRow
 from service.db.notifications import QUEUE
 from service.db.repositories import storage as repository
@@ -22,21 +22,15 @@ from service.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
 
-FULL_BELOW_BYTES = 16 << 20
-PROBE_BYTES = 4096
-
 
 class StorageWatch:
-    """Looks at how full the storage is and keeps it in SQL, for every process to read."""
+    """Measures how full the storage is and keeps it in SQL, for every process to read."""
 
     def __init__(self, database: Database, storage: Storage, settings: Settings) -> None:
         self._database = database
         self._quota = settings.storage_quota_bytes
         self._min_free = settings.min_free_bytes
         self._folders = [path for path in (storage.folder, _folder_of(database)) if path]
-        # Where Ray runs on this machine, ranks leave their reports and results in this folder.
-        on_this_machine = settings.ray_address == EMBEDDED
-        self._node_folders = [Path(tempfile.gettempdir())] if on_this_machine else []
 
     @property
     def is_limited(self) -> bool:
@@ -78,9 +72,9 @@ class StorageWatch:
         return problem
 
     async def full_folders(self) -> str | None:
-        """Which folders take no more now, whatever the limits are; None if all of them do."""
-        folders = dict.fromkeys([*self._folders, *self._node_folders])
-        found = [await asyncio.to_thread(_why_full, folder) for folder in folders]
+        """The service's folders that take no file now, whatever the limits are; None if there are
+        none."""
+        found = [await asyncio.to_thread(why_full, folder) for folder in self._folders]
         return "; ".join(why for why in found if why) or None
 
     def _free_bytes(self) -> int | None:
@@ -94,22 +88,8 @@ def refuse_if_full(session: Session) -> None:
         raise QuotaExceeded(f"no job is taken now: {state.problem}", hint=capacity.HINT)
 
 
-def _why_full(folder: Path) -> str | None:
-    """Why a folder takes no file, by writing one without a name; None if it does."""
-    try:
-        free = shutil.disk_usage(folder).free
-        if free < FULL_BELOW_BYTES:
-            return f"the disk of {folder} is full: {capacity.size(free)} free"
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(PROBE_BYTES))
-            file.flush()
-    except OSError as error:
-        return f"{folder} takes no file: {error.strerror or error}"
-    return None
-
-
 def _folder_of(database: Database) -> Path | None:
-    """Where a SQLite database lies, which needs room as the storage does."""
+    """The folder of a SQLite database, which needs room as the storage does."""
     if not database.is_sqlite or database.url.database is None:
         return None
     return Path(database.url.database).absolute().parent

@@ -17,11 +17,12 @@ from typing import Any
 
 import fsspec
 
+from dray.names import unfit
 from service.domain.errors import StorageUnavailable
 
 
 class BadKey(ValueError):
-    """The key, or the link it names, leads out of the storage."""
+    """The key, or the link that it names, leads out of the storage or can't be shown."""
 
 
 def check_key(key: str) -> str:
@@ -30,6 +31,13 @@ def check_key(key: str) -> str:
     if any(part in ("", ".", "..") for part in parts) or "\\" in key or "\0" in key:
         raise BadKey(f"{key!r} is not a plain relative path")
     return key
+
+
+def check_file_name(name: str) -> str:
+    """A file's path as a job reports it, if people can be shown it; BadKey otherwise."""
+    if (found := unfit(check_key(name))) is not None:
+        raise BadKey(f"{name!r} has {found}")
+    return name
 
 
 class Storage:
@@ -65,7 +73,7 @@ class Storage:
         return check_key(url.removeprefix(prefix).rstrip("/"))
 
     def local_path(self, key: str) -> Path | None:
-        """Where the file lies if this is a folder, links followed; None for other storages."""
+        """Path of the file if this is a folder, links followed; None for other storages."""
         if self._folder is None:
             return None
         path = (self._folder / check_key(key)).resolve()
@@ -125,11 +133,29 @@ class Storage:
                 f"{key} can't be read from the storage: {_why(error)}"
             ) from error
 
+    def names(self, key: str) -> list[str]:
+        """The names directly below the key, sorted; none if there is nothing."""
+        path = self.local_path(key)
+        try:
+            if path is not None:
+                return sorted(os.listdir(path))
+            remote = self._remote(key)
+            with _reaching():
+                self._fs.invalidate_cache()  # ranks write through clients of their own
+                found = self._fs.ls(remote, detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise StorageUnavailable(
+                f"{key} can't be listed in the storage: {_why(error)}"
+            ) from error
+        return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
+
     def delete_tree(self, key: str) -> None:
-        """Delete everything under the key; what is not there is no error."""
+        """Delete everything under the key, if there is anything."""
         if self._folder is not None:
             path = self._folder / check_key(key)
-            if path.is_symlink():
+            if path.is_symlink() or path.is_file():
                 path.unlink()
             elif path.exists():
                 shutil.rmtree(path)
@@ -149,13 +175,13 @@ class Storage:
 
 
 def _why(error: OSError) -> str:
-    """Without the path or address that its text would show to whoever asked for a file."""
+    """The error without paths and addresses, which a caller of the API must not see."""
     return error.strerror or type(error).__name__
 
 
 @contextlib.contextmanager
 def _reaching() -> Iterator[None]:
-    """What the client of an object store raises, as the OSError that it means."""
+    """Raise errors of an object store's client as OSError."""
     try:
         yield
     except OSError:

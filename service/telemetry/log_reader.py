@@ -1,8 +1,8 @@
 """Reading logs back: the order within a rank is exact, ranks are merged by time.
 
-A cursor holds, for each attempt and rank, the place of the next line. Places only grow; where lines
-are left out, some are not there. So a line that arrives
-late, from a rank whose node was slow, still comes on a later page, and none comes twice.
+A cursor holds, for each attempt and rank, the place of the next line. Places only grow; those of
+lines that are left out are missing. So a line that arrives late, from a rank whose node was slow,
+still comes on a later page, and none comes twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def find(
     begin: Mapping[Stream, int],
     limit: int,
 ) -> dict[Stream, list[Chunk]]:
-    """The chunks that hold the next `limit` lines of each stream, what is in SQL with its text."""
+    """The chunks of the next `limit` lines of each stream; those in SQL have their text."""
     found: dict[Stream, list[Chunk]] = {}
     num_lines: Counter[Stream] = Counter()
     for row in repository.log_chunks(session, job_id, attempt=attempt, rank=rank):
@@ -72,7 +72,7 @@ def page(
 ) -> tuple[list[views.LogLine], dict[Stream, int], bool]:
     """At most `limit` lines, the places after them, and whether more are there now.
 
-    Reads from storage only what the page needs, and no transaction waits for it.
+    Only the chunks of this page are read from storage, and no transaction waits for that.
     """
     streams = [_lines(storage, s, begin.get(s, 0), chunks) for s, chunks in sorted(found.items())]
     merged = heapq.merge(*streams, key=lambda entry: entry[0])

@@ -1,7 +1,7 @@
 """Log lines on their way into chunks.
 
-The last chunk of each rank lies in SQL; one that is full is written to storage before its row
-says so, so that a transaction that is tried again writes the same object again.
+The last chunk of each rank is in SQL. A full one is written to storage before its row says so: a
+transaction that is tried again writes the same object again.
 
 Once a job's log has reached its limit, each rank keeps its newest lines besides, in a chunk that
 stays in SQL and loses its oldest lines. Its first line says how many are left out.
@@ -80,7 +80,7 @@ class LogStore:
         self._lines = {}
 
     def note_lost(self, lost: Mapping[int, int | None]) -> None:
-        """Say at the end of each rank's log how many of its lines never came; None: maybe some."""
+        """Note at the end of each rank's log how many of its lines never came; None: maybe some."""
         last = self._last_chunks(lost)
         for rank, number in lost.items():
             note = f"{number} lines were lost here: the disk of the node had no room for them"
@@ -129,7 +129,7 @@ class LogStore:
         return self._job.log_bytes >= self._job.log_limit_bytes
 
     def _exceeds_limit(self, size: int) -> bool:
-        """Whether a line of this size goes beyond the limit, which is told of once."""
+        """Whether a line of this size exceeds the limit; the first such leaves an event."""
         job = self._job
         if job.log_bytes + size < job.log_limit_bytes:
             job.log_bytes += size
@@ -209,7 +209,7 @@ def _encode(entry: list[float | str]) -> str:
 
 
 def _entries_of(chunk: LogChunkRow) -> list[str]:
-    """What an open chunk holds, without the note of what is left out before it."""
+    """The lines of an open chunk, without the note of how many are left out before them."""
     lines = (chunk.text or "").split("\n")[:-1]
     return [line + "\n" for line in lines[0 if chunk.left_out is None else 1 :]]
 
@@ -220,7 +220,7 @@ def _takes(chunk: LogChunkRow, *, is_tail: bool) -> bool:
 
 def _count(chunk: LogChunkRow, line: LogLine) -> int:
     """Count a line in; how many before it were lost."""
-    # Last words of a process that was replaced may come after its successor's first.
+    # The last lines of a process that was replaced may come after the first of its successor.
     if line.incarnation < chunk.incarnation:
         return 0
     expected = chunk.next_number if line.incarnation == chunk.incarnation else 0

@@ -1,4 +1,4 @@
-"""The served series: of every attempt what still counts, each step once, few points of many."""
+"""The served series: the steps of every attempt that still count, each once, thinned out."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def read(
 
 
 def as_view(series: Mapping[str, Points], *, after_step: int, live: bool) -> views.Metrics:
-    """While the job is live its newest step is asked for again: more of it may be on the way."""
+    """The answer; `next_step` repeats the newest step of a live job, of which more may come."""
     newest = max((steps[-1] for steps, _ in series.values()), default=after_step)
     next_step = max(after_step, newest - 1) if live else newest
     return views.Metrics(
@@ -106,9 +106,8 @@ def _choose_detail(
 ) -> None:
     """Add the ids of chunks whose points are read one by one, and of those read by their outline.
 
-    When far more points are asked for than are answered, a block, or even a chunk, falls into one
-    bucket or two, and its extremes are all of it that can be left. A chunk that is cut is always
-    read whole.
+    When the series has far more points than the answer, a block, or even a chunk, falls into one or
+    two buckets, and only its extremes can be left. A chunk that is cut is always read whole.
     """
     count = sum(chunk.count for chunk, _ in pieces)
     for chunk, end in pieces:

@@ -1,7 +1,7 @@
 """Metrics on their way into chunks.
 
 The steps of one series rise. A step that an attempt reports again is not stored: the first value
-stays, which after a repair in place equals the second one anyway.
+stays, which after a recovery in place equals the second one anyway.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _begun(key: str, rank: int, steps: list[int], values: list[float]) -> OpenCh
 
 
 def _add(chunk: OpenChunk, steps: list[int], values: list[float]) -> None:
-    """Only what is added, and the block that it begins in, is looked at."""
+    """Add points to a chunk; only they, and the block that they begin in, are summarised."""
     blocks, known = whole_blocks(chunk.outline, chunk.count)
     chunk.points = append(chunk.points, steps, values)
     chunk.outline = blocks + outline(*tail(chunk.points, known))

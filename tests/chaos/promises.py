@@ -18,7 +18,7 @@ import httpx
 from dray import Client
 from dray.train.checkpoints import CheckpointRef
 from dray.views import Attempt, Event, Job, JobState
-from ray_workers.node.forkserver_client import ForkFailed, list_tasks
+from ray_workers.node.forkserver.client import ForkFailed, list_tasks
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.checkpoint.checkpoint_files import SkippedCheckpoint
 from tests.chaos.ground import Ground, patiently

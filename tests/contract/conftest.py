@@ -1,4 +1,4 @@
-"""One fake and one real cluster for the whole module; every test leaves them empty."""
+"""One cluster of each kind for the whole module; every test leaves it empty."""
 
 from __future__ import annotations
 
@@ -10,8 +10,27 @@ import pytest
 from service.cluster.port import ClusterUnavailable
 from service.cluster.ray.embedded import EmbeddedRay
 from service.cluster.ray.gateway import GatewayCluster, RayTarget
-from tests.contract.grounds import SILENCE_LIMIT_S, SLOTS, Ground, eventually, fake_ground
-from tests.fakes.cluster import FakeCluster
+from tests.contract.grounds import (
+    NOT_SIMULATED,
+    SILENCE_LIMIT_S,
+    SLOTS,
+    FakeGround,
+    Ground,
+    SimGround,
+    eventually,
+)
+
+SIMULATED = "simulated"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if not _is_left_out(item)]
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    is_simulated = callspec is not None and callspec.params.get("_cluster") == SIMULATED
+    return is_simulated and item.name.partition("[")[0] in NOT_SIMULATED
 
 
 def _real_ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
@@ -27,16 +46,22 @@ def _real_ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
         storage_nonce="seen",
         embedded=EmbeddedRay(home, SLOTS, deployment_id),
         silence_limit_s=SILENCE_LIMIT_S,
+        log_format="text",
     )
     return Ground(GatewayCluster(target), deployment_id, home)
 
 
-@pytest.fixture(scope="module", params=["fake", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(
+    scope="module", params=["fake", SIMULATED, pytest.param("ray", marks=pytest.mark.ray)]
+)
 async def _cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Ground]:
+    ground: Ground
     if request.param == "fake":
-        ground = fake_ground(tmp_path_factory.mktemp("fake"))
+        ground = FakeGround(tmp_path_factory.mktemp("fake"))
+    elif request.param == SIMULATED:
+        ground = SimGround(tmp_path_factory.mktemp("simulated"))
     else:
         ground = _real_ground(tmp_path_factory)
     await ground.cluster.start()
@@ -52,9 +77,7 @@ async def _cluster(
         await eventually(accepted, "the cluster never had an accepted node")
         yield ground
     finally:
-        await ground.cluster.stop()
-        if isinstance(ground.cluster, FakeCluster):
-            await ground.cluster.shut_down()
+        await ground.stop()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""The two clusters that the conformance suite runs against, and the scripts that run on them.
+"""The clusters that the conformance suite runs against, and the scripts that run on them.
 
-A script exists twice: as a Python file, which real ranks run, and as a coroutine, which the fake's
-do. Both report the same.
+A script is a Python file, which real ranks run, a coroutine, which the fake's ranks run and which
+reports the same, and a plan of the simulated cluster.
 """
 
 from __future__ import annotations
@@ -9,21 +9,28 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import textwrap
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dray.spec import JobSpec
-from ray_workers.shared.contracts import AttemptSpec, Frame, FrameKind, PollReply, Slice
+from ray_workers.shared.contracts import AttemptSpec, Cause, Frame, FrameKind, PollReply, Slice
 from service.cluster.port import AttemptRef, Cluster
 from tests.fakes.attempt import Exited, FakeRank
 from tests.fakes.cluster import FakeCluster
 from tests.integration.harness import actor_of
+from tests.simulation.attempt import PAUSE, Plan
+from tests.simulation.cluster import SimCluster
 from tests.wire import attempt_spec
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsLenAndGetItem
 
 T = TypeVar("T")
 SLOTS = 4
@@ -64,6 +71,22 @@ FILES = {
 }
 
 
+PLANS = {
+    "steps": Plan(STEPS),
+    "fails": Plan(STEPS, Cause.USER_ERROR, error_step=2, num_errors=1),
+    "killed": Plan(STEPS, Cause.WORKER_LOST, error_step=2, num_errors=1),
+    "waits": Plan(0, PAUSE, error_step=1),
+}
+"""The scripts of the simulated cluster."""
+
+NOT_SIMULATED = {
+    "test_a_rank_that_leaves_is_to_blame_not_the_peers_that_are_then_stopped": (
+        "its ranks are no processes, so that none can leave while its peers go on"
+    ),
+}
+"""The tests that the simulated cluster does not take, and the reason."""
+
+
 async def play(rank: FakeRank) -> None:
     """The same scripts, for the fake."""
     match Path(rank.spec.spec["script"]["entrypoint"]).stem:
@@ -84,8 +107,19 @@ async def play(rank: FakeRank) -> None:
             await asyncio.get_running_loop().create_future()
 
 
+@dataclass(frozen=True)
+class Failure:
+    """The error of the script `fails`."""
+
+    rank: int
+    type: str
+    words: str
+
+
 class Ground:
     """A running cluster with one node of four slots, and what the tests do with it."""
+
+    failure = Failure(1, "ValueError", "the sky is red")
 
     def __init__(self, cluster: Cluster, deployment_id: str, home: Path) -> None:
         self.cluster = cluster
@@ -115,6 +149,14 @@ class Ground:
             silence_limit_s=SILENCE_LIMIT_S,
             **more,
         )
+
+    def steps(self, rank: int) -> list[tuple[int, float]]:
+        """The steps and losses that a rank of the script `steps` reports."""
+        return [(step, 1.0 / step) for step in range(1, STEPS + 1)]
+
+    def lines(self, rank: int) -> list[tuple[int, str]]:
+        """The numbers and texts of the lines that it prints."""
+        return [(n, f"rank {rank} is at {n + 1}") for n in range(STEPS)]
 
     async def node_id(self) -> str:
         (node,) = (await self.cluster.snapshot()).nodes
@@ -185,9 +227,61 @@ class Ground:
     async def all_free(self) -> bool:
         return await self.free_slots() == SLOTS
 
+    async def stop(self) -> None:
+        await self.cluster.stop()
 
-def fake_ground(home: Path) -> Ground:
-    return Ground(FakeCluster({"node-a": {"CPU": float(SLOTS)}}, play), "fake", home)
+
+class FakeGround(Ground):
+    def __init__(self, home: Path) -> None:
+        self._fake = FakeCluster({"node-a": {"CPU": float(SLOTS)}}, play)
+        super().__init__(self._fake, "fake", home)
+
+    async def stop(self) -> None:
+        await self._fake.shut_down()
+
+
+class Hurry(random.Random):
+    """Chance without long waits: the suite runs in real time."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return a / 6
+
+    def choice(self, seq: SupportsLenAndGetItem[T]) -> T:
+        return seq[0]
+
+
+class SimGround(Ground):
+    """The simulated cluster on an ordinary event loop. Of the ranks of a node one reports."""
+
+    failure = Failure(0, "Error", "by plan")
+
+    def __init__(self, home: Path) -> None:
+        def nothing(_: object) -> None:
+            pass
+
+        self._sim = SimCluster(Hurry(), time.time, nothing, nothing, nothing)
+        self._sim.add_node(SLOTS)
+        super().__init__(self._sim, "simulated", home)
+
+    async def spec(
+        self, script: str, num_workers: int = 1, *, attempt: int = 1, **more: Any
+    ) -> AttemptSpec:
+        spec = await super().spec(script, num_workers, attempt=attempt, **more)
+        return replace(spec, spec={**spec.spec, "name": PLANS[script].name})
+
+    def steps(self, rank: int) -> list[tuple[int, float]]:
+        return [(step, 1.0) for step in range(1, STEPS + 1)] if rank == 0 else []
+
+    def lines(self, rank: int) -> list[tuple[int, str]]:
+        return [(0, "begins"), (1, "done")] if rank == 0 else []
+
+    async def free_slots(self) -> float:
+        """Counted, since a snapshot of this cluster shows every slot as available."""
+        (node,) = self._sim.nodes.values()
+        return node.slots - node.held
+
+    async def stop(self) -> None:
+        self._sim.restart()
 
 
 async def eventually(probe: Callable[[], Awaitable[T]], why: str) -> T:

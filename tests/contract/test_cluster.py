@@ -1,4 +1,4 @@
-"""What the service may rely on, of every cluster behind the port."""
+"""The promises of every cluster behind the port: the real one, the fake and the simulated one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from tests.marks import SOAK
 pytestmark = pytest.mark.anyio
 
 PHASES = list(Phase)
-ALL_STEPS = [(step, 1.0 / step) for step in range(1, STEPS + 1)]
 
 
 def runs(reply: PollReply) -> bool:
@@ -59,9 +58,8 @@ async def test_an_attempt_leads_through_its_phases_and_delivers_every_frame_once
     assert times == sorted(times)
     frames = frames_of(replies)
     for rank in range(2):
-        assert steps_of(frames, rank) == ALL_STEPS
-        said = [(n, f"rank {rank} is at {n + 1}") for n in range(STEPS)]
-        assert lines_of(frames, rank) == said
+        assert steps_of(frames, rank) == ground.steps(rank)
+        assert lines_of(frames, rank) == ground.lines(rank)
     assert {frame.incarnation for frame in frames} == {0}
     assert all(abs(frame.time - time.time()) < 60 for frame in frames)
     assert await eventually(ground.all_free, "the slots of an attempt that ended are held")
@@ -75,7 +73,7 @@ async def test_the_same_cursor_is_answered_by_the_same_frames(ground: Ground) ->
 
     await eventually(has_ended, "the attempt never ended")
     reply = await ground.poll(ref)  # the one before may have been read when it had not ended yet
-    assert steps_of([*reply.frames], 0) == ALL_STEPS
+    assert steps_of([*reply.frames], 0) == ground.steps(0)
     assert reply.outcome is None  # it comes when all else was delivered
     assert await ground.poll(ref) == reply
     ended = await ground.poll(ref, reply.cursor)
@@ -95,8 +93,8 @@ async def test_what_a_node_has_when_its_agent_dies_at_the_end_is_delivered(groun
     await ground.kill_agent()
     frames = frames_of(await ground.follow(ref))
     for rank in range(2):
-        assert steps_of(frames, rank) == ALL_STEPS
-        assert len(lines_of(frames, rank)) == STEPS
+        assert steps_of(frames, rank) == ground.steps(rank)
+        assert lines_of(frames, rank) == ground.lines(rank)
 
 
 @SOAK
@@ -120,8 +118,8 @@ async def test_what_a_node_has_when_its_agent_is_stopped_at_the_end_is_delivered
     assert replies[-1].outcome is not None
     assert replies[-1].outcome.cause is Cause.SUCCEEDED
     for rank in range(2):
-        assert steps_of(frames_of(replies), rank) == ALL_STEPS
-        assert len(lines_of(frames_of(replies), rank)) == STEPS
+        assert steps_of(frames_of(replies), rank) == ground.steps(rank)
+        assert lines_of(frames_of(replies), rank) == ground.lines(rank)
 
 
 @SOAK
@@ -168,8 +166,8 @@ async def test_a_small_byte_cap_delivers_whole_frames_and_loses_none(ground: Gro
     ref = await ground.launch("steps", 2)
     replies = await ground.follow(ref, max_bytes=1)
     frames = frames_of(replies)
-    assert all(steps_of(frames, rank) == ALL_STEPS for rank in range(2))
-    assert all(len(lines_of(frames, rank)) == STEPS for rank in range(2))
+    assert all(steps_of(frames, rank) == ground.steps(rank) for rank in range(2))
+    assert all(lines_of(frames, rank) == ground.lines(rank) for rank in range(2))
     assert any(reply.more for reply in replies if reply.frames)
     assert len([reply for reply in replies if reply.frames]) >= STEPS
 
@@ -207,11 +205,13 @@ async def test_a_failing_rank_is_named_with_its_own_words(ground: Ground) -> Non
     replies = await ground.follow(ref)
     outcome = replies[-1].outcome
     assert outcome is not None
-    assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.USER_ERROR, 1, 1)
-    assert "the sky is red" in outcome.message
+    failure = ground.failure
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.USER_ERROR, failure.rank, 1)
+    assert failure.words in outcome.message
     (error,) = [frame for frame in frames_of(replies) if frame.kind is FrameKind.ERROR]
-    assert (error.rank, error.body["cause"], error.body["type"]) == (1, "user_error", "ValueError")
-    assert "the sky is red" in error.body["traceback"]
+    assert (error.rank, error.body["cause"]) == (failure.rank, "user_error")
+    assert error.body["type"] == failure.type
+    assert failure.words in error.body["traceback"]
 
 
 async def test_a_rank_killed_from_outside_is_a_lost_worker(ground: Ground) -> None:

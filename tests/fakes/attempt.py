@@ -268,7 +268,7 @@ class FakeAttempt:
         wanted = list(self.spec.slices)
         while True:
             if self._stop_asked:
-                return Outcome(Cause.STOPPED, "stopped before it started")
+                return Outcome.of(Cause.STOPPED, "stopped before it started")
             for part in list(wanted):
                 if self._nodes[part.node_id].take(self.spec.bundle, part.num_workers):
                     self._held.append(part)
@@ -276,7 +276,7 @@ class FakeAttempt:
             if not wanted:
                 return None
             if not await self._pulse.wait(deadline):
-                return Outcome(
+                return Outcome.of(
                     Cause.SLOTS_UNAVAILABLE,
                     f"Ray did not give {self.spec.world_size} slots within "
                     f"{self.spec.start_timeout_s:g} s; others may be using the cluster",
@@ -313,7 +313,9 @@ class FakeAttempt:
     def _exits(self) -> list[RankExit]:
         """Of the processes that are gone; one killed before its first line has no result."""
         return [
-            RankExit(number, self._ranks[number].exit_code if done.cancelled() else done.result())
+            RankExit.of(
+                number, self._ranks[number].exit_code if done.cancelled() else done.result()
+            )
             for number, done in self._processes.items()
             if done.done()
         ]
@@ -324,9 +326,9 @@ class FakeAttempt:
         deadline = None if runtime_s is None else time.monotonic() + runtime_s
         while True:
             if self._stop_asked:
-                return Outcome(Cause.STOPPED, "stopped as asked")
+                return Outcome.of(Cause.STOPPED, "stopped as asked")
             if self._leave_asked:
-                return Outcome(Cause.PREEMPTED, "left its slots as asked")
+                return Outcome.of(Cause.PREEMPTED, "left its slots as asked")
             ended = self._exits()
             if any(rank.exit_code != 0 for rank in ended):
                 await asyncio.wait(self._processes.values(), timeout=ECHO_S)
@@ -334,7 +336,7 @@ class FakeAttempt:
             if len(ended) == len(self._processes):
                 return None
             if not await self._pulse.wait(deadline):
-                return Outcome(
+                return Outcome.of(
                     Cause.RUNTIME_EXCEEDED,
                     f"ran for max_runtime_s, {runtime_s:g} s in this attempt",
                 )

@@ -356,12 +356,12 @@ def _described(node_id: str, node: FakeNode) -> ClusterNode:
         available=node.free(),
         accepted=node.problem is None and node.drained_by is None,
         problem=node.problem if node.drained_by is None else "it is drained",
+        full=node.full,
         drained_by=node.drained_by,
         quarantined=tuple(node.quarantined),
     )
 
 
 def _ended(cursor: Mapping[str, int], cause: Cause, message: str) -> PollReply:
-    return PollReply(
-        dict(cursor), Phase.ENDED, {}, (), more=False, outcome=Outcome(cause, message), silent=()
-    )
+    lost = Outcome.unseen(cause, message)
+    return PollReply(dict(cursor), Phase.ENDED, {}, (), more=False, outcome=lost, silent=())

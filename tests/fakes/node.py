@@ -77,6 +77,8 @@ class FakeNode:
     resources: dict[str, float]
     problem: str | None = None
     """Why it may not carry ranks."""
+    full: str | None = None
+    """Why its disk takes no files."""
     others: dict[str, float] = field(default_factory=dict)
     """What others than dray hold."""
     held: dict[str, float] = field(default_factory=dict)

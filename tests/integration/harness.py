@@ -22,7 +22,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dray import Client, views
-from ray_workers.node.forkserver_client import list_tasks
+from ray_workers.node.forkserver.client import list_tasks
 from ray_workers.node.rank_environment import RAY_INSTANCE
 from ray_workers.shared import paths
 

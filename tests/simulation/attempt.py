@@ -1,6 +1,6 @@
 """An attempt in virtual time: it trains by a plan, loses workers, stands by for others, and grows.
 
-What a job does is written in its name (`Plan`).
+The plan is written in the job's name (`Plan`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ if TYPE_CHECKING:
 
 Key = tuple[str, int]
 SHA = hashlib.sha256(b"").hexdigest()
+FRAME_BYTES = 100
+"""Taken for the size of every frame."""
 STAND_BY_S = 30.0
 """How long a group waits for workers that it needs to train on."""
+PAUSE = "pause"
+"""The error of a plan that takes no step from there on, and does not end."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a job does: so many steps (0: on and on), with this error in its first attempts."""
+    """The steps of a job (0: on and on), and the error at one of them in its first attempts."""
 
     num_steps: int
     error: str = "none"
@@ -62,6 +66,8 @@ class SimNode:
     held: int = 0
     drained_by: float | None = None
     spools: dict[Key, dict[str, list[Frame]]] = field(default_factory=dict)
+    work_dirs: dict[str, None] = field(default_factory=dict)
+    """Jobs whose working directory is here."""
 
 
 class SimAttempt:
@@ -109,13 +115,13 @@ class SimAttempt:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def strike(self, outcome: Outcome) -> None:
+    def end_as(self, outcome: Outcome) -> None:
         """The first reason counts."""
         if self.order is None:
             self.order = outcome
             self.beat()
 
-    async def _until_struck(self, seconds: float | None) -> bool:
+    async def _until_ended(self, seconds: float | None) -> bool:
         """False when the time is up first."""
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         while self.order is None:
@@ -153,10 +159,17 @@ class SimAttempt:
             return unfit
         self._enter(Phase.STARTING)
         self.alive = True
+        for part in self.held:
+            self.nodes[part.node_id].work_dirs[self.spec.job_id] = None
+        if self.spec.max_runtime_s is not None:
+            over = Outcome.of(Cause.RUNTIME_EXCEEDED, "ran for max_runtime_s")
+            asyncio.get_running_loop().call_later(self.spec.max_runtime_s, self.end_as, over)
         self.cluster.on_start(self)
         self._emit(FrameKind.RESUMED, {"step": self.step, "url": ""})
+        self._emit(FrameKind.LOG, {"line": 0, "text": "begins"})
         while not self.plan.num_steps or self.step < self.plan.num_steps:
-            if await self._until_struck(self.cluster.chance.uniform(0.3, 3.0)):
+            pauses = self.plan.error == PAUSE and self.step >= self.plan.error_step
+            if await self._until_ended(None if pauses else self.cluster.chance.uniform(0.3, 3.0)):
                 assert self.order is not None
                 if self.order.cause is Cause.PREEMPTED and self.step:
                     self._checkpoint()
@@ -170,17 +183,17 @@ class SimAttempt:
                     return failed
             self.beat()
         self._emit(FrameKind.LOG, {"line": 1, "text": "done"})
-        return Outcome(Cause.SUCCEEDED, "every rank ended well")
+        return Outcome.of(Cause.SUCCEEDED, "every rank ended well")
 
     async def _stand_by(self) -> None:
-        """Until it lacks nobody, or is struck: at the latest when its time is up."""
+        """Until it lacks nobody, or is to end: at the latest when its time is up."""
         deadline = asyncio.get_running_loop().time() + STAND_BY_S
         while self.lacking and self.order is None:
             try:
                 async with asyncio.timeout_at(deadline):
                     await self.changed.wait()
             except TimeoutError:
-                self.strike(Outcome(Cause.NODE_LOST, "no replacement was to be had"))
+                self.end_as(Outcome.of(Cause.NODE_LOST, "no replacement was to be had"))
 
     async def _acquire(self) -> Outcome | None:
         """Hold every slice; an Outcome if that was not to be."""
@@ -199,8 +212,8 @@ class SimAttempt:
             if not wanted:
                 return None
             if loop.time() >= deadline:
-                return Outcome(Cause.SLOTS_UNAVAILABLE, "Ray did not give the slots")
-            await self._until_struck(min(1.0, deadline - loop.time()))
+                return Outcome.of(Cause.SLOTS_UNAVAILABLE, "Ray did not give the slots")
+            await self._until_ended(min(1.0, deadline - loop.time()))
 
     def _take_step(self) -> Outcome | None:
         """One step and what it reports; an Outcome if it was the last one."""
@@ -210,11 +223,11 @@ class SimAttempt:
         self.step += 1
         if self.step == plan.error_step and self.spec.attempt <= plan.num_errors:
             cause = Cause(plan.error)
-            body = {"cause": cause, "type": "Error", "message": "by plan", "traceback": ""}
+            if cause is Cause.WORKER_LOST:
+                return Outcome.of(cause, "killed by plan", rank=0, exit_code=-9)
+            body = {"cause": cause, "type": "Error", "message": "by plan", "traceback": "by plan"}
             self._emit(FrameKind.ERROR, body)
-            return Outcome(cause, "by plan", rank=0, exit_code=1)
-        if self.phase is Phase.STARTING:
-            self._emit(FrameKind.LOG, {"line": 0, "text": "begins"})
+            return Outcome.of(cause, "by plan", rank=0, exit_code=1)
         values = {"train/loss": float(self.spec.attempt)}
         self._emit(FrameKind.METRICS, {"step": self.step, "values": values})
         if self.step % 3 == 0:
@@ -261,7 +274,7 @@ class SimAttempt:
         had = self.num_held
         self.held = [part for part in self.held if part.node_id != node_id]
         if not self.alive and self.phase is Phase.ACQUIRING:
-            self.strike(Outcome(Cause.NODE_LOST, f"{node_id} is gone"))
+            self.end_as(Outcome.of(Cause.NODE_LOST, f"{node_id} is gone"))
         elif self.num_held < had:
             self._lost(f"{node_id} is gone")
 
@@ -281,7 +294,7 @@ class SimAttempt:
         if not self._trains:
             return
         if not self.held:
-            self.strike(Outcome(Cause.NODE_LOST, why))
+            self.end_as(Outcome.of(Cause.NODE_LOST, why))
             return
         body = {"generation": self.generation + 1, "ranks": [1], "code": "lost", "message": why}
         self._tell(FrameKind.REGROUPING, body)
@@ -327,8 +340,8 @@ class SimAttempt:
             whole = {"generation": self.generation, "ranks": [1], "world_size": self.num_held}
             self._tell(FrameKind.REGROUPED, whole)
 
-    def reply(self, cursor: Mapping[str, int]) -> PollReply:
-        frames, advanced = read(self.nodes, self.key, cursor)
+    def reply(self, cursor: Mapping[str, int], max_bytes: int) -> PollReply:
+        frames, advanced, more = read(self.nodes, self.key, cursor, max_bytes)
         frames += tuple(self.told[cursor.get("supervisor", 0) :])
         advanced["supervisor"] = len(self.told)
         if self.phase is Phase.STARTING and any(f.kind is FrameKind.METRICS for f in frames):
@@ -338,20 +351,25 @@ class SimAttempt:
             phase=self.phase,
             phase_times=dict(self.phase_times),
             frames=frames,
-            more=False,
+            more=more,
             outcome=None if frames else self.outcome,
             silent=(),
         )
 
 
 def read(
-    nodes: Mapping[str, SimNode], key: Key, cursor: Mapping[str, int]
-) -> tuple[tuple[Frame, ...], dict[str, int]]:
-    """What the spools hold after the cursor, and the cursor after that."""
+    nodes: Mapping[str, SimNode], key: Key, cursor: Mapping[str, int], max_bytes: int
+) -> tuple[tuple[Frame, ...], dict[str, int], bool]:
+    """The frames after the cursor, at least one of each spool; the cursor after them; whether there
+    are more."""
+    most = max(1, max_bytes // FRAME_BYTES)
     frames: list[Frame] = []
-    advanced = dict(cursor)
+    advanced, more = dict(cursor), False
     for node in nodes.values():
         for name, spool in node.spools.get(key, {}).items():
-            frames += spool[cursor.get(name, 0) :]
-            advanced[name] = max(len(spool), cursor.get(name, 0))
-    return tuple(frames), advanced
+            at = cursor.get(name, 0)
+            new = spool[at : at + most]
+            frames += new
+            advanced[name] = at + len(new)
+            more = more or len(spool) > at + len(new)
+    return tuple(frames), advanced, more

@@ -1,7 +1,7 @@
 """Databases for simulated services: the real repositories and transactions, in virtual time.
 
 A transaction runs in one piece, between two steps of anyone; what lies before and after it is
-where faults strike.
+where faults are injected.
 """
 
 from __future__ import annotations

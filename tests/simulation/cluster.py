@@ -67,7 +67,7 @@ class SimCluster:
         """There is nothing to connect to."""
 
     async def stop(self) -> None:
-        """What trains goes on."""
+        """Running attempts go on."""
 
     async def snapshot(self) -> ClusterSnapshot:
         self._check()
@@ -85,6 +85,9 @@ class SimCluster:
                     # Not looked at where nobody else takes slots, so its changes would be noise.
                     available={"CPU": float(node.slots)},
                     accepted=node.drained_by is None,
+                    problem=None,
+                    full=None,
+                    quarantined=(),
                     drained_by=node.drained_by,
                 )
                 for node_id, node in self.nodes.items()
@@ -116,11 +119,11 @@ class SimCluster:
             return _ended(cursor, Cause.NODE_LOST, "the Ray cluster that ran it is gone")
         attempt = self.known.get((ref.job_id, ref.attempt))
         if attempt is None:
-            return self._orphan(ref, cursor)
+            return self._orphan(ref, cursor, max_bytes)
         loop = asyncio.get_running_loop()
         deadline, phase = loop.time() + wait_s, attempt.phase
         while attempt.supervised:
-            reply = attempt.reply(cursor)
+            reply = attempt.reply(cursor, max_bytes)
             if (
                 reply.frames
                 or reply.outcome
@@ -136,16 +139,16 @@ class SimCluster:
             self._check()
             if ref.session != self.session:
                 raise ClusterUnavailable("the Ray driver is gone")
-        return self._orphan(ref, cursor)
+        return self._orphan(ref, cursor, max_bytes)
 
-    def _orphan(self, ref: AttemptRef, cursor: Mapping[str, int]) -> PollReply:
+    def _orphan(self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int) -> PollReply:
         key = (ref.job_id, ref.attempt)
         if any(a.key == key and (a.alive or a.held) for a in self.everyone()):
             return PollReply(
                 dict(cursor), Phase.STOPPING, {}, (), more=False, outcome=None, silent=()
             )
         here = {node_id: self.nodes[node_id] for node_id in ref.node_ids if node_id in self.nodes}
-        frames, advanced = read(here, key, cursor)
+        frames, advanced, _ = read(here, key, cursor, max_bytes)
         if frames:
             return PollReply(
                 advanced, Phase.STOPPING, {}, frames, more=True, outcome=None, silent=()
@@ -158,13 +161,13 @@ class SimCluster:
         self._check()
         attempt = self.known.get((ref.job_id, ref.attempt))
         if attempt is not None:
-            attempt.strike(Outcome(Cause.STOPPED, "stopped as asked"))
+            attempt.end_as(Outcome.of(Cause.STOPPED, "stopped as asked"))
 
     async def preempt(self, ref: AttemptRef, grace_s: float) -> None:
         self._check()
         attempt = self.known.get((ref.job_id, ref.attempt))
         if attempt is not None:
-            attempt.strike(Outcome(Cause.PREEMPTED, "left its slots as asked"))
+            attempt.end_as(Outcome.of(Cause.PREEMPTED, "left its slots as asked"))
 
     async def drill(self, ref: AttemptRef, drill: Drill) -> None:
         raise NotImplementedError("nobody drills here")
@@ -187,10 +190,13 @@ class SimCluster:
 
     async def kept_jobs(self) -> list[str]:
         self._check()
-        return []
+        return sorted({job_id for node in self.nodes.values() for job_id in node.work_dirs})
 
     async def drop_jobs(self, job_ids: Sequence[str]) -> None:
         self._check()
+        for node in self.nodes.values():
+            for job_id in job_ids:
+                node.work_dirs.pop(job_id, None)
 
     async def attempts(self) -> list[AttemptRef]:
         self._check()
@@ -203,7 +209,7 @@ class SimCluster:
         if self.away:
             raise ClusterUnavailable("Ray can't be reached")
 
-    # What happens to it.
+    # Faults of the cluster.
 
     def lasting_slots(self) -> int:
         """Of all nodes that stay."""
@@ -255,6 +261,5 @@ class SimCluster:
 
 
 def _ended(cursor: Mapping[str, int], cause: Cause, message: str) -> PollReply:
-    return PollReply(
-        dict(cursor), Phase.ENDED, {}, (), more=False, outcome=Outcome(cause, message), silent=()
-    )
+    lost = Outcome.unseen(cause, message)
+    return PollReply(dict(cursor), Phase.ENDED, {}, (), more=False, outcome=lost, silent=())

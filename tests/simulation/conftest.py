@@ -1,4 +1,4 @@
-"""Which seeds are tried, and waits of the loops that fit a simulation of a minute."""
+"""Which seeds are tried, and what the tests of the simulation share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from service.loops import cluster_watcher, reconciler
 
 NUM_SEEDS = 150
 """Of the ordinary suite; a storm takes half a second. DRAY_SEEDS and `make soak` try more."""
@@ -39,13 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def _short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a whole minute would pass with nothing happening is cut short; nobody logs."""
-    monkeypatch.setattr(reconciler, "LAUNCH_GRACE_S", 8.0)
-    monkeypatch.setattr(cluster_watcher, "REFRESH_S", 60.0)
+def _quiet() -> Iterator[None]:
+    """Nobody logs, and little garbage is collected before the end."""
     logging.disable(logging.CRITICAL)
     thresholds = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 20)  # a simulation makes much, and all of it goes at its end
+    gc.set_threshold(50_000, 20, 20)  # all that a simulation makes goes at its end
     yield
     gc.set_threshold(*thresholds)
     logging.disable(logging.NOTSET)

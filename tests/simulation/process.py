@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.domain.errors import DatabaseUnavailable
+from service.loops.timings import LoopTimings
 from service.runtime import Runtime
 from tests.simulation.books import SimDatabase
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 T = TypeVar("T")
+TIMINGS = LoopTimings(launch_grace_s=8.0, refresh_s=60.0)
+"""A simulation is of a few minutes, in which less is to happen by the clock alone."""
 
 
 class Weather:
@@ -38,7 +41,7 @@ class Weather:
 
 
 class Process:
-    """A service: the API's use cases and the loops. It may be stopped, let go, and killed."""
+    """A service: the API's use cases and the loops. It may be stopped, continued and killed."""
 
     def __init__(self, world: World, number: int, clock_error: timedelta) -> None:
         self.world = world
@@ -48,7 +51,7 @@ class Process:
         self._going.set()
         self._calls: dict[asyncio.Task[Any], None] = {}
         database = SimDatabase(world.engine, self, world.now, lambda: world.now() + clock_error)
-        self.runtime = Runtime(world.settings, database, world.storage, None)
+        self.runtime = Runtime(world.settings, database, world.storage, None, TIMINGS)
         self._begin(self._open())
 
     async def _open(self) -> None:
@@ -67,7 +70,7 @@ class Process:
         return task
 
     async def call(self, use: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:
-        """What a request is answered with; ConnectionError if the process is killed first."""
+        """The answer to a request; ConnectionError if the process is killed first."""
         task = self._begin(use(self.runtime))
         await asyncio.wait([task])
         if task.cancelled():

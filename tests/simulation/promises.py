@@ -110,7 +110,7 @@ class Promises:
                 raise Broken(f"I3: {number} slots of {node_id} are promised")
 
     def _no_slot_unbooked(self, live: dict[tuple[str, int], str]) -> None:
-        """What a group holds is in its row: or its slots would be given to others too."""
+        """The slots that a group holds are in its row: or others would be given them, too."""
         for attempt in self._world.cluster.known.values():
             if attempt.key not in live:
                 continue

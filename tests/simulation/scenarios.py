@@ -1,4 +1,4 @@
-"""Short stories in which a fault strikes at one step after the other."""
+"""Short stories in which a fault is injected at one step after the other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BACKING_OFF_S = 4.0
 ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
 Story = Callable[[World], Awaitable[None]]
-Strike = Callable[[Process], None]
+Injection = Callable[[Process], None]
 
 
 class Numbers:
@@ -48,12 +48,12 @@ class Told:
     """How a story went."""
 
     trace: list[str] = field(default_factory=list)
-    strikes: range = range(0)
-    """Numbers of the steps at which a fault may strike."""
+    fault_points: range = range(0)
+    """Numbers of the steps at which a fault may be injected."""
 
 
 def tell(
-    story: Story, engine: Engine, folder: Path, at: int = 0, strike: Strike | None = None
+    story: Story, engine: Engine, folder: Path, at: int = 0, inject: Injection | None = None
 ) -> Told:
     """Run the story, striking at that step (from 1), and then until all is at rest.
 
@@ -64,11 +64,11 @@ def tell(
     async def main() -> None:
         world = World(engine, folder, random.Random(1))
         told.trace = world.trace
-        if strike is not None:
-            world.ambushes[at] = strike
+        if inject is not None:
+            world.ambushes[at] = inject
         try:
             await story(world)
-            told.strikes = world.strikes or range(1, world.num_points + 1)
+            told.fault_points = world.fault_points or range(1, world.num_points + 1)
             await world.come_to_rest()
         finally:
             await world.close()
@@ -137,7 +137,7 @@ async def all_that_happens_to_jobs(world: World) -> None:
 async def one_takes_over(world: World) -> None:
     """Of two services one is stopped past its lease, and something more urgent comes meanwhile.
 
-    What it had planned before is no longer true when it is let go.
+    Its plan of before is no longer true when it is continued.
     """
     world.cluster.add_node(SLOTS)
     world.start_process()
@@ -148,7 +148,7 @@ async def one_takes_over(world: World) -> None:
     later = await world.submit(Plan(5), SLOTS, priority=10)
     await _comes_to(world, first)
     await asyncio.sleep(SOON_S)
-    world.strikes = range(begin + 1, world.num_points + 1)
+    world.fault_points = range(begin + 1, world.num_points + 1)
     urgent = await world.submit(Plan(0), 1, priority=90)
     await asyncio.sleep(STOPPED_S + SOON_S)
     world.check()
@@ -166,7 +166,7 @@ async def one_launches_late(world: World) -> None:
     begin = world.num_points
     job_id = await world.submit(Plan(40), SLOTS // 2)
     await asyncio.sleep(SOON_S)
-    world.strikes = range(begin + 1, world.num_points + 1)
+    world.fault_points = range(begin + 1, world.num_points + 1)
     await asyncio.sleep(STOPPED_S + SOON_S)
     world.check()
     await _comes_to(world, job_id)
@@ -195,7 +195,7 @@ async def a_group_shrinks_and_grows(world: World) -> None:
     other = await world.submit(Plan(1), 1)
     await asyncio.sleep(2 * SOON_S)
     world.check()
-    world.strikes = range(begin + 1, world.num_points + 1)
+    world.fault_points = range(begin + 1, world.num_points + 1)
     await _comes_to(world, other)
     assert job_id is not None
     await world.cancel(job_id)

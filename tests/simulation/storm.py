@@ -156,7 +156,7 @@ class Storm:
         if alive:
             attempt = self.chance.choice(alive)
             self.world.note(f"a rank of {attempt.key} is killed")
-            attempt.strike(Outcome(Cause.WORKER_LOST, "killed", rank=0, exit_code=-9))
+            attempt.end_as(Outcome.of(Cause.WORKER_LOST, "killed", rank=0, exit_code=-9))
 
     def lose_worker(self) -> None:
         alive = [a for a in self.world.cluster.known.values() if a.alive]

@@ -16,7 +16,7 @@ import pytest
 from tests.simulation import books, storm
 from tests.simulation.conftest import TIMEOUT_S, seeds
 
-pytestmark = [pytest.mark.usefixtures("_short"), pytest.mark.timeout(TIMEOUT_S)]
+pytestmark = [pytest.mark.usefixtures("_quiet"), pytest.mark.timeout(TIMEOUT_S)]
 
 BATCH = 10
 """Storms in one test: where everything takes its time, they stay far from a test's limit."""
@@ -51,8 +51,6 @@ def test_a_seed_is_the_same_storm_each_time(folder: Path) -> None:
     assert len(here) > 50
     program = (
         "import sys; from pathlib import Path; from tests.simulation import books, storm;"
-        "from service.loops import cluster_watcher, reconciler;"
-        "reconciler.LAUNCH_GRACE_S, cluster_watcher.REFRESH_S = 8.0, 60.0;"
         f"print('\\n'.join(storm.run(books.empty_memory(), Path(sys.argv[1]), {ANY_SEED})))"
     )
     there = subprocess.run(

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from ray_workers.shared.contracts import Slice
 from service.db.session import Database
 from service.domain import leases, resizing
-from service.domain.resizing import Books, Resized
-from service.domain.slots import Slice
+from service.domain.resizing import Holding, Resized
 from tests.marks import SOAK, soak_but
 from tests.simulation import books, scenarios
 from tests.simulation.cluster import SimCluster
 from tests.simulation.conftest import TIMEOUT_S, seeds
 from tests.simulation.promises import Broken
-from tests.simulation.scenarios import Story, Strike
+from tests.simulation.scenarios import Injection, Story
 
-pytestmark = [pytest.mark.usefixtures("_short"), pytest.mark.timeout(TIMEOUT_S)]
+pytestmark = [pytest.mark.usefixtures("_quiet"), pytest.mark.timeout(TIMEOUT_S)]
 
 SHARE = 8
 PARTS = 12
@@ -41,21 +41,21 @@ def postgres_engine(postgres_url: str) -> Iterator[Engine]:
     database.close()
 
 
-def _strikes(story: Story, folder: Path) -> range:
-    return scenarios.tell(story, books.empty_memory(), folder).strikes
+def _fault_points(story: Story, folder: Path) -> range:
+    return scenarios.tell(story, books.empty_memory(), folder).fault_points
 
 
-def _strike_at(steps: range, story: Story, strike: Strike, folder: Path) -> None:
+def _inject_at(steps: range, story: Story, inject: Injection, folder: Path) -> None:
     for at in steps:
-        scenarios.tell(story, books.empty_memory(), folder, at, strike)
+        scenarios.tell(story, books.empty_memory(), folder, at, inject)
 
 
 @pytest.mark.parametrize("part", IN_PARTS)
 def test_killed_at_any_step_it_is_taken_up_by_the_next(folder: Path, part: int) -> None:
     story = scenarios.all_that_happens_to_jobs
-    steps = _strikes(story, folder)
+    steps = _fault_points(story, folder)
     assert len(steps) > 100
-    _strike_at(steps[part::PARTS], story, scenarios.kill, folder)
+    _inject_at(steps[part::PARTS], story, scenarios.kill, folder)
 
 
 @pytest.mark.parametrize("part", IN_PARTS)
@@ -63,7 +63,7 @@ def test_killed_at_a_step_it_is_taken_up_by_the_next_on_postgresql(
     folder: Path, part: int, postgres_engine: Engine
 ) -> None:
     story = scenarios.all_that_happens_to_jobs
-    for at in _strikes(story, folder)[::SHARE][part::PARTS]:
+    for at in _fault_points(story, folder)[::SHARE][part::PARTS]:
         engine = books.empty_postgres(postgres_engine)
         scenarios.tell(story, engine, folder, at, scenarios.kill)
 
@@ -76,7 +76,7 @@ STORIES = [scenarios.one_takes_over, scenarios.one_launches_late]
 def test_stopped_at_any_step_past_its_lease_it_does_nothing_of_before(
     folder: Path, story: Story, half: int
 ) -> None:
-    _strike_at(_strikes(story, folder)[half::2], story, scenarios.stop_for_long, folder)
+    _inject_at(_fault_points(story, folder)[half::2], story, scenarios.stop_for_long, folder)
 
 
 @SOAK
@@ -84,7 +84,7 @@ def test_stopped_at_any_step_past_its_lease_it_does_nothing_of_before(
 def test_stopped_at_a_step_past_its_lease_it_does_nothing_of_before_on_postgresql(
     folder: Path, story: Story, postgres_engine: Engine
 ) -> None:
-    for at in _strikes(story, folder)[::SHARE]:
+    for at in _fault_points(story, folder)[::SHARE]:
         engine = books.empty_postgres(postgres_engine)
         scenarios.tell(story, engine, folder, at, scenarios.stop_for_long)
 
@@ -98,7 +98,7 @@ def test_a_group_of_changing_size_holds_what_the_books_say_wherever_the_service_
     trace = "\n".join(told.trace)
     assert "takes [Slice" in trace
     assert "'lacking': 1" in trace
-    _strike_at(told.strikes[part::PARTS], story, scenarios.kill, folder)
+    _inject_at(told.fault_points[part::PARTS], story, scenarios.kill, folder)
 
 
 # That a broken rule is found, and the tests above could fail.
@@ -108,24 +108,24 @@ def test_without_the_fence_a_slot_would_be_given_twice(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story = scenarios.one_takes_over
-    steps = _strikes(story, folder)
+    steps = _fault_points(story, folder)
     monkeypatch.setattr(leases, "holds", lambda *_: True)
     with pytest.raises(Broken, match="I3"):
-        _strike_at(steps, story, scenarios.stop_for_long, folder)
+        _inject_at(steps, story, scenarios.stop_for_long, folder)
 
 
 def test_if_an_older_word_freed_a_grant_its_slots_would_be_given_twice(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story = scenarios.a_group_shrinks_and_grows
-    steps = _strikes(story, folder)
+    steps = _fault_points(story, folder)
 
-    def freed(books: Books, kept: Sequence[Slice], known: int, lacking: int) -> Resized:
-        return Resized(Books(tuple(kept), books.grants), None)
+    def freed(holding: Holding, kept: Sequence[Slice], known: int, lacking: int) -> Resized:
+        return Resized(Holding(tuple(kept), holding.grants), None)
 
     monkeypatch.setattr(resizing, "resized", freed)
     with pytest.raises(Broken, match="I3"):
-        _strike_at(steps, story, scenarios.kill, folder)
+        _inject_at(steps, story, scenarios.kill, folder)
 
 
 class _Forgets(dict[Any, None]):
@@ -137,7 +137,7 @@ def test_if_an_ended_attempt_could_be_launched_two_would_run_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     story = scenarios.one_launches_late
-    steps = _strikes(story, folder)
+    steps = _fault_points(story, folder)
     make = SimCluster.__init__
 
     def forgetful(self: SimCluster, *arguments: Any) -> None:
@@ -146,4 +146,4 @@ def test_if_an_ended_attempt_could_be_launched_two_would_run_at_once(
 
     monkeypatch.setattr(SimCluster, "__init__", forgetful)
     with pytest.raises(Broken, match="I2"):
-        _strike_at(steps, story, scenarios.stop_for_long, folder)
+        _inject_at(steps, story, scenarios.stop_for_long, folder)

@@ -74,8 +74,8 @@ class World:
         self.broken: Broken | None = None
         self.num_points = self.num_commits = self._num_checked = 0
         self.ambushes: dict[int, Callable[[Process], None]] = {}
-        """What is done to the process that makes the call of that number."""
-        self.strikes = range(0)
+        """By number of a call: a fault that is injected into the process that makes it."""
+        self.fault_points = range(0)
         """The steps that a story is about; none for all of them."""
         self._numbers = itertools.count(1)
         self._users: list[asyncio.Task[None]] = []
@@ -95,7 +95,7 @@ class World:
         self._see(self.promises.hold)
 
     def _see(self, look: Callable[[], None]) -> None:
-        """What is broken now, is broken, also if it is mended before anybody looks again."""
+        """A promise that is broken now stays broken, also if it holds again at the next look."""
         try:
             look()
         except Broken as broken:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from dray.train.storage_room import StorageError
 from ray_workers.datasets.sources.protocol import TransferError
+from ray_workers.shared.paths import UntrustedFolder
 from ray_workers.training.core.errors import DataError, SourceUnavailableError
 
 MAX_SHOWN = 12
@@ -24,10 +25,10 @@ _OF_DATA = (
     errno.ENOTDIR,
     errno.EOVERFLOW,
 )
-"""What the system says of names, offsets and sizes that a file asks for."""
+"""Errors of the system about names, offsets and sizes that are in the data."""
 _NO_THREAD = "can't start new thread"
 _PANIC = "PanicException"
-"""What a library in Rust raises when it gives up. It is no Exception."""
+"""Raised by libraries in Rust; it is no Exception."""
 
 
 def broken(place: str, fault: str) -> DataError:
@@ -36,18 +37,18 @@ def broken(place: str, fault: str) -> DataError:
 
 
 def printable(text: str) -> str:
-    """The text on one line, with escapes for what is not to be printed: names come from outside,
-    and need not be UTF-8."""
+    """The text on one line, with escapes for characters that can't be printed: names come from
+    outside, and need not be UTF-8."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 @contextlib.contextmanager
 def reading(place: str, fault: str = "can't be read") -> Iterator[None]:
-    """Make a DataError of whatever is raised while data are read.
+    """Turn any error that is raised while data are read into a DataError.
 
     Libraries raise errors of any type (OverflowError, struct.error, KeyError) for bytes that they
-    did not expect, and the same bytes raise the same error again. Only a disk or a system call that
-    failed on this node says nothing of the data: it becomes a StorageError, which is retried.
+    did not expect, and the same bytes raise the same error again. A disk or a system call that
+    failed on this node is no fault of the data: it becomes a StorageError, which is retried.
     """
     try:
         yield
@@ -64,7 +65,7 @@ def reading(place: str, fault: str = "can't be read") -> Iterator[None]:
 
 def _is_the_nodes(error: BaseException) -> bool:
     if isinstance(error, OSError):
-        return error.errno not in _OF_DATA
+        return isinstance(error, UntrustedFolder) or error.errno not in _OF_DATA
     return isinstance(error, RuntimeError) and _NO_THREAD in str(error)
 
 
@@ -82,13 +83,14 @@ def listed(names: Iterable[str]) -> str:
 
 
 def shortened(value: object, limit: int = 60) -> str:
-    """A value of the data as it may stand in a sentence: in quotes, on one line, not too long."""
+    """A value of the data for a sentence: in quotes, on one line, not too long."""
     text = repr(str(value)[: limit + 1])
     return text if len(str(value)) <= limit else f"{text[:limit]}…'"
 
 
 def no_such_name(what: str, wanted: str, names: Iterable[str]) -> str:
-    """That there is no `what` of that name, which there are, and which was probably meant."""
+    """A sentence that there is no `what` of that name, with those that there are and the one that
+    was probably meant."""
     every = list(names)
     folded = {name.casefold(): name for name in every}
     close = difflib.get_close_matches(wanted.casefold(), folded, n=1)

@@ -19,7 +19,7 @@ class Images:
     pixels: npt.NDArray[Any]
     """(N, channels, height, width), uint8 or float32; may be a read-only memory map."""
     max_value: float
-    """What white is: 255 for decoded images, 16 for scikit-learn's digits, 1 for floats."""
+    """The value of white: 255 for decoded images, 16 for scikit-learn's digits, 1 for floats."""
     labels: npt.NDArray[np.int64]
     """(N,) indices into `classes`."""
     classes: tuple[str, ...]
@@ -34,7 +34,7 @@ class MaskedImages:
     pixels: npt.NDArray[Any]
     """(N, channels, height, width), uint8 or float32; may be a read-only memory map."""
     max_value: float
-    """What white is: 255 for decoded images, 1 for floats."""
+    """The value of white: 255 for decoded images, 1 for floats."""
     masks: npt.NDArray[np.uint8]
     """(N, height, width) indices into `classes`; may be a read-only memory map."""
     classes: tuple[str, ...]
@@ -58,15 +58,14 @@ class Table:
     numeric_names: tuple[str, ...]
     category_names: tuple[str, ...]
     vocabularies: tuple[tuple[str, ...], ...]
-    """Of each category column, its values in the order of their codes."""
+    """The values of each category column, in the order of their codes."""
     classes: tuple[str, ...] | None
     """None for regression."""
     target_name: str
     fingerprint: str
     """SHA-256 of the content, in hex."""
     num_missing: Mapping[str, int] = field(default_factory=dict)
-    """In how many rows of the file a column has no value; columns that always have one are not
-    in it."""
+    """Rows of the file without a value, by column; without columns that always have one."""
     num_dropped: int = 0
     """Rows that were left out, because a column of theirs has no value."""
     date_names: tuple[str, ...] = ()

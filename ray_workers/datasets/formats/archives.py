@@ -1,4 +1,4 @@
-"""Compressed files and archives, unpacked into a folder without trusting a word of them."""
+"""Compressed files and archives, unpacked into a folder without trusting their headers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ray_workers.datasets.sources.source import SourceFile
 PIECE_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 MEMBER_BYTES = 512
-"""What a file costs a disk, however small it is."""
+"""Room that each file takes on a disk, however small it is."""
 
 
 def plain_file(shop: Workshop) -> tuple[Path, str]:

@@ -1,4 +1,4 @@
-"""What is in a column, found by looking at all of it, and its values as numbers.
+"""The kind of a column, found from all of its values, and its values as numbers.
 
 Text that is a number in every row is numbers, and text that is a date in every row is dates; any
 other text is the names of categories.
@@ -30,9 +30,9 @@ MISSING = (
 )
 """How a missing value is written, in lower case: as pandas reads it, and `?` and `-`."""
 EMPTY = ("",)
-"""How it is written among names of which one may well be `none`."""
+"""How a missing value is written among names, of which one may well be `none`."""
 NO_CODE = -1
-"""Of a category's value that is missing."""
+"""The code of a missing category."""
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _TRUTH = ("true", "false")
 
@@ -56,17 +56,17 @@ class Gaps:
 
 @dataclass(eq=False)
 class Column:
-    """One column of a file, which learns what it is from every batch of it."""
+    """One column of a file, whose kind is found from every batch of it."""
 
     name: str
     is_named: bool = False
-    """Its values are names, even if they are numbers."""
+    """Whether values are taken as names, even if they are numbers."""
     missing: Missing = "error"
-    """What is done about a value that is missing."""
+    """The treatment of missing values."""
     is_target: bool = False
-    """Its texts are names, also such as `none` and dates."""
+    """Whether texts are taken as names, even `none` and dates."""
     decimal: str = "."
-    """What stands before the fraction of a number that is written as text."""
+    """The decimal sign of numbers that are written as text."""
     num_rows: int = 0
     has_values: bool = False
     could_be_numbers: bool = True
@@ -93,7 +93,7 @@ class Column:
 
     @property
     def gaps(self) -> Gaps:
-        """Where it has no value, once all rows were looked at."""
+        """The rows without a value, once all rows were seen."""
         return self.empty if self._missing_words == EMPTY else self.written
 
     @property
@@ -102,7 +102,7 @@ class Column:
             return EMPTY
         return MISSING
 
-    def look(self, batch: Any) -> None:
+    def see(self, batch: Any) -> None:
         """See the next rows: an Arrow array of text or numbers."""
         import pyarrow.compute as pc
 
@@ -170,7 +170,7 @@ class Column:
 
     @property
     def hint(self) -> str:
-        """What to set, if the text that it holds is probably meant for numbers."""
+        """Advice on options, if the column's text is probably meant for numbers."""
         if self.first_text is not None and _DECIMAL_COMMA.fullmatch(self.first_text[1]):
             return '; data.decimal: "," reads it as a number'
         return ""
@@ -255,7 +255,7 @@ def in_order(names: set[str]) -> tuple[str, ...]:
 
 
 def codes_of(names: Any, vocabulary: tuple[str, ...]) -> npt.NDArray[np.int64]:
-    """Where each name stands in the vocabulary; NO_CODE for null."""
+    """The place of each name in the vocabulary; NO_CODE for null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""Files that are images: found in a folder or an archive, looked at, and decoded."""
+"""Files that are images: found in a folder or an archive, checked, and decoded."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _common_depth(names: list[str]) -> int:
 
 
 def common_form(files: Sequence[SourceFile], size: tuple[int, int] | None) -> tuple[int, int, int]:
-    """(height, width, channels) that all images are stored in, told by their headers alone."""
+    """(height, width, channels) that all images are stored in, by their headers alone."""
     first: tuple[int, int] | None = None
     is_grey = True
     for file in files:
@@ -104,13 +104,13 @@ def upright_size(image: Any) -> tuple[int, int]:
     from PIL import ExifTags
 
     width, height = image.size
-    lies = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
-    return (width, height) if lies else (height, width)
+    is_turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+    return (width, height) if is_turned else (height, width)
 
 
 @contextmanager
 def opened(file: SourceFile) -> Iterator[Any]:
-    """The image, its pixels not yet decoded. Whatever Pillow finds wrong is a DataError."""
+    """The image, its pixels not yet decoded. DataError for a file that Pillow can't open."""
     from PIL import Image, UnidentifiedImageError
 
     with reading(file.place, "is a broken or truncated image"), warnings.catch_warnings():

@@ -73,6 +73,6 @@ def _samples(shop: Workshop) -> Iterator[_Sample]:
         if len(parts) < 2:
             raise broken(
                 file.place,
-                "lies in no folder of its class: each class has a folder with its images",
+                "is in no folder of its class: each class has a folder with its images",
             )
         yield _Sample(parts[0], file)

@@ -77,7 +77,7 @@ def _pairs(shop: Workshop) -> list[_Pair]:
     found: dict[str, dict[str, SourceFile]] = {"images": {}, "masks": {}}
     for file, parts in image_decoding.files_by_path(shop):
         if len(parts) < 2 or parts[0] not in found:
-            raise broken(file.place, "lies neither in the folder images nor in the folder masks")
+            raise broken(file.place, "is neither in the folder images nor in the folder masks")
         name = PurePosixPath(*parts[1:]).with_suffix("").as_posix()
         if other := found[parts[0]].get(name):
             raise broken(file.place, f"has the same name as {other.name}, but for its ending")
@@ -93,7 +93,7 @@ def _pairs(shop: Workshop) -> list[_Pair]:
 
 
 def _check_sizes(pair: _Pair) -> None:
-    """By the headers alone."""
+    """Compare the sizes by the headers alone."""
     size, found = _size(pair.image), _size(pair.mask)
     if found != size:
         raise broken(

@@ -93,7 +93,7 @@ def build_masks(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
 
 
 def _write_pixels(shop: Workshop, inputs: Array, name: str) -> tuple[tuple[int, int], float]:
-    """Write the images; (height, width), and what white is."""
+    """Write the images; answers (height, width) and the value of white."""
     place = f"{shop.place}, array {shortened(name)}"
     pixels = _channels_first(inputs, place)
     is_float = pixels.dtype.kind == "f"
@@ -164,8 +164,7 @@ def _without_channel(target: Array, place: str) -> Array:
 
 
 def _mapped(path: Path, place: str) -> Array:
-    """The array in a `.npy` file. Its header may say anything: DataError for one that is not
-    true of the file."""
+    """The array in a `.npy` file. DataError for a header that does not fit the file."""
     with reading(place, "is no array that can be read"):
         try:
             array: Array = np.lib.format.open_memmap(path, mode="r")
@@ -196,7 +195,7 @@ def _channels_first(inputs: Array, place: str) -> Array:
 
 
 def _blocks(rows: Array) -> Iterator[tuple[int, Array]]:
-    """(first row, some rows), as many as memory bears."""
+    """(first row, some rows), as many as fit the memory."""
     step = max(1, BLOCK_BYTES // max(1, rows[0].nbytes))
     for first in range(0, len(rows), step):
         yield first, rows[first : first + step]
@@ -215,7 +214,7 @@ def _finite(block: Array, place: str, first: int) -> npt.NDArray[np.float32]:
 def _write_target(
     shop: Workshop, target: Array, name: str, *, classifies: bool, name_of_file: str = "target"
 ) -> tuple[str, ...] | None:
-    """Write the targets; the classes, if they are some."""
+    """Write the targets; answers the classes, if the targets are classes."""
     place = f"{shop.place}, array {shortened(name)}"
     if not classifies:
         if target.dtype.kind == "U":

@@ -1,7 +1,7 @@
 """The prepared form of a data set: a folder of `.npy` files and `meta.json`, made once per node.
 
-Making it needs memory for a piece at a time, however large the set; reading it needs memory for
-what is read, because the files are mapped.
+A build needs memory for one piece at a time, however large the set. A reader needs memory for the
+samples that it reads, because the files are mapped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _META = "meta.json"
 
 @dataclass(frozen=True)
 class Workshop:
-    """What a build has to work with."""
+    """The files and folders of one build."""
 
     place: str
     """The source, as errors name it."""
@@ -39,12 +39,12 @@ class Workshop:
     output: Path
     """Folder for the `.npy` files."""
     scratch: Path
-    """Folder for what is needed meanwhile."""
+    """Folder for temporary files."""
     budget: Budget
 
 
 Build = Callable[[Workshop], Mapping[str, Any]]
-"""Writes the arrays; answers what else is to be known of them, as JSON data."""
+"""Writes the arrays and answers their metadata, as JSON data."""
 
 
 @dataclass(frozen=True)

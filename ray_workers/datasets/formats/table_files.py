@@ -15,11 +15,12 @@ from ray_workers.datasets.formats.utf8 import first_bad_byte, likely_encoding
 from ray_workers.training.core.errors import DataError
 
 BLOCK_BYTES = 1 << 20
-"""Of a CSV file that are parsed together; no row may be longer. Arrow reads a few dozen ahead."""
+"""Bytes of a CSV file that are parsed together, so also the longest row. Arrow reads a few dozen
+such blocks ahead."""
 DELIMITERS = (",", ";", "\t", "|")
-"""The usual ones, which a header that has them was probably meant to be read by."""
+"""The usual delimiters: a header that has one of them was probably meant to be split at it."""
 BUFFER_BYTES = 1 << 20
-"""Of a Parquet file's column that are read together."""
+"""Bytes of a Parquet file's column that are read together."""
 BATCH_ROWS = 16_384
 
 
@@ -38,7 +39,7 @@ class TableFile(Protocol):
 
     @property
     def hint(self) -> str:
-        """What to set, if the columns were probably read in another way than they are meant."""
+        """Advice on options, if the columns were probably meant to be read in another way."""
 
 
 class CsvFile:
@@ -82,7 +83,7 @@ class CsvFile:
             raise self._explained(error) from None
 
     def where(self, row: int) -> str:
-        # A column that nobody asked for may hold what can't be read.
+        # A column that is not asked for may have values that can't be read.
         with contextlib.suppress(UnicodeDecodeError, csv.Error):
             for number, (line, _) in enumerate(self._records()):
                 if number == row + 1:  # the first is the header
@@ -122,7 +123,7 @@ class CsvFile:
                 begins = reader.line_num + 1
 
     def _explained(self, error: Exception) -> DataError:
-        """What made Arrow give up, found by reading the file again, slowly."""
+        """The fault that made Arrow give up, found by reading the file again, slowly."""
         at = first_bad_byte(self._path)
         if at is not None:
             return broken(

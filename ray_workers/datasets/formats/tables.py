@@ -24,7 +24,7 @@ from ray_workers.datasets.formats.utf8 import converted
 from ray_workers.shared.contracts import DataPolicy
 
 TABLE_VERSION = 2
-"""Part of every table's key: change it with anything that changes what is written here."""
+"""Part of every table's key: change it with anything that changes the files of a table."""
 Rows = npt.NDArray[np.int64]
 
 _NO_IDENTIFIERS = "if it names each row, leave it out of data.features"
@@ -110,7 +110,7 @@ class _Building:
         every = self._every
         for batch in self.file.batches([column.name for column in every]):
             for column, values in zip(every, batch, strict=True):
-                column.look(values)
+                column.see(values)
         self._check_kinds()
         categories = [column for column in self.features if column.is_category]
         self._collect_names(categories)
@@ -248,7 +248,7 @@ class _Building:
         vocabularies: Sequence[tuple[str, ...]],
         classes: tuple[str, ...] | None,
     ) -> int:
-        """Write the arrays; how many rows they have."""
+        """Write the arrays; answers the number of their rows."""
         output, budget = self.shop.output, self.shop.budget
         num_numeric = len(sources_of([c.name for c in numbers], [c.name for c in dates]))
         with ExitStack() as open_files:

@@ -68,7 +68,7 @@ def converted(path: Path, encoding: str, place: str, target: Path, budget: Budge
 
 
 def likely_encoding(path: Path) -> str:
-    """What a file that is not UTF-8 may well be."""
+    """The likely kind of a file that is not UTF-8."""
     with open(path, "rb") as file:
         begins = file.read(2)
     return "utf-16" if begins in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1 or cp1252"

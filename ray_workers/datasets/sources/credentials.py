@@ -1,9 +1,9 @@
 """Credentials that the cluster's operator laid on the nodes, by name.
 
 A file `{name}.json` of the folder holds options for the storage: for `s3://` `key`, `secret`,
-`token`, `anon`, `endpoint_url`; for `https://` `headers` and the `hosts` that they are for, whom a
-job's document can't choose then, and perhaps `"plain_http": true`. What it holds goes to the
-storage's client and nowhere else: no error may carry it.
+`token`, `anon`, `endpoint_url`; for `https://` `headers`, the `hosts` that the headers are for, so
+that a job's document can't choose them, and perhaps `"plain_http": true`. The options go to the
+storage's client and nowhere else: no error may show them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from ray_workers.training.core.errors import DataError
 
 Options = Mapping[str, Any]
 KNOWN_OPTIONS = ("key", "secret", "token", "anon", "endpoint_url", "headers", "hosts", "plain_http")
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def load_credentials(folder: str | None, name: str | None) -> Options:
-    """The options of the file; none at all without a name. Raises DataError."""
+    """The options of the file; empty without a name. Raises DataError."""
     if name is None:
         return {}
     if folder is None:
@@ -62,8 +63,15 @@ def headers_for(url: str, options: Options) -> dict[str, str]:
             "the credentials hold headers, but not for which hosts: their file must say so, such "
             'as "hosts": ["data.example.org"]'
         )
-    if parts.hostname not in [host.lower() for host in hosts]:
-        raise DataError(f"the credentials are not for {parts.hostname}: their file names others")
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else str(parts.hostname)
+    usual = DEFAULT_PORTS[parts.scheme]
+    port = parts.port or usual
+    named = {f"{host}:{port}", *((host, parts.hostname) if port == usual else ())}
+    if named.isdisjoint(entry.lower() for entry in hosts):
+        raise DataError(
+            f"the credentials are not for {host}:{port}: their file names others (a host without a "
+            f"port is one at {usual})"
+        )
     if parts.scheme != "https" and options.get("plain_http") is not True:
         raise DataError(
             'the credentials are for https:// alone, unless their file says "plain_http": true'

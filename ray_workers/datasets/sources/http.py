@@ -1,8 +1,8 @@
 """`http://` and `https://`: one file by GET.
 
-It is aiohttp, as below fsspec, but without the layer between: that follows redirects by itself.
-Every connection is checked when it is made, to the very address it goes to; so is each one that a
-redirect leads to. Proxies of the environment are not used: they would connect for us.
+aiohttp is used directly and not by way of fsspec, which follows redirects by itself. The address of
+every connection is checked when the connection is made, also after a redirect. Proxies of the
+environment are not used, since the addresses that they connect to can't be checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REDIRECTS = (301, 302, 303, 307, 308)
 WORTH_ANOTHER_TRY = (408, 425, 429, 500, 502, 503, 504)
 PIECE_BYTES = 1 << 20
 UNVERSIONED_TRUSTED_S = 600.0
-"""How long a copy is believed whose server tells no version: the ranks of a job share it."""
+"""How long a copy counts as current if its server gives no version, so that ranks share it."""
 TIMEOUT = aiohttp.ClientTimeout(total=None, connect=30, sock_connect=30, sock_read=60)
 
 _IN_NO_URL = re.compile(r"[\\\s\x00-\x1f\x7f]")
@@ -41,7 +41,7 @@ AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
 
 
 class RefusedAddress(Exception):
-    """The host turned out to have an address that nobody may connect to for a user."""
+    """The host has an address that a job may not read from."""
 
 
 class HttpOrigin:
@@ -81,7 +81,7 @@ class HttpOrigin:
 
     @asynccontextmanager
     async def _response(self) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer at the end of all redirects. Whatever goes wrong is told without headers."""
+        """The answer at the end of all redirects. No error shows the headers."""
         try:
             url = self._url
             for _ in range(MAX_REDIRECTS + 1):
@@ -107,7 +107,7 @@ class HttpOrigin:
         reason = refused_host(host, self._allowed)
         if reason is not None:
             raise RefusedAddress(f"{host} may not be read from: {reason}")
-        # What the file is hashes as it lies there, and no small answer unpacks to a large one.
+        # The hash is of the file as it is stored, and no small answer unpacks to a large one.
         headers = {"Accept-Encoding": "identity"}
         if URL(url).origin() == URL(self._url).origin():
             headers |= self._headers
@@ -135,10 +135,10 @@ class HttpOrigin:
         return make
 
     def _next(self, url: str, location: str | None) -> str:
-        """Where a redirect leads. DataError if it leads out of the web, or off encryption.
+        """The target of a redirect. DataError if that is no web URL, or leaves https.
 
-        What a browser takes for a slash, and other programs for a part of a host's name, is not
-        followed: the host that is checked might not be the one that is asked.
+        A character that some programs take for a slash, and others for a part of a host's name, is
+        refused: the host that is checked might not be the one that is asked.
         """
         if not location:
             raise TransferError("the server redirects to nowhere")
@@ -146,7 +146,7 @@ class HttpOrigin:
             raise broken(
                 self._place,
                 f"redirects to {shortened(location)}, which is no address: no URL has a backslash, "
-                "a space or a control character. Give the address where the file lies",
+                "a space or a control character. Give the address where the file is",
             )
         target = urljoin(url, location)
         schemes = (urlsplit(url).scheme, urlsplit(target).scheme)
@@ -173,7 +173,7 @@ class HttpOrigin:
 
 
 def _told(error: Exception) -> str:
-    """What broke a transfer, without the request it belonged to."""
+    """The error that broke a transfer, without the request that it belonged to."""
     if isinstance(error, TimeoutError):
         return "the server did not answer in time"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):

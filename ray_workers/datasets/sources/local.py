@@ -14,7 +14,7 @@ from ray_workers.shared.contracts import DataPolicy
 
 
 class LocalOrigin:
-    """Files are read where they lie."""
+    """A file or folder that is read in place."""
 
     def __init__(self, url: str, policy: DataPolicy, suffixes: tuple[str, ...] | None) -> None:
         self._place = url
@@ -50,7 +50,7 @@ class LocalOrigin:
                 while piece := source.read(1 << 20):
                     sink(piece)
         except OSError as error:
-            # With its cause: where the disk is at fault, the data are not.
+            # With the cause, which tells a fault of the disk from one of the data.
             raise broken(f"file://{file.path}", f"can't be read: {error.strerror}") from error
 
     def _walk(self, folder: Path) -> Iterator[Listed]:
@@ -77,7 +77,7 @@ class LocalOrigin:
                 yield self._listed(path.relative_to(folder).as_posix(), target, status)
 
     def _refuse(self, error: OSError) -> None:
-        raise broken(f"file://{error.filename}", f"can't be read: {error.strerror}") from None
+        raise broken(f"file://{error.filename}", f"can't be read: {error.strerror}") from error
 
     def _listed(self, name: str, path: Path, status: os.stat_result) -> Listed:
         version = f"{status.st_mtime_ns}:{status.st_ino}"
@@ -92,7 +92,7 @@ class LocalOrigin:
         if self._roots is not None and not any(real.is_relative_to(root) for root in self._roots):
             raise broken(
                 place,
-                "lies outside the folders that data may be read from on this cluster "
+                "is outside the folders that data may be read from on this cluster "
                 "(DRAY_DATA_ROOTS)",
             )
         return real

@@ -1,14 +1,13 @@
-"""What a node keeps of the data it has read: by content, shared by all its jobs, least used first
-to go.
+"""A node's cache of data: by content, shared by all jobs, the least recently used removed first.
 
-    locks/      one file for each source: who fetches or prepares it holds the lock
+    locks/      one file for each source, locked while the source is fetched or prepared
     index/      a source and its version -> the hashes of its content
     objects/    files as they were fetched, by their SHA-256
     prepared/   folders of numpy files, by what they were made from and how
     scratch/    what is being made
 
-Locks are `flock`: the kernel lets go of them when a process dies. An entry that is in use is held
-by a shared lock on itself and is never removed.
+Locks are `flock`: the kernel releases them when a process dies. An entry in use is held by a shared
+lock on itself and is never removed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ray_workers.shared.contracts import DataPolicy
-from ray_workers.shared.paths import machine_root
+from ray_workers.shared.paths import machine_root, own_folder
 
 Kind = Literal["objects", "prepared"]
 INDEX_KEPT_S = 90 * 86_400
@@ -42,7 +41,8 @@ class NodeCache:
         self.root = root
         self.limit_bytes = limit_bytes
         for name in ("locks", "index", "objects", "prepared", "scratch"):
-            (root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Another user could have put data there, where users share the root.
+            own_folder(root / name, "DRAY_DATA_CACHE_DIR")
 
     @classmethod
     def of(cls, policy: DataPolicy) -> NodeCache:
@@ -61,7 +61,7 @@ class NodeCache:
             os.close(fd)
 
     def hold(self, kind: Kind, key: str) -> Path | None:
-        """The entry, kept from removal while this process lives or until it lets go."""
+        """The entry, kept from removal until it is released or this process ends."""
         path = self.root / kind / key
         if path in _held:
             return path
@@ -73,7 +73,7 @@ class NodeCache:
         return path
 
     def add(self, kind: Kind, key: str, made: Path) -> Path:
-        """Move what was made in a scratch folder to its place, and hold it."""
+        """Move an entry from a scratch folder to its place, and hold it."""
         path = self.root / kind / key
         there = self.hold(kind, key)
         if there is not None:  # from another source, of the same content
@@ -84,21 +84,21 @@ class NodeCache:
             made.rename(path)
         except OSError:
             os.close(fd)
-            there = self.hold(kind, key)  # somebody was faster: the content is the same
+            there = self.hold(kind, key)  # another process was faster: the content is the same
             if there is None:
                 raise
             return there
         _held[path] = fd
         return path
 
-    def let_go(self, path: Path) -> None:
+    def release(self, path: Path) -> None:
         fd = _held.pop(path, None)
         if fd is not None:
             os.close(fd)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder of its own, removed in the end; by a later sweep, should this process die."""
+        """A temporary folder; a later sweep removes it if this process dies."""
         path = self.root / "scratch" / secrets.token_hex(8)
         path.mkdir(mode=0o700)
         fd = _open_locked(path, fcntl.LOCK_SH)
@@ -110,7 +110,7 @@ class NodeCache:
                 os.close(fd)
 
     def remembered(self, name: str) -> Any | None:
-        """What was remembered of a source and version: JSON data."""
+        """JSON data that `remember` stored for a source and version."""
         path = self.root / "index" / _digest(name)
         try:
             found = json.loads(path.read_text())
@@ -126,8 +126,8 @@ class NodeCache:
         temporary.replace(path)
 
     def sweep(self, room_bytes: int = 0) -> None:
-        """Remove what was used longest ago, until `room_bytes` more would fit under the limit or
-        all that is left is in use; and what processes left that died."""
+        """Remove the least recently used entries, until `room_bytes` more would fit under the limit
+        or all others are in use, and scratch folders of processes that died."""
         with contextlib.suppress(BlockingIOError), self._sweeping():
             for path in (self.root / "scratch").iterdir():
                 _remove_if_idle(path)
@@ -166,15 +166,15 @@ class NodeCache:
 
 
 def _open_locked(path: Path, how: int) -> int | None:
-    """A descriptor that holds a lock on the file or folder at `path`; None if it is gone, or, with
-    LOCK_NB, in use."""
+    """A descriptor that holds a lock on the file or folder at `path`; None if the path is gone, or,
+    with LOCK_NB, in use."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(fd, how)
-        # It may have been removed while we waited: then what we locked is nobody's any more.
+        # The entry may have been removed during the wait, and another may be in its place.
         if os.fstat(fd).st_ino == path.stat().st_ino:
             return fd
     except (BlockingIOError, FileNotFoundError):
@@ -189,7 +189,7 @@ def _remove_if_idle(path: Path) -> bool:
         return False
     try:
         if path.is_dir():
-            # Away from its name first: nobody may find half of it.
+            # Renamed first: no process may find half of it.
             doomed = path.parent.parent / "scratch" / f"{path.name}.{secrets.token_hex(4)}"
             path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

@@ -12,24 +12,24 @@ Sink = Callable[[bytes], None]
 
 @dataclass(frozen=True)
 class Listed:
-    """A file as its place lists it, before anybody has read it."""
+    """A file as its source lists it, before it is read."""
 
     name: str
-    """Within the folder, parts joined by `/`; of a single file its last part."""
+    """Path within the folder, parts joined by `/`; the last part for a single file."""
     size_bytes: int | None
     version: str
-    """Differs when the content does: an ETag, or a time of change."""
+    """A text that differs when the content does: an ETag, or a time of change."""
     path: Path | None = None
-    """Where it lies, if on this machine."""
+    """The path of a file on this machine; None for others."""
 
 
 @dataclass(frozen=True)
 class Listing:
     files: tuple[Listed, ...]
-    """In the order of their names."""
+    """Sorted by name."""
     is_folder: bool
     trusted_s: float | None = None
-    """How long the versions may be believed, where the place gives none; None for ever."""
+    """How long the versions hold, for a source that gives none; None for ever."""
 
 
 class Origin(Protocol):

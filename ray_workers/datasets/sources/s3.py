@@ -38,7 +38,7 @@ class S3Origin:
             endpoint_url=options.get("endpoint_url") or policy.s3_endpoint_url,
             skip_instance_cache=True,
             use_listings_cache=False,
-            # We try again ourselves, from the start of a file.
+            # `retried` tries again, from the start of a file.
             config_kwargs={
                 "connect_timeout": 30,
                 "read_timeout": 60,
@@ -81,7 +81,7 @@ class S3Origin:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Say what S3 said in our own words: its errors may show how a request was signed."""
+        """Raise errors in dray's own words: those of S3 may show how a request was signed."""
         try:
             yield
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A source, whatever its scheme: which files it has, what they hash to, and where they lie here."""
+"""A source of any scheme: its files, their hashes, and their copies on this node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ray_workers.training.core.errors import DataError, SourceUnavailableError
 
 TRIES = 4
 FIRST_PAUSE_S = 0.5
-"""Between two tries; doubled each time, and spread at random."""
+"""Pause between two tries; doubled each time, and spread at random."""
 FETCHED_AT_ONCE = 8
 T = TypeVar("T")
 
@@ -33,10 +33,10 @@ class SourceFile:
     """One file, as a build reads it."""
 
     name: str
-    """Within the folder, or of the file itself."""
+    """Path within the folder, or the name of the single file."""
     path: Path
     place: str
-    """Its URL, as errors name it."""
+    """The file's URL, as errors name it."""
 
 
 Hashed = tuple[str, str, int]
@@ -45,14 +45,14 @@ Hashed = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Content:
-    """What a source holds."""
+    """The files of a source, by hash."""
 
     files: tuple[Hashed, ...]
     is_folder: bool
 
     @property
     def sha256(self) -> str:
-        """Of the one file, or of the list of a folder's."""
+        """The hash of the one file, or of a folder's list of files."""
         if not self.is_folder:
             return self.files[0][1]
         return hashlib.sha256(json.dumps(self.files).encode()).hexdigest()
@@ -86,8 +86,8 @@ class Source:
         self._kept: Path | None = None
 
     def identify(self, *, size_bytes: int | None, sha256: str | None) -> Content:
-        """What the source holds now, hashed once for each version of it. Raises DataError if it
-        is not what it should be."""
+        """The current content of the source, hashed once for each of its versions. DataError if it
+        does not match the given size or hash."""
         listing = self._listing = retried(self._origin.listing, self.place)
         if not listing.files:
             kinds = ", ".join(self._suffixes or ())
@@ -122,13 +122,13 @@ class Source:
         return tuple(found)
 
     def release(self) -> None:
-        """What was fetched may be removed from the cache again."""
+        """Let the cache remove the fetched files again."""
         if self._kept is not None:
-            self._cache.let_go(self._kept)
+            self._cache.release(self._kept)
             self._kept = None
 
     def is_unchanged(self) -> bool:
-        """Whether a file of this node's own is still what it was when it was identified."""
+        """Whether files of this node's own are still as they were identified."""
         assert self._listing is not None
         return self._listing.files[0].path is None or self._origin.listing() == self._listing
 
@@ -146,7 +146,7 @@ class Source:
         return Content(tuple(map(self._hash, listing.files)), listing.is_folder)
 
     def _hash(self, file: Listed) -> Hashed:
-        """Of a file of this node's own, which is not copied."""
+        """Hash a file of this node's own, which is not copied."""
         digest = HashingSink()
         self._origin.fetch(file, digest)
         return (file.name, digest.sha256, digest.size_bytes)
@@ -241,17 +241,17 @@ class HashingSink:
 
 
 def place_of(url: str) -> str:
-    """The source as errors name it: a query may hold what is nobody's business."""
+    """The source as errors name it: without its query, which may hold secrets."""
     return url.split("?", 1)[0]
 
 
 def _numbered(number: int) -> str:
-    """Name of a fetched file within its folder: not one that its source chose."""
+    """Name of a fetched file within its folder, not chosen by its source."""
     return f"{number:08}"
 
 
 def retried(action: Callable[[], T], place: str) -> T:
-    """What `action` answers, asked again a few times if the transfer breaks off."""
+    """The result of `action`, which is tried again a few times if the transfer breaks off."""
     for attempt in range(TRIES):
         try:
             return action()

@@ -80,8 +80,8 @@ class Gpt(nn.Module):
             cast(Block, block).attention.context = context
 
     def divide_matrices(self, mesh: DeviceMesh) -> None:
-        """As Megatron does (Shoeybi et al. 2019, arXiv:1909.08053), with what lies between the
-        matrices divided by places (sequence parallelism, Korthikanti et al. 2022,
+        """Divide the matrices as Megatron does (Shoeybi et al. 2019, arXiv:1909.08053), and the
+        layers between them by places (sequence parallelism, Korthikanti et al. 2022,
         arXiv:2205.05198)."""
         self.num_place_parts = mesh.size()
         places, everywhere = Shard(1), Replicate()
@@ -144,7 +144,7 @@ class Block(nn.Module):
     def __init__(self, options: spec.Gpt) -> None:
         super().__init__()
         width = options.width
-        # What is added to the residual stream shrinks with its length.
+        # The deeper the model, the less each block adds to the residual stream.
         last_std = INIT_STD / math.sqrt(2 * options.num_layers)
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(options, last_std)
@@ -168,8 +168,8 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = options.width // options.num_heads
         self.dropout = options.dropout
-        # Its rows are in the order of the heads, each with its query, key and value, so that a
-        # part of them are whole heads.
+        # Rows are in the order of the heads, each with its query, key and value, so that a part of
+        # the rows is of whole heads.
         self.qkv = Linear(options.width, 3 * options.width)
         self.out = Linear(options.width, options.width, std=last_std)
         self.context: Context | None = None

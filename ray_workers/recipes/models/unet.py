@@ -55,7 +55,7 @@ class Unet(nn.Module):
 
 
 class Up(nn.Module):
-    """To twice the size and half the channels, joined with what the way down had at that size."""
+    """Doubles the size, halves the channels, and joins the features of the way down."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()

@@ -44,22 +44,22 @@ RNG = "seeds are derived from (seed, step, rank)"
 
 _GONE = (FileNotFoundError, NotADirectoryError)
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
-"""What reading a document raises that is not what it should be."""
+"""Errors of reading a document that has another form than it should."""
 
 State = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """What a checkpoint says besides the state."""
+    """The part of a manifest that is not about files."""
 
     step: int
     metrics: Mapping[str, float]
-    """What was measured at this step, if it was."""
+    """Measured at this step; empty if there was no evaluation."""
     position: Mapping[str, int | str]
-    """Where the data stand, and how the world was made up."""
+    """Where the data continue, and the size of the world."""
     loss: float | None = None
-    """Of the step, in training."""
+    """The loss of the step in training."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class LoadedCheckpoint:
 
 
 class SkippedCheckpoint(NamedTuple):
-    """A checkpoint that was not resumed from."""
+    """A checkpoint that training could not resume from."""
 
     step: int
     why: str
     is_reached: bool = True
-    """False if the storage gave an error, so that it may be whole."""
+    """False if the storage gave an error, so that the checkpoint may be whole."""
 
 
 def url_of(base_url: str, step: int) -> str:
@@ -101,8 +101,8 @@ def save(base_url: str, about: CheckpointMetadata, state: State) -> CommittedChe
 
 
 def commit(base_url: str, about: CheckpointMetadata, snapshot: StagedState) -> CommittedCheckpoint:
-    """Write what was copied, and its manifest last. Whatever goes wrong leaves no checkpoint and
-    no partial file."""
+    """Write a staged state, and its manifest last. An error leaves no checkpoint and no partial
+    file."""
     url = url_of(base_url, about.step)
     try:
         return _commit(url, about, snapshot)
@@ -115,7 +115,7 @@ def commit(base_url: str, about: CheckpointMetadata, snapshot: StagedState) -> C
 def _commit(url: str, about: CheckpointMetadata, snapshot: StagedState) -> CommittedCheckpoint:
     manifest_url = f"{url}/{MANIFEST}"
     faultpoint(FaultPoint.BEFORE_WRITE, about.step)
-    files.remove_file(manifest_url)  # while its files change, there is no checkpoint here
+    files.remove_file(manifest_url)  # no checkpoint is here while its files change
     tree = json.dumps(snapshot.tree).encode()
     entries = []
     snapshot.wait()
@@ -172,7 +172,7 @@ def _state_of(parts: Mapping[str, Path | bytes]) -> State:
 
 
 def read_manifest(ref: CheckpointRef) -> tuple[CommittedCheckpoint, dict[str, Any]]:
-    """What a checkpoint says of itself. Raises BrokenCheckpointError."""
+    """Read a checkpoint's manifest. Raises BrokenCheckpointError."""
     text = _read(f"{ref.url}/{MANIFEST}")
     sha256 = hashlib.sha256(text).hexdigest()
     if sha256 != ref.manifest_sha256:
@@ -230,16 +230,17 @@ def superseded(
     *,
     keep: int,
     best: str | None,
-    told: Mapping[str, float] | None = None,
+    reported: Mapping[str, float] | None = None,
     known: Known = EVERYTHING,
 ) -> list[CommittedCheckpoint]:
-    """Those to drop, so that those of `dray.train.checkpoints.staying` and the best remain. Pure.
+    """The checkpoints to drop, so that those of `dray.train.checkpoints.staying` and the best
+    remain. Pure.
 
     Best is the lowest of a loss or an error, the highest of any other metric; of equals, the
     earliest.
     """
     in_order = [one.url for one in sorted(saved, key=lambda one: one.step)]
-    kept = staying(in_order, keep=keep, told=told or {}, known=known)
+    kept = staying(in_order, keep=keep, told=reported or {}, known=known)
     if best is not None:
         sign = sign_of(best)
         measured = [
@@ -253,7 +254,7 @@ def superseded(
 
 
 def drop(saved: CommittedCheckpoint) -> None:
-    """Delete a checkpoint, its manifest first: what is half deleted is then no checkpoint."""
+    """Delete a checkpoint, its manifest first: a half deleted one is no checkpoint."""
     files.remove_file(f"{saved.url}/{MANIFEST}")
     files.remove_folder(saved.url)
     report = CheckpointDroppedReport(saved.step, saved.url)
@@ -261,14 +262,14 @@ def drop(saved: CommittedCheckpoint) -> None:
 
 
 def drop_unfinished(base_url: str) -> None:
-    """Delete what a process that is dead began to write here and did not commit."""
+    """Delete the checkpoints that a dead process began to write here and did not commit."""
     for url in direct_io.folders(base_url):
         if not direct_io.exists(f"{url}/{MANIFEST}"):
             files.remove_folder(url)
 
 
-def verdicts(refs: Sequence[CheckpointRef]) -> Iterator[LoadedCheckpoint | SkippedCheckpoint]:
-    """Each of `refs` in turn, loaded, or why it can't be. The caller stops where it likes."""
+def load_each(refs: Sequence[CheckpointRef]) -> Iterator[LoadedCheckpoint | SkippedCheckpoint]:
+    """Each of `refs` in turn: loaded, or the reason why it can't be."""
     for ref in refs:
         try:
             yield load(ref)
@@ -278,7 +279,7 @@ def verdicts(refs: Sequence[CheckpointRef]) -> Iterator[LoadedCheckpoint | Skipp
 
 
 def _verified(url: str, entry: Mapping[str, Any]) -> Path | bytes:
-    """Where a file of a checkpoint lies, or what is in it where that is no file system."""
+    """The path of a file of a checkpoint, or its content where the storage is no file system."""
     name = f"{url}/{entry['path']}"
     path = local_path(name)
     found: Path | bytes

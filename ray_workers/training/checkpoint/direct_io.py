@@ -1,5 +1,5 @@
 """Buffers as whole files by URL, past the page cache where that is faster; a reader sees all of a
-file or none of it. What else is done with files is in `dray.train.files`."""
+file or none of it. Other file operations are in `dray.train.files`."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from collections import deque
 FIRST_SAVE_S = 10.0
 """With `every_steps: auto`, the first save comes after so much training: it is the measurement."""
 MAX_INTERVAL_S = 600.0
-"""With `auto`, never more than this is at stake."""
+"""With `auto`, no failure loses more than this."""
 MAX_SHARE = 0.05
 """With `auto`, saving never costs more than this share of the time."""
 NUM_STEPS = 64
-"""Steps that the usual time of one is the mean of."""
+"""Steps over whose times the usual time of a step is the mean."""
 NUM_COSTS = 5
 
 
@@ -37,8 +37,8 @@ def interval_s(cost_s: float, write_s: float, mtbf_s: float) -> float:
 
 
 class StallMeter:
-    """What each save adds to the wall time of the loop: the time it is blocked by the save, and
-    what the steps take longer while the save is written."""
+    """Measures the time that each save adds to the loop: how long the save blocks it, and how much
+    longer the steps take while the save is written."""
 
     def __init__(self) -> None:
         self._usual: deque[float] = deque(maxlen=NUM_STEPS)
@@ -56,17 +56,17 @@ class StallMeter:
         return self._blocked_s is not None
 
     def began(self, blocked_s: float) -> None:
-        """A save was begun, and kept the loop for so long."""
+        """A save was begun, and blocked the loop for so long."""
         self._blocked_s, self._added_s = blocked_s, 0.0
 
     def ended(self, waited_s: float) -> float:
-        """The save is over after the loop has waited for it between two steps; its stall."""
+        """The save ended while the loop waited for it between two steps; return its stall."""
         assert self._blocked_s is not None, "no save was begun"
         stall, self._blocked_s = self._blocked_s + max(0.0, self._added_s) + waited_s, None
         return stall
 
     def step_took(self, seconds: float, *, is_saving: bool) -> float | None:
-        """Count a step in. The stall of a save, with the first step after it has ended.
+        """Count a step. Returns the stall of a save, once, at the first step after its end.
 
         is_saving: whether the save is still in flight at the end of the step.
         """
@@ -81,30 +81,42 @@ class StallMeter:
 class CheckpointInterval:
     """When the next save of `every_steps: auto` is due, for the one rank that saves."""
 
-    def __init__(self, mtbf_s: float) -> None:
-        self._mtbf_s = mtbf_s
+    def __init__(self, worker_mtbf_s: float) -> None:
+        """worker_mtbf_s: mean time between failures of one worker."""
+        self._worker_mtbf_s = worker_mtbf_s
+        self._world_size = 1
         self._costs: deque[float] = deque(maxlen=NUM_COSTS)
+        self._write_s = self._step_s = 0.0
         self._last_step: int | None = None
         self._since_s = 0.0
         self._is_measuring = False
         self.every_steps: int | None = None
-        """Unset until a save was measured."""
+        """None until a save was measured."""
 
-    def starts_at(self, step: int) -> None:
-        """Training begins after this step."""
+    def starts_at(self, step: int, world_size: int) -> None:
+        """Training begins after this step, on so many workers."""
         self._last_step, self._since_s = step, 0.0
+        if world_size != self._world_size:
+            self._world_size = world_size
+            if self.every_steps is not None:
+                self._choose()
 
     def saved_at(self, step: int) -> None:
-        """A save was begun, by whichever measure."""
-        self.starts_at(step)
+        """A save was begun, whether or not it was due by this interval."""
+        self._last_step, self._since_s = step, 0.0
         self._is_measuring = True
 
     def measured(self, cost_s: float, write_s: float, step_s: float) -> int:
         """Choose the interval anew, from what the last saves cost; in steps."""
         self._is_measuring = False
         self._costs.append(cost_s)
-        interval = interval_s(statistics.median(self._costs), write_s, self._mtbf_s)
-        self.every_steps = max(1, round(interval / step_s))
+        self._write_s, self._step_s = write_s, step_s
+        return self._choose()
+
+    def _choose(self) -> int:
+        mtbf_s = self._worker_mtbf_s / self._world_size
+        interval = interval_s(statistics.median(self._costs), self._write_s, mtbf_s)
+        self.every_steps = max(1, round(interval / self._step_s))
         return self.every_steps
 
     def step_took(self, seconds: float) -> None:

@@ -23,34 +23,35 @@ from ray_workers.training.checkpoint.staging import StagedState, Stager, hold_fo
 from ray_workers.training.core.errors import BrokenCheckpointError
 
 NICENESS = 19
-"""Of the thread that hashes and writes: it takes what the ranks leave of the processors. While
-the loop waits for it, at the end or before it leaves, the ranks leave it theirs."""
+"""Of the thread that hashes and writes: it runs when the ranks leave processors idle, such as when
+the loop waits for the thread at its end."""
 
 
 class CheckpointManager:
-    """One save is in flight at most. It is copied while the next step goes on (`hold` is called
-    before the state changes), then hashed, written and committed by a thread of its own, and
-    told once it is committed. A save that fails is a line in the log, never the job's end."""
+    """One save is in flight at most. Its state is copied while the next step runs (`hold` is called
+    before the state changes), then hashed, written and committed by a thread, and reported once it
+    is committed. A save that fails is a line in the log, never the job's end."""
 
     def __init__(self, base_url: str, *, keep: int, best: str | None) -> None:
         self._base_url = base_url
         self._keep = keep
         self._best = best
         self._saved: list[CommittedCheckpoint] = []
-        self._told: dict[str, float] = {}
-        """Up to where on the spool the word of each lies, by its URL; of earlier attempts' the
-        service knows."""
+        self._reported: dict[str, float] = {}
+        """Where on the spool the report of each checkpoint of this attempt ends, by its URL. The
+        service knows those of earlier attempts."""
         self._adopted: set[str] = set()
-        """A predecessor's of this attempt, of which nobody here can say which the service knows."""
-        self._camera = Stager()
-        self._writer = ThreadPoolExecutor(1, "dray-checkpoint", initializer=_stand_back)
+        """URLs of this attempt's checkpoints that a dead rank 0 committed. Which of them the
+        service knows is not known here."""
+        self._stager = Stager()
+        self._writer = ThreadPoolExecutor(1, "dray-checkpoint", initializer=_lower_priority)
         self._step = -1
         self._snapshot: StagedState | None = None
         self._writing: Future[float] | None = None
 
     @property
     def is_saving(self) -> bool:
-        """A save was begun and is not committed yet, nor given up."""
+        """Whether a save was begun and has not ended."""
         return self._writing is not None and not self._writing.done()
 
     @property
@@ -59,8 +60,8 @@ class CheckpointManager:
         return self._writing.result() if self._writing is not None and not self.is_saving else 0.0
 
     def adopt(self, refs: Sequence[CheckpointRef]) -> None:
-        """Count these checkpoints of earlier attempts in: they are dropped like our own. What
-        those attempts were writing when they died is deleted."""
+        """Count these checkpoints of earlier attempts in: they are dropped like our own. Unfinished
+        checkpoints of those attempts are deleted."""
         self._writer.submit(_sweep, {ref.url.rpartition("/")[0] for ref in refs})
         for ref in refs:
             try:
@@ -69,17 +70,17 @@ class CheckpointManager:
                 log(f"a checkpoint is left out of the count of those kept: {error}")
 
     def adopt_own(self) -> None:
-        """Count in what a predecessor of this process, which is dead, has committed in this
-        attempt, and delete what it was writing. The newest is told again: it may have died
-        between committing and telling."""
+        """Count in the checkpoints that a dead rank 0 has committed in this attempt, and delete the
+        unfinished one. The newest is reported again: the process may have died between the commit
+        and the report."""
         self._writer.submit(_sweep, [self._base_url])
         known = {one.url for one in self._saved}
         found = checkpoint_files.committed(self._base_url)
         self._saved += [one for one in found if one.url not in known]
         self._adopted = {one.url for one in found}
-        self._told.clear()  # it may have been another spool
+        self._reported.clear()  # the spool may be another
         for newest in found[-1:]:
-            self._told = dict.fromkeys(self._adopted, _tell_saved(newest))
+            self._reported = dict.fromkeys(self._adopted, _report_saved(newest))
 
     def save(
         self,
@@ -98,9 +99,9 @@ class CheckpointManager:
         self.wait_for(about.step)
         began = time.perf_counter()
         try:
-            snapshot = self._camera.take(state, volatile)
+            snapshot = self._stager.take(state, volatile)
         except (OSError, MemoryError, RuntimeError, ValueError) as error:
-            _tell_failed(about.step, error)
+            _log_failed(about.step, error)
             return
         self._step, self._snapshot = about.step, snapshot
         self._writing = self._writer.submit(self._write, about, snapshot, began)
@@ -113,13 +114,13 @@ class CheckpointManager:
         return any(one.url == url for one in self._saved)
 
     def hold(self) -> None:
-        """Call it before the state that was given to `save` changes: it waits for the copy."""
+        """Wait for the copy; to be called before the state that was given to `save` changes."""
         if self._snapshot is not None:
             hold_for(self._snapshot)
             self._snapshot = None
 
     def wait_for(self, step: int) -> None:
-        """Make way for a save of this step: it waits for the one before, and says so."""
+        """Wait for the save before that of this step, and log the wait."""
         if self.is_saving:
             log(
                 f"the checkpoint of step {step} is due, and waits until that of step "
@@ -134,7 +135,7 @@ class CheckpointManager:
             self._writing.result()
 
     def _write(self, about: CheckpointMetadata, snapshot: StagedState, began: float) -> float:
-        """Runs beside the training; seconds from `began` to the end."""
+        """Runs in the writing thread; returns the seconds from `began` to the end."""
         try:
             if not snapshot.is_finite():
                 log(
@@ -143,27 +144,27 @@ class CheckpointManager:
                 )
                 return time.perf_counter() - began
             saved = checkpoint_files.commit(self._base_url, about, snapshot)
-            self._told[saved.url] = _tell_saved(saved)
+            self._reported[saved.url] = _report_saved(saved)
             self._saved.append(saved)
-        except Exception as error:  # whatever a storage may raise: the job goes on
-            _tell_failed(about.step, error)
+        except Exception as error:  # a storage may raise anything, and the job goes on
+            _log_failed(about.step, error)
         else:
             self._drop_superseded()
         return time.perf_counter() - began
 
     def tidy(self) -> None:
-        """Drop what is superseded, at the end, when no save is in flight: once the service knows of
-        the newest, if that does not take long."""
-        await_known(self._told.values(), train.known)
+        """Drop superseded checkpoints at the end, when no save is in flight. Waits a little until
+        the service knows of the newest."""
+        await_known(self._reported.values(), train.known)
         self._drop_superseded()
 
     def _drop_superseded(self) -> None:
         known = train.known()
         for old in checkpoint_files.superseded(
-            self._saved, keep=self._keep, best=self._best, told=self._told, known=known
+            self._saved, keep=self._keep, best=self._best, reported=self._reported, known=known
         ):
-            if old.url in self._adopted and self._told[old.url] > known.stored:
-                continue  # until what was told anew of them is stored, any may be the one it knows
+            if old.url in self._adopted and self._reported[old.url] > known.stored:
+                continue  # it may be the one that the service knows until the report is stored
             try:
                 checkpoint_files.drop(old)
             except OSError as error:
@@ -179,8 +180,8 @@ def _sweep(base_urls: Iterable[str]) -> None:
             log(f"an unfinished checkpoint below {base_url} could not be deleted: {error}")
 
 
-def _tell_saved(saved: CommittedCheckpoint) -> float:
-    """As `train.tell`."""
+def _report_saved(saved: CommittedCheckpoint) -> float:
+    """Report a checkpoint; returns the position of the report on the spool."""
     report = CheckpointReport(
         step=saved.step,
         url=saved.url,
@@ -191,7 +192,7 @@ def _tell_saved(saved: CommittedCheckpoint) -> float:
     return train.tell(report.KIND, report.body())
 
 
-def _tell_failed(step: int, error: BaseException) -> None:
+def _log_failed(step: int, error: BaseException) -> None:
     reason = str(error) or type(error).__name__
     log(
         f"the checkpoint of step {step} could not be saved: {reason}. Training goes on; the next "
@@ -199,8 +200,8 @@ def _tell_failed(step: int, error: BaseException) -> None:
     )
 
 
-def _stand_back() -> None:
-    """Give the calling thread, and it alone, the least claim on the processors (Linux)."""
+def _lower_priority() -> None:
+    """Give the calling thread alone the lowest priority (Linux)."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,23 +1,23 @@
-"""The choice of the checkpoint to resume from, and the receipt of what was restored."""
+"""The choice of the checkpoint to resume from, and the report of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from dray.train.checkpoints import CheckpointRef
 from dray.train.storage_room import StorageError
 from ray_workers.shared import job_log
+from ray_workers.shared.frames import DataPosition, PassedOver, ResumedReport
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.checkpoint.checkpoint_files import LoadedCheckpoint, SkippedCheckpoint
 from ray_workers.training.core.errors import DataError
 
-MAX_TOLD = 100
+MAX_SKIPPED = 100
 MAX_WHY_CHARS = 1000
 MAX_TENSORS = 3
-"""That are told of where a checkpoint is of another model."""
+"""Tensors that an error names where a checkpoint is of another model."""
 
 
 def choose(
@@ -26,16 +26,16 @@ def choose(
     """The first of `refs` that verifies on every rank, and those before it. A collective.
 
     everywhere: whether all ranks gave True; all learn the same answer. StorageError if none
-    verifies, and the storage did not give one of them: to begin afresh would lose what is there.
+    verifies and the storage could not be read: to begin afresh would lose the checkpoints there.
     """
     passed_over: list[SkippedCheckpoint] = []
-    for verdict in checkpoint_files.verdicts(refs):
-        sound = isinstance(verdict, LoadedCheckpoint)
-        if everywhere(sound) and isinstance(verdict, LoadedCheckpoint):
-            return verdict, passed_over
-        if isinstance(verdict, LoadedCheckpoint):
-            verdict = SkippedCheckpoint(verdict.saved.step, "another rank found it broken")
-        passed_over.append(verdict)
+    for found in checkpoint_files.load_each(refs):
+        sound = isinstance(found, LoadedCheckpoint)
+        if everywhere(sound) and isinstance(found, LoadedCheckpoint):
+            return found, passed_over
+        if isinstance(found, LoadedCheckpoint):
+            found = SkippedCheckpoint(found.saved.step, "another rank found it broken")
+        passed_over.append(found)
     out_of_reach = [each for each in passed_over if not each.is_reached]
     if out_of_reach:
         raise StorageError(
@@ -86,26 +86,24 @@ def receipt(
     *,
     step: int,
     position: Mapping[str, int],
-) -> dict[str, Any]:
-    """Body of the RESUMED frame. The loss after the resume is not known yet: whoever stores the
-    receipt takes it from the figures of the first step.
+) -> ResumedReport:
+    """The report of a start. Its loss after the resume comes with the metrics of the first step.
 
-    loaded: what was restored, or begun from where `step` is 0; position: where the data go on.
+    loaded: the checkpoint that was restored, or begun from where `step` is 0; position: where the
+    data go on.
     """
-    body: dict[str, Any] = {"step": step, "url": "" if loaded is None else loaded.saved.url}
-    if loaded is None and not passed_over:
-        return body
-    body["passed_over"] = [
-        {"step": each.step, "why": each.why[:MAX_WHY_CHARS]} for each in passed_over[:MAX_TOLD]
-    ]
-    if loaded is None:
-        return body
-    return body | {
-        "sha256": loaded.saved.manifest_sha256,
-        "size_bytes": loaded.saved.size_bytes,
-        "position": dict(position),
-        "world_size": loaded.position.get("world_size"),
-        "optimizer_restored": step > 0,
-        "rng": checkpoint_files.RNG,
-        "loss_before": loaded.loss,
-    }
+    saved = None if loaded is None else loaded.saved
+    return ResumedReport(
+        step=step,
+        url="" if saved is None else saved.url,
+        sha256=None if saved is None else saved.manifest_sha256,
+        size_bytes=None if saved is None else saved.size_bytes,
+        position=DataPosition(**position),
+        world_size=None if loaded is None else loaded.position.get("world_size"),
+        optimizer_restored=step > 0,
+        rng=checkpoint_files.RNG,
+        loss_before=None if loaded is None else loaded.loss,
+        passed_over=[
+            PassedOver(each.step, each.why[:MAX_WHY_CHARS]) for each in passed_over[:MAX_SKIPPED]
+        ],
+    )

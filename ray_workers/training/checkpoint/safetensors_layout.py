@@ -39,7 +39,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorLocation:
-    """Where a tensor lies in the file."""
+    """Where a tensor is in the file."""
 
     name: str
     dtype: torch.dtype
@@ -115,8 +115,8 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
 
 
 def read_tensors(file: Path | bytes) -> dict[str, Tensor]:
-    """The tensors of a file, by name; what lies at a path is mapped into memory, and a change of it
-    is this process's own. ValueError if it is none of safetensors."""
+    """The tensors of a file, by name. A file at a path is mapped into memory, and changes stay in
+    this process. ValueError if the file is not of safetensors."""
     try:
         if isinstance(file, Path):
             return safetensors.torch.load_file(file)

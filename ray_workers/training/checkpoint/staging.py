@@ -2,10 +2,9 @@
 
 Parameters and optimizer state change in the optimizer step alone. So their copy runs while the
 next step goes forward and backward, in a thread that holds no interpreter lock meanwhile, and
-that step waits for it before it updates anything. What changes in the forward pass as well
-(buffers) is copied at once. The copy goes to memory that is kept from one snapshot to the next:
-fresh pages cost more than the copy itself (seen: 500 MB in 0.08 s, and 0.3 to 1.1 s into new
-ones).
+that step waits for it before it updates anything. Tensors that change in the forward pass as well
+(buffers) are copied at once. The copy goes to memory that is kept from one snapshot to the next:
+fresh pages cost more than the copy itself (500 MB took 0.08 s, and 0.3 to 1.1 s into fresh pages).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ray_workers.training.checkpoint.safetensors_layout import PAGE_BYTES, Layou
 from ray_workers.training.devices import module_of, on_gpu
 
 AT_ONCE_BYTES = 1 << 20
-"""Less than this is copied sooner than it is handed to a thread."""
+"""Less than this is copied by the caller: to hand it to a thread takes longer."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Stager:
         self._streams: dict[torch.device, Any] = {}
 
     def take(self, state: Mapping[str, Any], volatile: Iterable[Tensor] = ()) -> StagedState:
-        """Begin a snapshot; whoever changes a tensor of the state first calls `hold_for` with it.
+        """Begin a snapshot. `hold_for` must be called with it before a tensor of the state changes.
 
         volatile: tensors of the state that change earlier than that; they are copied at once.
         The previous snapshot's data are overwritten. Raises ValueError for a state that can't be
@@ -101,7 +100,7 @@ class Stager:
         )
 
     def _prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Memory and views for these tensors: those of before, if all have the same shapes."""
+        """Memory and views for these tensors: those of before, if all shapes are the same."""
         layout = self._layout
         if layout is not None and _fits(layout, tensors):
             return
@@ -136,7 +135,7 @@ class Stager:
             self._streams[device] = kind.Stream(device)
         beside = self._streams[device]
         beside.wait_stream(computing)
-        for _, source in later:  # the caller may let go of it before it is copied
+        for _, source in later:  # the caller may release it before it is copied
             source.record_stream(beside)
         events = []
         for stream, pairs in ((computing, now), (beside, later)):
@@ -149,8 +148,8 @@ class Stager:
 
 
 def hold_for(snapshot: StagedState) -> None:
-    """Keep the state from being changed before it is copied. A GPU is told to wait, and the
-    caller goes on. A copy that failed is `Snapshot.wait`'s to tell."""
+    """Wait until the state is copied. For a GPU the wait goes into its stream, and the caller goes
+    on. The error of a copy that failed is raised by `StagedState.wait`."""
     for each in snapshot.copying:
         if isinstance(each, Future):
             wait([each])
@@ -166,7 +165,7 @@ def _fits(layout: Layout, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _copy(pairs: Sequence[tuple[Tensor, Tensor]], *, non_blocking: bool = False) -> None:
-    """One call for all: it lets go of the interpreter's lock once."""
+    """One call for all, so that the interpreter's lock is released once."""
     if pairs:
         targets, sources = zip(*pairs, strict=True)
         torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
@@ -177,7 +176,7 @@ def _pinned(size: int) -> Tensor:
 
 
 def _pages(size: int) -> Tensor:
-    """Whole pages, of the large kind where the system has any: there are fewer to be made."""
+    """Whole pages, large ones where the system has them, because fewer must be made."""
     pages = mmap.mmap(-1, max(size, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)

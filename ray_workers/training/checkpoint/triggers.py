@@ -14,35 +14,36 @@ from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata
 from ray_workers.training.checkpoint.interval import CheckpointInterval, StallMeter
 from ray_workers.training.checkpoint.manager import CheckpointManager
 
-WORTH_TELLING = 1.5
-"""The log tells of an interval that changed by this factor."""
+WORTH_LOGGING = 1.5
+"""An interval that changed by this factor is logged."""
 
 
 class CheckpointTriggers:
-    """Tells of every save `perf/checkpoint_stall_s`, and of `every_steps: auto`
-    `perf/checkpoint_every_steps`, at the step in which the save was over."""
+    """Reports `perf/checkpoint_stall_s` of every save, and with `every_steps: auto`
+    `perf/checkpoint_every_steps`, at the step in which the save ended."""
 
-    def __init__(self, manager: CheckpointManager, pace: CheckpointInterval | None) -> None:
+    def __init__(self, manager: CheckpointManager, interval: CheckpointInterval | None) -> None:
         self._manager = manager
-        self._pace = pace
+        self._interval = interval
         self._meter = StallMeter()
-        self._told_every: int | None = None
-        self._told_at = -1
+        self._logged_every: int | None = None
+        self._reported_at = -1
 
-    def starts_at(self, step: int) -> None:
-        if self._pace is not None:
-            self._pace.starts_at(step)
+    def starts_at(self, step: int, world_size: int) -> None:
+        """Training begins after this step, on so many workers."""
+        if self._interval is not None:
+            self._interval.starts_at(step, world_size)
 
     def is_due(self, step: int) -> bool:
-        """By the measure of `auto`; the calendar has the other saves."""
-        return self._pace is not None and self._pace.is_due(step)
+        """Whether `auto` wants a save; the calendar has the other ones."""
+        return self._interval is not None and self._interval.is_due(step)
 
     def step_took(self, step: int, seconds: float) -> None:
-        if self._pace is not None:
-            self._pace.step_took(seconds)
+        if self._interval is not None:
+            self._interval.step_took(seconds)
         stall_s = self._meter.step_took(seconds, is_saving=self._manager.is_saving)
         if stall_s is not None:
-            self._tell(step, stall_s)
+            self._report(step, stall_s)
 
     def save(
         self,
@@ -51,34 +52,34 @@ class CheckpointTriggers:
         *,
         volatile: Iterable[Tensor] = (),
     ) -> None:
-        """Begin to save; see `Keeper.save`."""
+        """Begin to save; see `CheckpointManager.save`."""
         if self._manager.has(about.step):
             return
         began = time.perf_counter()
-        if self._meter.is_open:  # its end is what this one waits for
+        if self._meter.is_open:  # this save waits for the one before
             self._manager.wait_for(about.step)
-            self._tell(about.step, self._meter.ended(time.perf_counter() - began))
+            self._report(about.step, self._meter.ended(time.perf_counter() - began))
             began = time.perf_counter()
         self._manager.save(about, state, volatile=volatile)
         self._meter.began(time.perf_counter() - began)
-        if self._pace is not None:
-            self._pace.saved_at(about.step)
+        if self._interval is not None:
+            self._interval.saved_at(about.step)
 
-    def _tell(self, step: int, stall_s: float) -> None:
+    def _report(self, step: int, stall_s: float) -> None:
         values = {"perf/checkpoint_stall_s": stall_s}
-        if self._pace is not None and self._meter.step_s > 0.0:
-            every = self._pace.measured(stall_s, self._manager.write_s, self._meter.step_s)
+        if self._interval is not None and self._meter.step_s > 0.0:
+            every = self._interval.measured(stall_s, self._manager.write_s, self._meter.step_s)
             values["perf/checkpoint_every_steps"] = every
             self._log_interval(every, stall_s)
-        if step > self._told_at:  # a key is told once for a step
-            self._told_at = step
+        if step > self._reported_at:  # a key is reported once for a step
+            self._reported_at = step
             train.report(step, values)
 
     def _log_interval(self, every: int, stall_s: float) -> None:
-        told = self._told_every
-        if told is not None and told / WORTH_TELLING < every < told * WORTH_TELLING:
+        logged = self._logged_every
+        if logged is not None and logged / WORTH_LOGGING < every < logged * WORTH_LOGGING:
             return
-        self._told_every = every
+        self._logged_every = every
         log(
             f"a checkpoint every {every} steps, or {every * self._meter.step_s:.0f} s: saving one "
             f"costs {stall_s * 1e3:.0f} ms of training"

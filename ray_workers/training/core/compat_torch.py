@@ -1,8 +1,8 @@
 """Every private name of torch that the training needs, each behind a function of its own.
 
 A function says what for, and why no public name does. All were seen to work with torch 2.11 and
-2.13; tests/unit/training/test_compat_torch.py fails, and says which one, where torch has changed
-it. (`torch._foreach_*` is documented, and used where it is needed.)
+2.13; tests/unit/training/core/test_compat_torch.py fails, and says which one, where torch has
+changed it. (`torch._foreach_*` is documented, and used where it is needed.)
 """
 
 from __future__ import annotations
@@ -23,8 +23,16 @@ from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch._C._distributed_c10d import _broadcast_coalesced
 from torch.distributed import distributed_c10d
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
+StridedShard = _StridedShard
+"""How FSDP cuts a dimension that the tensor axis has cut already. A placement that has it is no
+`Shard`, and has no public name."""
+IMPORTED_LATE = ("torch._dynamo",)
+"""Modules that torch imports when the first optimizer is made."""
+IMPORTED_LATE_IF_THERE = ("torch.profiler._cupti_monitor",)
+"""The same, of some versions: when the first profile is taken."""
 ONNX_REGISTRATION_LOGGER = "torch.onnx._internal.exporter._registration"
 """The logger that advises which packages would convert other models. `torch.onnx.export` has no
 option that keeps it quiet."""
@@ -32,8 +40,7 @@ option that keeps it quiet."""
 
 def count_groups_from_zero() -> None:
     """Have the next group be the first. By this number the members of a group find each other at
-    the store; torch counts a group that could not be formed too, and a newcomer has not seen that
-    one."""
+    the store; torch also counts groups that could not be formed, which a newcomer has not seen."""
     distributed_c10d._world.group_count = 0
 
 
@@ -49,8 +56,7 @@ def set_timeout(group: dist.ProcessGroup | None, limit: timedelta) -> None:
 
 
 def abort_groups() -> None:
-    """End all groups without waiting for the operations on the device, of which some will never
-    end."""
+    """End all groups without waiting for operations on the device, some of which may never end."""
     distributed_c10d._abort_process_group()
 
 
@@ -77,8 +83,16 @@ def unhook(module: DistributedDataParallel) -> None:
     module._remove_autograd_hooks()  # type: ignore[no-untyped-call]
 
 
+def exclude_from_ddp(module: nn.Module, name: str) -> None:
+    """Have DDP leave one parameter alone of a module that it is about to wrap. DDP documents the
+    method, under a private name."""
+    exclude = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    both = [name, f".{name}"]  # DDP looks it up by either
+    exclude(module, both)  # type: ignore[no-untyped-call]
+
+
 def forget_gathered_state(optimizer: ZeroRedundancyOptimizer) -> None:
-    """Let go of the whole state that `consolidate_state_dict` has left; else it stays in memory
+    """Release the whole state that `consolidate_state_dict` has left; otherwise it stays in memory
     until the next call."""
     optimizer._all_state_dicts = []  # type: ignore[attr-defined]
 
@@ -87,7 +101,7 @@ def report_overflow(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, found: Tensor
 ) -> None:
     """Tell the scaler, ahead of its `update`, whether gradients overflowed (1.0) or not (0.0),
-    where the caller has decided about the step. Its own `step` decides by itself."""
+    where the caller has decided about the step. The scaler's own `step` decides by itself."""
     state = scaler._per_optimizer_states[id(optimizer)]
     state["found_inf_per_device"] = {found.device: found}
 

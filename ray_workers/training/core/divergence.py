@@ -1,15 +1,18 @@
-"""Telling a training that diverged: a loss or a gradient that is not finite."""
+"""Noticing a training that diverged: its loss, its gradient or `val/loss` is not finite."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from dray import train
 from dray.spec import OnDivergence
 from ray_workers.shared.frames import DivergenceReport
 
 MOST_IN_A_ROW = 10
-"""Steps in a row without a finite loss and gradient that end an attempt, unless it only warns."""
+"""Steps in a row without a finite loss and gradient that end an attempt, unless the rule is
+`warn`."""
 
 
 class DivergedError(Exception):
@@ -20,56 +23,83 @@ class Divergence:
     """Follows the steps of one rank.
 
     Loss and gradient norm are the same on all ranks, so all raise at the same step; with local
-    steps, where they are not, the first to raise ends the attempt. It goes by numbers that the
+    steps, where they are not, the first to raise ends the attempt. The figures are those that the
     reporter has read anyway: on a GPU, those of the step before.
     """
 
     def __init__(self, rule: OnDivergence, *, is_scaled: bool) -> None:
-        """is_scaled: by fp16's loss scale, which skips a step whose gradient overflowed, or whose
-        loss did, which is infinite then; one that is no number, no scale mends."""
+        """is_scaled: by the loss scale of fp16, which skips a step whose gradient or loss
+        overflowed to infinity. No scale repairs a loss that is NaN."""
         self._rule = rule
         self._is_scaled = is_scaled
         self._seen = 0
-        self._since = 0
         self._in_a_row = 0
         self._last = ""
-        self._is_told = False
+        self._is_reported = self._is_evaluation_reported = False
+
+    @property
+    def forbids_saving(self) -> bool:
+        """Whether the last steps were not finite, so that the weights may be bad though they are
+        finite themselves."""
+        return self._in_a_row > 0 and self._rule != "warn"
 
     def step_done(self, rank: int, step: int, loss: float, grad_norm: float) -> None:
-        """Take a step's figures; rank 0 tells of the first that are not finite. DivergedError
+        """Take a step's figures; rank 0 reports the first that are not finite. DivergedError
         after too many in a row."""
         overflowed = not math.isfinite(grad_norm)
         if step <= self._seen or (self._is_scaled and overflowed and not math.isnan(loss)):
-            return  # done again after a repair, or skipped by the scaler
+            return  # done again after a recovery, or skipped by the scaler
         self._seen = step
         if math.isfinite(loss) and not overflowed:
             self._in_a_row = 0
             return
         self._in_a_row += 1
-        self._since = step - self._in_a_row + 1
         self._last = f"the loss is {loss:.4g} and the norm of the gradient {grad_norm:.4g}"
-        if rank == 0 and not self._is_told:
-            self._is_told = True
-            report = DivergenceReport(step, loss, grad_norm, then=self._rule)
-            train.emit(report.KIND, report.body())
+        if rank == 0 and not self._is_reported:
+            self._is_reported = True
+            self._report(step, loss, grad_norm)
         if self._in_a_row >= MOST_IN_A_ROW and self._rule != "warn":
-            raise self._error(step)
+            raise self._error()
+
+    def evaluated(self, rank: int, step: int, val_loss: float) -> None:
+        """Take the result of an evaluation; rank 0 reports the first that is not finite, if all
+        steps were."""
+        is_reported = self._is_reported or self._is_evaluation_reported
+        if rank == 0 and not math.isfinite(val_loss) and not is_reported:
+            self._is_evaluation_reported = True
+            self._report(step, val_loss, None)
 
     def check_end(self, val_loss: float) -> None:
-        """DivergedError if the last step left weights that are no result.
+        """DivergedError if training ends with weights that are no result.
 
-        With skip_step they are those before it, which are one unless they fail at the validation
-        samples as well.
+        With `skip_step` the last steps may have been skipped: the weights are those before them.
         """
-        judged = self._rule in ("fail", "rollback") or (
-            self._rule == "skip_step" and not math.isfinite(val_loss)
-        )
-        if self._in_a_row and judged:
-            raise self._error(self._seen)
+        if self._rule == "warn":
+            return
+        if self._in_a_row and (self._rule != "skip_step" or not math.isfinite(val_loss)):
+            raise self._error()
+        if not math.isfinite(val_loss):
+            raise DivergedError(
+                f"training diverged: val/loss is {val_loss:.4g} at the end, though the loss in "
+                "training is finite. Look for validation samples whose values are not finite or "
+                "far from those that are trained on, or lower train.optimizer.lr"
+            )
 
-    def _error(self, step: int) -> DivergedError:
+    def state_dict(self) -> dict[str, Any]:
+        """The stretch of bad steps that the rank is in, for a rank that replaces another."""
+        return {"seen": self._seen, "in_a_row": self._in_a_row, "last": self._last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._seen, self._in_a_row = state["seen"], state["in_a_row"]
+        self._last = state["last"]
+
+    def _report(self, step: int, loss: float, grad_norm: float | None) -> None:
+        report = DivergenceReport(step, loss, grad_norm, then=self._rule)
+        train.emit(report.KIND, report.body())
+
+    def _error(self) -> DivergedError:
         return DivergedError(
-            f"training diverged: {self._last} at step {step}, and not finite since step "
-            f"{self._since}. Lower train.optimizer.lr, set train.max_grad_norm, or look for values "
-            "in the data that are not finite"
+            f"training diverged: {self._last} at step {self._seen}, and not finite since step "
+            f"{self._seen - self._in_a_row + 1}. Lower train.optimizer.lr, set "
+            "train.max_grad_norm, or look for values in the data that are not finite"
         )

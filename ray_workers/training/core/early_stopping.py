@@ -12,20 +12,20 @@ from dray.spec.recipes import MINIMISED
 
 
 def sign_of(metric: str) -> float:
-    """Times this, less is better for any metric."""
+    """Of any metric times this number, less is better."""
     return 1.0 if metric in MINIMISED else -1.0
 
 
 @dataclass(frozen=True)
 class EarlyStoppingState:
-    """How an early stopping stands; part of every checkpoint."""
+    """The state of early stopping; part of every checkpoint."""
 
     best: float = math.inf
-    """Of the metric times its sign."""
+    """The best value of the metric times its sign."""
     evaluations_since: int = 0
 
     def after(self, rule: EarlyStopping, metrics: Mapping[str, float]) -> Self:
-        """How it stands after an evaluation. A NaN is no improvement."""
+        """The state after an evaluation. A NaN is no improvement."""
         value = sign_of(rule.metric) * metrics[rule.metric]
         if value < self.best - rule.min_delta or (math.isinf(self.best) and value < self.best):
             return replace(self, best=value, evaluations_since=0)

@@ -1,10 +1,12 @@
-"""Telling whose fault it was when training raised."""
+"""The errors of a training, and the cause to which each is attributed."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from dray.train.storage_room import StorageError, is_storage_fault
 from ray_workers.shared.contracts import Cause
@@ -32,7 +34,7 @@ class UnreachableCheckpointError(BrokenCheckpointError, StorageError):
 
 
 class PartsLostError(Exception):
-    """Nobody is left who holds some part of the model as it was after the last step."""
+    """No rank is left that holds some part of the model as it was after the last step."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -41,7 +43,7 @@ class PartsLostError(Exception):
         )
 
 
-# What gloo, NCCL and the store say when the other end is gone. Gloo raises a bare RuntimeError,
+# The words of gloo, NCCL and the store when the other end is gone. Gloo raises a bare RuntimeError,
 # so its words are all there is to go by.
 _PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused)|connection .*closed by peer|socket closed"
@@ -56,12 +58,12 @@ def cause_of(error: BaseException) -> Cause:
     """Why an attempt ended that raised this error: INFRASTRUCTURE where a disk or a store is at
     fault, WORKER_LOST where it only echoes a peer's death.
 
-    An error that was raised from another is judged by what it was raised from as well.
+    An error that was raised from another is judged by that one as well, and a group of errors by
+    the first of them.
     """
     if is_storage_fault(error):
         return Cause.INFRASTRUCTURE
-    seen: BaseException | None = error
-    while seen is not None:
+    for seen in chain_of(error, has_context=False):
         if isinstance(seen, DataError):
             return Cause.BAD_DATA
         if isinstance(seen, DivergedError):
@@ -75,9 +77,44 @@ def cause_of(error: BaseException) -> Cause:
             _PEER_IS_GONE.search(str(seen))
         ):
             return Cause.WORKER_LOST
-        seen = seen.__cause__
-    return Cause.CANNOT_RUN if isinstance(error, _DETERMINISTIC) else Cause.USER_ERROR
+    for seen in chain_of(error):
+        if _is_deterministic(seen):
+            return Cause.CANNOT_RUN
+        if isinstance(seen, OSError) and seen.__cause__ is None:
+            break  # it may not come again; the error that was being handled did not end the run
+    return Cause.USER_ERROR
+
+
+def chain_of(error: BaseException, *, has_context: bool = True) -> Iterator[BaseException]:
+    """The error, the one that it was raised from, and so on to the first; of a group of errors the
+    first one.
+
+    has_context: also the error that was being handled when another was raised.
+    """
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        yield following
+        seen.add(id(following))
+        if isinstance(following, BaseExceptionGroup):
+            following = following.exceptions[0]
+            continue
+        is_hidden = following.__suppress_context__ or not has_context
+        following = following.__cause__ or (None if is_hidden else following.__context__)
 
 
 _DETERMINISTIC = (EntrypointError, SyntaxError, ModuleNotFoundError)
-"""The same code ends in these whenever it runs."""
+_NO_SUCH_NAME = "cannot import name"
+_IN_A_CHILD = re.compile(
+    rf"^(ModuleNotFoundError|SyntaxError|IndentationError|TabError|ImportError: {_NO_SUCH_NAME})\b",
+    re.MULTILINE,
+)
+
+
+def _is_deterministic(error: BaseException) -> bool:
+    """Whether the same code ends in this error whenever it runs. A shared object that can't be
+    loaded may be missing on one node alone."""
+    if isinstance(error, ProcessRaisedException):  # it holds the traceback of a child as text
+        return _IN_A_CHILD.search(str(error)) is not None
+    is_missing = type(error) is ImportError and str(error).startswith(_NO_SUCH_NAME)
+    return is_missing or isinstance(error, _DETERMINISTIC)

@@ -10,11 +10,13 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+from ray_workers.training.core.errors import chain_of
+
 MAX_CHARS = 2000
 MAX_TEXT_CHARS = 800
 """Of one error; the whole is in the traceback."""
 
-_CODE_ROOT = Path(__file__).resolve().parents[2]
+_CODE_ROOT = Path(__file__).resolve().parents[3]
 _NOT_THE_USERS = tuple(
     str(path) + os.sep
     for path in (
@@ -39,26 +41,15 @@ def reason_of(error: BaseException) -> str:
     """
     if _is_ours(error):
         return _text_of(error)[:MAX_CHARS] or type(error).__name__
-    chain = _chain(error)
+    chain = list(chain_of(error))
     remote = next((e for e in chain if type(e).__name__ in _REMOTE), None)
-    told = [_sentence(each, remote) for each in chain if each is not remote]
-    said = told[0] if len(told) == 1 else f"{told[0]}; it came from {told[-1]}"
-    return said[:MAX_CHARS]
+    words = [_sentence(each, remote) for each in chain if each is not remote]
+    reason = words[0] if len(words) == 1 else f"{words[0]}; it came from {words[-1]}"
+    return reason[:MAX_CHARS]
 
 
 def _is_ours(error: BaseException) -> bool:
     return type(error).__module__.split(".")[0] in ("ray_workers", "dray")
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """The error, what it was raised from, and so on to the first."""
-    chain: list[BaseException] = []
-    following: BaseException | None = error
-    while following is not None and following not in chain:
-        chain.append(following)
-        context = None if following.__suppress_context__ else following.__context__
-        following = following.__cause__ or context
-    return chain
 
 
 def _sentence(error: BaseException, remote: BaseException | None) -> str:
@@ -70,18 +61,18 @@ def _sentence(error: BaseException, remote: BaseException | None) -> str:
         found = _ELSEWHERE.search(text)
         where = f"in {found.group(1)}" if found else ""
         place = _place_in(text) or place
-        told = _last_words(text)
+        words = _last_words(text)
     elif isinstance(error, SystemExit):
-        told = f"SystemExit: {_exit_words(error)}"
+        words = f"SystemExit: {_exit_words(error)}"
     else:
         name = type(error).__qualname__
         text = error.msg if isinstance(error, SyntaxError) else text
         text = text or (linecache.getline(*place).strip() if place else "")
-        told = f"{name}: {text}" if text else name
+        words = f"{name}: {text}" if text else name
     if place is not None:
         where += f"{', ' if where else ''}{_short(place[0])}, line {place[1]}"
-    told = " ".join(told.split())[:MAX_TEXT_CHARS]
-    return f"{told} ({where})" if where else told
+    words = " ".join(words.split())[:MAX_TEXT_CHARS]
+    return f"{words} ({where})" if where else words
 
 
 def _exit_words(error: SystemExit) -> str:
@@ -98,7 +89,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _last_words(text: str) -> str:
-    """What follows the last traceback in a text: the error that it is of."""
+    """The error of the last traceback in a text: the lines that follow it."""
     lines = text.rstrip().splitlines()
     indented = [number for number, line in enumerate(lines) if line.startswith("  ")]
     return "\n".join(lines[indented[-1] + 1 :] if indented else lines[-1:])

@@ -13,10 +13,10 @@ TORN = -3
 
 @dataclass(frozen=True)
 class Progress:
-    """Of one rank; the greater is the further."""
+    """How far one rank has come; the greater number is the further."""
 
     number: int
-    """Twice the optimizer steps done, and one more once all that was due after the last one
+    """Twice the optimizer steps done, and one more once everything that was due after the last one
     (evaluation, a checkpoint) is done too."""
 
     @classmethod

@@ -42,16 +42,16 @@ def lr_at(step: int, *, total_steps: int, lr: float, schedule: Schedule) -> floa
 
 @dataclass(frozen=True)
 class Calendar:
-    """What is due after which step; a resumed run therefore does it at the same steps."""
+    """Which steps evaluations and checkpoints follow: the same steps in a resumed run."""
 
     steps_per_epoch: int
     total_steps: int
     eval_every_epochs: int
     save_every_steps: int | None
-    """None for `auto`: the rank that saves does so between these steps as well, by its own
-    measure, of which the others know nothing."""
+    """None for `auto`: rank 0 then saves between these steps as well, by its own measure, which the
+    other ranks do not know."""
     eval_with_save: bool
-    """A checkpoint that may be the best one needs its own figure."""
+    """Each checkpoint needs its own metric, because it may be the best one."""
 
     @classmethod
     def of(cls, train: Train, checkpoint: Checkpoint, steps_per_epoch: int) -> Calendar:

@@ -19,8 +19,8 @@ MAX_STEP = 2**63 - 1
 
 
 class ScriptTime:
-    """Books it on the page of the rank. Calls of threads, signal handlers and forked processes are
-    safe: one that comes amidst another books nothing, and the next one books its time too."""
+    """Books the script's time on the page of the rank. Calls of threads, signal handlers and forked
+    processes are safe: a call during another books nothing, and the next one books its time too."""
 
     def __init__(self, page: HeartbeatPage, furthest_step: int) -> None:
         """furthest_step: the highest that an earlier attempt of the job has reported."""
@@ -29,13 +29,13 @@ class ScriptTime:
         self._owner_pid = os.getpid()
         self._doing = RankPhase.COMPUTE
         self._use = TimeCategory.UNREPORTED
-        """Of what goes on whenever nothing is saved or loaded."""
+        """The category of the time in which nothing is saved or loaded."""
         self._is_booking = threading.Lock()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The script runs within this context. What it does after its last report is booked where
-        it ends well; the time of one that fails or is killed was lost."""
+        """The script runs within this context. The time after its last report is booked if the
+        script ends well; the time of a script that fails or is killed is lost."""
         self._enter(self._doing, self._use)
         try:
             yield

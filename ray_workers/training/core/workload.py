@@ -19,16 +19,16 @@ WriteResults = Callable[[nn.Module, Mapping[str, float], int, Path], None]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its data and what is measured; the data are on the CPU."""
+    """A model, its data and its metrics; the data are on the CPU."""
 
     model: nn.Module
-    """Its parameters on the meta device, its buffers on the CPU; see `initialising.materialise`."""
+    """With parameters on the meta device and buffers on the CPU; see `meta_init.materialise`."""
     train: Samples
     validation: Samples
     loss_sum: LossSum
-    """What training minimises."""
+    """The loss that training minimises."""
     validation_loss_sum: LossSum
-    """What `val/loss` is the mean of: the loss without what only helps training."""
+    """The loss without the terms that only help training; `val/loss` is its mean."""
     metrics: Callable[[], MetricCollection]
     """Fresh metrics, to be updated with (outputs, targets); served as `val/{name}`."""
     fingerprint: str

@@ -1,6 +1,6 @@
 """A process that reads samples for a thread of its rank, not held up by other Python code there.
 
-It is forked, so it has the samples whatever they are made of, and maps the same files. Numbers of
+The process is forked, so it has samples of any kind, and maps the same files. Numbers of
 samples go down one pipe, and what was read comes back through another, without a copy in Python.
 Python's own pools are not used: their threads and locks do not get over a worker that is killed at
 any moment, nor over a fork beside a collective's threads.
@@ -33,17 +33,17 @@ Take = Callable[[Tensor], tuple[Tensor, Tensor]]
 Array = npt.NDArray[Any]
 
 MAX_TRIES = 3
-"""How often a micro-batch is read, if each time the process is killed at it."""
+"""How often a micro-batch is read if the process is killed each time."""
 PIPE_BYTES = 1 << 20
-"""What the system grants without privileges."""
+"""The most that the system grants without privileges."""
 _starting = threading.Lock()
 """One at a time: a process that inherits another's end of a pipe would hide that one's death."""
 _LENGTH = struct.Struct("<q")
 
 
 class Loader:
-    """One loader process, for one thread. A process that is killed is replaced, and what it was
-    at is read again. It dies with the thread that owns it."""
+    """One loader process, for one thread. A process that is killed is replaced, and its micro-batch
+    is read again. The process dies with the thread that owns it."""
 
     def __init__(self, take: Take) -> None:
         self._take = take
@@ -110,7 +110,7 @@ class Loader:
 
 
 def _serve(take: Take, asked: int, answered: int, parent: int) -> NoReturn:
-    """Read what is asked for, until nobody asks any more."""
+    """Answer requests until the pipe is closed."""
     try:
         _become_loader(parent)
         while True:
@@ -128,12 +128,12 @@ def _serve(take: Take, asked: int, answered: int, parent: int) -> NoReturn:
 
 
 def _become_loader(parent: int) -> None:
-    """In a process that was just forked from a rank, which has threads and connections: let go of
-    what would keep the rank's peers from seeing its end, and end with it."""
+    """Prepare a process that was just forked from a rank, which has threads and connections: close
+    the connections that would hide the rank's end from its peers, and end with the rank."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    gc.freeze()  # what the parent left to collect may wait for threads that did not come along
+    gc.freeze()  # the parent's garbage may wait for threads that were not forked
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     for entry in Path("/proc/self/fd").iterdir():
@@ -145,7 +145,7 @@ def _become_loader(parent: int) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or one that says the same, if it does not go through a pipe."""
+    """The error, or one with the same text if it can't be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

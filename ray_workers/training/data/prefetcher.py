@@ -34,14 +34,14 @@ class Share:
     """In pieces of at most the micro-batch size."""
 
     def counts(self, piece: int) -> bool:
-        """False of one that stands in: ranks that compute together compute equally many, and one
-        whose share has fewer samples repeats one of them."""
+        """Whether a piece is no stand-in: ranks that compute together compute equally many, and a
+        rank with fewer samples repeats one of them."""
         return piece < len(self.batch.indices)
 
 
 @dataclass(frozen=True)
 class Feeding:
-    """What a rank computes in one optimizer step: mostly one share."""
+    """A rank's work in one optimizer step: one share mostly."""
 
     num_global: int
     """Samples of the global batch."""
@@ -51,8 +51,8 @@ class Feeding:
 class Prefetcher:
     """A rank's shares of each global batch, by the step.
 
-    What is not at hand is read while the step before is computed: by a thread, or if there are
-    `loader_workers` by so many processes (see `Loader`).
+    Samples that are not in memory are read while the step before is computed: by a thread, or with
+    `loader_workers` by as many processes (see `Loader`).
     """
 
     def __init__(
@@ -86,7 +86,8 @@ class Prefetcher:
         return self._read(step) if self._pool is None else self._await(step, self._pool)
 
     def cut_anew(self, parts: Sequence[float], from_step: int) -> None:
-        """Have the global batches from this step on cut by these parts; see `Batches.parts`."""
+        """Have the global batches from this step on cut by these parts; see
+        `DistributedBatchSampler.parts`."""
         self._batches.parts = parts
         self._begin(from_step)
 
@@ -104,7 +105,7 @@ class Prefetcher:
         return ThreadPoolExecutor(self._loader_workers or 1, "dray-feed")
 
     def _begin(self, step: int) -> None:
-        """Read from this step on. What is being read of others is let go."""
+        """Read from this step on. Reads of other steps are dropped."""
         self._planned.clear()
         self._reading.clear()
         self._plan = self._plan_from(step)
@@ -136,7 +137,7 @@ class Prefetcher:
         return Feeding(batches[0].num_global, shares)
 
     def _read_ahead(self, pool: Executor, ahead: int) -> None:
-        """Have so many pieces read or being read, if there are any left."""
+        """Have so many pieces read or being read, if as many are left."""
         while len(self._reading) < ahead:
             at = next(self._plan, None)
             if at is None:

@@ -3,7 +3,7 @@
 An epoch goes over every sample once, in an order drawn from (seed, epoch). The order is cut into
 global batches; the last one of an epoch is as short as it comes out. Each global batch is cut
 into contiguous shares, one for each rank, or in an exact group as many at any world size. So the
-world size changes who computes, not what is computed.
+world size decides which rank computes a sample, and not which samples are computed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
 
 
 def position_after(step: int, num_samples: int, global_batch_size: int) -> dict[str, int]:
-    """Where the data stand after an optimizer step: so many `samples` of the epoch's order are
-    used up, whatever the world size is."""
+    """Where the data continue after an optimizer step: so many `samples` of the epoch's order are
+    used, at any world size."""
     epoch, step_in_epoch = divmod(step, steps_per_epoch(num_samples, global_batch_size))
     samples = step_in_epoch * global_batch_size
     return {"epoch": epoch, "step_in_epoch": step_in_epoch, "samples": samples}
@@ -61,8 +61,8 @@ class Batch:
     number: int
     """Which of the shares: the rank, unless the group is exact."""
     indices: Tensor
-    """int64; what to compute, never empty: where there are more shares than samples, one repeats a
-    neighbour's, because a collective waits for everybody."""
+    """int64; the samples to compute, never empty. Where there are more shares than samples, a share
+    repeats a neighbour's, because a collective waits for every rank."""
     num_global: int
     """Samples of the global batch."""
     is_empty: bool

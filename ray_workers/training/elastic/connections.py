@@ -2,9 +2,9 @@
 
 A gloo operation fails at once when the connection that it waits on breaks, and waits on when it
 does not: of four ranks in a ring, the one across from the dead rank waits for a neighbour that has
-failed already. So whoever leaves a group shuts its connections down, its neighbours fail and do
-the same, and the failure reaches everyone. Gloo itself offers no way to do it from outside: its
-abort does not wake who waits. NCCL's does.
+failed already. So a rank that leaves a group shuts its connections down, its neighbours fail and do
+the same, and the failure reaches every rank. Gloo offers no other way: its abort does not wake a
+rank that waits. NCCL's does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Connections:
         self._before: frozenset[str] | None = None
         """The sockets that there were when forming began, as long as it goes on."""
         self._numbers: dict[int, str] | None = None
-        """Their descriptors, once somebody asked for them."""
+        """The names of the sockets by descriptor, once `sent_bytes` has asked for them."""
 
     @contextmanager
     def being_formed(self) -> Iterator[None]:
@@ -41,12 +41,12 @@ class Connections:
             self._inodes = frozenset(_sockets().values()) - before
             self._before = self._numbers = None
 
-    def sever(self, is_due: Callable[[], bool] = lambda: True) -> None:
-        """Shut them down, also while the group is still being formed. Harmless to repeat, and for
-        what gloo has closed by itself.
+    def cut(self, is_due: Callable[[], bool] = lambda: True) -> None:
+        """Shut the sockets down, also while the group is still being formed. Harmless to repeat,
+        and for sockets that gloo has closed by itself.
 
-        is_due: for who is not the thread that forms groups: asked when it is known which sockets
-        there are, as they may be of the next group already.
+        is_due: for a thread that does not form groups: asked when the sockets are listed, which
+        may be of the next group already.
         """
         before, sockets = self._before, _sockets()
         if not is_due():
@@ -54,15 +54,16 @@ class Connections:
         for fd, inode in sockets.items():
             if inode in before if before is not None else inode not in self._inodes:
                 continue
-            # Gloo may close the number meanwhile and somebody else open it: look again at our own.
+            # Gloo may close the number meanwhile, and another thread open it: compare our
+            # duplicate.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
                 if f"socket:[{os.fstat(ours.fileno()).st_ino}]" == inode and not _listens(ours):
                     ours.shutdown(socket.SHUT_RDWR)
 
     def sent_bytes(self) -> int | None:
-        """What this process has sent to the others of its group, as the kernel counts it: with the
-        headers of messages, without those of packets, and once, though it may have been sent again.
-        None where the kernel does not say."""
+        """Bytes that this process has sent to the others of its group, as the kernel counts them:
+        with the headers of messages, without those of packets or what was sent again. None where
+        the kernel does not count."""
         if not hasattr(socket, "TCP_INFO"):
             return None
         if self._numbers is None:
@@ -76,8 +77,8 @@ class Connections:
 
 
 def _sent_through(fd: int) -> int:
-    """Bytes of a TCP connection; 0 of what is none, such as gloo's listener. Linux 4.19 and later
-    (`tcpi_bytes_sent` and `tcpi_bytes_retrans` of linux/tcp.h)."""
+    """Bytes sent through a TCP connection; 0 for other sockets, such as gloo's listener. Linux 4.19
+    and later (`tcpi_bytes_sent` and `tcpi_bytes_retrans` of linux/tcp.h)."""
     borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=fd)
     try:
         info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
@@ -92,12 +93,12 @@ def _sent_through(fd: int) -> int:
 
 
 def _listens(sock: socket.socket) -> bool:
-    """Gloo ends the process when it can't accept any more, so its listener stays."""
+    """Whether it is a listener: gloo ends the process when it can't accept any more."""
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _sockets() -> dict[int, str]:
-    """The open sockets of this process: what /proc calls them, by descriptor."""
+    """The open sockets of this process: their names in /proc by descriptor."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Joining the other ranks, and the few words exchanged besides gradients."""
+"""Joining the other ranks, and the small collectives besides gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BROADCAST_BYTES = 16 << 20
 _kept: list[dist.ProcessGroup | None] = []
 """Groups that were joined, held until the process ends. The last reference to a gloo group joins
 its threads while holding the interpreter's lock, and one of those may be waiting for that lock to
-let go of a finished operation: seen as a rank that had trained to its end and never exited."""
+release a finished operation: such a rank had trained to its end and never exited."""
 
 
 def keep_groups() -> None:
@@ -51,10 +51,10 @@ def _keeping(create: Callable[..., Any]) -> Callable[..., Any]:
 def join(
     device: torch.device, store: compat_torch.Store, rank: int, world_size: int, timeout: timedelta
 ) -> None:
-    """Form the group with those who meet at `store`; `timeout` is for connecting to them.
+    """Form the group with the ranks at `store`; `timeout` is for connecting to them.
 
-    Once formed, an operation may take as long as it takes: who watches the ranks knows better than
-    a fixed time when one hangs.
+    Once formed, an operation has practically no limit: the supervisor, which watches the ranks,
+    knows better than a fixed time when one hangs.
     """
     compat_torch.count_groups_from_zero()
     dist.init_process_group(
@@ -65,13 +65,13 @@ def join(
 
 
 def leave() -> None:
-    """Everybody is done: the group ends."""
+    """End the group; every rank is done."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def abandon() -> None:
-    """Let go of a group that is broken, without a word to the others."""
+    """Abandon a group that is broken, without a message to the others."""
     if not dist.is_initialized():
         return
     if dist.get_backend() != "gloo":
@@ -109,7 +109,7 @@ def have_rank_0s(tensors: Sequence[Tensor]) -> None:
 
 
 def wait_for_all(device: torch.device, world_size: int) -> None:
-    """Until every rank has come here."""
+    """Return when every rank has called it."""
     came = torch.ones((), device=device)
     add_up(came, world_size)
     came.item()

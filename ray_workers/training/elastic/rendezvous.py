@@ -30,18 +30,21 @@ from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group
 from ray_workers.training.elastic.connections import Connections
 
-PLACE_LIMIT_S = 600.0
+# The supervisor alone judges whether a round takes too long: it knows the pace of the machines, and
+# whether a rank died or is stopped. So these are above its limits on overloaded machines: those of
+# `supervision.timings.Timings` times `machine_pace.MAX_SLOWNESS`.
+PLACE_LIMIT_S = 9000.0
 """How long a rank waits for its place in the next round: slots may have to be found first, and data
-be read anew. The supervisor ends the rank earlier if there will be no place."""
-MEETING_LIMIT_S = 1800.0
-"""How long the other ranks may take to come to the store: the slowest reads its data first."""
-FORMING_LIMIT_S = 300.0
-"""How long connecting to ranks that are known to be there may take. It takes less than a second on
-a machine at its usual pace, and longer on an overloaded one. The supervisor, which watches the
-ranks, announces another round earlier if one of them dies or is stopped."""
+be read anew (`replace_limit_s`, `stand_by_limit_s`, `grow_limit_s` and `ready_limit_s`)."""
+MEETING_LIMIT_S = 5400.0
+"""How long the other ranks may take to come to the store: the slowest reads its data first
+(`whole_limit_s`)."""
+FORMING_LIMIT_S = 5400.0
+"""How long connecting to ranks that are known to be there may take (`whole_limit_s`); less than a
+second on a machine at its usual pace."""
 LOOK_S = 0.002
-SEVERING_LOOK_S = 0.25
-SEVERING_LOOKS = 2
+WATCH_S = 0.25
+WATCH_TURNS = 2
 """After so many looks at the announced round a rank's connections are cut. Mostly the rank finds
 out earlier by itself: between two steps, or because a neighbour has ended."""
 
@@ -108,7 +111,9 @@ class RendezvousHandler:
         cause of its own."""
         try:
             store = self._meet()
-            faultpoint(FaultPoint.PEERS_ARE_THERE)
+            use = TimeCategory.RECOVERING if self.place.generation else TimeCategory.STARTING
+            self._page.enter(RankPhase.FORMING, use)
+            faultpoint(FaultPoint.PEERS_ARE_THERE, given=self)
             process_group.join(
                 self._device,
                 store,
@@ -133,12 +138,12 @@ class RendezvousHandler:
         def watch() -> None:
             late = 0
             while True:
-                time.sleep(SEVERING_LOOK_S)
+                time.sleep(WATCH_S)
                 late = late + 1 if is_wanted() else 0
-                if late > SEVERING_LOOKS:
-                    self._connections.sever(is_wanted)
+                if late > WATCH_TURNS:
+                    self._connections.cut(is_wanted)
 
-        self._watcher = threading.Thread(target=watch, name="dray-severing", daemon=True)
+        self._watcher = threading.Thread(target=watch, name="dray-cutting", daemon=True)
         self._watcher.start()
 
     def _meet(self) -> Store:
@@ -175,7 +180,7 @@ class RendezvousHandler:
         Raises `error` again if there is no place in time.
         """
         self._page.enter(RankPhase.STAND_BY, TimeCategory.RECOVERING)
-        self._connections.sever()
+        self._connections.cut()
         process_group.abandon()
         try:
             self._take_place(PLACE_LIMIT_S)

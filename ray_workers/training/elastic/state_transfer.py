@@ -1,8 +1,8 @@
 """Handing the state of a replica to the ranks that lack it.
 
 After a fault the ranks of a group may stand a step apart: an all-reduce can have ended on some of
-them and not on others, and a replacement knows nothing. The furthest is right, since replicas that
-have done the same step are equal to the bit; the others take its state over.
+them and not on others, and a replacement knows nothing. The furthest rank is right, since replicas
+that have done the same step are equal to the bit; the others take its state over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Group = dist.ProcessGroup | None
 
 
 def everyones(number: int, device: torch.device, world_size: int) -> list[int]:
-    """What each rank gave, in their order. A collective."""
+    """The number of each rank, in their order. A collective."""
     if world_size == 1:
         return [number]
     mine = torch.tensor([number], dtype=torch.int64, device=device)
@@ -62,8 +62,8 @@ def broadcast(
         _broadcast_together(piece, source, rank, device, group)
     if rank == source:
         return None
-    lying = (tensor.to(each.lies_on) for tensor, each in zip(tensors, places, strict=True))
-    rebuilt: dict[str, Any] = _rebuilt(outline[0], lying)
+    moved = (tensor.to(each.device_type) for tensor, each in zip(tensors, places, strict=True))
+    rebuilt: dict[str, Any] = _rebuilt(outline[0], moved)
     return rebuilt
 
 
@@ -73,8 +73,8 @@ def gather(
     """On the first rank of a group the states of the others, in their order; elsewhere nothing. A
     collective of the group.
 
-    They come into the host's memory: together they may be more than a GPU holds. `state` is called
-    on each rank but the first, and is as for `broadcast`.
+    The states come into the host's memory: together they may be more than a GPU holds. `state` is
+    called on each rank but the first, and is as for `broadcast`.
     """
     first, *others = dist.get_process_group_ranks(group) if dist.is_initialized() else [0]
     if others and dist.get_rank() != first:
@@ -104,7 +104,7 @@ class _Place:
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
-        self.lies_on = tensor.device.type  # an optimizer's count of steps may lie on the CPU
+        self.device_type = tensor.device.type  # an optimizer's count of steps may be on the CPU
 
 
 def _outlined(value: Any, tensors: list[Tensor]) -> Any:

@@ -8,8 +8,8 @@ VALUE_BYTES = 4
 
 
 class CommMetrics:
-    """Tells `perf/sent_bytes` of each step, and `perf/compression`: how many times more a ring
-    all-reduce of the whole gradient in fp32 sends."""
+    """Gives `perf/sent_bytes` of each step, and `perf/compression`: how many times as many bytes a
+    ring all-reduce of the whole gradient in fp32 sends."""
 
     def __init__(self, num_elements: int) -> None:
         """num_elements: of the gradient."""
@@ -19,15 +19,15 @@ class CommMetrics:
         self._before: int | None = None
 
     def watch(self, count: Callable[[], int | None], world_size: int) -> None:
-        """From now on `count` tells how many bytes were sent since the group was formed; None where
-        nobody counts them."""
+        """Take the bytes that were sent since the group was formed from `count` from now on; None
+        where they are not counted."""
         self._count, self._world_size = count, world_size
 
     def begin_step(self) -> None:
         self._before = self._count()
 
     def of_step(self) -> dict[str, float]:
-        """The metrics of the step that has just ended; empty if there is nothing to tell."""
+        """The metrics of the step that has just ended; empty if nothing was counted."""
         before, now = self._before, self._count()
         if before is None or now is None or now <= before:
             return {}

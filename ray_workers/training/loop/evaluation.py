@@ -28,7 +28,7 @@ class Evaluation:
         options: spec.Train,
         moved: Callable[[], None],
     ) -> None:
-        """moved: called before each batch, so that nobody takes a long evaluation for a hang."""
+        """moved: called before each batch, so that a long evaluation is not taken for a hang."""
         self._strategy = strategy
         self._samples: InMemorySamples | MemoryMappedSamples = on_device(
             workload.validation, device
@@ -42,8 +42,7 @@ class Evaluation:
         self.take(DataPart(range(1), 1), 1)
 
     def take(self, part: DataPart, world_size: int) -> None:
-        """Measure this part of the samples from now on, and nothing of an evaluation that broke
-        off."""
+        """Measure this part of the samples from now on, and forget an evaluation that broke off."""
         self._part = part
         self._world_size = world_size
         share = -(-self._options.global_batch_size // part.num_shares)
@@ -55,7 +54,7 @@ class Evaluation:
 
         A collective: all ranks call it together.
         """
-        # Of each share by itself, so that their sum does not depend on who measured which.
+        # By shares, so that their sum does not depend on which rank measured which.
         losses = torch.zeros(self._part.num_shares, dtype=torch.float64, device=self._device)
         with torch.no_grad(), self._strategy.judging():
             for number in self._part.shares:

@@ -1,4 +1,4 @@
-"""Recording some steps, and saying where their time went."""
+"""Records some steps, and what their time was used for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Profiler:
 
     def __init__(self, options: spec.Profile, device: torch.device) -> None:
         self.rank = 0
-        """Of this process, in the group that it is in."""
+        """The rank of this process in its group."""
         self._ranks = options.ranks
         self._first = options.at_step
         self._last = options.at_step + options.num_steps - 1
@@ -39,12 +39,12 @@ class Profiler:
             self._activities.append(ProfilerActivity.CUDA)
         self._profile: Any = None
         self._parts: list[Any] = []
-        """What goes on of a step that is recorded: the step, and within it the wait for data."""
+        """The open ranges of a step that is recorded: the step, and within it the wait for data."""
         self._began_with = 0
         self._is_done = False
 
     def begin_step(self, step: int) -> None:
-        """Its data are asked for next."""
+        """The step begins; its data are loaded next."""
         if self._is_done or not self._is_wanted or not self._first <= step <= self._last:
             return
         self._wait_for_device()  # what is still to be done belongs to the step before
@@ -65,7 +65,7 @@ class Profiler:
             self._end_part()
 
     def end_step(self, step: int) -> None:
-        """The last of the steps leaves the artifacts."""
+        """The step ends; the last one stores the artifacts."""
         if not self._parts:
             return
         self._wait_for_device()  # what was launched belongs to the step
@@ -80,14 +80,14 @@ class Profiler:
         self._parts.pop().__exit__(None, None, None)
 
     def break_off(self) -> None:
-        """The group broke: what was recorded of it is let go of."""
+        """Drop what was recorded: the group broke."""
         if self._profile is not None:
             self._profile.stop()
         self._profile = None
         self._parts.clear()
 
     def finish(self, steps_done: int) -> None:
-        """The training is over: leave what was recorded, or say that the steps never came."""
+        """Store what was recorded at the end of training, or log that the steps never came."""
         if self._profile is not None:
             self._leave(steps_done)
         elif self._is_wanted and not self._is_done:
@@ -97,7 +97,7 @@ class Profiler:
             )
 
     def _leave(self, step: int) -> None:
-        """Leave the artifacts of the steps up to this one."""
+        """Store the artifacts of the steps up to this one."""
         self._profile.stop()
         self._save(step)
         self._profile, self._is_done = None, True
@@ -118,7 +118,7 @@ class Profiler:
             (folder / "summary.txt").write_text(table(summary))
             for part in ("trace.json.gz", "summary.json", "summary.txt"):
                 train.save_artifact(folder / part, f"{self._folder}/{part}")
-        log(f"recorded steps {self._began_with} to {step}: {self._folder}/summary.txt tells of it")
+        log(f"recorded steps {self._began_with} to {step}: see {self._folder}/summary.txt")
 
     @property
     def _folder(self) -> str:
@@ -126,12 +126,12 @@ class Profiler:
 
 
 def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Seconds of the recorded steps by what they went into, from a trace's events; what lies
-    between two steps, an evaluation say, is not looked at.
+    """Seconds of the recorded steps by their use, from a trace's events. Time between two steps,
+    such as an evaluation, does not count.
 
-    `overlap_s` counts in both compute and communication; `other_s` is what is left of `wall_s`:
-    Python, launches, and waiting for ranks that are behind. What computes while data are waited
-    for, such as a batch being put together, counts as that wait alone.
+    `overlap_s` counts in both compute and communication; `other_s` is the rest of `wall_s`:
+    Python, launches, and waiting for ranks that are behind. Computing during the wait for data,
+    such as putting a batch together, counts as that wait alone.
     """
     spans: dict[str, list[Span]] = {"step": [], "data": [], "compute": [], "communication": []}
     has_gpu = False
@@ -165,7 +165,7 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _kind(category: str, name: str) -> str | None:
-    """What a trace's event counts as."""
+    """The kind of time that a trace's event counts as; None for none."""
     if name in (STEP, DATA):
         return name.removeprefix("dray.") if category == "user_annotation" else None
     if category in ("kernel", "gpu_memcpy", "gpu_memset"):

@@ -6,7 +6,6 @@ import faulthandler
 import ipaddress
 import json
 import os
-import runpy
 import signal
 import sys
 import tempfile
@@ -18,10 +17,10 @@ from pathlib import Path
 import torch
 
 from dray import train
-from dray.spec import JobSpec, Script
+from dray.spec import JobSpec
 from dray.train.storage_room import is_storage_fault
 from ray_workers.recipes import RECIPES
-from ray_workers.shared import heartbeat, work_dir
+from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import (
     LEFT_EXIT_CODE,
     STORAGE_EXIT_CODE,
@@ -31,46 +30,55 @@ from ray_workers.shared.contracts import (
 from ray_workers.shared.frames import ErrorReport
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.stack_writer import dump_on
-from ray_workers.training.core.errors import EntrypointError, cause_of
+from ray_workers.training.core.errors import cause_of
 from ray_workers.training.core.failure_reason import reason_of
 from ray_workers.training.core.script_time import ScriptTime
 from ray_workers.training.devices import is_gpu, module_of
-from ray_workers.training.elastic import process_group
 from ray_workers.training.loop.run import run
+from ray_workers.training.loop.script import run_script
 from ray_workers.training.loop.trainer import Preempted
 
 MAX_TRACEBACK_CHARS = 32_000
 MAX_RESUME_REFS = 20
-"""Checkpoints that a script is told of, in case the newest are damaged."""
+"""Checkpoints that a script gets to know, in case the newest are damaged."""
 
 
 def main(task: RankTask) -> int:
     """Train as one rank; the process's exit code. For a freshly forked process: it changes the
     environment, the seeds and, for a script, `sys.argv` and `sys.path`.
 
-    What goes wrong is printed to standard error and left on the spool as an ERROR frame.
+    It is 0 only once every report of the rank is on the node's disk. An error is printed to
+    standard error and left on the spool as an ERROR frame.
     """
     try:
         page = _begin_page(task)
-        spec = JobSpec.model_validate(task.spec)
-        _enter(task, spec)
-        if spec.script is not None:
-            _run_script(spec.script, Path(task.work_dir), ScriptTime(page, task.furthest_step))
-        else:
-            _run_recipe(task, spec, page)
-        return 0
-    except Preempted:
-        return LEFT_EXIT_CODE
-    except SystemExit as leaving:
-        return _exit_code(leaving)
+        code = _train(task, page)
+        if code == 0:
+            train.wait_until_written(page.move)
+        return code
     except BaseException as error:
         text = traceback.format_exc()
         print(text, file=sys.stderr, flush=True)  # noqa: T201
-        _tell_error(cause_of(error), error, text)
+        _report_error(cause_of(error), error, text)
         return STORAGE_EXIT_CODE if is_storage_fault(error) else 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _train(task: RankTask, page: HeartbeatPage) -> int:
+    try:
+        spec = JobSpec.model_validate(task.spec)
+        _enter(task, spec)
+        if spec.script is not None:
+            run_script(spec.script, Path(task.work_dir), ScriptTime(page, task.furthest_step))
+        else:
+            _run_recipe(task, spec, page)
+    except Preempted:
+        return LEFT_EXIT_CODE
+    except SystemExit as leaving:
+        return _exit_code(leaving)
+    return 0
 
 
 def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
@@ -154,35 +162,18 @@ def _run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
     run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy), page)
 
 
-def _run_script(script: Script, directory: Path, script_time: ScriptTime) -> None:
-    """Run the file as `python file args...` would, in the job's own directory."""
-    path = Path(script.entrypoint).absolute()
-    if not path.is_file():
-        raise EntrypointError(
-            f"script.entrypoint is {script.entrypoint}, but there is no such file on this "
-            f"worker (looked from {Path.cwd()})"
-        )
-    process_group.keep_groups()
-    work_dir.enter(directory, path.resolve().parent)
-    sys.argv = [str(path), *script.args]
-    sys.path.insert(0, str(path.resolve().parent))
-    train.observe(script_time)
-    with script_time.running():
-        runpy.run_path(str(path), run_name="__main__")
-
-
 def _exit_code(leaving: SystemExit) -> int:
-    """What Python would exit with; a non-zero code leaves an ERROR frame too."""
+    """The code that Python would exit with; a non-zero one leaves an ERROR frame too."""
     code = leaving.code
     if code is None or code == 0:
         return 0
     if not isinstance(code, int):
         print(code, file=sys.stderr, flush=True)  # noqa: T201
-    _tell_error(Cause.USER_ERROR, leaving, traceback.format_exc())
+    _report_error(Cause.USER_ERROR, leaving, traceback.format_exc())
     return code & 0xFF if isinstance(code, int) else 1
 
 
-def _tell_error(cause: Cause, error: BaseException, text: str) -> None:
+def _report_error(cause: Cause, error: BaseException, text: str) -> None:
     try:
         report = ErrorReport(
             cause=cause,

@@ -1,4 +1,4 @@
-"""The result of a training, and what the job's log says of an evaluation and an early end."""
+"""The result of a training, and the log's lines of an evaluation and an early end."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def store(
 ) -> None:
     """Store the recipe's result files as artifacts of the job.
 
-    Where the storage has no room, waits for it; `waiting` is called meanwhile, so that nobody
-    takes the wait for a hang.
+    Where the storage has no room, waits for it; `waiting` is called meanwhile, so that the wait is
+    not taken for a hang.
     """
 
     def write() -> None:
@@ -39,7 +39,7 @@ def store(
 
 
 def report_early_stop(options: spec.Train, step: int, total_steps: int) -> None:
-    """Say that the job ends after `step`, which is from now on its last."""
+    """Log and report that the job ends after `step`, which is its last now."""
     rule = options.early_stopping
     assert rule is not None
     job_log.log(
@@ -50,6 +50,6 @@ def report_early_stop(options: spec.Train, step: int, total_steps: int) -> None:
 
 
 def of_evaluation(calendar: Calendar, step: int, metrics: Mapping[str, float]) -> str:
-    """What the job's log says of an evaluation."""
+    """The line of an evaluation in the job's log."""
     figures = ", ".join(f"{key} {value:.4g}" for key, value in sorted(metrics.items()))
     return f"epoch {calendar.epoch_of(step)}, step {step} of {calendar.total_steps}: {figures}"

@@ -1,6 +1,8 @@
-"""One rank of a recipe, from its workload to the end of its training."""
+"""The training loop of one rank of a recipe. `Trainer` has its stages."""
 
 from __future__ import annotations
+
+from itertools import count
 
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import RankTask
@@ -8,7 +10,7 @@ from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.job_log import log
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
-from ray_workers.training.loop.trainer import Trainer, train
+from ray_workers.training.loop.trainer import Trainer
 
 
 def run(task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage) -> None:
@@ -21,3 +23,46 @@ def run(task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage) 
             log(line)
     rendezvous = RendezvousHandler(task, page)
     train(Trainer(task, spec, workload, page), rendezvous)
+
+
+def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
+    """Train one rank to the end of its job, through every group that it is in.
+
+    A group breaks when a rank of it dies or hangs, or when its size is to change. The ranks
+    that stay leave it as if the step that they were in had not begun, and meet in the next round of
+    the rendezvous with the state that they have. Preempted if the rank was asked to leave.
+    """
+    try:
+        while True:
+            try:
+                rendezvous.join(lambda: trainer.join_group(rendezvous.place))
+                trainer.restore()
+                with trainer.steps_are_timed(rendezvous):
+                    for step in count(trainer.progress.step):
+                        if step > trainer.progress.step:
+                            rendezvous.check()  # GroupChanged if the next round is announced
+                            batch = trainer.load_batch(step)
+                            loss = trainer.forward_backward(step, batch)
+                            grad_norm = trainer.update(step)
+                            trainer.report(step, batch, loss, grad_norm)
+                            trainer.commit(step)
+                        if not trainer.progress.is_settled:  # also where a group broke after it
+                            if trainer.evaluates_after(step):
+                                trainer.evaluate(step)
+                            if trainer.saves_after(step):
+                                trainer.save(step)
+                            trainer.settle()
+                        if trainer.strategy.preemption_requested:
+                            trainer.leave_with_checkpoint(step)
+                        if trainer.is_over(step):
+                            break
+                trainer.finish()
+                rendezvous.leave()
+                return
+            except Exception as error:
+                if not rendezvous.may_follow(error):
+                    raise
+                trainer.leave_group()
+                rendezvous.follow(error)
+    finally:
+        trainer.close()  # commits a checkpoint whose state is copied, also after an error

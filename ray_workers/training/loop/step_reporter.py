@@ -1,4 +1,4 @@
-"""Telling how each step went, without making it slower."""
+"""Reports the figures of each step without making it slower."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Event = Any
 
 
 class StepFigures(NamedTuple):
-    """What is known of a step once it was launched."""
+    """The figures of a step, once it is launched."""
 
     step: int
     epoch: int
@@ -43,8 +43,8 @@ class StepFigures(NamedTuple):
 
 
 class StepReporter:
-    """Reports every step: rank 0 the global figures, the others only their own times. Each keeps
-    them all on its page, for the one that may have to tell them in rank 0's place.
+    """Reports every step: rank 0 the global figures, the others only their own times. Each rank
+    keeps them all on its page, for the rank that may have to report them in rank 0's place.
 
     On a GPU, asking for a number waits for all that was launched before it. There the numbers are
     copied to pinned memory in the stream, and read when the next step was launched; and a step's
@@ -57,10 +57,10 @@ class StepReporter:
         self.rank = 0
         self._total_steps = total_steps
         self._page = page
-        self._divergence = divergence
+        self.divergence = divergence
         self._waiting: list[UnreportedStep] = []
         self._more: dict[int, Mapping[str, float]] = {}
-        """By step, what is told besides, of those that wait."""
+        """Further metrics of the steps that wait, by step."""
         self._device = device
         self._is_on_gpu = is_gpu(device)
         self._on_device: tuple[StepFigures, Event, Tensor, Event] | None = None
@@ -70,14 +70,15 @@ class StepReporter:
         self.last_loss = float("nan")
 
     def restart_clock(self) -> None:
-        """What happened since the last step (evaluation, a checkpoint) is not the next one's."""
+        """Begin the next step's time now: what came since the last one (an evaluation, a
+        checkpoint) does not count."""
         self._began = time.perf_counter()
         if self._is_on_gpu:
             self._began_on_gpu = _mark(self._device)
 
     def step_done(self, figures: StepFigures) -> None:
-        """Take the figures of the step that ends now. The first is written at once, because
-        people wait for it."""
+        """Take the figures of the step that ends now. Those of the first step are written at once,
+        because people wait for them."""
         now = time.perf_counter()
         if self._is_on_gpu:
             self._read_device()
@@ -134,7 +135,7 @@ class StepReporter:
             self._take(figures, began.elapsed_time(copied) / 1e3, *host.tolist())
 
     def _take(self, figures: StepFigures, step_time_s: float, loss: float, norm: float) -> None:
-        untold = UnreportedStep(
+        figures_read = UnreportedStep(
             figures.step,
             figures.epoch,
             figures.num_samples,
@@ -145,15 +146,15 @@ class StepReporter:
             figures.data_wait_s,
         )
         self.last_loss = loss
-        self._waiting.append(untold)
-        self._page.keep(untold)
+        self._waiting.append(figures_read)
+        self._page.keep(figures_read)
         if figures.more:
             self._more[figures.step] = figures.more
-        self._divergence.step_done(self.rank, figures.step, loss, norm)
+        self.divergence.step_done(self.rank, figures.step, loss, norm)
 
 
 def _start_copy(figures: StepFigures) -> tuple[Tensor, Event]:
-    """(loss, norm) on their way to the host, and what tells that they have arrived."""
+    """(loss, norm) on their way to the host, and the event of their arrival."""
     host = torch.empty(2, pin_memory=True)
     host.copy_(torch.stack((figures.loss, figures.grad_norm)), non_blocking=True)
     return host, _mark(figures.loss.device)

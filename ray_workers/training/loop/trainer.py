@@ -1,4 +1,4 @@
-"""The training loop of one rank. `train` is the loop; `Trainer` is what it calls, in that order."""
+"""The stages of the training loop of one rank, in the order in which `train` calls them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from dray import train as api
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment, RankPhase, TimeCategory
+from ray_workers.shared.job_log import log
 from ray_workers.training import devices
 from ray_workers.training.checkpoint.interval import CheckpointInterval
 from ray_workers.training.checkpoint.manager import CheckpointManager
@@ -50,49 +50,6 @@ NOWHERE = -1
 
 class Preempted(Exception):
     """The rank was asked to leave, and did, with a checkpoint of its last step."""
-
-
-def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
-    """Train one rank to the end of its job, through every group that it is in.
-
-    A group breaks when a rank of it dies or hangs, or when its size is to change. Those who stay
-    leave it as if the step that they were in had not begun, and meet in the next round of the
-    rendezvous with the state that they have. Preempted if the rank was asked to leave.
-    """
-    try:
-        while True:
-            try:
-                rendezvous.join(lambda: trainer.join_group(rendezvous.place))
-                trainer.restore()
-                with trainer.steps_are_timed(rendezvous):
-                    for step in count(trainer.progress.step):
-                        if step > trainer.progress.step:
-                            rendezvous.check()  # GroupChanged if the next round is announced
-                            batch = trainer.load_batch(step)
-                            loss = trainer.forward_backward(step, batch)
-                            grad_norm = trainer.update(step)
-                            trainer.report(step, batch, loss, grad_norm)
-                            trainer.commit(step)
-                        if not trainer.progress.is_settled:  # also where a group broke after it
-                            if trainer.evaluates_after(step):
-                                trainer.evaluate(step)
-                            if trainer.saves_after(step):
-                                trainer.save(step)
-                            trainer.settle()
-                        if trainer.strategy.preemption_requested:
-                            trainer.leave_with_checkpoint(step)
-                        if trainer.is_over(step):
-                            break
-                trainer.finish()
-                rendezvous.leave()
-                return
-            except Exception as error:
-                if not rendezvous.may_follow(error):
-                    raise
-                trainer.leave_group()
-                rendezvous.follow(error)
-    finally:
-        trainer.close()  # what was copied for a checkpoint is committed, also after an error
 
 
 class Batch(NamedTuple):
@@ -140,13 +97,13 @@ class Trainer:
         auto = self.calendar.save_every_steps is None
         self.triggers = CheckpointTriggers(
             self.checkpoints,
-            CheckpointInterval(task.worker_mtbf_s / task.world_size) if auto else None,
+            CheckpointInterval(task.worker_mtbf_s) if auto else None,
         )
         self.state = TrainingState(
             task, spec, workload, self.calendar, self.strategy, self.reporter
         )
         self.prefetcher: Prefetcher | None = None
-        """Of this rank's part of the data, once it is in a group."""
+        """Reads this rank's part of the data, once the rank is in a group."""
         self.place: RankAssignment
         self.rank, self.world_size = NOWHERE, 0
         self.was_rank = NOWHERE
@@ -167,12 +124,12 @@ class Trainer:
         self.strategy.join_group(place.rank, place.world_size)
 
     def restore(self) -> None:
-        """Come by the newest state that there is. A collective.
+        """Take the newest state that there is. A collective.
 
         A rank that comes from a broken group keeps its state, and a newcomer gets it from there.
         Where no rank has one, the newest sound checkpoint is loaded, or training begins.
         """
-        faultpoint(FaultPoint.GROUP_JOINED, self.progress.step)
+        faultpoint(FaultPoint.GROUP_JOINED, self.progress.step, self)
         self.prefetcher = self._divide_data()
         _check_same_data(self.workload.fingerprint, self.device, self.world_size)
         number = self.progress.number
@@ -193,7 +150,7 @@ class Trainer:
             self._take_over()
         self.was_rank = self.rank
         self.page.begin(self.place.generation, self.progress.step)
-        faultpoint(FaultPoint.RESTORED, self.progress.step)
+        faultpoint(FaultPoint.RESTORED, self.progress.step, self)
 
     def _divide_data(self) -> Prefetcher:
         """The loader of this rank's part of each global batch."""
@@ -244,7 +201,7 @@ class Trainer:
         self.reporter.restart_clock()
         if self.comm_metrics is not None:
             self.comm_metrics.watch(rendezvous.sent_bytes, self.world_size)
-        self.triggers.starts_at(self.progress.step)
+        self.triggers.starts_at(self.progress.step, self.world_size)
         try:
             yield
         finally:
@@ -255,7 +212,7 @@ class Trainer:
 
     def load_batch(self, step: int) -> Batch:
         """This rank's samples of the step, on its device."""
-        faultpoint(FaultPoint.STEP_BEGINS, step)
+        faultpoint(FaultPoint.STEP_BEGINS, step, self)
         assert self.prefetcher is not None
         self.page.enter(RankPhase.DATA, TimeCategory.DATA_WAIT)
         if self.comm_metrics is not None:
@@ -267,8 +224,9 @@ class Trainer:
         wait_s = time.perf_counter() - began
         if self.profiler is not None:
             self.profiler.data_came()
-        faultpoint(FaultPoint.DATA_LOADED, step)
-        return Batch(feed, began, wait_s)
+        batch = Batch(feed, began, wait_s)
+        faultpoint(FaultPoint.DATA_LOADED, step, batch)
+        return batch
 
     def forward_backward(self, step: int, batch: Batch) -> Tensor:
         """Compute the gradient of the global batch, the same on all ranks; its mean loss, a
@@ -276,33 +234,35 @@ class Trainer:
         strategy = self.strategy
 
         def seed_share(number: int) -> None:
+            faultpoint(FaultPoint.SHARE_BEGINS, step, batch)
             # Dropout is a function of (seed, step, share): nothing to save, nothing to restore.
             seed = derive_seed("step", self.options.seed, step, number, *strategy.place)
             devices.seed(self.device, seed)
 
         def before_exchange() -> None:
-            faultpoint(FaultPoint.BEFORE_EXCHANGE, step)
+            faultpoint(FaultPoint.BEFORE_EXCHANGE, step, self)
             self.page.exchange()
 
         scale = strategy.update.loss_scale()
         self.page.enter(RankPhase.COMPUTE, self._time_of(step))
         strategy.gradients.backward(batch.feed.shares, scale, seed_share, before_exchange)
+        faultpoint(FaultPoint.BACKWARD_DONE, step, self)
         loss = strategy.gradients.take_loss()
         return loss if scale is None else loss / scale
 
     def update(self, step: int) -> Tensor:
         """Take the optimizer's step; the gradient's norm before clipping, a scalar on the
         device."""
-        faultpoint(FaultPoint.BEFORE_OPTIMIZER, step)
+        faultpoint(FaultPoint.BEFORE_OPTIMIZER, step, self)
         self.page.enter(RankPhase.UPDATE, self._time_of(step))
         self.checkpoints.hold()
         grad_norm = self.strategy.update.step(self._lr_at(step))
-        faultpoint(FaultPoint.AFTER_OPTIMIZER, step)
+        faultpoint(FaultPoint.AFTER_OPTIMIZER, step, self)
         self.strategy.after_step(step)
         return grad_norm
 
     def report(self, step: int, batch: Batch, loss: Tensor, grad_norm: Tensor) -> None:
-        """Take down the figures of the step; they are written in the course of the next ones."""
+        """Note the figures of the step; they are written during the next ones."""
         self.reporter.step_done(
             StepFigures(
                 step=step,
@@ -319,7 +279,7 @@ class Trainer:
             self.triggers.step_took(step, time.perf_counter() - batch.began)
         if self.profiler is not None:
             self.profiler.end_step(step)
-        faultpoint(FaultPoint.STEP_ENDS, step)
+        faultpoint(FaultPoint.STEP_ENDS, step, self)
 
     def commit(self, step: int) -> None:
         """From here on the step is done, whatever happens to the group."""
@@ -334,7 +294,7 @@ class Trainer:
         total, schedule = self.calendar.total_steps, self.options.schedule
         return lr_at(step, total_steps=total, lr=self.lr, schedule=schedule)
 
-    # What is due after a step. Metrics come first, so that no checkpoint is ahead of them.
+    # Evaluation and checkpoint after a step: metrics first, so that no checkpoint is ahead of them.
 
     def evaluates_after(self, step: int) -> bool:
         return self.calendar.evaluates_after(step)
@@ -344,15 +304,16 @@ class Trainer:
         whether to go on."""
         self.reporter.flush()
         self.page.enter(RankPhase.EVALUATE, TimeCategory.USEFUL)
-        faultpoint(FaultPoint.BEFORE_EVALUATION, step)
+        faultpoint(FaultPoint.BEFORE_EVALUATION, step, self)
         began = time.perf_counter()
         state, rule = self.state, self.options.early_stopping
         measured = self.evaluation.measure()
-        faultpoint(FaultPoint.AFTER_EVALUATION, step)
+        faultpoint(FaultPoint.AFTER_EVALUATION, step, self)
         if rule is not None and step != state.measured_at:  # else it is measured again
             state.early_stopping = state.early_stopping.after(rule, measured)
         state.metrics = measured | {"train/loss": self.reporter.last_loss}
         state.measured_at = step
+        self.divergence.evaluated(self.rank, step, measured["val/loss"])
         if self.rank == 0:
             api.report(step, measured | {"perf/eval_time_s": time.perf_counter() - began})
             print(result.of_evaluation(self.calendar, step, state.metrics))  # noqa: T201
@@ -374,12 +335,18 @@ class Trainer:
             self.strategy.consolidate()
         if self.rank == 0:
             self._begin_save(step)
-            faultpoint(FaultPoint.SAVE_BEGUN, step)
+            faultpoint(FaultPoint.SAVE_BEGUN, step, self)
         self.reporter.restart_clock()
 
     def _begin_save(self, step: int) -> None:
         self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
         about, state = self.state.of_checkpoint(step, self.world_size)
+        if self.divergence.forbids_saving:
+            log(
+                f"the checkpoint of step {step} is not saved: the loss or the gradient of the last "
+                "steps is not finite"
+            )
+            return
         self.triggers.save(about, state, volatile=self.strategy.model.buffers())
 
     def settle(self) -> None:
@@ -396,7 +363,7 @@ class Trainer:
     # The ways out.
 
     def leave_with_checkpoint(self, step: int) -> None:
-        """Rank 0 saves what there is and goes: Preempted. Without it the others can't take another
+        """Save on rank 0, which then leaves: Preempted. Without it the others can't take another
         step, and are ended from outside."""
         self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
         self.strategy.consolidate()
@@ -410,7 +377,7 @@ class Trainer:
         """Store the result, on rank 0: the model is the same everywhere. The others stay until it
         is stored, so that one of them can do it if rank 0 dies."""
         step = self.progress.step
-        faultpoint(FaultPoint.BEFORE_RESULT, step)
+        faultpoint(FaultPoint.BEFORE_RESULT, step, self)
         self.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
         self.reporter.flush()
         metrics = self.state.metrics
@@ -424,7 +391,7 @@ class Trainer:
             if step < self.calendar.total_steps:
                 result.report_early_stop(self.options, step, self.calendar.total_steps)
             result.store(self.workload, trained, metrics, step, waiting=self.page.move)
-            faultpoint(FaultPoint.RESULT_WRITTEN, step)
+            faultpoint(FaultPoint.RESULT_WRITTEN, step, self)
         process_group.wait_for_all(self.device, self.world_size)
 
     def leave_group(self) -> None:
@@ -440,7 +407,7 @@ class Trainer:
         self.rank = NOWHERE
 
     def close(self) -> None:
-        """End all that works beside the training; what was copied is committed first."""
+        """Commit the checkpoint that is being saved, and end the threads beside the training."""
         self.checkpoints.wait()
         self.checkpoints.tidy()
         if self.rank != NOWHERE and self.prefetcher is not None:

@@ -1,4 +1,4 @@
-"""The state of a rank between two steps: what checkpoints restore and newcomers are given."""
+"""The state of a rank between two steps, which checkpoints restore and newcomers get."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from dray import train
 from dray.spec import JobSpec
-from ray_workers.shared.contracts import FrameKind, RankTask
+from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import UnreportedStep
 from ray_workers.training.checkpoint import checkpoint_files, resuming
 from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata, LoadedCheckpoint
@@ -26,7 +26,7 @@ from ray_workers.training.parallel.optim.optimizer_step import is_numbered
 
 
 class TrainingState:
-    """What one rank knows between two steps besides the strategy's own state (weights, optimizer).
+    """The state of one rank between two steps besides the strategy's (weights, optimizer).
 
     The same on all ranks of a group, but for `unreported`.
     """
@@ -43,7 +43,7 @@ class TrainingState:
         self.progress: Progress = NO_STATE
         self.early_stopping = EarlyStoppingState()
         self.metrics: dict[str, float] = {}
-        """Of the last evaluation."""
+        """The results of the last evaluation."""
         self.measured_at = 0
         """The step of this attempt after which the last evaluation was; 0 for none."""
         self.unreported: list[UnreportedStep] = []
@@ -75,11 +75,12 @@ class TrainingState:
         step = self.progress.step
         if step:
             checkpoints.adopt(refs[len(passed_over) :])
-        body = resuming.receipt(loaded, passed_over, step=step, position=self._position(step))
-        train.emit(FrameKind.RESUMED, body)
+        report = resuming.receipt(loaded, passed_over, step=step, position=self._position(step))
+        train.emit(report.KIND, report.body())
 
     def _begin(self) -> LoadedCheckpoint | None:
-        """Begin at step 0, or with what the document takes of another job's checkpoint: that."""
+        """Begin at step 0, or with the part of another job's checkpoint that the document takes;
+        returns that checkpoint."""
         self.progress = Progress.at(0)
         ref, asked = self._task.init_from, self._spec.init_from
         if ref is None:
@@ -134,7 +135,7 @@ class TrainingState:
     def of_checkpoint(
         self, step: int, world_size: int
     ) -> tuple[CheckpointMetadata, dict[str, Any]]:
-        """What a checkpoint after `step` says of itself, and its content, on rank 0."""
+        """The metadata and the content of a checkpoint after `step`, on rank 0."""
         loss = self._reporter.last_loss
         about = CheckpointMetadata(
             step,
@@ -151,23 +152,25 @@ class TrainingState:
         return about, {**self._strategy.state(), "patience": asdict(self.early_stopping)}
 
     def peer_state_dict(self, unreported: list[UnreportedStep]) -> dict[str, Any]:
-        """What a rank needs that joins the group without a state; for `load_peer_state`."""
+        """The state for a rank that joins the group without one; for `load_peer_state`."""
         return {
             **self._strategy.peer_state_dict(),
             "patience": asdict(self.early_stopping),
             "metrics": self.metrics,
             "measured_at": self.measured_at,
             "loss": self._reporter.last_loss,
+            "divergence": self._reporter.divergence.state_dict(),
             "figures": [tuple(figures) for figures in unreported],
         }
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        """Take what a peer's `peer_state_dict` gave."""
+        """Take the result of a peer's `peer_state_dict`."""
         self._strategy.load_peer_state(state)
         self.early_stopping = EarlyStoppingState(**state["patience"])
         self.metrics = dict(state["metrics"])
         self.measured_at = state["measured_at"]
         self._reporter.last_loss = state["loss"]
+        self._reporter.divergence.load_state_dict(state["divergence"])
         self.unreported = [UnreportedStep(*figures) for figures in state["figures"]]
 
     def _position(self, step: int) -> dict[str, int]:

@@ -1,10 +1,10 @@
-"""The strategies by which the ranks of a group train one model together: a class for each."""
+"""The strategies by which the ranks of a group train one model together."""
 
 from __future__ import annotations
 
-from ray_workers.training.parallel.data_parallel.ddp import Ddp
-from ray_workers.training.parallel.data_parallel.load_balance import LoadBalancedDdp
-from ray_workers.training.parallel.data_parallel.local_sgd import LocalSgd
+from ray_workers.training.parallel.data_parallel.ddp import deterministic_ddp, plain_ddp
+from ray_workers.training.parallel.data_parallel.load_balance import load_balanced_ddp
+from ray_workers.training.parallel.data_parallel.local_sgd import local_sgd
 from ray_workers.training.parallel.data_parallel.zero1 import Zero1
 from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel
 from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyContext
@@ -14,8 +14,11 @@ __all__ = ["DataPart", "Strategy", "StrategyContext", "strategy_of"]
 
 def strategy_of(given: StrategyContext) -> Strategy:
     """The one that the job document asks for."""
-    if given.spec.is_divided:
-        return Zero1(given) if given.spec.parallel.zero == 1 else ModelParallel(given)
-    if given.spec.takes_local_steps:
-        return LocalSgd(given)
-    return LoadBalancedDdp(given) if given.spec.parallel.balance == "auto" else Ddp(given)
+    spec = given.spec
+    if spec.is_divided:
+        return Zero1(given) if spec.parallel.zero == 1 else ModelParallel(given)
+    if spec.takes_local_steps:
+        return local_sgd(given)
+    if spec.parallel.balance == "auto":
+        return load_balanced_ddp(given)
+    return deterministic_ddp(given) if spec.is_exact else plain_ddp(given)

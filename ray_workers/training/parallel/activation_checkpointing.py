@@ -35,11 +35,11 @@ _COSTLY = frozenset(
 
 
 def prepare_blocks(model: nn.Module, options: spec.Train) -> None:
-    """Have the model's blocks kept, computed again and compiled as asked for, in place.
+    """Have the model's blocks recomputed and compiled as the options say, in place.
 
-    Keep of each block its inputs alone (Chen et al. 2016, arXiv:1604.06174), or with `selective`
-    the results of costly operations too. A block is a part of a list of modules that has parts of
-    its own. Random numbers are drawn as they were the first time.
+    With recomputation only the inputs of each block are kept (Chen et al. 2016, arXiv:1604.06174),
+    and with `selective` the results of costly operations too. A block is a part of a list of
+    modules that has parts of its own. Random numbers are drawn as they were the first time.
     """
     kept: dict[str, Any] = {"use_reentrant": False}
     if options.recompute == "selective":
@@ -58,7 +58,7 @@ def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def listed_parts(model: nn.Module) -> Iterator[nn.Module]:
-    """What the model's lists of modules hold."""
+    """The modules in the model's lists of modules."""
     for child in model.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
             yield from child.children()

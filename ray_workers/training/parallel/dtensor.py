@@ -1,13 +1,13 @@
 """Tensors that ranks hold together, and the plain tensor that is this rank's part of one.
 
-What works on each element by itself is better done with the plain tensor: torch has to find out how
-the result of an operator on a DTensor is divided, which for the first time on a mesh of three axes
-takes from milliseconds to seconds.
+Operators that work on each element by itself are given the plain tensor: for a DTensor torch has to
+find out how the result is divided, which for the first time on a mesh of three axes takes from
+milliseconds to seconds.
 
 FSDP over a model whose matrices are divided cuts one dimension twice: first by the tensor axis,
-then each of these parts. Where that does not come out even, torch's DTensor takes the parts to lie
-elsewhere than FSDP has them, when it distributes a tensor and when it puts one together (torch
-2.13); here they lie where FSDP has them.
+then each of these parts. Where that does not come out even, torch's DTensor takes the parts to be
+in other places than FSDP has them, when it distributes a tensor and when it puts one together
+(torch 2.13); here they are where FSDP has them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
+
+from ray_workers.training.core.compat_torch import StridedShard
 
 
 class Cut(NamedTuple):
     """One of several cuts of a tensor: into so many parts of one size, the last ones smaller."""
 
     axis: int
-    """Of the mesh, along which the parts lie."""
+    """The axis of the mesh along which the parts are."""
     dim: int
     parts: int
     number: int
@@ -38,13 +39,13 @@ class Cut(NamedTuple):
 
 
 class Apart(NamedTuple):
-    """A part that lies elsewhere than its parameter does, where no DTensor could have it."""
+    """A part on another device than its parameter, where no DTensor could have it."""
 
     part: Tensor
     parameter: DTensor
 
     def brought(self) -> Tensor:
-        """To where the parameter lies."""
+        """The part on the parameter's device, as a DTensor."""
         return like(self.part.to(self.parameter.device), self.parameter)
 
 
@@ -80,7 +81,7 @@ def part_of(whole: Tensor, parameter: Tensor | None) -> Tensor:
 
 
 def whole_of(divided: DTensor) -> Tensor:
-    """All of it, on every rank. A collective."""
+    """The whole tensor, on every rank. A collective."""
     cuts = cuts_of(divided)
     if len({cut.dim for cut in cuts}) == len(cuts):
         return divided.full_tensor()
@@ -97,7 +98,7 @@ def whole_of(divided: DTensor) -> Tensor:
 
 
 def _put_together(part: Tensor, cut: Cut, length: int, divided: DTensor) -> Tensor:
-    """What was cut, of which every rank along the axis has a part."""
+    """The tensor that was cut, from the parts of every rank along the axis."""
     padded = list(part.shape)
     padded[cut.dim] = -(-length // cut.parts)
     mine = part.new_zeros(padded)
@@ -116,7 +117,7 @@ def cuts_of(divided: DTensor) -> list[Cut]:
     plain: list[Cut] = []
     of_parts: list[Cut] = []
     for axis, placement in enumerate(divided.placements):
-        if isinstance(placement, Shard | _StridedShard):
+        if isinstance(placement, Shard | StridedShard):
             cut = Cut(axis, placement.dim, mesh.size(axis), mesh.get_local_rank(axis))
-            (of_parts if isinstance(placement, _StridedShard) else plain).append(cut)
+            (of_parts if isinstance(placement, StridedShard) else plain).append(cut)
     return plain + of_parts

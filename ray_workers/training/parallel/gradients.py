@@ -48,7 +48,7 @@ def roots_of(share: Share, root: Tensor) -> Iterator[Tensor]:
 class GradientEngine:
     """Computes the exact gradient of a global batch, the same on every rank.
 
-    It outlives the groups that its rank is in: `form` wraps the model for one, `disband` lets go.
+    The engine outlives the groups of its rank: `form` wraps the model for one, `disband` ends that.
     """
 
     def __init__(self, model: nn.Module, loss_sum: LossSum, autocast: Autocast) -> None:
@@ -71,7 +71,7 @@ class GradientEngine:
         return DistributedDataParallel(self._objective, gradient_as_bucket_view=True)
 
     def disband(self) -> None:
-        """Let go of a broken group, as if the step that it was in had not begun."""
+        """Leave a broken group, as if the step that it was in had not begun."""
         if self._ddp is not None:
             compat_torch.unhook(self._ddp)
             self._ddp = None
@@ -136,7 +136,7 @@ class GradientEngine:
     def take_loss(self) -> Tensor:
         """The sum over all ranks of `weight` times the losses: a scalar, once after `backward`.
 
-        It may lie in DDP's bucket: read or copy it before the next pass writes there.
+        The scalar may be in DDP's bucket: read or copy it before the next pass writes there.
         """
         carried = self._objective.slot.grad
         assert carried is not None
@@ -145,7 +145,7 @@ class GradientEngine:
 
     @property
     def num_elements(self) -> int:
-        """Of the gradient."""
+        """The number of elements of the gradient."""
         return sum(parameter.numel() for parameter in self._parameters)
 
     def grad_norm(self) -> Tensor:
@@ -155,7 +155,7 @@ class GradientEngine:
         return norm
 
     def forget_gradients(self) -> None:
-        """What the optimizer's `zero_grad` does, in a fifteenth of the time for a small model."""
+        """As the optimizer's `zero_grad`, in a fifteenth of the time for a small model."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -163,7 +163,7 @@ class GradientEngine:
         """A collective: bring a model that was just wrapped to where DDP is from its second step.
 
         After its first backward pass DDP sorts the gradients into buckets anew, in the order
-        they became ready. In a ring all-reduce of more than two ranks, where a gradient lies
+        they became ready. In a ring all-reduce of more than two ranks, the place of a gradient
         decides the order in which the ranks' parts are added. Without this pass, whose gradients
         are thrown away, the first step after a resume would add in another order than the run
         that was never interrupted.

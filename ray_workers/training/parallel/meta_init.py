@@ -17,7 +17,7 @@ from ray_workers.training.parallel.dtensor import local, part_of
 
 @torch.no_grad()
 def materialise(model: nn.Module, device: torch.device, seed: int) -> None:
-    """Give parameters that lie on the meta device their numbers, on `device`, in place.
+    """Give parameters that are on the meta device their numbers, on `device`, in place.
 
     Every module that has parameters of its own draws them in its `reset_parameters`, and fills what
     buffers it has on the meta device. Other buffers have their numbers already.

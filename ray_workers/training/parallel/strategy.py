@@ -24,7 +24,7 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class StrategyContext:
-    """What is to be trained, and what a strategy needs to know of the rank it runs on."""
+    """The job that a strategy trains, and the rank that it runs on."""
 
     spec: JobSpec
     workload: Workload
@@ -50,8 +50,8 @@ class DataPart:
     micro_batch_size: int | None = None
     """Most samples of a piece; None for as many as the document says."""
     weight: float = 1.0
-    """Of what this rank measures of its shares, in the sum over all ranks: ranks that measure the
-    same samples together have 1 together."""
+    """The weight of this rank's losses in the sum over all ranks: ranks that measure the same
+    samples together have 1 together."""
 
 
 class Strategy(ABC):
@@ -64,11 +64,11 @@ class Strategy(ABC):
     gradients: GradientEngine
     update: OptimizerStep
     model: nn.Module
-    """What this rank holds of it."""
+    """This rank's part of the model."""
     rank = 0
     world_size = 1
     place: tuple[int, ...] = ()
-    """Where the rank stands in what holds a model together: random numbers differ by it."""
+    """The rank's place among those that hold a model together: random numbers differ by it."""
 
     def __init__(self, given: StrategyContext) -> None:
         self.given = given
@@ -81,14 +81,14 @@ class Strategy(ABC):
 
     @abstractmethod
     def data_part(self) -> DataPart:
-        """Of this place."""
+        """The part of this rank."""
 
     @abstractmethod
     def sync_progress(
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
         """Bring all to the furthest progress among them: (it, and the state of it to take over on
-        a rank that lacks it). `handover.NOTHING` if nobody has a state yet.
+        a rank that lacks it). `progress.NOTHING` if no rank has a state yet.
 
         state: what a rank that lacks it needs, for `load`.
         """
@@ -102,7 +102,7 @@ class Strategy(ABC):
         """Leave a broken group as if the step that it was in had not begun."""
 
     def after_step(self, step: int) -> None:
-        """Do what the ranks do together after the optimizer's step."""
+        """Do what is due on all ranks together after the optimizer's step."""
         return
 
     @property
@@ -112,11 +112,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def predict(self, inputs: Tensor) -> Tensor | None:
-        """The outputs of the model as it is to be judged; None on a rank that has none."""
+        """The outputs of the model that is evaluated; None on a rank that has none."""
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """While `predict` is called: without what only helps training."""
+        """Within it `predict` may be called: the model is in evaluation mode."""
         judged = self.update.weights
         was_training = judged.training
         judged.eval()
@@ -130,16 +130,16 @@ class Strategy(ABC):
         return samples
 
     def consolidate(self) -> None:
-        """Have rank 0 know of the state what the others hold."""
+        """Bring the parts of the state that other ranks hold to rank 0."""
         return
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """For a checkpoint, on rank 0 after `consolidate`."""
+        """The state for a checkpoint, on rank 0 after `consolidate`."""
 
     @abstractmethod
     def peer_state_dict(self) -> dict[str, Any]:
-        """For a rank that comes into the group and is to be this one's equal."""
+        """The state for a rank that joins the group and holds the same parts."""
 
     @abstractmethod
     def load(self, state: Mapping[str, Any]) -> None:
@@ -147,19 +147,19 @@ class Strategy(ABC):
 
     @abstractmethod
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        """Take what `peer_state_dict` gave."""
+        """Take the result of a peer's `peer_state_dict`."""
 
     @abstractmethod
     def load_model(self, whole: Mapping[str, Tensor]) -> None:
         """Begin with these weights, which have the names and shapes of `whole`."""
 
     def whole(self) -> Mapping[str, Tensor]:
-        """The whole model's tensors by name; what counts of them is their shapes."""
+        """The whole model's tensors by name; only their shapes count."""
         return self.model.state_dict()
 
     @abstractmethod
     def trained(self) -> nn.Module | None:
-        """The whole model as it is to be kept, on rank 0. A collective."""
+        """The whole model for the result, on rank 0. A collective."""
 
     @property
     def saves_alone(self) -> bool:

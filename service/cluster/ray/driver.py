@@ -1,6 +1,6 @@
 """The Ray side of the cluster seam: the port's methods, by a Ray driver in this process.
 
-Runs in the gateway, a child of the service, because a Ray driver exits when Ray's GCS is lost.
+It runs in the gateway, a child of the service, because a Ray driver exits when Ray's GCS is lost.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ray_workers.shared.contracts import (
     namespace,
     supervisor_name,
 )
+from ray_workers.shared.machine_pace import OVERLOADED, USUAL, said_of
 from ray_workers.shared.silence import Silence, SilenceLimits
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision.supervisor import Supervisor
@@ -53,9 +54,9 @@ SLIVER = 0.001
 
 
 SUPERVISOR_SLACK_S = 10.0
-"""What a supervisor may take for a poll beyond what it was asked to wait: it asks the nodes."""
+"""Time for a supervisor to ask its nodes, on top of the wait that a poll asks for."""
 ANSWER_LIMIT_S = 5.0
-"""How long anybody else is waited for who may have stopped."""
+"""How long the driver waits for any other process that may be stopped."""
 
 
 class RayCluster:
@@ -70,6 +71,8 @@ class RayCluster:
         self._silence = Silence()
         self._heard: set[tuple[str, int]] = set()
         """Attempts whose supervisor has answered this process."""
+        self._ended: dict[tuple[str, int], float] = {}
+        """Attempts whose supervisor was ended for its silence: how slow their machines were."""
         self._prestarter = prestart.Prestarter()
         self._unowned = UnownedSlots()
 
@@ -129,6 +132,7 @@ class RayCluster:
             available=_schedulable(available.get(node["NodeID"], {})),
             accepted=problem is None,
             problem=problem,
+            full=joined.full,
             quarantined=joined.quarantined,
             drained_by=drained_by,
         )
@@ -155,8 +159,8 @@ class RayCluster:
             ).remote,
             spec,
         )
-        # Whoever asked may give up, the creation goes on: until it is over there is nothing to
-        # conclude from there being no such actor.
+        # The creation goes on if the caller gives up; until it is over, a missing actor means
+        # nothing.
         launching = asyncio.ensure_future(create)
         self._launching[key] = launching
         launching.add_done_callback(lambda _: self._launching.pop(key, None))
@@ -171,7 +175,8 @@ class RayCluster:
         self, ref: AttemptRef, cursor: Mapping[str, int], wait_s: float, max_bytes: int
     ) -> PollReply:
         if ref.session != self._session:
-            return _ended(cursor, Cause.NODE_LOST, "the Ray cluster that ran it is gone")
+            lost = Outcome.unseen(Cause.NODE_LOST, "the Ray cluster that ran it is gone")
+            return _ended(cursor, lost)
         if (ref.job_id, ref.attempt) in self._launching:
             return _nothing_new(cursor, Phase.ACQUIRING)
         try:
@@ -194,20 +199,34 @@ class RayCluster:
         return replace(reply, silent=silent)
 
     async def _silent_reply(self, ref: AttemptRef, cursor: Mapping[str, int]) -> PollReply:
-        """Of an attempt whose supervisor does not answer; one that was silent for too long is
-        ended, which ends its ranks, while Ray itself answers."""
+        """The reply for an attempt whose supervisor does not answer.
+
+        A supervisor that was silent for longer than its limit, times the slowness of its machines,
+        is ended while Ray itself answers. Its ranks end with it.
+        """
         key = (ref.job_id, ref.attempt)
         silent_s, since = self._silence.seconds(key), self._silence.since(key)
         limit_s = self._limits.replace_s if key in self._heard else self._limits.start_s
-        if silent_s > limit_s:
+        slowness = await self._slowness(ref)
+        if silent_s > limit_s * slowness:
             await self.snapshot()
             logger.warning(
                 "the supervisor of %s attempt %d was silent for %.0f s: ended", *key, silent_s
             )
+            self._ended[key] = slowness
             await asyncio.to_thread(end_actor, await self._supervisor(ref))
         silent = (SilentProcess(ProcessKind.SUPERVISOR, None, since),)
         told = silent if silent_s > self._limits.report_s else ()
         return _nothing_new(cursor, None, told)
+
+    async def _slowness(self, ref: AttemptRef) -> float:
+        """How many times slower than usual the machines are, by the agents that answer."""
+        asked = [
+            result_within(ANSWER_LIMIT_S, agent.slowness.remote(ref.job_id, ref.attempt))
+            for agent in self._agents.of(ref.node_ids).values()
+        ]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return max((a for a in answers if not isinstance(a, BaseException)), default=USUAL)
 
     def _forget(self, key: tuple[str, int]) -> None:
         self._supervisors.pop(key, None)
@@ -215,7 +234,7 @@ class RayCluster:
         self._silence.answered(key)
 
     async def _supervisor(self, ref: AttemptRef) -> Any:
-        """Its handle; ValueError if there is no such actor."""
+        """The handle of the attempt's supervisor; ValueError if there is no such actor."""
         key = (ref.job_id, ref.attempt)
         if key not in self._supervisors:
             self._supervisors[key] = await asyncio.to_thread(
@@ -226,7 +245,8 @@ class RayCluster:
     async def _poll_orphan(
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
     ) -> PollReply:
-        """Of an attempt without a supervisor: what is left, and its end when all is seen gone."""
+        """The reply for an attempt without a supervisor: its unread frames, then its end once every
+        process of it is seen gone."""
         await self.snapshot()  # which nodes are alive, and their agents
         agents = self._agents.of(ref.node_ids)
         self._agents.look_again(ref.node_ids)
@@ -259,8 +279,12 @@ class RayCluster:
         for node_id in ref.node_ids:
             self._silence.answered((ref, node_id))
         if unread or len(agents) < len(ref.node_ids):
-            return _ended(cursor, Cause.NODE_LOST, "a node that carried it is gone")
-        return _ended(cursor, Cause.SUPERVISOR_LOST, f"its supervisor is gone: {how}")
+            lost = Outcome.unseen(Cause.NODE_LOST, "a node that carried it is gone")
+            return _ended(cursor, lost)
+        slowness = self._ended.get((ref.job_id, ref.attempt), USUAL)
+        message = f"its supervisor is gone: {how}{said_of(slowness)}"
+        slowness = slowness if slowness >= OVERLOADED else USUAL
+        return _ended(cursor, Outcome.unseen(Cause.SUPERVISOR_LOST, message, slowness))
 
     async def _read_orphan(
         self, ref: AttemptRef, node_id: str, cursor: dict[str, int], max_bytes: int
@@ -309,6 +333,7 @@ class RayCluster:
             drops = [result_within(ANSWER_LIMIT_S, call) for call in calls]
             await asyncio.gather(*drops, return_exceptions=True)
         self._forget((ref.job_id, ref.attempt))
+        self._ended.pop((ref.job_id, ref.attempt), None)
         await self._unowned.sweep((ref.job_id, ref.attempt), ref.node_ids)
 
     async def attempts(self) -> list[AttemptRef]:
@@ -344,8 +369,8 @@ class RayCluster:
         return [node.agent for node in self._agents.joined if node.refused is None]
 
 
-def _ended(cursor: Mapping[str, int], cause: Cause, message: str) -> PollReply:
-    return replace(_nothing_new(cursor, Phase.ENDED), outcome=Outcome(cause, message))
+def _ended(cursor: Mapping[str, int], outcome: Outcome) -> PollReply:
+    return replace(_nothing_new(cursor, Phase.ENDED), outcome=outcome)
 
 
 def _nothing_new(
@@ -355,7 +380,7 @@ def _nothing_new(
 
 
 def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
-    """Without Ray's own bookkeeping: object store, node markers, placement group shadows."""
+    """The resources without Ray's own: object store, node markers, placement group shadows."""
     return {
         name: amount
         for name, amount in resources.items()
@@ -372,6 +397,6 @@ def _leaving(drained_by: float) -> str:
 
 
 def as_unavailable(error: Exception) -> ClusterUnavailable:
-    """Any failure of Ray, as the port's one error."""
+    """A failure of Ray as the port's one error."""
     kind = "Ray" if isinstance(error, RayError) else type(error).__name__
     return ClusterUnavailable(f"{kind}: {brief(error)}")

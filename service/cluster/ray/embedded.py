@@ -3,7 +3,7 @@
 The Ray that `ray.init()` starts dies with a SIGKILLed parent, and with it the training. So this
 one is started by `ray start --block` in a session of its own; a restarted service finds it by the
 record under the home directory and joins it again. Every process of it carries an instance mark
-in its environment, by which what a crash left behind is found and ended.
+in its environment, by which the processes that a crash left behind are found and ended.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from ray_workers.shared import paths
 from ray_workers.shared.procfs import place
 from service.cluster.ray import start_failure
 
-CODE_ROOT = Path(__file__).resolve().parents[2]
+CODE_ROOT = Path(__file__).resolve().parents[3]
+"""The folder that holds the package `service`."""
 WORKER_NICENESS, RAYS_NICENESS = "RAY_worker_niceness", "15"
-"""Ray's setting for its workers, and what that is by default."""
+"""Ray's setting of its workers' niceness, and its default."""
 START_TIMEOUT_S = 60.0
 MAX_START_TIMEOUT_S = 600.0
 """After each start that took too long the next one gets twice the time: the machine is slow."""
@@ -49,19 +50,19 @@ MEMORY_LIMITS = {
     "RAY_task_events_max_num_task_in_gcs": "1000",
     "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs": "1000",
 }
-"""How much Ray remembers of what is over. By its own defaults, such as 100,000 actors and as many
-calls, it grows for as long as months; the dashboard shows the newest."""
+"""How many dead actors, workers and nodes, and finished calls, Ray remembers. By its own defaults,
+such as 100,000 actors, the GCS grows for months; the dashboard shows the newest."""
 PLACE = "place"
 """File in the temp-dir of a Ray that says on which host and in which container it runs."""
 
 
 class EmbeddedRayError(RuntimeError):
-    """The embedded Ray could not be started; the message says why and where its log lies."""
+    """The embedded Ray could not be started; the message says why and where its log is."""
 
 
 @dataclass(frozen=True)
 class Daemon:
-    """What is written down of a running embedded Ray."""
+    """The record of a running embedded Ray."""
 
     pid: int
     started_ticks: int
@@ -77,7 +78,7 @@ class EmbeddedRay:
     def __init__(
         self, home: Path, num_slots: int, deployment_id: str, rank_env: Collection[str] = ()
     ) -> None:
-        """rank_env: names of variables that ranks get besides those that they always do."""
+        """rank_env: names of variables that ranks get besides those of the allow-list."""
         self._directory = home / "ray"
         self._num_slots = num_slots
         self._deployment_id = deployment_id
@@ -89,7 +90,7 @@ class EmbeddedRay:
         self.token_file = self._directory / "token"
 
     def ensure(self) -> Daemon:
-        """The running daemon; starts one, after ending what a dead one left behind.
+        """The running daemon; starts one, after ending the processes that a dead one left.
 
         EmbeddedRayError if it does not start, or if `stop` came first.
         """
@@ -121,7 +122,7 @@ class EmbeddedRay:
                 self._end(known)
 
     def environment(self) -> dict[str, str]:
-        """What a driver needs in its environment to join."""
+        """The environment variables that a driver needs to join."""
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_file),
@@ -150,7 +151,7 @@ class EmbeddedRay:
             "--min-worker-port=0",
             "--max-worker-port=0",
             "--include-dashboard=true",
-            # It would read every worker's log ten times a second, for drivers that print them.
+            # The monitor reads every worker's log ten times a second, for drivers that print them.
             "--include-log-monitor=false",
             f"--num-cpus={self._num_slots}",
             f"--temp-dir={temp_dir}",
@@ -168,7 +169,7 @@ class EmbeddedRay:
         daemon = Daemon(process.pid, _start_ticks(process.pid) or 0, instance, address, dashboard)
         try:
             self._write_record(daemon)
-            # Not before there are processes of it: then it would be taken for a dead one's.
+            # Written once there are processes: a folder without any is taken for a dead Ray's.
             (temp_dir / PLACE).write_text(place())
             self._await_start(process, log_path, temp_dir)
         except BaseException:  # such as a full disk
@@ -184,7 +185,7 @@ class EmbeddedRay:
     def _await_start(
         self, process: subprocess.Popen[bytes], log_path: Path, temp_dir: Path
     ) -> None:
-        """Until it is up. EmbeddedRayError, in Ray's own words, if it ends before or takes long."""
+        """Wait until Ray is up. EmbeddedRayError, in Ray's own words, if it ends or takes long."""
         limit_s = self._start_timeout_s
         deadline = time.monotonic() + limit_s
         while not _log_says_started(log_path):
@@ -210,15 +211,15 @@ class EmbeddedRay:
             **self.environment(),
             RAY_INSTANCE: instance,
             # Supervisors and agents take little of a CPU, but need it at once. Their niceness would
-            # be that of Ray's workers, which is meant for what trains.
+            # be that of Ray's workers, which is meant for training processes.
             WORKER_NICENESS: "0",
             # A worker that leads a process group could not lead a session
-            # (`ray_workers.supervision.preload_minimal`). The groups are for what workers leave
-            # behind; ours leave nothing but by the forkserver.
+            # (`ray_workers.supervision.preload_minimal`). By the groups Ray ends the children of
+            # dead workers, of which ours have none: the forkserver starts all processes.
             "RAY_process_group_cleanup_enabled": "false",
             RANK_NICENESS: os.environ.get(WORKER_NICENESS, RAYS_NICENESS),
             paths.NODE_TMPDIR: os.environ.get(paths.NODE_TMPDIR) or tempfile.gettempdir(),
-            # What Ray's own processes leave there goes with it.
+            # Temporary files of Ray's own processes are deleted with this folder.
             "TMPDIR": str(_temp_dir(instance)),
             "PYTHONPATH": os.pathsep.join(code_path),
             # One thread for each rank: several ranks share this machine's cores.
@@ -235,8 +236,8 @@ class EmbeddedRay:
             # When memory runs out Ray would end its own workers, and with a node agent every job of
             # the node. The kernel ends the largest process, which is the rank at fault.
             "RAY_memory_monitor_refresh_ms": "0",
-            # A raylet starts one worker process per CPU at a time, and forgets what it was asked
-            # for beyond that (`service.cluster.ray.prestart`).
+            # By default a raylet starts one worker process per CPU at a time, and forgets further
+            # requests (`service.cluster.ray.prestart`).
             "RAY_worker_maximum_startup_concurrency": "8",
             "RAY_preload_python_modules": "ray_workers.supervision.preload_minimal",
             "RAY_DISABLE_IMPORT_WARNING": "1",
@@ -260,8 +261,8 @@ class EmbeddedRay:
         self._record.unlink(missing_ok=True)
 
     def _remove_nodes(self) -> None:
-        """Delete what its nodes kept on this machine, once nothing runs any more that it tells of:
-        what was started with an empty environment does not carry the Ray's mark."""
+        """Delete the files of its nodes on this machine, once no process of their records runs. A
+        process that was started with an empty environment does not carry the Ray's mark."""
         root = paths.deployment_root(self._deployment_id)
         if not orphans.reap_within(list(session_records.nodes_of(root)), STOP_TIMEOUT_S):
             shutil.rmtree(root, ignore_errors=True)
@@ -287,15 +288,15 @@ def _temp_dir(instance: str) -> Path:
 def remove_dead_sessions() -> None:
     """Delete the folders of embedded Rays of which nothing is left, as after a power cut.
 
-    One that does not say that it is of this host and container is left alone: who uses it can't
-    be seen from here.
+    A folder without a note of this host and container is left alone: its processes can't be seen
+    from here.
     """
     for folder in paths.machine_root().glob("ray-*"):
         try:
             is_ours = (folder / PLACE).read_text() == place()
         except OSError:
             continue
-        # It says so only while there are processes of it, or when they are gone.
+        # The note is written after the first process, so that a Ray that starts is not deleted.
         if is_ours and not any(_marked(folder.name.removeprefix("ray-"))):
             shutil.rmtree(folder, ignore_errors=True)
 

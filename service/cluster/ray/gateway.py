@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING, Any
 from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply
 from ray_workers.shared.silence import Silence, SilenceLimits
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
-from service.cluster.ray.embedded import Daemon, EmbeddedRay
+from service.cluster.ray.embedded import CODE_ROOT, Daemon, EmbeddedRay
+from service.config import logging_setup
 
 if TYPE_CHECKING:
     from service.cluster.ray.node_agents import GatewayConfig
 
 logger = logging.getLogger(__name__)
 
-CODE_ROOT = Path(__file__).resolve().parents[2]
 RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 CALL_TIMEOUT_S = 30.0
 """Longest wait for an answer, on top of what the call itself may wait."""
@@ -45,13 +45,14 @@ CHILD_CALL_LIMIT_S = 60.0
 PING_S = 2.0
 """How long the driver may take to answer a ping, and the pause before the next."""
 DRIVER, RAY, JOIN = "driver", "ray", "join"
-"""What is asked: the child, Ray through it, and Ray whether a driver may join."""
+"""Names of the silences that the parent measures: of the child, of Ray behind it, and of Ray while
+the child joins."""
 _LENGTH = struct.Struct("!I")
 
 
 @dataclass(frozen=True)
 class RayTarget:
-    """Which Ray to use: the embedded one, or a cluster by address."""
+    """The Ray to use, which is the embedded one or a cluster by its address."""
 
     deployment_id: str
     storage_url: str
@@ -59,12 +60,14 @@ class RayTarget:
     embedded: EmbeddedRay | None
     silence_limit_s: float
     """`ray_workers.shared.silence.SilenceLimits.replace_s`."""
+    log_format: logging_setup.LogFormat
+    """Of the child's log, which goes to the service's stderr."""
     address: str = ""
     token_file: Path | None = None
 
 
 class GatewayCluster:
-    """The port `Cluster` by a child process that holds the Ray driver."""
+    """The port `Cluster`, by a child process that holds the Ray driver."""
 
     def __init__(self, target: RayTarget) -> None:
         self._target = target
@@ -72,25 +75,25 @@ class GatewayCluster:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._child: asyncio.subprocess.Process | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
         self._problem = "the Ray driver is starting"
         self._limits = SilenceLimits(target.silence_limit_s)
         self._silence = Silence()
 
     async def start(self) -> None:
-        self._keeper = asyncio.create_task(self._keep_running())
+        self._running = asyncio.create_task(self._keep_running())
 
     async def stop(self) -> None:
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait({self._keeper})
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
         await self._end_child()
         if self._target.embedded is not None:
             await asyncio.to_thread(self._target.embedded.stop)
 
     @property
     def pid(self) -> int | None:
-        """Of the child, while there is one."""
+        """The process id of the child, while there is one."""
         return self._child.pid if self._child is not None else None
 
     async def snapshot(self) -> ClusterSnapshot:
@@ -174,7 +177,7 @@ class GatewayCluster:
             await asyncio.sleep(next(pauses, RESTART_PAUSES_S[-1]))
 
     async def _serve_calls(self, reader: asyncio.StreamReader) -> str:
-        """Until the child ends, or it or Ray is silent for too long; says which."""
+        """Serve until the child ends, or it or Ray is silent for too long; answers which it was."""
         answers = asyncio.ensure_future(self._read_answers(reader))
         silence = asyncio.ensure_future(self._until_silent())
         try:
@@ -217,7 +220,7 @@ class GatewayCluster:
         ours, theirs = socket.socketpair()
         with theirs:
             self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "service.cluster.ray.gateway", str(theirs.fileno())),
+                *self._child_command(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 env=self._child_environment(),
                 start_new_session=True,
@@ -268,8 +271,12 @@ class GatewayCluster:
             "silence_limit_s": target.silence_limit_s,
         }
 
+    def _child_command(self, fd: int) -> list[str]:
+        module = "service.cluster.ray.gateway"
+        return [sys.executable, "-m", module, str(fd), self._target.log_format]
+
     def _child_environment(self) -> dict[str, str]:
-        # What Ray prints of its nodes goes into the service's log, which has no colour codes.
+        # Ray prints news of its nodes with colour codes, which the service's log has none of.
         environment = {**os.environ, "PYTHONPATH": str(CODE_ROOT), "RAY_COLOR_PREFIX": "0"}
         if self._target.embedded is not None:
             environment |= self._target.embedded.environment()
@@ -347,8 +354,9 @@ async def _serve(fd: int) -> None:
 
 
 if __name__ == "__main__":
+    logging_setup.configure("json" if sys.argv[2] == "json" else "text")
     # Only the parent's end of the socket decides when to leave: not a Ctrl-C in its terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_serve(int(sys.argv[1])))
-    # Ray's own threads would otherwise be waited for; what matters lives elsewhere.
+    # An ordinary exit would wait for Ray's own threads.
     os._exit(0)

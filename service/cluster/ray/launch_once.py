@@ -1,9 +1,9 @@
-"""A launch, or a word that the attempt is gone: whichever comes first, and never both.
+"""An attempt is either launched or given up, whichever comes first, and never both.
 
 A service that was stopped on its way to a launch may send it long after another one has given the
-attempt up and started the next. So whoever wants to launch an attempt, and whoever says that it
-ended without a supervisor, first writes its name into Ray's own key-value store, which takes one
-value only. Keys go with the Ray cluster, as the attempts do; each takes about a hundred bytes.
+attempt up and started the next. So a process that launches an attempt, or gives it up, first writes
+its name into Ray's own key-value store, which takes one value only. Keys go with the Ray cluster,
+as the attempts do; each takes about a hundred bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def claim_launch(deployment_id: str, job_id: str, attempt: int) -> None:
 
 
 def give_up(deployment_id: str, job_id: str, attempt: int) -> None:
-    """From now on the attempt can't be launched."""
+    """Keep the attempt from being launched from now on."""
     _has_value(deployment_id, job_id, attempt, "given up")
 
 

@@ -1,4 +1,4 @@
-"""The node agents as the gateway knows them: which nodes may carry ranks, and which are silent."""
+"""The node agents as the gateway knows them: which may start ranks, and which are silent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REDESCRIBE_S = 5.0
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """What the gateway needs to know, sent to it when it starts."""
+    """The configuration that the gateway is sent when it starts."""
 
     deployment_id: str
     address: str
@@ -42,23 +42,25 @@ class GatewayConfig:
 
 @dataclass
 class JoinedNode:
-    """The agent of a node and what it last said."""
+    """The agent of a node and its last answers."""
 
     agent: Any
     asked: asyncio.Future[NodeReport]
     asked_at: float
+    """When the agent was asked last, by `time.monotonic`."""
     ping: asyncio.Future[float | None]
     problem: str | None = "its node agent is starting"
+    full: str | None = None
+    """`NodeReport.full`."""
     silent_since: float | None = None
     """Unix seconds; set once it has not answered for so long that users are told."""
     forkserver_silent_since: float | None = None
-    """The same of its forkserver, as its agent says."""
+    """The same of the node's forkserver, as the agent reports."""
     has_answered: bool = False
     ending: asyncio.Future[None] | None = None
-    """Of an agent that was silent for too long; held so that it comes to its end."""
+    """The end of an agent that was silent for too long; referenced so that it is not collected."""
     quarantined: tuple[Quarantined, ...] | None = None
     idle_workers: int | None = None
-    """When it was asked last."""
 
     @property
     def is_dead(self) -> bool:
@@ -75,19 +77,19 @@ class JoinedNode:
         return self.problem
 
     def settle(self, config: GatewayConfig) -> None:
-        """Take over the agent's answer, if it came."""
+        """Take over the agent's answer, if there is one."""
         if not self.asked.done():
             return
         try:
             report = self.asked.result()
             self.problem, self.quarantined = refusal(report, config), report.quarantined
-            self.idle_workers = report.idle_workers
+            self.full, self.idle_workers = report.full, report.idle_workers
         except Exception as error:
             self.problem = f"its node agent failed: {brief(error)}"
 
 
 class NodeAgents:
-    """One agent a node: created, asked what it sees, and ended when it falls silent.
+    """One agent for each node: created, asked for reports, and ended when it falls silent.
 
     An agent that is ended for its silence is started again by Ray, and finds the spools of its
     node. The ranks there end with the forkserver, and are recovered as after any loss.
@@ -115,7 +117,7 @@ class NodeAgents:
         return {node: self._nodes[node].agent for node in node_ids if node in self._nodes}
 
     def meet(self, node_ids: Collection[str], *, wants_news: Callable[[float], bool]) -> None:
-        """Know these nodes, and no others. `wants_news`: whether one that was asked at this
+        """Know these nodes, and no others. `wants_news`: whether an agent that was asked at this
         time, by `time.monotonic`, is to be asked again already."""
         self._nodes = {node_id: self._met(node_id, wants_news) for node_id in node_ids}
 
@@ -123,7 +125,7 @@ class NodeAgents:
         return self._nodes[node_id]
 
     def silent_forkservers(self, node_ids: Collection[str]) -> tuple[SilentProcess, ...]:
-        """Of these nodes, as far as their agents answer."""
+        """The silent forkservers of these nodes, as far as their agents answer."""
         known = ((node, self._nodes[node]) for node in node_ids if node in self._nodes)
         return tuple(
             SilentProcess(ProcessKind.FORKSERVER, node, one.forkserver_silent_since)
@@ -132,7 +134,7 @@ class NodeAgents:
         )
 
     def look_again(self, node_ids: Collection[str]) -> None:
-        """Ask them anew: an attempt that ended may have left slots in quarantine."""
+        """Ask these nodes anew: an attempt that ended may have left slots in quarantine."""
         for node_id in node_ids:
             if node_id in self._nodes:
                 self._nodes[node_id].asked_at = -math.inf
@@ -159,7 +161,7 @@ class NodeAgents:
         return known
 
     def _listen(self, node_id: str, known: JoinedNode) -> None:
-        """Notice that an agent does not answer, say so, and in the end have it replaced."""
+        """Notice that an agent does not answer, report it, and in the end have it replaced."""
         if known.ping.done():
             if known.ping.exception() is None:
                 known.has_answered = True

@@ -1,4 +1,4 @@
-"""Ending what attempts left in Ray when their supervisor is gone: on the Ray side of the seam."""
+"""Release of the slots that attempts still hold in Ray when their supervisor is gone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 Key = tuple[str, int]
 """A job and its attempt."""
 
-LOOK_S = 1.0
-"""How long one question waits for the release to come to its end."""
+WAIT_S = 1.0
+"""How long `are_released` waits for the release to end."""
 
 
 class UnownedSlots:
@@ -27,20 +27,20 @@ class UnownedSlots:
         self._released: set[Key] = set()
         self._sweeps: dict[Key, asyncio.Task[frozenset[str]]] = {}
         self._found: set[Key] = set()
-        """Attempts that were seen to hold slots nobody owns."""
+        """Attempts without an owner that were seen to hold slots."""
 
     async def are_released(self, key: Key, node_ids: Collection[str]) -> bool:
-        """Whether nothing of the attempt is left, or what is left is in quarantine.
+        """Whether the attempt's slots are free or in quarantine.
 
-        The first call begins to give back, and later ones look how far that is. node_ids: the
-        living nodes that may run a process of it.
+        The first call begins the release, and later ones check it. node_ids: the living nodes that
+        may run a process of the attempt.
         """
         if key in self._released:
             return True
         if key not in self._releases:
             self._releases[key] = asyncio.ensure_future(_release(key, node_ids))
         task = self._releases[key]
-        await asyncio.wait({task}, timeout=LOOK_S)
+        await asyncio.wait({task}, timeout=WAIT_S)
         if not task.done():
             return False
         self._releases.pop(key, None)
@@ -49,13 +49,13 @@ class UnownedSlots:
         return True
 
     async def sweep(self, key: Key, node_ids: Collection[str]) -> None:
-        """The attempt is forgotten: give back what it may still hold, without being waited for.
+        """Release slots that a forgotten attempt may still hold, without waiting for it.
 
-        What fails here is found again among the `keys`.
+        An attempt whose release fails is found again by `keys`.
         """
         self._released.discard(key)
         if key not in self._found:
-            # Most hold nothing any more, and that is quickly seen; the others are found later.
+            # Most attempts hold nothing any more, which is quick to see; `keys` finds the others.
             try:
                 first = placement_groups.slots_name(*key, 0)
                 await asyncio.to_thread(ray.util.get_placement_group, first)

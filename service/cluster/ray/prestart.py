@@ -1,13 +1,13 @@
-"""Keeps idle Ray worker processes at hand, so that an actor starts in 50 ms instead of 500.
+"""Idle Ray worker processes, kept so that an actor starts in 50 ms instead of 500.
 
 A new actor waits for a Python process that has to import ray first, unless the raylet has one
 idle. The raylet starts such processes when it is asked to (its RPC PrestartWorkers, the one that
 Ray's own startup uses). They hold no resources. This is only a matter of speed: where the RPC
 is not there or refuses, actors start as Ray starts them.
 
-The raylet starts as many as it is told, however many are idle, and keeps them for an hour. So only
-what is missing is asked for, by a node agent's count: whoever asked before may have been another
-process.
+The raylet starts as many processes as it is asked for, however many are idle, and keeps them for an
+hour. So only those that are missing in a node agent's count are asked for: another gateway may have
+asked before.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ CALM_S = 3.0
 """Time after a launch before more processes are started: importing ray takes a core's half
 second, which belongs to the job that is starting."""
 APPEARS_S = 3.0
-"""How long what was asked for may take to be there and be counted."""
+"""How long the processes that were asked for may take to start and be counted."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """What a node told of itself."""
+    """A node agent's count of idle workers."""
 
     address: str
     """Of its raylet, host:port."""
@@ -54,11 +54,11 @@ class Prestarter:
         self._refused = False
 
     def used(self) -> None:
-        """A launch takes workers."""
+        """Note that a launch takes workers."""
         self._used_at = time.monotonic()
 
     def awaits_news(self, asked_at: float) -> bool:
-        """Whether a count is of before the last launch, and there is calm now to act on another."""
+        """Whether a count is older than the last launch, which is long enough ago for another."""
         return asked_at < self._used_at + CALM_S < time.monotonic()
 
     def keep_warm(self, node_id: str, count: Count) -> None:
@@ -73,7 +73,7 @@ class Prestarter:
             ).start()
 
     def _is_stale(self, node_id: str, asked_at: float) -> bool:
-        """Whether things may have changed since."""
+        """Whether the number of workers may have changed since the count."""
         appeared_at = self._asked_at.get(node_id, 0.0) + APPEARS_S
         return asked_at < max(self._used_at + CALM_S, appeared_at)
 

@@ -10,8 +10,8 @@ LOGS = (
     *("gcs_server.err", "dashboard_agent.log", "runtime_env_agent.log", "raylet.err"),
     *("dashboard_*.log", "dashboard.err"),
 )
-"""In the order in which one's end is the cause of the next one's. Not `dashboard.log` nor
-`monitor.log`: both tell of a port that is taken and that nothing depends on."""
+"""In the order in which one's end is the cause of the next one's. Without `dashboard.log` and
+`monitor.log`, which both complain of a taken port that nothing depends on."""
 TAIL_BYTES = 1 << 16
 MAX_CHARS = 400
 
@@ -19,20 +19,20 @@ _PYTHON = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)(?:: .*)?
 _FATAL = re.compile(r"^\[[^\]]* [CF] \d+ \d+\] (?:\(\S+\) )?\S+ *(?P<said>.*)$")
 _ERROR = re.compile(r"^\[[^\]]* E \d+ \d+\] (?:\(\S+\) )?\S+ *(?P<said>.*)$")
 _NOISE = re.compile(r"An unexpected system state has occurred\. .* fix it\. ?")
-"""What Ray puts before each failed check."""
+"""The words that Ray puts before each failed check."""
 
 
 def reason(daemon_log: Path, temp_dir: Path) -> str | None:
-    """The program and the line; None if none of them tells of an error.
+    """The program that failed and its line; None if no log has an error.
 
-    daemon_log: what `ray start` printed; temp_dir: of the Ray, with its logs.
+    daemon_log: the output of `ray start`; temp_dir: the temp-dir of the Ray, with its logs.
     """
     sessions = temp_dir.glob("session_2*/logs")  # one; session_latest is a link to it
     logs = [path for folder in sessions for name in LOGS for path in sorted(folder.glob(name))]
-    # Without its GCS `ray start` only says that there is none.
+    # Without its GCS, `ray start` only reports that there is none.
     logs.insert(1 if logs and logs[0].name == LOGS[0] else 0, daemon_log)
     texts = {"ray start" if path == daemon_log else path.stem: _tail(path) for path in logs}
-    # What a program goes on after is often only that another one is not there.
+    # Errors that a program survives often say only that another program is missing.
     for patterns in ((_PYTHON, _FATAL), (_ERROR,)):
         for program, text in texts.items():
             if line := _last_match(text, patterns):

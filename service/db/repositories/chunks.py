@@ -56,9 +56,9 @@ _COLUMNS = tuple(name for name in MetricChunk.__dataclass_fields__ if name != "h
 def metric_chunks(
     session: Session, job_id: str, rank: int, keys: Sequence[str] | None, after_step: int
 ) -> list[MetricChunk]:
-    """Those that have a step above `after_step`, by key, attempt and step.
+    """Chunks that have a step above `after_step`, by key, attempt and step.
 
-    Sorted here: a database that is asked for the order walks the whole series to have it.
+    Sorted here: to sort them, a database would walk the whole series.
     """
     asked: dict[str, Any] = {"job_id": job_id, "rank": rank}
     chosen = ""
@@ -147,6 +147,13 @@ def last_log_chunks(
         )
         found.update({chunk.rank: chunk for chunk in session.scalars(query)})
     return found
+
+
+def log_ranks(session: Session, job_id: str, attempt: int) -> set[int]:
+    """The ranks whose log has a line."""
+    row = LogChunkRow
+    mine = row.job_id == job_id, row.attempt == attempt
+    return set(session.scalars(select(row.rank).where(*mine).distinct()))
 
 
 def add_log_chunk(session: Session, row: LogChunkRow) -> None:

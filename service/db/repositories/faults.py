@@ -1,4 +1,4 @@
-"""SQL on hang bundles, drills, and what slots were used for."""
+"""SQL on hangs, drills, and slot-seconds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_hang(
     body: Mapping[str, Any],
     keep: int,
 ) -> int:
-    """Its number within the job; only the newest `keep` of the job stay."""
+    """Add a hang, and delete all but the newest `keep` of the job; answers its number."""
     newest = session.scalar(select(func.max(HangRow.seq)).where(HangRow.job_id == job_id))
     seq = (newest or 0) + 1
     session.add(HangRow(job_id=job_id, seq=seq, attempt=attempt, time=time, body=dict(body)))
@@ -61,13 +61,13 @@ def drills(session: Session, job_id: str) -> list[DrillRow]:
 
 
 def open_drills(session: Session, job_id: str) -> list[DrillRow]:
-    """Those that are not over, in the same order."""
+    """The drills that are not over, in the order in which they were asked for."""
     query = select(DrillRow).where(DrillRow.job_id == job_id, DrillRow.state.in_(_OPEN))
     return list(session.scalars(query.order_by(DrillRow.created_at, DrillRow.id)))
 
 
 def waiting_drills(session: Session) -> Sequence[Row[Any]]:
-    """(job_id, attempt, id, kind, rank, at_step) of all jobs' drills that have not struck."""
+    """(job_id, attempt, id, kind, rank, at_step) of all drills whose fault was not injected yet."""
     return session.connection().execute(_waiting_drills()).all()
 
 
@@ -80,7 +80,7 @@ def _waiting_drills() -> Select[Any]:
 
 
 def fail_drills(session: Session, job_id: str, message: str, now: datetime) -> None:
-    """End those that are not over."""
+    """End the drills that are not over."""
     session.execute(
         update(DrillRow)
         .where(DrillRow.job_id == job_id, DrillRow.state.in_(_OPEN))
@@ -90,9 +90,10 @@ def fail_drills(session: Session, job_id: str, message: str, now: datetime) -> N
 
 
 def count_slot_seconds(session: Session, grown: Mapping[str, float]) -> None:
-    """Add to what the slots of all jobs were used for.
+    """Add to the slot-seconds of all jobs.
 
-    Always in the same order: two transactions that wait for each other's row would never end.
+    The rows are locked in the same order each time, so that two transactions never wait for each
+    other.
     """
     if not grown:
         return
@@ -108,5 +109,5 @@ def count_slot_seconds(session: Session, grown: Mapping[str, float]) -> None:
 
 
 def slot_seconds(session: Session) -> dict[str, float]:
-    """Of all jobs there ever were, by class; a class that none had is missing."""
+    """Of all jobs that ever were, by category; a category that none had is missing."""
     return {row.slot_class: row.seconds for row in session.scalars(select(SlotSecondsRow))}

@@ -14,7 +14,7 @@ from service.db.models import IdempotencyRow
 def try_lock(session: Session, number: int) -> bool:
     """Hold `number` to the end of this transaction; False at once if another one holds it.
 
-    On SQLite nobody else writes meanwhile.
+    On SQLite no other transaction writes meanwhile.
     """
     if session.get_bind().dialect.name != "postgresql":
         return True
@@ -31,7 +31,7 @@ def reserve(
     drill_id: str | None,
     now: datetime,
 ) -> IdempotencyRow | None:
-    """Bind the key to the job or drill; or, if it is bound already, the row that says to which."""
+    """Bind the key to the job or drill; or answer the row that binds it already."""
     values = {
         "owner": owner,
         "key": key,

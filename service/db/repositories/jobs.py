@@ -19,7 +19,7 @@ def get(session: Session, job_id: str) -> JobRow | None:
 
 
 def existing(session: Session, job_ids: Sequence[str]) -> set[str]:
-    """Those of these jobs that there are and that are not being deleted."""
+    """Which of these jobs exist and are not being deleted."""
     query = select(JobRow.id).where(JobRow.id.in_(job_ids), JobRow.deleted_at.is_(None))
     return set(session.scalars(query))
 
@@ -74,7 +74,7 @@ def _status_query(dialect: str) -> Select[Any]:
 
 
 def status(session: Session, job_id: str) -> Row[Any] | None:
-    """What the job's answer is made of, without building objects of rows; None if it is gone."""
+    """The columns of the job's answer, without building objects of rows; None if it is gone."""
     query = _status_query(session.get_bind().dialect.name)
     return session.connection().execute(query, {"job_id": job_id}).one_or_none()
 
@@ -134,8 +134,11 @@ def count_event(session: Session, row: JobRow) -> int:
     return seq
 
 
-def has_event(session: Session, job_id: str, type_: str) -> bool:
+def has_event(session: Session, job_id: str, type_: str, attempt: int | None = None) -> bool:
+    """Whether the job, or that attempt of it, has an event of this type."""
     query = select(EventRow.seq).where(EventRow.job_id == job_id, EventRow.type == type_).limit(1)
+    if attempt is not None:
+        query = query.where(EventRow.attempt == attempt)
     return session.scalar(query) is not None
 
 
@@ -248,14 +251,20 @@ def marked_deleted(session: Session, before: datetime | None = None) -> list[str
 
 
 def erase(session: Session, job_id: str) -> None:
-    """The row, and by its foreign keys everything that belongs to it."""
+    """Delete the row, and by its foreign keys everything that belongs to the job."""
     session.execute(
         delete(JobRow).where(JobRow.id == job_id).execution_options(synchronize_session=False)
     )
 
 
+def newest_succeeded(session: Session, limit: int) -> Sequence[Row[str, dict[str, Any]]]:
+    """(id, document) of jobs that succeeded, the newest first."""
+    query = select(JobRow.id, JobRow.spec).where(JobRow.state == JobState.SUCCEEDED)
+    return session.execute(query.order_by(JobRow.id.desc()).limit(limit)).all()
+
+
 def count_by_state(session: Session) -> dict[JobState, int]:
-    """Only of states that some job is in."""
+    """The number of jobs in each state that some job is in."""
     query = (
         select(JobRow.state, func.count()).where(JobRow.deleted_at.is_(None)).group_by(JobRow.state)
     )

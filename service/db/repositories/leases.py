@@ -35,10 +35,12 @@ _END_WRITES = text(
 
 
 def lock(session: Session, *, alone: bool) -> None:
-    """Keep the lease from passing on before this transaction ends; `alone`, wait for all who do.
+    """Keep the lease from passing on before this transaction ends; `alone`, wait for all
+    transactions that do.
 
     An advisory lock, because its waiters are served in turn: rows locked `FOR SHARE` again and
-    again would keep whoever wants to take them waiting for ever. On SQLite nobody else writes.
+    again would keep the one that wants to take the lease waiting for ever. On SQLite no other
+    process writes.
     """
     if session.get_bind().dialect.name == "postgresql":
         take = func.pg_advisory_xact_lock if alone else func.pg_advisory_xact_lock_shared

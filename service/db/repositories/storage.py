@@ -1,4 +1,4 @@
-"""SQL on how full the storage is, and on what may be deleted to make room."""
+"""SQL on how full the storage is, and on jobs that may be deleted to make room."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def put_state(session: Session, row: StorageStateRow) -> None:
 
 
 def used_bytes(session: Session) -> int:
-    """What checkpoints, artifacts and logs take, by their rows: the storage is not walked."""
+    """Bytes of checkpoints, artifacts and logs, by their rows: the storage is not walked."""
     total = 0
     for size in (CheckpointRow.size_bytes, ArtifactRow.size_bytes, LogChunkRow.size_bytes):
         total += int(session.scalar(select(func.coalesce(func.sum(size), 0))) or 0)

@@ -1,5 +1,6 @@
 """How a job could be divided, what that takes of each rank, and which division is the fastest.
 
-Pure: from a job document and what is known of the machines, without torch. The memory is that of a
-tape: the operations of a step in their order, each with what it keeps for the backward pass.
+Pure functions of a job document and of the known machines, without torch. The memory is computed
+from a trace: the operations of a step in order, each with the tensors that it keeps for the
+backward pass.
 """

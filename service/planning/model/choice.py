@@ -15,9 +15,9 @@ from service.planning.model.shapes import Shapes
 
 GIB = 1 << 30
 MOST_WORKERS = 1024
-"""Divisions are compared up to as many; beyond, only what the document names is looked at."""
+"""Divisions are compared up to as many; beyond, only the document's own is considered."""
 OVERHEAD_BYTES = 1 * GIB
-"""Of a GPU's memory, what CUDA, its libraries and NCCL take before the first tensor."""
+"""Of a GPU's memory, the part that CUDA, its libraries and NCCL take before the first tensor."""
 
 MEMORY_GIB: Mapping[str, tuple[int, ...]] = {
     "B200": (178,),
@@ -33,8 +33,8 @@ MEMORY_GIB: Mapping[str, tuple[int, ...]] = {
     "T4": (14,),
     "V100": (15, 31),
 }
-"""What a GPU offers, by Ray's accelerator type: what is free of a new one, rounded down; of a type
-that comes in two sizes, both."""
+"""Free memory of a new GPU, rounded down, by Ray's accelerator type; both sizes of a type that
+comes in two."""
 
 
 class NoDivision(Exception):
@@ -63,11 +63,11 @@ class Candidate:
 @dataclass(frozen=True)
 class Plan:
     candidates: tuple[Candidate, ...]
-    """Those that fit first, the fastest of them first; then by how much they lack."""
+    """The divisions that fit, the fastest first; then the others, by how much they lack."""
     available_bytes: int | None
     machine: Machine
     change: str | None
-    """The smallest that makes it fit, as fields of the document with their values."""
+    """The smallest change that makes the job fit, as fields of the document with their values."""
 
     @property
     def chosen(self) -> Candidate | None:
@@ -153,7 +153,7 @@ class _Change(NamedTuple):
 def smallest_change(
     spec: JobSpec, shapes: Shapes, available_bytes: int, *, all_of_them: bool
 ) -> str | None:
-    """The first that makes it fit, from what costs the least; None if none does alone.
+    """The cheapest change that makes the job fit; None if no single one does.
 
     all_of_them: the document's own division has been tried with all others.
     """
@@ -172,8 +172,8 @@ def smallest_change(
 def _changes(spec: JobSpec, shapes: Shapes, *, divides: bool) -> Iterator[list[_Change]]:
     """Kinds of changes; within a kind the later ones help more, and cost more.
 
-    First what leaves the model and its numbers as they are. divides: the same workers may divide
-    it in another way.
+    First the changes that leave the model and its numbers as they are. divides: the same workers
+    may divide the model in another way.
     """
     train, parallel = spec.train, spec.parallel
 
@@ -239,7 +239,7 @@ def _words(parts: Mapping[str, Any]) -> str:
 
 
 def _with(spec: JobSpec, parts: Mapping[str, Any]) -> JobSpec | None:
-    """None if that is no document."""
+    """The document with these fields; None if that is no valid document."""
     document: dict[str, Any] = spec.model_dump(mode="json")
     for path, value in parts.items():
         *outer, field = path.split(".")

@@ -1,9 +1,9 @@
 """The time of a step: a short model, whose constants can be given.
 
-Time of a step = computing + sending that nothing hides + what a pipeline idles. Computing is the
+Time of a step = computing + sending that nothing hides + idling of a pipeline. Computing is the
 floating point operations of the products, forward, backward (twice the forward pass) and again
 where blocks are recomputed. Sending counts, for each axis, the bytes that each rank sends in a
-step, as rings do: 2 (n - 1) / n of what is added up, (n - 1) / n of what is gathered or scattered.
+step with ring algorithms: 2 (n - 1) / n of an all-reduce, (n - 1) / n of a gather or a scatter.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dray.spec import Gpt, JobSpec, Parallel
-from service.planning.model.memory import elements_of, pieces_of, tapes_of
+from service.planning.model.memory import elements_of, pieces_of, traces_of
 from service.planning.model.op_trace import OpTrace
 from service.planning.model.shapes import Shapes
 
 FP32 = 4
 AGAIN = {"none": 0.0, "selective": 0.1, "full": 1.0}
-"""Forward passes that are done again; selective repeats what is not a product."""
+"""Forward passes that are done again; selective repeats all but the products."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the times are computed with."""
+    """The speeds that the times are computed with."""
 
     flops_per_s: float
-    """That a GPU, or a core of a CPU, reaches in training: not what is printed on its box."""
+    """Of a GPU, or of a core of a CPU, in training: not the peak that is printed on its box."""
     bandwidth_bytes_per_s: float
-    """That each worker sends with, while all do."""
+    """Of each worker while all of them send."""
     latency_s: float
-    """Of an operation among ranks."""
+    """Of a collective operation."""
     source: str
     """Where the numbers come from."""
 
@@ -42,7 +42,7 @@ GPUS = {
 }
 GPU = Machine(50e12, 10e9, 2e-5, "default for a GPU of a kind that is not known: not measured here")
 FP32_SHARE = 0.4
-"""Of the speed in bf16, on a GPU in fp32 (by TF32, or without)."""
+"""The speed of a GPU in fp32 (with TF32 or without), as a share of that in bf16."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def step_time(spec: JobSpec, shapes: Shapes, machine: Machine) -> StepTime:
 
 
 def forward_flops(spec: JobSpec, shapes: Shapes) -> float:
-    """Of a sample's forward pass: two for each weight and place that it is used at."""
+    """Operations of a sample's forward pass: two for each weight and place where it is used."""
     model = spec.model
     if isinstance(model, Gpt):
         length, width = model.context_length, model.width
@@ -92,21 +92,21 @@ def forward_flops(spec: JobSpec, shapes: Shapes) -> float:
         attention = model.num_layers * 2 * length * width  # half of 4: it is causal
         return length * (2.0 * products + attention)
     alone = spec.model_copy(update={"parallel": Parallel()})
-    ((tape,),) = tapes_of(alone, shapes, on_gpu=False)
-    return tape.count(lambda op: op.flops) / pieces_of(alone).size
+    ((trace,),) = traces_of(alone, shapes, on_gpu=False)
+    return trace.count(lambda op: op.flops) / pieces_of(alone).size
 
 
 def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     """(bytes, operations) that each rank sends in a step."""
     parallel, pieces = spec.parallel, pieces_of(spec)
     model = spec.model
-    of_ranks = tapes_of(spec, shapes, on_gpu=False)
-    weights = FP32 * max(sum(elements_of(tape) for tape in tapes) for tapes in of_ranks)
+    of_ranks = traces_of(spec, shapes, on_gpu=False)
+    weights = FP32 * max(sum(elements_of(trace) for trace in traces) for traces in of_ranks)
     layers = model.num_layers / parallel.pipeline if isinstance(model, Gpt) else 1.0
     size, messages = 0.0, 0.0
     holders, data = parallel.shard * parallel.context, spec.num_replicas
     if parallel.zero == 1 and holders > 1:
-        ranks = holders * data  # then each sends what it has stepped
+        ranks = holders * data  # then each rank sends the parameters that it updates
         size += 2 * (ranks - 1) / ranks * weights + weights
         messages += 2 + layers
         holders = data = 1
@@ -120,8 +120,8 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     if data > 1:
         size += 2 * (data - 1) / data * weights / holders
         messages += layers if spec.is_divided else 2
-    if parallel.pipeline > 1:  # what the busiest rank gives on, and its gradient
-        given = (sum(map(_given_on, tapes)) for tapes in of_ranks)
+    if parallel.pipeline > 1:  # the outputs of the busiest rank, and their gradients
+        given = (sum(map(_given_on, traces)) for traces in of_ranks)
         size += 2 * pieces.count * max(given)
         messages += 2 * pieces.count * parallel.stages_per_rank
     if not isinstance(model, Gpt):
@@ -139,7 +139,7 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     return size, messages
 
 
-def _given_on(tape: OpTrace) -> float:
-    """Bytes that a stage gives to the next."""
-    last = tape.segments[-1].ops[-1]
-    return tape.gradient_bytes[last.output] if last.passes_on else 0.0
+def _given_on(trace: OpTrace) -> float:
+    """Bytes that a stage sends to the next."""
+    last = trace.segments[-1].ops[-1]
+    return trace.gradient_bytes[last.output] if last.passes_on else 0.0

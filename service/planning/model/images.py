@@ -1,4 +1,4 @@
-"""The tapes of the networks for images and tables; see `ray_workers.recipes.models`."""
+"""The traces of the networks for images and tables; see `ray_workers.recipes.models`."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def record(
             network.mlp(spec.model, shapes)
         case _:
             raise ValueError(f"no network: {spec.model}")
-    return network.tape
+    return network.trace
 
 
 class _Network:
     """Records layer by layer; a value is (tensor, channels, height, width, bytes of a number)."""
 
     def __init__(self, samples: int, *, half: bool, on_gpu: bool) -> None:
-        self.tape = OpTrace(cast_bytes=2 if half else 0)
+        self.trace = OpTrace(cast_bytes=2 if half else 0)
         self.samples = samples
         self.low = 2 if half else FP32
         self.norm = FP32 if on_gpu or not half else 2
-        """Bytes of what a norm gives: on a GPU autocast has it in four."""
+        """Bytes of a norm's output: on a GPU autocast computes norms in four."""
         self.on_gpu = on_gpu
         self._width: dict[int, int] = {}
-        """Bytes of a number, of tensors that have fewer than four."""
+        """Bytes of a number, by tensor; four where the tensor is missing."""
 
     def cnn(self, model: Cnn, shapes: Shapes) -> None:
         channels, height, width = shapes.image or (1, 1, 1)
-        self.tape.begin(is_block=False)
+        self.trace.begin(is_block=False)
         value = self._images(channels, height, width)
         value = self._convolved(value, channels, model.width, height, width)
         value = self._convolved(value, model.width, 2 * model.width, height, width)
@@ -70,7 +70,7 @@ class _Network:
         first, stop = (model.num_blocks * n // num_stages for n in (stage, stage + 1))
         inputs, value = model.width, 0
         if stage == 0:
-            self.tape.begin(is_block=False)
+            self.trace.begin(is_block=False)
             value = self._images(channels, height, width)
             value = self._convolved(value, channels, model.width, height, width)
         for number in range(stop):
@@ -80,21 +80,21 @@ class _Network:
             if level > 0 and of_level == 0:
                 height, width = -(-height // 2), -(-width // 2)
             if number == first and stage > 0:  # among what is received
-                value = self.tape.given(0.0, wants_gradient=True, gradient=before)
+                value = self.trace.given(0.0, wants_gradient=True, gradient=before)
                 self._width[value] = self.norm
             if number >= first:
                 value = self._residual(value, inputs, outputs, height, width)
             inputs = outputs
         if stage < num_stages - 1:
             size = self.samples * inputs * height * width * self.norm
-            self.tape.add([value], 0.0, saves=[value], gradient=size, passes_on=True)
+            self.trace.add([value], 0.0, saves=[value], gradient=size, passes_on=True)
             return
-        self.tape.begin(is_block=False)
-        value = self.tape.add([value], self.samples * inputs * FP32)
+        self.trace.begin(is_block=False)
+        value = self.trace.add([value], self.samples * inputs * FP32)
         self._scored(self._linear(value, inputs, shapes.outputs), shapes.outputs)
 
     def _residual(self, value: int, inputs: int, outputs: int, height: int, width: int) -> int:
-        self.tape.begin(is_block=True)
+        self.trace.begin(is_block=True)
         changed = self._convolved(value, inputs, outputs, height, width)
         changed = self._convolution(changed, outputs, outputs, height, width)
         changed = self._normed(changed, outputs, height, width)
@@ -102,23 +102,23 @@ class _Network:
         if inputs != outputs:
             beside = self._convolution(value, inputs, outputs, height, width, kernel=1)
         size = self.samples * outputs * height * width * self.norm
-        value = self.tape.add([beside, changed], size, passes_on=True)
+        value = self.trace.add([beside, changed], size, passes_on=True)
         return self._active(value, outputs, height, width)
 
     def unet(self, model: Unet, shapes: Shapes) -> None:
         channels, height, width = shapes.image or (1, 1, 1)
         step = 2**model.depth
         height, width = height + -height % step, width + -width % step
-        self.tape.begin(is_block=False)
+        self.trace.begin(is_block=False)
         value = self._images(channels, height, width)
         inputs, levels = channels, []
         for depth in range(model.depth + 1):
             outputs = model.width * 2**depth
             if depth:
                 height, width = height // 2, width // 2
-                self.tape.begin(is_block=False)
+                self.trace.begin(is_block=False)
                 value = self._pooled(value, inputs, height, width)
-            self.tape.begin(is_block=True)
+            self.trace.begin(is_block=True)
             value = self._convolved(value, inputs, outputs, height, width)
             value = self._convolved(value, outputs, outputs, height, width)
             levels.append(value)
@@ -127,33 +127,33 @@ class _Network:
         for _ in range(model.depth):
             outputs = inputs // 2
             height, width = 2 * height, 2 * width
-            self.tape.begin(is_block=True)
+            self.trace.begin(is_block=True)
             grown = self._convolution(
                 value, inputs, outputs, height, width, kernel=2, has_bias=True
             )
             size = self.samples * 2 * outputs * height * width * self.norm
-            joined = self.tape.add([levels.pop(), grown], size)
+            joined = self.trace.add([levels.pop(), grown], size)
             value = self._convolved(joined, 2 * outputs, outputs, height, width)
             value = self._convolved(value, outputs, outputs, height, width)
             inputs = outputs
-        self.tape.begin(is_block=False)
+        self.trace.begin(is_block=False)
         scores = self._convolution(
             value, inputs, shapes.outputs, height, width, kernel=1, has_bias=True
         )
         size = self.samples * shapes.outputs * height * width * FP32
         if self.low < FP32:
-            scores = self.tape.add([scores], size)
+            scores = self.trace.add([scores], size)
         # Cross entropy and Dice, of the same scores.
-        entropy = self.tape.add([scores], size, saves_output=True)
-        targets = self.tape.given(self.samples * height * width * INDEX)
-        entropy = self.tape.add([entropy], FP32, saves=[entropy, targets])
-        chances = self.tape.add([scores], size, saves_output=True, own_bytes=size)
-        overlap = self.tape.add([chances], FP32, temporary_bytes=size)
-        self.tape.add([entropy, overlap], FP32)
+        entropy = self.trace.add([scores], size, saves_output=True)
+        targets = self.trace.given(self.samples * height * width * INDEX)
+        entropy = self.trace.add([entropy], FP32, saves=[entropy, targets])
+        chances = self.trace.add([scores], size, saves_output=True, own_bytes=size)
+        overlap = self.trace.add([chances], FP32, temporary_bytes=size)
+        self.trace.add([entropy, overlap], FP32)
 
     def mlp(self, model: Mlp, shapes: Shapes) -> None:
         count = shapes.columns or prod(shapes.image or (1,))
-        self.tape.begin(is_block=False)
+        self.trace.begin(is_block=False)
         value = self._images(count, 1, 1)
         for _ in range(model.num_layers):
             value = self._linear(value, count, model.width)
@@ -163,10 +163,10 @@ class _Network:
         self._scored(self._linear(value, count, shapes.outputs), shapes.outputs)
 
     def _images(self, channels: int, height: int, width: int) -> int:
-        return self.tape.given(self.samples * channels * height * width * FP32)
+        return self.trace.given(self.samples * channels * height * width * FP32)
 
     def _convolved(self, value: int, inputs: int, outputs: int, height: int, width: int) -> int:
-        """With norm and ReLU, as `convolution` there."""
+        """Convolution, norm and ReLU, as `convolution` of `ray_workers.recipes.models`."""
         value = self._convolution(value, inputs, outputs, height, width)
         return self._active(self._normed(value, outputs, height, width), outputs, height, width)
 
@@ -184,7 +184,7 @@ class _Network:
         value = self._low(value)
         elements = inputs * outputs * kernel**2 + (outputs if has_bias else 0)
         places = self.samples * height * width
-        value = self.tape.add(
+        value = self.trace.add(
             [value],
             places * outputs * self.low,
             saves=[value],
@@ -200,9 +200,9 @@ class _Network:
     def _normed(self, value: int, channels: int, height: int, width: int) -> int:
         size = self.samples * channels * height * width * self.norm
         if self.norm != self.low:
-            value = self.tape.add([value], size)
+            value = self.trace.add([value], size)
         groups = next(count for count in range(8, 0, -1) if channels % count == 0)
-        value = self.tape.add(
+        value = self.trace.add(
             [value],
             size,
             saves=[value],
@@ -217,21 +217,21 @@ class _Network:
     ) -> int:
         low = low or self.norm
         size = self.samples * channels * height * width * low
-        value = self.tape.add([value], size, saves_output=True)
+        value = self.trace.add([value], size, saves_output=True)
         self._width[value] = low
         return value
 
     def _pooled(self, value: int, channels: int, height: int, width: int) -> int:
         """height, width: after it."""
         count = self.samples * channels * height * width
-        value = self.tape.add([value], count * self.norm, saves=[value], own_bytes=count * INDEX)
+        value = self.trace.add([value], count * self.norm, saves=[value], own_bytes=count * INDEX)
         self._width[value] = self.norm
         return value
 
     def _linear(self, value: int, inputs: int, outputs: int) -> int:
         value = self._low(value)
         elements = (inputs + 1) * outputs
-        value = self.tape.add(
+        value = self.trace.add(
             [value],
             self.samples * outputs * self.low,
             saves=[value],
@@ -244,20 +244,20 @@ class _Network:
         return value
 
     def _low(self, value: int) -> int:
-        """As autocast has what comes into a product."""
-        size = self.tape.bytes[value]
+        """The input of a product as autocast converts it."""
+        size = self.trace.bytes[value]
         is_low = self._width.get(value, FP32) == self.low
-        return value if is_low else self.tape.add([value], size / 2)
+        return value if is_low else self.trace.add([value], size / 2)
 
     def _dropped(self, value: int, count: int, chance: float) -> int:
         if chance == 0.0:
             return value
-        size = self.tape.bytes[value]
+        size = self.trace.bytes[value]
         numbers = self.samples * count
-        return self.tape.add([value], size, own_bytes=numbers if self.on_gpu else size)
+        return self.trace.add([value], size, own_bytes=numbers if self.on_gpu else size)
 
     def _scored(self, scores: int, outputs: int) -> None:
         size = self.samples * outputs * FP32
-        chances = self.tape.add([scores], size, saves_output=True)
-        targets = self.tape.given(self.samples * INDEX)
-        self.tape.add([chances], FP32, saves=[chances, targets])
+        chances = self.trace.add([scores], size, saves_output=True)
+        targets = self.trace.given(self.samples * INDEX)
+        self.trace.add([chances], FP32, saves=[chances, targets])

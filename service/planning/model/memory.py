@@ -22,20 +22,19 @@ STATES = {"adamw": 2.0, "lamb": 2.0, "lars": 1.0, "sgd": 0.0, "adafactor": 0.0}
 """Tensors as large as the parameters that the optimizer keeps; with momentum, sgd has one."""
 BUCKET_BYTES = 64 << 20  # as ray_workers.training.parallel.optim.optimizer_offload.BUCKET_BYTES
 SCRATCH = {"lamb": 2.0, "lars": 1.0}
-"""And that it makes for the time of its step, besides one for the parameter that it is at."""
+"""Tensors as large as the parameters that its step makes, besides one for the current parameter."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes, of the rank that holds the most."""
+    """Bytes on the rank that holds the most."""
 
     parameters: int
     gradients: int
     optimizer: int
     activations: int
-    """All else that lies there at the fullest moment: what the backward pass needs, gathered
-    weights, buffers. Where that is before the last gradient is there, less by the gradients that
-    are still to come."""
+    """Everything else at the peak: tensors for the backward pass, gathered weights, buffers. If the
+    peak comes before the last gradient, less the gradients that are still to come."""
 
     @property
     def total(self) -> int:
@@ -44,7 +43,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Pieces:
-    """How a rank's share of the batch is cut."""
+    """The micro-batches of a rank's share of the batch."""
 
     size: int
     count: int
@@ -66,36 +65,39 @@ def pieces_of(spec: JobSpec) -> Pieces:
 
 
 def memory_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool | None = None) -> Memory:
-    """Of the rank that holds the most, as the document divides the model."""
+    """The memory of the rank that holds the most, as the document divides the model."""
     gpu = spec.resources.gpus_per_worker > 0 if on_gpu is None else on_gpu
     return max(
-        (_of_rank(spec, tapes, at) for at, tapes in enumerate(tapes_of(spec, shapes, on_gpu=gpu))),
+        (
+            _of_rank(spec, traces, at)
+            for at, traces in enumerate(traces_of(spec, shapes, on_gpu=gpu))
+        ),
         key=lambda each: each.total,
     )
 
 
 def fits(spec: JobSpec, shapes: Shapes, available_bytes: int) -> bool:
-    """Whether `memory_of` says no more than that; sooner known where it does."""
-    tapes = tapes_of(spec, shapes, on_gpu=spec.resources.gpus_per_worker > 0)
-    if any(_held(spec, each).total > available_bytes for each in tapes):
+    """Whether `memory_of` is at most that; faster where it is more."""
+    traces = traces_of(spec, shapes, on_gpu=spec.resources.gpus_per_worker > 0)
+    if any(_held(spec, each).total > available_bytes for each in traces):
         return False
-    return all(_of_rank(spec, each, at).total <= available_bytes for at, each in enumerate(tapes))
+    return all(_of_rank(spec, each, at).total <= available_bytes for at, each in enumerate(traces))
 
 
-def tapes_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[OpTrace]]:
-    """For each place in the pipeline, the tape of each stage there."""
+def traces_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[OpTrace]]:
+    """For each place in the pipeline, the trace of each stage there."""
     half = spec.train.precision != "fp32"
     size = pieces_of(spec).size
     parallel, model = spec.parallel, spec.model
     per_rank = parallel.stages_per_rank
     num_stages = parallel.pipeline * per_rank
 
-    def tape(stage: int) -> OpTrace:
+    def trace(stage: int) -> OpTrace:
         if not isinstance(model, Gpt):
             at = (stage, num_stages)
             return images.record(spec, shapes, size, half=half, on_gpu=on_gpu, stage=at)
         start, stop = (_first_of(model.num_layers, n, num_stages) for n in (stage, stage + 1))
-        part = gpt.Part(
+        share = gpt.StageShare(
             size,
             parallel.tensor,
             parallel.context,
@@ -105,10 +107,10 @@ def tapes_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[OpTrac
             is_stage=num_stages > 1,
         )
         assert shapes.vocabulary is not None
-        return gpt.record(model, shapes.vocabulary, part, half=half, on_gpu=on_gpu)
+        return gpt.record(model, shapes.vocabulary, share, half=half, on_gpu=on_gpu)
 
     return [
-        [tape(at + n * parallel.pipeline) for n in range(per_rank)]
+        [trace(at + n * parallel.pipeline) for n in range(per_rank)]
         for at in range(parallel.pipeline)
     ]
 
@@ -119,16 +121,16 @@ def _first_of(total: int, number: int, count: int) -> int:
 
 
 class Held(NamedTuple):
-    """Bytes that lie there whatever is computed."""
+    """Bytes that a rank holds whatever is computed."""
 
     weights: float
     """Of all stages of the rank, whole."""
     own: float
-    """The part of them that it holds; so many again are their gradients."""
+    """The part of them that the rank holds; their gradients take as much again."""
     stepped: float
-    """The part of them whose optimizer state it has."""
+    """The part of them whose optimizer state the rank holds."""
     largest: float
-    """Parameter."""
+    """The largest parameter."""
     optimizer: float
 
     @property
@@ -136,10 +138,10 @@ class Held(NamedTuple):
         return 2 * self.own + self.optimizer
 
 
-def _held(spec: JobSpec, tapes: list[OpTrace]) -> Held:
+def _held(spec: JobSpec, traces: list[OpTrace]) -> Held:
     holders = spec.parallel.shard * spec.parallel.context
-    weights = FP32 * sum(elements_of(tape) for tape in tapes)
-    stepped, largest = weights / holders, FP32 * _largest(tapes)
+    weights = FP32 * sum(elements_of(trace) for trace in traces)
+    stepped, largest = weights / holders, FP32 * _largest(traces)
     if _shares_optimizer_alone(spec.parallel):  # by whole parameters
         stepped, holders = max(stepped, largest), 1
     return Held(weights, weights / holders, stepped, largest, stepped * _states(spec))
@@ -149,9 +151,9 @@ def _shares_optimizer_alone(parallel: Parallel) -> bool:
     return parallel.zero == 1 and parallel.shard * parallel.context > 1
 
 
-def _of_rank(spec: JobSpec, tapes: list[OpTrace], at: int) -> Memory:
+def _of_rank(spec: JobSpec, traces: list[OpTrace], at: int) -> Memory:
     parallel, pieces = spec.parallel, pieces_of(spec)
-    weights, own, stepped, largest, optimizer = _held(spec, tapes)
+    weights, own, stepped, largest, optimizer = _held(spec, traces)
     only_optimizer = _shares_optimizer_alone(parallel)
     holders = 1 if only_optimizer else parallel.shard * parallel.context
     exchanging = parallel.shard * parallel.context * spec.num_replicas
@@ -170,7 +172,7 @@ def _of_rank(spec: JobSpec, tapes: list[OpTrace], at: int) -> Memory:
     if where is Gradients.COPIED:
         base += own  # the buckets
     if adds:
-        base += weights  # of the micro-batches before, not exchanged yet
+        base += weights  # gradients of earlier micro-batches, not exchanged yet
     how = MemorySimulation(
         spec.train.recompute,
         where,
@@ -182,9 +184,9 @@ def _of_rank(spec: JobSpec, tapes: list[OpTrace], at: int) -> Memory:
         keeps_casts=parallel.pipeline > 1,
     )
     if parallel.pipeline == 1:
-        peak = base + peak_bytes(tapes[0], how)
+        peak = base + peak_bytes(traces[0], how)
     else:
-        peak = base + _of_pipeline(spec, tapes, at, how, pieces.count)
+        peak = base + _of_pipeline(spec, traces, at, how, pieces.count)
     scratch = _fetched_bytes(spec, own)
     if spec.train.optimizer.name in SCRATCH:
         scratch += stepped * SCRATCH[spec.train.optimizer.name] + largest
@@ -196,55 +198,56 @@ def _of_rank(spec: JobSpec, tapes: list[OpTrace], at: int) -> Memory:
 
 @dataclass(frozen=True)
 class Agreeing:
-    """What replicas hold in order to have the same weights, besides gradients and their buckets."""
+    """Bytes with which replicas keep their weights equal, besides gradients and their buckets."""
 
     kept: float = 0.0
     passing: float = 0.0
-    """When no activation lies there any more; beyond the gradients."""
+    """Beyond the gradients, when no activation is held any more."""
     is_by_hand: bool = False
-    """Without DDP, which would copy the gradients into its buckets."""
+    """Whether DDP, which would copy the gradients into its buckets, is not used."""
 
 
 def _of_agreeing(spec: JobSpec, weights: float) -> Agreeing:
-    """weights: bytes of the model's."""
+    """weights: bytes of the model's weights."""
     sync, momentum = spec.sync, spec.train.optimizer.momentum
     if spec.resources.num_workers == 1 or (spec.is_divided and spec.parallel.zero != 1):
         return Agreeing()
-    if spec.is_exact:  # the own share's gradients; those of a slice from all, and its sum
+    if spec.is_exact:  # gradients of its own share; those of a slice from all ranks, and their sum
         passing = weights * (1 + 1 / spec.resources.num_workers)
         return Agreeing(weights, passing, is_by_hand=True)
     if sync is not None and spec.takes_local_steps:
-        # What was agreed on; the means, where the gradients were, and the outer gradients.
+        # The weights of the last average; averages, in place of the gradients; outer gradients.
         outer = sync.outer is not None
         has_momentum = sync.outer is not None and sync.outer.momentum > 0.0
         return Agreeing(weights * (1 + has_momentum), weights * outer, is_by_hand=True)
     name = sync.compression.name if sync is not None and sync.compression is not None else ""
-    if name == "powersgd":  # what was not sent; the gradient as it was, and what is not sent now
+    if name == "powersgd":  # the unsent rest; the gradient as it was, and the new rest
         return Agreeing(weights, 2 * weights)
-    if name == "topk":  # what was not sent, and velocities in the place of the optimizer's
+    if name == "topk":  # the unsent rest, and velocities in place of the optimizer's
         return Agreeing(weights * (1 + (momentum > 0.0)))
     return Agreeing()
 
 
 def _of_pipeline(
-    spec: JobSpec, tapes: list[OpTrace], at: int, how: MemorySimulation, count: int
+    spec: JobSpec, traces: list[OpTrace], at: int, how: MemorySimulation, count: int
 ) -> float:
-    """What several micro-batches take that are on their way at once, and what waits to be sent."""
-    saved = [saved_bytes(tape, how) for tape in tapes]
-    peaks = [peak_bytes(tape, how) for tape in tapes]
+    """The activations of the micro-batches that are in flight at once, and the tensors that wait
+    to be sent."""
+    saved = [saved_bytes(trace, how) for trace in traces]
+    peaks = [peak_bytes(trace, how) for trace in traces]
     flying = in_flight(spec, at, count)
-    casts = sum(tape.cast_bytes * tape.count(lambda op: op.cast) for tape in tapes)
+    casts = sum(trace.cast_bytes * trace.count(lambda op: op.cast) for trace in traces)
     gathered = 0.0
     if how.gradients is Gradients.SCATTERED:  # from the first micro-batch to the last
-        gathered = how.weight_bytes * sum(elements_of(tape) for tape in tapes)
+        gathered = how.weight_bytes * sum(elements_of(trace) for trace in traces)
     received = 0.0
-    for number, tape in enumerate(tapes):
-        ops = [op for segment in tape.segments for op in segment.ops]
+    for number, trace in enumerate(traces):
+        ops = [op for segment in trace.segments for op in segment.ops]
         stage = at + number * spec.parallel.pipeline
         if stage > 0:
-            received += count * tape.gradient_bytes[ops[0].inputs[0]]
-        if stage < spec.parallel.pipeline * len(tapes) - 1:
-            received += count * tape.gradient_bytes[ops[-1].output]
+            received += count * trace.gradient_bytes[ops[0].inputs[0]]
+        if stage < spec.parallel.pipeline * len(traces) - 1:
+            received += count * trace.gradient_bytes[ops[-1].output]
     mean = sum(saved) / len(saved)
     return max(peaks) + (flying - 1) * mean + casts + received + gathered
 
@@ -257,26 +260,26 @@ def in_flight(spec: JobSpec, at: int, count: int) -> int:
         return count
     if each == 1 and parallel.schedule == "1f1b":
         return min(count, stages - at)
-    # One more than the schedules say, as measured: a stage lets go of one when the next is there.
+    # One more than the schedules say, as measured: a stage frees one when the next has come.
     warm_up = (each - 1) * stages + 2 * (stages - at - 1) + 2
-    if parallel.schedule == "zero_bubble":  # the gradients of weights wait, the more the later
+    if parallel.schedule == "zero_bubble":  # gradients of weights wait, more on later stages
         warm_up += at
     return min(count * each, warm_up)
 
 
-def _largest(tapes: list[OpTrace]) -> float:
+def _largest(traces: list[OpTrace]) -> float:
     """Elements of the largest parameters that one operation has."""
-    ops = (op for tape in tapes for segment in tape.segments for op in segment.ops)
+    ops = (op for trace in traces for segment in trace.segments for op in segment.ops)
     return max(op.parameters for op in ops)
 
 
-def elements_of(tape: OpTrace) -> float:
-    """Of the weights."""
-    return tape.count(lambda op: op.parameters)
+def elements_of(trace: OpTrace) -> float:
+    """Elements of the weights."""
+    return trace.count(lambda op: op.parameters)
 
 
 def _states(spec: JobSpec) -> float:
-    """Tensors of four bytes an element that lie there between two steps, for each parameter."""
+    """Tensors of four bytes an element that are kept between two steps, for each parameter."""
     chosen = spec.train.optimizer
     if chosen.offload:
         return 0.0
@@ -284,10 +287,10 @@ def _states(spec: JobSpec) -> float:
 
 
 def _fetched_bytes(spec: JobSpec, own: float) -> float:
-    """Of stowed optimizer state, what is fetched at a time."""
+    """Bytes of offloaded or packed optimizer state that are fetched at a time."""
     chosen = spec.train.optimizer
-    is_stowed = chosen.offload or chosen.state_dtype == "bf16"
-    return min(own, BUCKET_BYTES) * _moments(spec) if is_stowed else 0.0
+    is_fetched = chosen.offload or chosen.state_dtype == "bf16"
+    return min(own, BUCKET_BYTES) * _moments(spec) if is_fetched else 0.0
 
 
 def _moments(spec: JobSpec) -> float:

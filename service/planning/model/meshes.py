@@ -12,7 +12,7 @@ from dray.spec.parallel import AXES, MODELS_OF
 def meshes(spec: JobSpec) -> list[JobSpec]:
     """The document once for each division that it accepts, replicas first.
 
-    Along the axes that it leaves to the planner; if it leaves none, as if it left all.
+    The axes that it leaves to the planner vary; if it leaves none, all of them do.
     """
     left = [axis for axis in AXES if axis in (spec.parallel.auto or AXES)]
     name = spec.model.name if spec.model is not None else ""
@@ -28,7 +28,7 @@ def meshes(spec: JobSpec) -> list[JobSpec]:
 def with_axes(spec: JobSpec, axes: dict[str, Any]) -> JobSpec | None:
     """The document with these axes; None if it does not accept them.
 
-    What it says besides of how the workers divide it stays, where it means something.
+    Its other fields of `parallel` stay where they mean something.
     """
     said = spec.parallel.model_dump(mode="json", exclude_defaults=True)
     meaningless = {"auto", "data", *AXES}
@@ -39,13 +39,13 @@ def with_axes(spec: JobSpec, axes: dict[str, Any]) -> JobSpec | None:
     kept = {name: value for name, value in said.items() if name not in meaningless}
     found = changed(spec, {"parallel": {**kept, **axes}})
     if found is None and axes.get("shard", 1) > 1 and "zero" not in kept:
-        # Such as an optimizer that looks at whole layers.
+        # Some optimizers, such as lamb, need whole layers.
         found = changed(spec, {"parallel": {**kept, **axes, "zero": 1}})
     return found
 
 
 def changed(spec: JobSpec, parts: dict[str, Any]) -> JobSpec | None:
-    """The document with some parts replaced; None if that is no document."""
+    """The document with some parts replaced; None if that is no valid document."""
     document = spec.model_dump(mode="json", exclude_defaults=True)
     document["recipe"] = spec.recipe
     if spec.model is not None:  # whose name tells what it is, also where it is the default
@@ -57,7 +57,7 @@ def changed(spec: JobSpec, parts: dict[str, Any]) -> JobSpec | None:
 
 
 def name_of(parallel: Parallel, num_workers: int) -> str:
-    """Such as `data 2 x shard 4`, with what is sharded where that is not everything."""
+    """A name such as `data 2 x shard 4`, with the ZeRO stage where that is not 3."""
     sizes = {"data": num_workers // parallel.num_parts}
     sizes |= {axis: getattr(parallel, axis) for axis in AXES}
     used = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]

@@ -1,7 +1,7 @@
-"""A step's operations in their order, and the most bytes that lie at once while they are done.
+"""A step's operations in order, and how many bytes their tensors take.
 
-As autograd keeps it: a tensor lives as long as a later operation reads it, or an earlier one has
-saved it for its backward pass. Parameters and optimizer state are counted elsewhere.
+Tensors live as long as autograd keeps them: while a later operation reads the tensor, or an earlier
+one has saved it for its backward pass. Parameters and optimizer state are counted elsewhere.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Op:
-    """One operation. Tensors are numbers that the tape gave out."""
+    """One operation. A tensor is the number that the trace gave it."""
 
     inputs: tuple[int, ...]
     output: int
     saved: tuple[int, ...] = ()
     """Tensors that its backward pass reads."""
     own_bytes: float = 0.0
-    """Saved besides: means, masks, indices."""
+    """Also saved for the backward pass: means, masks, indices."""
     parameters: float = 0.0
     """Elements of the weights whose gradients it makes."""
     cast: float = 0.0
     """Of them, elements that autocast makes a smaller copy of."""
     temporary_bytes: float = 0.0
-    """While it is done, forward and backward."""
+    """Held while the operation runs, forward and backward."""
     passes_on: bool = False
     """The gradient of its output is that of its inputs: a view, or an addition."""
     is_costly: bool = False
-    """What `recompute: selective` keeps the result of."""
+    """Whether `recompute: selective` keeps its result."""
     flops: float = 0.0
-    """Of its forward pass, where it is a product."""
+    """Of its forward pass, if it is a product."""
 
 
 @dataclass
@@ -42,14 +42,14 @@ class Segment:
     ops: list[Op] = field(default_factory=list)
     is_block: bool = False
     times: int = 1
-    """It stands for so many that are alike, one after the other."""
+    """How many equal segments in a row this one stands for."""
 
 
 class OpTrace:
-    """Recorded once for a micro-batch, then played for any number of them."""
+    """Recorded once for a micro-batch, then simulated for any number of them."""
 
     def __init__(self, cast_bytes: int = 0) -> None:
-        """cast_bytes: of an element of the weights that autocast makes; 0 without autocast."""
+        """cast_bytes: of an element of autocast's copies of weights; 0 without autocast."""
         self.cast_bytes = cast_bytes
         self.segments: list[Segment] = []
         self.bytes: list[float] = []
@@ -58,8 +58,8 @@ class OpTrace:
         self._wants_gradient: list[bool] = []
 
     def begin(self, *, is_block: bool, times: int = 1) -> None:
-        """A segment that stands for more than one has others like it before and behind it: what
-        lies there then grows by the same with each, so that the most is at one of those."""
+        """Begin a segment. One that stands for several must have equal ones before and after it:
+        memory grows by the same amount with each, so that the peak is at one of those."""
         self.segments.append(Segment(is_block=is_block, times=times))
 
     def count(self, of: Callable[[Op], float]) -> float:
@@ -69,7 +69,7 @@ class OpTrace:
     def given(
         self, size: float, *, wants_gradient: bool = False, gradient: float | None = None
     ) -> int:
-        """A tensor that comes from outside."""
+        """A tensor that no recorded operation makes."""
         tensor = self._tensor(size, None, wants_gradient)
         if gradient is not None:
             self.gradient_bytes[tensor] = gradient
@@ -92,7 +92,10 @@ class OpTrace:
         flops: float = 0.0,
         gradient: float | None = None,
     ) -> int:
-        """Record an operation; its result, of `size` bytes, and `gradient` that of its gradient."""
+        """Record an operation, and return its result.
+
+        size: bytes of the result; gradient: bytes of its gradient, if they differ.
+        """
         wants = parameters > 0 or any(self._wants_gradient[each] for each in inputs)
         output = self._tensor(size, view_of, wants)
         if gradient is not None:
@@ -127,11 +130,11 @@ class OpTrace:
         return self._wants_gradient[tensor]
 
 
-class Books:
-    """What lies there now, and the most that ever did."""
+class MemoryUse:
+    """The bytes that are held now, and the most that were held at once."""
 
-    def __init__(self, tape: OpTrace, before: float = 0.0) -> None:
-        self._tape = tape
+    def __init__(self, trace: OpTrace, before: float = 0.0) -> None:
+        self._tape = trace
         self.now = self.peak = before
         self._held: Counter[int] = Counter()
 
@@ -143,7 +146,7 @@ class Books:
         self.now -= size
 
     def touch(self, size: float) -> None:
-        """For a moment."""
+        """Hold these bytes for a moment."""
         self.peak = max(self.peak, self.now + size)
 
     def hold(self, tensors: Iterable[int]) -> None:

@@ -19,17 +19,16 @@ class Shapes:
     columns: int | None = None
     outputs: int = CLASSES
     assumed: tuple[str, ...] = ()
-    """Sentences: what only the data could tell, and was taken to be the usual."""
+    """Sentences about sizes that only the data could tell, and for which usual ones are taken."""
 
 
 class Unknown(Exception):
-    """Nothing can be said without reading the data; tells what is lacking."""
+    """Nothing can be said without reading the data; the message names what is missing."""
 
 
 def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
-    """Unknown for a script, and where a size that everything depends on is only in the data.
-
-    vocabulary: of the tokenizer, where somebody knows it.
+    """The shapes. Unknown for a script, and where a size that everything depends on is only in the
+    data. vocabulary: of the tokenizer, where it is known.
     """
     if spec.script is not None:
         raise Unknown("a script brings its own model, of which nothing is known before it runs")

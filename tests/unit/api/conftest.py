@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from service.cluster.port import ClusterNode, ClusterSnapshot
+from service.cluster.port import ClusterSnapshot
 from service.nodes import node_table
 from tests.unit.api.matrix import TOKEN, held
 from tests.unit.api.serving import LiveServer, serving
+from tests.wire import cluster_node
 
 
 @pytest.fixture(scope="package")
@@ -32,7 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     home = tmp_path_factory.mktemp("site")
     (home / "tokens").write_text(f"ann:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
     with serving(home / "home", tokens_file=home / "tokens") as site:
-        node = ClusterNode("node-a", "host", True, {"CPU": 4.0}, {"CPU": 4.0}, True)
+        node = cluster_node("node-a", {"CPU": 4.0})
         seen = ClusterSnapshot("session-1", "ray://x", "http://dash", False, (node,))
         hands = site.hands
         hands.database.write_sync(lambda session: node_table.store(session, seen, None, hands.now))

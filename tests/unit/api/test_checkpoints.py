@@ -128,7 +128,16 @@ def test_a_file_that_is_not_as_it_was_committed_is_not_served(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"path": "../../x"}, {"path": "/etc/passwd"}, {"size_bytes": "many"}, {"path": 3}]
+    "changes",
+    [
+        {"path": "../../x"},
+        {"path": "/etc/passwd"},
+        {"path": "a\nb"},
+        {"path": "a\u202eb"},
+        {"size_bytes": "many"},
+        {"path": 3},
+    ],
+    ids=ascii,
 )
 def test_a_manifest_that_names_what_is_no_file_of_it_is_refused(
     http: httpx.Client, server: LiveServer, changes: dict[str, Any]

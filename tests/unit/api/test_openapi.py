@@ -41,12 +41,14 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
     job = "/v1/jobs/{job_id}"
     assert set(document["paths"]) == {
         "/v1/jobs",
+        "/v1/code",
+        "/v1/code/parts",
         job,
         *(
             f"{job}/{name}"
             for name in (
                 *("cancel", "metrics", "logs", "events", "attempts", "checkpoints", "artifacts"),
-                *("artifacts/{artifact_id}", "explain"),
+                *("artifacts/{artifact_id}", "explain", "code", "code/archive"),
                 *("preempt", "hangs", "drill", "drills", "drills/{drill_id}"),
                 *("checkpoints/{step}/files", "checkpoints/{step}/files/{path}"),
             )

@@ -137,8 +137,8 @@ def test_a_server_of_the_database_that_does_not_answer_is_named(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (errno.ENOSPC, "lies on a disk without room"),
-        (errno.EROFS, "lies on a read-only file system"),
+        (errno.ENOSPC, "is on a disk without room"),
+        (errno.EROFS, "is on a read-only file system"),
         (errno.EACCES, "can't be read and written by this user"),
         (errno.EIO, "can't be used"),
     ],

@@ -25,7 +25,7 @@ def test_the_documents_are_valid_jobs(tmp_path: Path) -> None:
 
 def test_the_peers_train_the_recipes_model_on_as_many_of_its_images() -> None:
     document = JobSpec.model_validate(recipe_job())
-    workload = RECIPES["image_classification"].build(document, DataPolicy())
+    workload = RECIPES["image_classification"].build(document, DataPolicy.open())
     images, labels = plain.load_images()
     inputs, targets = workload.train.take(torch.arange(len(workload.train)))
     assert (images.shape, images.dtype) == (inputs.shape, inputs.dtype)

@@ -1,4 +1,4 @@
-"""What share was of use follows from the looks and the ledger, whatever happened in between."""
+"""The useful share follows from the samples and the ledger, whatever happened in between."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ import pytest
 
 from benchmarks.figures import ratio_of_sums
 from benchmarks.goodput import count, measure
-from benchmarks.goodput.count import Entry, Look
+from benchmarks.goodput.count import Entry, Sample
 from benchmarks.recovery import work
 
 STEP_S = 0.05
 
 
-def looks(until: float, pauses: list[tuple[float, float]]) -> list[Look]:
+def samples(until: float, pauses: list[tuple[float, float]]) -> list[Sample]:
     """Every 0.5 s; a step each 0.05 s, but for these pauses (from, to)."""
     found = []
     for tick in range(int(until * 2) + 1):
         at = tick / 2
         stood = sum(max(0.0, min(at, end) - begin) for begin, end in pauses)
-        found.append(Look(at, round((at - stood) / STEP_S)))
+        found.append(Sample(at, round((at - stood) / STEP_S)))
     return found
 
 
 def test_the_undisturbed_step_time_does_not_know_of_the_kills() -> None:
-    seen = looks(120.0, [(71.0, 74.0)])
+    seen = samples(120.0, [(71.0, 74.0)])
     stretches = count.undisturbed(seen, [71.0], length_s=5.0, blind_s=10.0)
     assert count.step_time(stretches, 0.0, 120.0) == pytest.approx(STEP_S)
     assert sum(stretch.took_s for stretch in stretches) == pytest.approx(120 - 15)
 
 
 def test_a_pause_is_what_counting_finds_missing() -> None:
-    seen = looks(120.0, [(70.0, 73.0)])
+    seen = samples(120.0, [(70.0, 73.0)])
     first, second = count.counted(seen, [0.0, 60.0, 120.0], STEP_S)
     assert first == pytest.approx((60.0, 60.0))
     assert second == pytest.approx((57.0, 60.0))
 
 
 def test_each_minute_is_measured_by_its_own_steps() -> None:
-    slow = [Look(60.0 + tick, 1200 + tick * 5) for tick in range(1, 61)]
-    stretches = count.undisturbed(looks(60.0, []) + slow, [], length_s=5.0, blind_s=10.0)
+    slow = [Sample(60.0 + tick, 1200 + tick * 5) for tick in range(1, 61)]
+    stretches = count.undisturbed(samples(60.0, []) + slow, [], length_s=5.0, blind_s=10.0)
     assert count.step_time(stretches, 0.0, 60.0) == pytest.approx(STEP_S)
     assert count.step_time(stretches, 60.0, 120.0) == pytest.approx(0.2)
 
 
 def test_without_a_quiet_stretch_nothing_is_claimed() -> None:
-    seen = looks(10.0, [])
+    seen = samples(10.0, [])
     stretches = count.undisturbed(seen, [5.0], length_s=5.0, blind_s=10.0)
     with pytest.raises(ValueError, match="long enough"):
         count.step_time(stretches, 0.0, 10.0)
@@ -79,7 +79,7 @@ def test_a_ratio_of_sums_weighs_by_size_and_has_an_interval() -> None:
 def test_a_result_shows_each_minute_and_says_whether_the_goal_is_met() -> None:
     kills = [(80.0, 1), (140.0, 0)]
     seen = measure.Seen(
-        looks=looks(180.0, [(80.0, 80.6), (140.0, 143.0)]),
+        samples=samples(180.0, [(80.0, 80.6), (140.0, 143.0)]),
         entries=[
             entry(0.0, 0.0, 0.0),
             entry(60.0, 120.0, 0.0),

@@ -13,7 +13,7 @@ from benchmarks.machine import BenchmarkError
 from benchmarks.serving import jobs, load, metrics, onlookers, plain, scale, start_up, status_get
 from service.config.settings import Settings
 from service.db.session import Database
-from service.jobs.listing import JobFilter
+from service.jobs.listing import JobQuery
 from service.jobs.service import Jobs
 from service.jobs.status_cache import StatusCache
 from service.storage.storage import Storage
@@ -69,7 +69,7 @@ async def test_the_jobs_are_there_and_the_plain_route_answers_as_dray_does(
     database = Database(settings.database_url)
     try:
         service = Jobs(database, Storage(settings.storage_url), database.signals, settings)
-        page = await service.list(JobFilter(labels={"team": "a"}), limit=100)
+        page = await service.list(JobQuery(labels={"team": "a"}), limit=100)
         assert [job.id for job in page.items[1:]] == ids[::-1]
         ours = json.loads(await StatusCache(database).read(ids[7]))
         transport = httpx.ASGITransport(plain.create_app(tmp_path / "dray.db"))
@@ -98,7 +98,7 @@ def test_goals_are_judged_by_the_samples() -> None:
     assert [each.met for each in metrics.conclude(samples).comparisons] == [True, True]
     slow = metrics.Samples([0.05] * 9, [0.1] * 9, [0.2] * 9, [0.002] * 9, [0.002] * 9)
     assert [each.met for each in metrics.conclude(slow).comparisons] == [False, False]
-    turns = [onlookers.Turn(look, 100.0, 0.1) for look in [*onlookers.Look] * 4]
+    turns = [onlookers.Turn(crowd, 100.0, 0.1) for crowd in [*onlookers.Crowd] * 4]
     assert onlookers.conclude(turns, onlookers.Seen([0.01] * 100)).comparisons[0].met
     assert not onlookers.conclude(turns, onlookers.Seen([0.2] * 100)).comparisons[0].met
 
@@ -130,9 +130,9 @@ def test_a_bound_is_held_by_the_ratio_itself_however_wide_its_interval(
 
 def test_a_slowdown_that_could_be_none_counts_as_it_was_measured() -> None:
     turns = [
-        onlookers.Turn(look, 100.0 if look is onlookers.Look.NOBODY else slowed, 0.1)
+        onlookers.Turn(crowd, 100.0 if crowd is onlookers.Crowd.NOBODY else slowed, 0.1)
         for slowed in (100.0, 90.0, 80.0)
-        for look in onlookers.Look
+        for crowd in onlookers.Crowd
     ]
     found = onlookers.conclude(turns, onlookers.Seen([0.01] * 9)).comparisons[0]
     assert found.ratio.low == 1.0

@@ -189,7 +189,7 @@ def test_a_model_is_exported_from_a_folder_and_from_a_job(
     folder = tmp_path / "model"
     folder.mkdir()
     spec = JobSpec.model_validate({"recipe": "tabular_regression"} | DIABETES)
-    work = RECIPES["tabular_regression"].build(spec, DataPolicy())
+    work = RECIPES["tabular_regression"].build(spec, DataPolicy.open())
     materialise(work.model, torch.device("cpu"), 0)
     work.write_results(work.model, {}, 1, folder)
     job_id = server.submit()

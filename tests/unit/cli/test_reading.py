@@ -46,6 +46,7 @@ def test_each_node_has_its_state_its_slots_and_its_jobs(answered: Any) -> None:
         node("one", jobs=["job-a", "job-b"]),
         node("two", accepted=False, reason="it has dray 0.2"),
         node("three", alive=False, resources={}, held={}),
+        node("four", reason="its disk is full"),
     ]
     cluster = {"connected": True, "ray_dashboard": "http://x:8265", "nodes": nodes}
     lines = answered(cluster, "cluster")
@@ -54,6 +55,7 @@ def test_each_node_has_its_state_its_slots_and_its_jobs(answered: Any) -> None:
         ["one", "ready", "0/8", "1/2", "job-a,", "job-b"],
         ["two", "refused:", "it", "has", "dray", "0.2", "0/8", "1/2", "-"],
         ["three", "lost", "0/0", "0/0", "-"],
+        ["four", "ready,", "but", "its", "disk", "is", "full", "0/8", "1/2", "-"],
     ]
 
 

@@ -14,7 +14,7 @@ from tests.object_store import ObjectStore, serving_s3
 
 @pytest.fixture
 def policy(tmp_path: Path) -> DataPolicy:
-    return DataPolicy(cache_dir=str(tmp_path / "cache"))
+    return DataPolicy.open(str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")

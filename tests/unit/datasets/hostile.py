@@ -34,7 +34,7 @@ class Format:
     """A sound file of a format, and who reads it."""
 
     name: str
-    """Of the file."""
+    """Content of the file."""
     content: bytes
     open: Open
     options: Mapping[str, Any]

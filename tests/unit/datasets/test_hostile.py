@@ -1,15 +1,17 @@
-"""Whatever bytes or names a source has, it is read, or refused as what it is: bad data.
+"""A source with any bytes or names is read, or refused as bad data.
 
 An error of any other kind would be booked as the training code's, and the same file read again.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import struct
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from ray_workers import datasets
 from ray_workers.datasets.core import errors
 from ray_workers.datasets.core.errors import reading
 from ray_workers.datasets.formats import text
+from ray_workers.datasets.sources.local import LocalOrigin
 from ray_workers.shared.contracts import Cause, DataPolicy
 from ray_workers.training.core.errors import DataError, SourceUnavailableError, cause_of
 from tests.object_store import ObjectStore
@@ -204,7 +207,7 @@ def test_a_redirect_to_what_is_no_address_is_no_error_of_the_training_code(
     location: str, policy: DataPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray_workers.datasets.sources.source.FIRST_PAUSE_S", 0.001)
-    policy = DataPolicy(cache_dir=policy.cache_dir, private_hosts=("127.0.0.1",))
+    policy = replace(policy, private_hosts=("127.0.0.1",))
     with serving() as web:
         web.answers["/t.csv"] = Answer(status=302, headers={"Location": location})
         data = Data(source=web.url("/t.csv"), target="y")
@@ -229,9 +232,7 @@ NAMES = (
 def test_an_object_of_any_name_is_read_or_is_bad_data(
     name: str, s3: ObjectStore, tmp_path: Path, policy: DataPolicy
 ) -> None:
-    policy = DataPolicy(
-        cache_dir=policy.cache_dir, s3_endpoint_url=s3.endpoint_url, credentials_dir=str(tmp_path)
-    )
+    policy = replace(policy, s3_endpoint_url=s3.endpoint_url, credentials_dir=str(tmp_path))
     (tmp_path / "lab.json").write_text(json.dumps({"key": s3.key, "secret": s3.secret}))
     (tmp_path / "lab.json").chmod(0o600)
     s3.put("set/b/1.png", picture("png"))
@@ -267,7 +268,7 @@ def test_a_tokenizer_may_not_ask_for_a_model_of_any_size(
 
 
 class PanicException(BaseException):
-    """As libraries in Rust raise it."""
+    """Stands for the error that libraries in Rust raise."""
 
 
 RAISED = (
@@ -296,6 +297,27 @@ def test_what_this_node_lacks_is_no_fault_of_the_data(error: Exception) -> None:
     with pytest.raises(StorageError) as found, reading("s3://b/x"):
         raise error
     assert cause_of(found.value) is Cause.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        (errno.EIO, Cause.INFRASTRUCTURE),
+        (errno.ESTALE, Cause.INFRASTRUCTURE),
+        (errno.EACCES, Cause.BAD_DATA),
+    ],
+)
+def test_a_disk_that_fails_while_a_folder_is_listed_is_no_fault_of_the_data(
+    number: int, cause: Cause, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: str) -> None:
+        raise OSError(number, os.strerror(number), folder)
+
+    origin = LocalOrigin(tmp_path.as_uri(), DataPolicy.open(), suffixes=(".png",))
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(DataError, match=f"can't be read: {os.strerror(number)}") as found:
+        origin.listing()
+    assert cause_of(found.value) is cause
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), ImportError("no s3fs")])

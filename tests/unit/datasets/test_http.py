@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from dray.spec import Data
 from ray_workers.datasets import open_table, open_text
 from ray_workers.datasets.sources import http, source
+from ray_workers.datasets.sources.credentials import headers_for
 from ray_workers.shared.contracts import DataPolicy
 from ray_workers.training.core.errors import DataError, SourceUnavailableError
 from tests.unit.datasets.web import Answer, Web, serving
@@ -153,7 +155,7 @@ def test_no_redirect_leads_within(target: str, web: Web, near: DataPolicy) -> No
 def test_a_name_that_leads_within_is_found_out_when_it_is_connected_to(
     web: Web, policy: DataPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the name said when the job was submitted."""
+    """The address counts, not the name that the job was submitted with."""
     look_up = socket.getaddrinfo
 
     def rebound(host: Any, *rest: Any, **options: Any) -> Any:
@@ -191,11 +193,10 @@ def test_a_proxy_of_the_environment_is_not_asked(
     assert web.asked == []
 
 
-FOR_LOOPBACK = {
-    "headers": {"X-Key": "s3cret"},
-    "hosts": ["127.0.0.1", "localhost"],
-    "plain_http": True,
-}
+def for_loopback(web: Web) -> dict[str, Any]:
+    """Headers for this server, as a file of credentials has them."""
+    host = urlsplit(web.url("/")).netloc
+    return {"headers": {"X-Key": "s3cret"}, "hosts": [host], "plain_http": True}
 
 
 @pytest.mark.parametrize(
@@ -204,6 +205,8 @@ FOR_LOOPBACK = {
         ({"hosts": None}, "not for which hosts"),
         ({"hosts": "127.0.0.1"}, "not for which hosts"),
         ({"hosts": ["0.0.1", "example.org"]}, "not for 127.0.0.1"),
+        ({"hosts": ["127.0.0.1"]}, r"not for 127.0.0.1:\d+: .* without a port is one at 80"),
+        ({"hosts": ["127.0.0.1:1"]}, "not for 127.0.0.1"),
         ({"plain_http": False}, "https:// alone"),
     ],
 )
@@ -211,11 +214,27 @@ def test_credentials_are_sent_to_no_host_that_their_file_does_not_name(
     web: Web, near: DataPolicy, tmp_path: Path, changed: dict[str, Any], reason: str
 ) -> None:
     web.answers["/t.csv"] = Answer(CSV)
-    folder = credentials(tmp_path / "keys", FOR_LOOPBACK | changed)
+    folder = credentials(tmp_path / "keys", for_loopback(web) | changed)
     with pytest.raises(DataError, match=reason) as caught:
         read(web.url("/t.csv"), replace(near, credentials_dir=folder), credentials="lab")
     assert "s3cret" not in str(caught.value)
     assert web.asked == []
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("https://data.example.org/t.csv", ["DATA.example.org"]),
+        ("https://data.example.org:443/t.csv", ["data.example.org"]),
+        ("https://data.example.org/t.csv", ["data.example.org:443"]),
+        ("https://data.example.org:8443/t.csv", ["data.example.org:8443"]),
+        ("https://[2001:db8::1]/t.csv", ["2001:db8::1"]),
+        ("https://[2001:db8::1]:8443/t.csv", ["[2001:db8::1]:8443"]),
+    ],
+)
+def test_a_listed_host_is_one_at_its_port(url: str, hosts: list[str]) -> None:
+    options = {"headers": {"X-Key": "s3cret"}, "hosts": hosts}
+    assert headers_for(url, options) == {"X-Key": "s3cret"}
 
 
 def credentials(folder: Path, options: dict[str, Any], mode: int = 0o600) -> str:
@@ -229,7 +248,7 @@ def test_credentials_go_to_the_source_alone(
     web: Web, near: DataPolicy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Not to where it redirects, and into no error."""
-    folder = credentials(tmp_path / "keys", FOR_LOOPBACK)
+    folder = credentials(tmp_path / "keys", for_loopback(web))
     known = replace(near, credentials_dir=folder)
     web.answers["/t.csv"] = Answer(CSV)
     read(web.url("/t.csv"), known, credentials="lab")

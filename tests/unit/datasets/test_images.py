@@ -6,6 +6,7 @@ import io
 import struct
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_links_in_archives_are_refused(tmp_path: Path, policy: DataPolicy) -> No
 
 
 def test_an_archive_can_not_fill_the_disk(tmp_path: Path) -> None:
-    policy = DataPolicy(cache_dir=str(tmp_path / "cache"), cache_limit_bytes=1 << 20)
+    policy = replace(DataPolicy.open(str(tmp_path / "cache")), cache_limit_bytes=1 << 20)
     path = zipped(tmp_path / "bomb.zip", {"cat/1.png": b"\0" * (64 << 20), "dog/1.png": picture()})
     assert path.stat().st_size < 1 << 20
     with pytest.raises(DataError, match="unpacked, it needs more than the 1,048,576 bytes"):
@@ -141,7 +142,7 @@ def huge_png() -> bytes:
     ("files", "fault"),
     [
         ({}, "is an empty folder"),
-        ({"1.png": picture()}, "1.png: lies in no folder of its class"),
+        ({"1.png": picture()}, "1.png: is in no folder of its class"),
         ({"cat/1.png": picture()}, "has one class only, the folder 'cat'; it takes two"),
         (TWO | {"dog/2.png": picture()[:40]}, "dog/2.png: is no image that can be read"),
         (TWO | {"dog/2.png": b""}, "dog/2.png: is no image that can be read"),

@@ -121,8 +121,8 @@ BIG = {"images/1.png": picture(0, size=(64, 64)), "masks/1.png": noise("png")}
         ({}, "is an empty folder"),
         (TWO | {"images/3.png": picture()}, "images/3.png: has no mask: there is no masks/3.png"),
         (TWO | {"masks/3.png": mask(1)}, "masks/3.png: has no image: there is no file images/3"),
-        (TWO | {"3.png": picture()}, "3.png: lies neither in the folder images nor in the folder"),
-        (TWO | {"labels/1.png": mask(1)}, "labels/1.png: lies neither in the folder images nor"),
+        (TWO | {"3.png": picture()}, "3.png: is neither in the folder images nor in the folder"),
+        (TWO | {"labels/1.png": mask(1)}, "labels/1.png: is neither in the folder images nor"),
         (
             TWO | {"masks/2.tif": mask(1, kind="tiff")},
             "masks/2.tif: has the same name as masks/2.png, but for its ending",

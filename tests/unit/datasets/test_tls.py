@@ -23,13 +23,15 @@ from tests.unit.datasets.web import Answer, serving
 
 READ = """
 import sys
+from dataclasses import replace
 from dray.spec import Data
 from ray_workers.shared.contracts import DataPolicy
-from ray_workers.datasets import open_table, sources
+from ray_workers.datasets import open_table
+from ray_workers.datasets.sources import source
 from ray_workers.training.core.errors import SourceUnavailableError
-sources.FIRST_PAUSE_S = 0.001
+source.FIRST_PAUSE_S = 0.001
 data = Data(source=sys.argv[1], format="csv", target="y")
-policy = DataPolicy(cache_dir=sys.argv[2], private_hosts=("127.0.0.1", "localhost"))
+policy = replace(DataPolicy.open(sys.argv[2]), private_hosts=("127.0.0.1", "localhost"))
 try:
     print(open_table(data, policy, classifies=True).target.tolist())
 except SourceUnavailableError as error:

@@ -9,7 +9,6 @@ import pytest
 
 from service.db import notifications
 from service.domain import retries
-from service.loops import cluster_watcher, reconciler
 from tests.unit.loops.world import World
 
 
@@ -17,11 +16,7 @@ from tests.unit.loops.world import World
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("USER_BACKOFF_S", "INFRA_BACKOFF_S", "FREE_BACKOFF_S"):
         monkeypatch.setattr(retries, name, 0.02)
-    monkeypatch.setattr(reconciler, "UNAVAILABLE_PAUSE_S", 0.02)
-    monkeypatch.setattr(reconciler, "MIN_PERIOD_S", 0.02)
     monkeypatch.setattr(notifications, "LISTEN_WAIT_S", 0.05)
-    monkeypatch.setattr(cluster_watcher, "PERIOD_S", 0.05)
-    monkeypatch.setattr(cluster_watcher, "JOINING_PERIOD_S", 0.02)
 
 
 @pytest.fixture

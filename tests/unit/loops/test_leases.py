@@ -21,7 +21,7 @@ from ray_workers.shared.contracts import AttemptSpec
 from service.db.models import AttemptRow
 from service.db.repositories import leases as repository
 from service.db.session import Database
-from service.domain import leases, retries
+from service.domain import retries
 from service.domain.errors import DatabaseUnavailable
 from service.domain.leases import Lease
 from service.loops.leader import Leader
@@ -54,12 +54,14 @@ async def trains_long(rank: FakeRank) -> None:
         await asyncio.sleep(0.005)
 
 
-@pytest.fixture(autouse=True)
-def _leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renewed often, and so long that nobody loses one because the machine stood still."""
-    monkeypatch.setattr(leases, "HELD_FOR", timedelta(seconds=60))
-    monkeypatch.setattr(leases, "RENEW_AFTER_S", 0.3)
-    monkeypatch.setattr("service.loops.leader.ASK_AGAIN_S", 0.1)
+LONG = timedelta(seconds=60)
+"""Of a lease, so that no process loses one because the machine stood still."""
+
+
+@pytest.fixture
+def postgres_world(postgres_world: World) -> World:
+    postgres_world.set_timings(lease_held_for=LONG, lease_renewal_s=0.3, lease_retry_s=0.1)
+    return postgres_world
 
 
 class Stopped:
@@ -123,7 +125,6 @@ async def test_one_that_is_told_to_stop_while_it_takes_the_lease_releases_it(
     postgres_world: World, monkeypatch: pytest.MonkeyPatch, error: DatabaseUnavailable | None
 ) -> None:
     """And stops, also if the database fails it at that moment."""
-    monkeypatch.setattr(leases, "HELD_FOR", timedelta(seconds=60))
     take, taken, goes_on = Leader._take, threading.Event(), threading.Event()
 
     def takes_long(self: Leader, session: Session) -> Lease | None:
@@ -149,8 +150,8 @@ async def test_one_that_is_told_to_stop_while_it_takes_the_lease_releases_it(
 async def test_one_that_was_stopped_past_its_lease_writes_nothing_when_it_is_let_go(
     postgres_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(leases, "HELD_FOR", timedelta(seconds=5))
     world = postgres_world
+    world.set_timings(lease_held_for=timedelta(seconds=5))
     world.plays["trains_long"] = trains_long
     one = await world.open()
     await leads(one)
@@ -235,6 +236,7 @@ def server() -> Iterator[PostgresServer]:
 @pytest.fixture
 async def restartable_world(server: PostgresServer, tmp_path: Path) -> AsyncIterator[World]:
     world = World(server.get_uri(), tmp_path)
+    world.set_timings(lease_held_for=LONG, lease_renewal_s=0.3, lease_retry_s=0.1)
     yield world
     await world.close()
 
@@ -268,7 +270,7 @@ async def test_while_its_database_restarts_a_job_trains_on_and_loses_nothing(
 async def test_a_holder_stopped_in_the_middle_of_a_write_is_replaced_when_its_lease_is_over(
     postgres_world: World, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "HELD_FOR", timedelta(seconds=5))
+    postgres_world.set_timings(lease_held_for=timedelta(seconds=5))
     one = await postgres_world.open()
     await leads(one)
     two = await postgres_world.open()

@@ -1,11 +1,10 @@
-"""What users ask of running jobs reaches the cluster, also over a restart of the service."""
+"""Commands of users to running jobs reach the cluster, also over a restart of the service."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from datetime import timedelta
 
 import pytest
 
@@ -14,7 +13,6 @@ from dray.requests import DrillRequest
 from dray.train.checkpoints import CheckpointRef
 from dray.views import DrillState, JobState
 from ray_workers.shared.contracts import FrameKind, attempt_prefix
-from service.loops import scheduler
 from service.runtime import Runtime
 from tests.fakes.attempt import FakeRank
 from tests.unit.loops.world import (
@@ -166,11 +164,9 @@ async def test_nobody_is_asked_where_the_cluster_stays(world: World) -> None:
     assert await preemptions(runtime, job_id) == []
 
 
-async def test_a_job_that_has_run_waits_for_a_node_like_the_one_that_went(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What could never start fails after a while; this one could."""
-    monkeypatch.setattr(scheduler, "IMPOSSIBLE_GRACE", timedelta(seconds=0.1))
+async def test_a_job_that_has_run_waits_for_a_node_like_the_one_that_went(world: World) -> None:
+    """A job that could never start fails after a while; this one could."""
+    world.set_timings(impossible_grace_s=0.1)
     runtime = await world.open(infra_retries=0)
     job_id = await started(world, runtime, workers=4)
     world.fake.add_node("small", {"CPU": 2.0})

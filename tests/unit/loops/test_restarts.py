@@ -15,7 +15,6 @@ from dray.views import JobState
 from ray_workers.shared.contracts import AttemptSpec, Phase, PollReply, Slice
 from service.cluster.port import AttemptRef, ClusterUnavailable
 from service.ingest import attempt_results
-from service.loops import reconciler
 from service.runtime import Runtime
 from tests.fakes.attempt import FakeRank
 from tests.unit.loops.world import (
@@ -112,7 +111,7 @@ async def test_a_service_that_died_between_claim_and_launch_leaves_the_job_to_th
         job_id = await world.submit(first)
         await claimed.wait()
         await world.drop(first)
-    monkeypatch.setattr(reconciler, "LAUNCH_GRACE_S", 0.3)
+    world.set_timings(launch_grace_s=0.3)
     second = await world.open()
     await comes_to(second, job_id, JobState.SUCCEEDED)
     assert await causes(second, job_id) == ["supervisor_lost", "succeeded"]
@@ -219,7 +218,7 @@ async def test_an_attempt_that_nobody_owns_is_ended_though_its_supervisor_takes_
 async def test_an_attempt_that_starts_while_orphans_are_looked_for_is_none(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciler, "ORPHANS_PERIOD_S", 0.0)
+    world.set_timings(orphans_period_s=0.0)
     attempts, looking = world.fake.attempts, asyncio.Event()
 
     async def slow_to_list() -> list[AttemptRef]:
@@ -265,11 +264,9 @@ async def test_when_one_of_two_services_dies_the_other_goes_on(postgres_world: W
     assert await causes(three, job_id) == ["succeeded"]
 
 
-async def test_what_nodes_keep_for_a_job_goes_when_it_is_deleted(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_nodes_keep_for_a_job_goes_when_it_is_deleted(world: World) -> None:
     """Also what a node kept that was away when the job was deleted."""
-    monkeypatch.setattr(reconciler, "DELETED_PERIOD_S", 0.0)
+    world.set_timings(deleted_period_s=0.0)
     runtime = await world.open()
     stays, goes = await world.submit(runtime), await world.submit(runtime)
     for job_id in (stays, goes):

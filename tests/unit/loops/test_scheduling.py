@@ -1,9 +1,9 @@
-"""What becomes of jobs on a cluster that works: who starts when, and what they leave."""
+"""Jobs on a cluster that works: which starts when, and what they leave."""
 
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 
@@ -12,7 +12,6 @@ from ray_workers.shared.contracts import Phase
 from ray_workers.shared.quarantine import Quarantined
 from service.cluster.port import AttemptRef
 from service.db.models import LogChunkRow
-from service.loops import scheduler
 from tests.fakes.attempt import FakeRank
 from tests.unit.loops.world import (
     STEPS,
@@ -172,10 +171,8 @@ async def test_a_job_too_large_for_the_cluster_waits_a_while_for_a_node(world: W
     ]
 
 
-async def test_a_job_too_large_for_the_cluster_fails_after_the_grace(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduler, "IMPOSSIBLE_GRACE", timedelta(seconds=0.2))
+async def test_a_job_too_large_for_the_cluster_fails_after_the_grace(world: World) -> None:
+    world.set_timings(impossible_grace_s=0.2)
     world.fake.be_unavailable("it is starting")
     runtime = await world.open()
     job_id = await world.submit(runtime, workers=6)
@@ -194,6 +191,21 @@ async def test_a_refused_node_carries_nothing(world: World) -> None:
     assert not world.fake.launches
     world.fake.nodes["node-a"].problem = None
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
+
+
+async def test_the_full_disk_of_a_node_is_named_and_the_node_still_carries_jobs(
+    world: World,
+) -> None:
+    world.fake.nodes["node-a"].full = "the disk of /tmp is full: 1 MiB free"
+    runtime = await world.open()
+    job_id = await world.submit(runtime)
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    checks = (await runtime.ready()).checks
+    assert checks["storage"] == "full: node-a.fake: the disk of /tmp is full: 1 MiB free"
+    assert checks["nodes"] == "ok"
+    shown = {node.node_id: node for node in (await runtime.reading.cluster()).nodes}
+    assert shown["node-a"].accepted
+    assert shown["node-a"].reason == "the disk of /tmp is full: 1 MiB free"
 
 
 async def test_while_the_cluster_is_away_jobs_wait_and_say_so(world: World) -> None:

@@ -1,10 +1,11 @@
-"""What the tests of the loops share: services, a fake cluster, scripts, and how to wait."""
+"""Helpers of the tests of the loops: services, a fake cluster, scripts, and ways to wait."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from dray.views import JobState
 from ray_workers.shared.contracts import Cause
 from service.config.settings import Settings
 from service.db.session import utc_now
+from service.loops.timings import LoopTimings
 from service.runtime import Runtime
 from tests.fakes.attempt import Failed, FakeRank, Play
 from tests.fakes.cluster import FakeCluster
@@ -60,6 +62,16 @@ class World:
         self.gate = asyncio.Event()
         """For scripts that go on when the test says so."""
         self.fake = FakeCluster({"node-a": {"CPU": 4.0}}, self._play)
+        self.timings = LoopTimings(
+            watch_period_s=0.05,
+            joining_period_s=0.02,
+            reply_period_s=0.02,
+            unavailable_pause_s=0.02,
+        )
+        """Of the services that are opened from now on."""
+
+    def set_timings(self, **changes: Any) -> None:
+        self.timings = replace(self.timings, **changes)
 
     async def _play(self, rank: FakeRank) -> None:
         await self.plays[rank.spec.spec["name"]](rank)
@@ -81,6 +93,7 @@ class World:
             ),
             cluster=self.fake,
             clock=clock,
+            timings=self.timings,
         )
         self._runtimes.append(runtime)
         return runtime
@@ -108,7 +121,7 @@ class World:
 async def eventually(
     probe: Callable[[], Awaitable[T]], why: str, within_s: float = PATIENCE_S
 ) -> T:
-    """What `probe` answers once that is truthy; AssertionError when the time is up."""
+    """The answer of `probe` once that is truthy; AssertionError when the time is up."""
     deadline = time.monotonic() + within_s
     while not (answer := await probe()):
         assert time.monotonic() < deadline, f"{why} (last answer: {answer!r})"

@@ -120,7 +120,7 @@ def test_the_wheel_asks_for_nothing_of_the_servers(wheel: Path) -> None:
         if line.startswith("Requires-Dist: ") and "extra ==" not in line
     ]
     names = {line.partition(">")[0].strip() for line in required}
-    assert names == {"httpx", "pydantic", "pyyaml", "rich", "typer"}
+    assert names == {"httpx", "pathspec", "pydantic", "pyyaml", "rich", "typer"}
 
 
 @pytest.mark.parametrize("name", ["numpy", "ray", "torch"])
@@ -200,7 +200,7 @@ def test_a_model_is_loaded_and_predicts_without_a_checkout(wheel: Path, tmp_path
     (target / "sitecustomize.py").write_text(SITECUSTOMIZE.replace(repr(SERVER_ONLY), repr(absent)))
     result.mkdir()
     document = JobSpec.model_validate({"recipe": "image_classification", "model": {"name": "mlp"}})
-    work = RECIPES["image_classification"].build(document, DataPolicy())
+    work = RECIPES["image_classification"].build(document, DataPolicy.open())
     materialise(work.model, torch.device("cpu"), 0)
     work.write_results(work.model, {}, 1, result)
     code = (

@@ -1,4 +1,4 @@
-"""What is chosen, what is refused, and what would help."""
+"""The chosen division, refusals, and changes that would help."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ray_workers.recipes.models import images
 from ray_workers.recipes.models.gpt import Gpt
 from ray_workers.recipes.models.unet import Unet
 from service.planning.model import gpt
-from service.planning.model.memory import elements_of, fits, memory_of, tapes_of
+from service.planning.model.memory import elements_of, fits, memory_of, traces_of
 from service.planning.model.memory_simulator import (
     Gradients,
     MemorySimulation,
@@ -100,12 +100,12 @@ def test_layers_that_are_alike_are_played_once(
     """And give to the byte what all of them would."""
     how = dataclasses.replace(how, recompute=recompute)
     model = spec.Gpt(num_layers=23, num_heads=2, width=64, context_length=16)
-    part = gpt.Part(samples, num_layers=23)
+    part = gpt.StageShare(samples, num_layers=23)
 
     def played() -> tuple[float, float, float, int]:
-        tape = gpt.record.__wrapped__(model, 256, part, half=half, on_gpu=False)
-        found = saved_bytes(tape, how), peak_bytes(tape, how), elements_of(tape)
-        return *found, len(tape.segments)
+        trace = gpt.record.__wrapped__(model, 256, part, half=half, on_gpu=False)
+        found = saved_bytes(trace, how), peak_bytes(trace, how), elements_of(trace)
+        return *found, len(trace.segments)
 
     *short, num_played = played()
     monkeypatch.setattr(gpt, "_alike", lambda num_layers: [1] * num_layers)
@@ -144,8 +144,8 @@ def test_weights_are_counted_exactly(model: spec.Model) -> None:
             case _:
                 made = images.build(model, (3, 16, 24), 5)
     shapes = Shapes(vocabulary=256, image=(3, 16, 24), outputs=5)
-    ((tape,),) = tapes_of(job, shapes, on_gpu=False)
-    assert elements_of(tape) == sum(p.numel() for p in made.parameters())
+    ((trace,),) = traces_of(job, shapes, on_gpu=False)
+    assert elements_of(trace) == sum(p.numel() for p in made.parameters())
 
 
 @pytest.mark.parametrize("options", [{}, {"optimizer": {"name": "lamb"}}, {"recompute": "full"}])

@@ -43,7 +43,7 @@ def told_by_python(text: str) -> list[float]:
 
 def opened(path: Path, **options: Any) -> Any:
     data = Data(source=path.as_uri(), target="y", **options)
-    policy = DataPolicy(cache_dir=str(path.parent / "cache"))
+    policy = DataPolicy.open(str(path.parent / "cache"))
     return open_table(data, policy, classifies=True)
 
 
@@ -103,7 +103,7 @@ def test_a_parquet_files_dates_and_times(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="'day' is of the type date32"):
             open_table(
                 Data(source=path.as_uri(), **{"target": "y", **options}),
-                DataPolicy(cache_dir=str(tmp_path / "cache")),
+                DataPolicy.open(str(tmp_path / "cache")),
                 classifies=True,
             )
 

@@ -83,7 +83,7 @@ KINDS = pytest.mark.parametrize(
 def trained(document: dict[str, Any], folder: Path) -> tuple[Any, Tensor]:
     """(a model as it is loaded, samples that it takes)."""
     spec = JobSpec.model_validate(document)
-    work = recipes.RECIPES[document["recipe"]].build(spec, DataPolicy())
+    work = recipes.RECIPES[document["recipe"]].build(spec, DataPolicy.open())
     materialise(work.model, torch.device("cpu"), 0)
     folder.mkdir()
     work.write_results(work.model, {}, 1, folder)

@@ -24,7 +24,7 @@ by_name = pytest.mark.parametrize("model", MODELS, ids=[str(model["name"]) for m
 
 def build(**fields: object) -> Workload:
     document = JobSpec.model_validate({"recipe": "image_classification", **fields})
-    work = recipes.RECIPES["image_classification"].build(document, DataPolicy())
+    work = recipes.RECIPES["image_classification"].build(document, DataPolicy.open())
     materialise(work.model, torch.device("cpu"), document.train.seed)
     return work
 

@@ -66,7 +66,7 @@ def document(source: str, num_workers: int = 1, **train: Any) -> dict[str, Any]:
 
 def build(fields: dict[str, Any]) -> Workload:
     given = JobSpec.model_validate(fields)
-    work = recipes.RECIPES["image_segmentation"].build(given, DataPolicy())
+    work = recipes.RECIPES["image_segmentation"].build(given, DataPolicy.open())
     materialise(work.model, torch.device("cpu"), given.train.seed)
     return work
 

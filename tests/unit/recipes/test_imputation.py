@@ -1,4 +1,4 @@
-"""What stands in for missing values: what scikit-learn says, in training and in prediction."""
+"""Missing values are replaced as scikit-learn does, in training and in prediction."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_column_without_a_value_in_the_training_split_is_refused(
 def test_a_column_that_is_almost_empty_is_found_in_a_large_table(
     rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose median is looked up in a sample of the rows."""
+    """The median is that of a sample of the rows."""
     monkeypatch.setattr(imputation, "SAMPLE_VALUES", 20)
     work, _ = trained(rows, tmp_path, features=["rooms"])
     (known,) = work.train.rows[1:2]

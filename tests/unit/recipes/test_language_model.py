@@ -21,7 +21,7 @@ SENTENCE = "the quick brown fox jumps over the lazy dog. "
 def build(path: Path, **model: Any) -> Workload:
     document = {"recipe": "language_model", "data": {"source": path.as_uri()}}
     spec = JobSpec.model_validate(document | {"model": SMALL | model})
-    work = recipes.RECIPES["language_model"].build(spec, DataPolicy())
+    work = recipes.RECIPES["language_model"].build(spec, DataPolicy.open())
     materialise(work.model, torch.device("cpu"), spec.train.seed)
     return work
 

@@ -1,4 +1,4 @@
-"""What the log says of a table."""
+"""The lines of the log about a table."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ COLOURS = ["red", "green", "blue"]
 
 def build(recipe: str, **fields: Any) -> Workload:
     document = JobSpec.model_validate({"recipe": recipe, **fields})
-    work = recipes.RECIPES[recipe].build(document, DataPolicy())
+    work = recipes.RECIPES[recipe].build(document, DataPolicy.open())
     materialise(work.model, torch.device("cpu"), document.train.seed)
     return work
 

@@ -1,9 +1,10 @@
-"""What the service's tests share: a clock they set, jobs, frames, and replies of a supervisor."""
+"""Helpers of the service's tests: a clock that they set, jobs, frames, replies of a supervisor."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from ray_workers.shared.contracts import (
     Outcome,
     Phase,
     PollReply,
+    Slice,
     attempt_prefix,
 )
 from service.config.settings import Settings
 from service.db.repositories import attempts
 from service.db.session import Database
-from service.domain import policy
 from service.ingest import attempt_results
 from service.ingest.attempt_results import Recorded
 from service.jobs.faults_api import FaultService
@@ -76,7 +77,7 @@ def resumed(step: int) -> Frame:
 
 
 def told(kind: FrameKind, body: Mapping[str, Any], *, at: datetime = START) -> Frame:
-    """What the supervisor itself says."""
+    """A frame of the supervisor itself."""
     return frame(kind, body, rank=SUPERVISOR_RANK, at=at)
 
 
@@ -145,7 +146,7 @@ class Service:
                 session,
                 job_id,
                 attempt_seen,
-                (policy.Slice("node-a", workers),),
+                (Slice("node-a", workers),),
                 {"CPU": 1.0},
                 "session-1",
                 self.now,
@@ -216,7 +217,7 @@ class Service:
         *,
         slowness: float = 1.0,
     ) -> Recorded:
-        outcome = Outcome(cause, message, slowness=slowness)
+        outcome = replace(Outcome.of(cause, message), slowness=slowness)
         reply = self.reply(job_id, attempt, frames, phase=Phase.ENDED, outcome=outcome)
         return self.store(job_id, attempt, reply)
 

@@ -123,6 +123,28 @@ async def test_a_restored_home_reads_the_same(old: Home, tmp_path: Path) -> None
     assert (await new.submit()) not in before, "it is a home to go on with"
 
 
+async def test_an_archive_and_the_files_of_an_older_open_one_are_for_their_user_alone(
+    old: Home, tmp_path: Path
+) -> None:
+    await finished(old)
+    umask = os.umask(0o022)
+    try:
+        backup(old.settings, tmp_path / "copy.tar")
+        with (
+            tarfile.open(tmp_path / "copy.tar") as copy,
+            tarfile.open(tmp_path / "open.tar", "w") as older,
+        ):
+            for member in copy:
+                older.addfile(member.replace(mode=0o644), copy.extractfile(member))
+        restore(tmp_path / "open.tar", tmp_path / "new")
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "copy.tar").stat().st_mode & 0o777 == 0o600
+    files = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+    assert len(files) > 3
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
 async def test_it_is_taken_by_command_while_the_service_writes(
     old: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

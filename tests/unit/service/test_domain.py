@@ -18,7 +18,7 @@ from service.domain import cursors, documents, ids, states
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor
 from service.domain.lineage import NO_END, last_steps
-from service.domain.retries import Budget, Budgets, GiveUp, Retry, decide
+from service.domain.retries import Budgets, GiveUp, Retry, RetryBudget, decide
 from service.domain.series import downsample, pack, summarise, unpack
 from service.domain.states import TRANSITIONS, IllegalTransition, Trigger, transition
 
@@ -93,15 +93,15 @@ def test_what_another_attempt_would_not_mend_is_not_tried_again(fault: Cause) ->
 @pytest.mark.parametrize(
     ("fault", "budget", "retries"),
     [
-        (Cause.USER_ERROR, Budget.USER, 2),
-        (Cause.WORKER_LOST, Budget.INFRA, 3),
-        (Cause.DATA_UNREACHABLE, Budget.INFRA, 3),
-        (Cause.SUPERVISOR_LOST, Budget.INFRA, 3),
-        (Cause.INFRASTRUCTURE, Budget.INFRA, 3),
+        (Cause.USER_ERROR, RetryBudget.USER, 2),
+        (Cause.WORKER_LOST, RetryBudget.INFRA, 3),
+        (Cause.DATA_UNREACHABLE, RetryBudget.INFRA, 3),
+        (Cause.SUPERVISOR_LOST, RetryBudget.INFRA, 3),
+        (Cause.INFRASTRUCTURE, RetryBudget.INFRA, 3),
     ],
 )
 def test_a_budget_allows_exactly_its_number_of_retries(
-    fault: Cause, budget: Budget, retries: int
+    fault: Cause, budget: RetryBudget, retries: int
 ) -> None:
     for failures in range(retries + 1):
         spent = Budgets(2, 3, user_failures=failures, infra_failures=failures)
@@ -120,7 +120,7 @@ def test_what_nobody_is_to_blame_for_is_free_and_never_gives_up(fault: Cause) ->
     for before in (0, 1, 5, 10**6):
         decision = decide(fault, Budgets(0, 0, free_requeues=before))
         assert isinstance(decision, Retry)
-        assert decision.budget is Budget.FREE
+        assert decision.budget is RetryBudget.FREE
         assert 0 < decision.delay_s <= 15
 
 
@@ -129,7 +129,7 @@ def test_what_a_drill_broke_is_free_and_what_it_did_not_is_charged_as_ever(fault
     decision = decide(fault, Budgets(0, 0), by_drill=True)
     if fault in (Cause.USER_ERROR, Cause.WORKER_LOST):
         assert isinstance(decision, Retry)
-        assert decision.budget is Budget.FREE
+        assert decision.budget is RetryBudget.FREE
     else:
         assert decision == decide(fault, Budgets(0, 0))
 
@@ -139,11 +139,11 @@ def test_what_an_overloaded_machine_broke_is_free_and_tried_ever_later(fault: Ca
     delays = []
     for before in (0, 1, 2, 10**6):
         decision = decide(fault, Budgets(0, 0, free_requeues=before), by_overload=True)
-        if fault not in (Cause.WORKER_LOST, Cause.INFRASTRUCTURE):
+        if fault not in (Cause.WORKER_LOST, Cause.INFRASTRUCTURE, Cause.SUPERVISOR_LOST):
             assert decision == decide(fault, Budgets(0, 0, free_requeues=before))
             return
         assert isinstance(decision, Retry)
-        assert decision.budget is Budget.FREE
+        assert decision.budget is RetryBudget.FREE
         delays.append(decision.delay_s)
     assert delays == [2, 4, 8, 60]
 

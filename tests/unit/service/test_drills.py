@@ -148,7 +148,7 @@ async def test_a_drill_whose_attempt_ended_has_failed(service: Service, struck: 
     assert failed.state is DrillState.FAILED
     assert "rank 0 fell" in failed.message
     assert ("not recover in place" if struck else "never injected") in failed.message
-    # What the drill did is not charged to the user, what the user did is.
+    # The drill's fault is not charged to the user, the user's own is.
     state = (await service.jobs.get(job_id)).state
     assert state is (JobState.QUEUED if struck else JobState.FAILED)
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from dray.views import DrillKind, DrillState
+from ray_workers.shared.heartbeat import TimeCategory
 from service.domain import drills, ledger
 from service.domain.drills import Running
-from service.domain.ledger import SlotClass
 
 JOB = Running(world_size=2, step=10, total_steps=100, is_script=False)
-SCRIPT = Running(2, 10, None, is_script=True, unmended="only it knows its state")
-SINGLE = Running(1, 0, None, is_script=False, unmended="nobody else holds its state")
-USEFUL = {SlotClass.USEFUL.value: 8.0, SlotClass.STARTING.value: 2.0}
+SCRIPT = Running(2, 10, None, is_script=True, why_not_in_place="only it knows its state")
+SINGLE = Running(1, 0, None, is_script=False, why_not_in_place="nobody else holds its state")
+USEFUL = {TimeCategory.USEFUL.value: 8.0, TimeCategory.STARTING.value: 2.0}
 
 
 @pytest.mark.parametrize(("state", "told"), [*product(DrillState, repeat=2)])
@@ -106,7 +106,7 @@ def test_what_is_no_ledger_is_refused(said: dict[str, Any]) -> None:
 
 def test_a_ledger_has_every_class_and_they_add_up_to_what_was_held() -> None:
     whole = ledger.checked({"useful": 8, "starting": 2.0})
-    assert set(whole) == {slot_class.value for slot_class in SlotClass}
+    assert set(whole) == {slot_class.value for slot_class in TimeCategory}
     assert ledger.total(whole) == 10.0
     assert ledger.useful_share(whole) == 0.8
     assert ledger.useful_share({}) is None
@@ -123,12 +123,12 @@ def test_the_sum_over_attempts_takes_the_newest_word_of_each() -> None:
     job: dict[str, float] = {}
     said: dict[int, dict[str, float]] = {1: {}, 2: {}}
     for attempt, useful, idle in ((1, 5.0, 1.0), (1, 4.0, 3.0), (2, 2.0, 0.0), (1, 6.0, 3.0)):
-        new = {SlotClass.USEFUL.value: useful, SlotClass.IDLE.value: idle}
+        new = {TimeCategory.USEFUL.value: useful, TimeCategory.IDLE.value: idle}
         job = ledger.replaced(job, said[attempt], new)
         said[attempt] = new
         held = sum(ledger.total(one) for one in said.values())
         assert ledger.total(job) == pytest.approx(held)
-    assert job[SlotClass.USEFUL] == 8.0
+    assert job[TimeCategory.USEFUL] == 8.0
 
 
 def test_counters_never_go_down() -> None:
@@ -141,6 +141,6 @@ def test_counters_never_go_down() -> None:
 
 def test_what_nobody_accounts_for_is_idle() -> None:
     whole = ledger.unaccounted(USEFUL, 5.0)
-    assert whole[SlotClass.IDLE] == 5.0
+    assert whole[TimeCategory.IDLE] == 5.0
     assert ledger.total(whole) == ledger.total(USEFUL) + 5.0
     assert ledger.total(ledger.unaccounted(USEFUL, -1.0)) == ledger.total(USEFUL)

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from dray.spec import Elastic, Resources
+from ray_workers.shared.contracts import Slice
 from service.domain.policy import (
     Decision,
     Grow,
@@ -16,7 +17,6 @@ from service.domain.policy import (
     Impossible,
     Node,
     Request,
-    Slice,
     Snapshot,
     Start,
     Stay,

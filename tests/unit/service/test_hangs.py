@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ray_workers.shared.contracts import Cause
+from ray_workers.shared.heartbeat import TimeCategory
 from service.db.repositories import faults as repository
 from service.domain.errors import (
     NotFound,
 )
-from service.domain.ledger import SlotClass
 from service.ingest import hangs
 from tests.unit.service.helpers import (
     START,
@@ -112,4 +112,4 @@ async def test_what_a_dead_supervisor_held_after_its_last_word_is_idle(service: 
     assert goodput.slot_seconds.idle == 10.0  # two slots, five seconds
     assert goodput.total == 30.0
     counted = await service.faults.slot_seconds()
-    assert counted == {SlotClass.USEFUL: 20.0, SlotClass.IDLE: 10.0}
+    assert counted == {TimeCategory.USEFUL: 20.0, TimeCategory.IDLE: 10.0}

@@ -9,7 +9,7 @@ import pytest
 
 from dray.views import Job, JobState
 from ray_workers.shared.contracts import Cause, Phase
-from service.cluster.port import ClusterNode, ClusterSnapshot
+from service.cluster.port import ClusterSnapshot
 from service.db.notifications import events_of
 from service.domain.cursors import encode_cursor
 from service.domain.errors import (
@@ -23,15 +23,16 @@ from service.domain.errors import (
     Unsatisfiable,
 )
 from service.jobs.idempotency import IdempotencyKey
-from service.jobs.listing import JobFilter
+from service.jobs.listing import JobQuery
 from service.nodes import node_table
 from tests.unit.service.helpers import START, Service, log, metrics, spec
+from tests.wire import cluster_node
 
 pytestmark = pytest.mark.anyio
 
 
 def see_cluster(service: Service, **resources: float) -> None:
-    node = ClusterNode("node-a", "host", True, resources, resources, True)
+    node = cluster_node("node-a", resources)
     snapshot = ClusterSnapshot("session-1", "ray://x", "http://dash", False, (node,))
     service.database.write_sync(lambda s: node_table.store(s, snapshot, None, service.now))
 
@@ -177,16 +178,16 @@ async def test_filters_must_all_hold(service: Service) -> None:
     wanted = await service.submit(labels={"team": "a", "kind": "x"}, queue="fast")
     await service.submit(labels={"team": "a"}, queue="fast")
     await service.submit(labels={"team": "a", "kind": "x"})
-    job_filter = JobFilter(
+    query = JobQuery(
         states=(JobState.QUEUED, JobState.RUNNING),
         queue="fast",
         labels={"team": "a", "kind": "x"},
         owner="ann",
         project="vision",
     )
-    assert [job.id for job in (await service.jobs.list(job_filter)).items] == [wanted]
-    assert (await service.jobs.list(JobFilter(states=(JobState.FAILED,)))).items == []
-    assert (await service.jobs.list(JobFilter(owner="bob"))).items == []
+    assert [job.id for job in (await service.jobs.list(query)).items] == [wanted]
+    assert (await service.jobs.list(JobQuery(states=(JobState.FAILED,)))).items == []
+    assert (await service.jobs.list(JobQuery(owner="bob"))).items == []
 
 
 async def test_a_cursor_that_was_tampered_with_is_refused(service: Service) -> None:
@@ -333,12 +334,12 @@ async def test_text_that_no_row_can_hold_finds_nothing(service: Service, text: s
             await call(text)
     with pytest.raises(ArtifactNotFound):
         await service.reading.artifact(job_id, text)
-    for job_filter in (
-        JobFilter(queue=text),
-        JobFilter(owner=text),
-        JobFilter(labels={text: "a"}),
-        JobFilter(labels={"a": text}),
+    for query in (
+        JobQuery(queue=text),
+        JobQuery(owner=text),
+        JobQuery(labels={text: "a"}),
+        JobQuery(labels={"a": text}),
     ):
-        assert (await service.jobs.list(job_filter)).items == []
+        assert (await service.jobs.list(query)).items == []
     assert (await service.reading.metrics(job_id, keys=[text])).series == {}
     assert (await service.reading.events(job_id, after_seq=10**30)).items == []

@@ -14,11 +14,13 @@ from service.domain import leases
 from service.domain.leases import Lease
 from service.loops.fencing import LoopDatabase, Term
 from service.loops.leader import Leader
+from service.loops.timings import LoopTimings
 from tests.unit.service.helpers import START
 
 pytestmark = pytest.mark.anyio
 
-END = START + leases.HELD_FOR
+HELD_FOR = timedelta(seconds=7)
+END = START + HELD_FOR
 MINE = Lease("me", 3, END)
 
 
@@ -29,7 +31,7 @@ MINE = Lease("me", 3, END)
 def test_a_lease_is_taken_when_nobody_else_has_it_and_its_term_rises(
     found: Lease | None, term: int | None
 ) -> None:
-    taken = leases.taken(found, "me", START)
+    taken = leases.taken(found, "me", START, HELD_FOR)
     assert taken == (None if term is None else Lease("me", term, END))
 
 
@@ -49,7 +51,7 @@ def test_who_holds_it_is_decided_by_holder_term_and_end(found: Lease | None, hel
 
 def test_a_renewed_lease_ends_later_and_a_released_one_now() -> None:
     later = START + timedelta(seconds=5)
-    assert leases.renewed(MINE, later) == Lease("me", 3, later + leases.HELD_FOR)
+    assert leases.renewed(MINE, later, HELD_FOR) == Lease("me", 3, later + HELD_FOR)
     assert leases.released(MINE, later).is_over(later)
 
 
@@ -85,7 +87,7 @@ async def test_on_sqlite_the_loops_run_without_a_lease(sqlite_url: str) -> None:
     async def loop() -> None:
         began.set()
 
-    leader = Leader(database, lambda _: [("loop", loop())])
+    leader = Leader(database, lambda _: [("loop", loop())], LoopTimings())
     running = asyncio.ensure_future(leader.run())
     async with asyncio.timeout(20):
         await began.wait()

@@ -14,7 +14,7 @@ from service.db.session import Database
 from service.domain.errors import BadCursor
 from service.domain.ids import ids_since, ids_up_to, new_job_id
 from service.jobs import listing
-from service.jobs.listing import JobFilter
+from service.jobs.listing import JobQuery
 from tests.unit.service.helpers import START, Service
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +25,7 @@ async def ids(service: Service, **wanted: Any) -> list[str]:
     found: list[str] = []
     cursor = None
     while True:
-        page = await service.jobs.list(JobFilter(**wanted), limit=2, cursor=cursor)
+        page = await service.jobs.list(JobQuery(**wanted), limit=2, cursor=cursor)
         found += [job.id for job in page.items]
         cursor = page.next_cursor
         if cursor is None:
@@ -92,20 +92,20 @@ async def test_jobs_are_found_by_name_and_by_how_their_id_begins(service: Servic
 async def test_a_cursor_is_no_place_in_a_listing_with_other_filters(service: Service) -> None:
     for _ in range(3):
         await service.submit(labels={"a": "1", "b": "2"})
-    first = JobFilter(
+    first = JobQuery(
         states=(JobState.QUEUED, JobState.RUNNING), labels={"a": "1", "b": "2"}, created_after=START
     )
     cursor = (await service.jobs.list(first, limit=1)).next_cursor
-    same = JobFilter(
+    same = JobQuery(
         states=(JobState.RUNNING, JobState.QUEUED), labels={"b": "2", "a": "1"}, created_after=START
     )
     assert len((await service.jobs.list(same, limit=1, cursor=cursor)).items) == 1
     for other in (
-        JobFilter(),
-        JobFilter(states=(JobState.QUEUED,), labels={"a": "1", "b": "2"}, created_after=START),
-        JobFilter(states=first.states, labels={"a": "1"}, created_after=START),
-        JobFilter(states=first.states, labels=first.labels, created_before=START),
-        JobFilter(states=first.states, labels=first.labels, created_after=START, name="a"),
+        JobQuery(),
+        JobQuery(states=(JobState.QUEUED,), labels={"a": "1", "b": "2"}, created_after=START),
+        JobQuery(states=first.states, labels={"a": "1"}, created_after=START),
+        JobQuery(states=first.states, labels=first.labels, created_before=START),
+        JobQuery(states=first.states, labels=first.labels, created_after=START, name="a"),
     ):
         with pytest.raises(BadCursor):
             await service.jobs.list(other, limit=1, cursor=cursor)
@@ -121,22 +121,22 @@ def test_ids_of_one_moment_rise_and_lie_between_its_bounds() -> None:
 @pytest.mark.parametrize(
     ("wanted", "index"),
     [
-        (JobFilter(), "sqlite_autoindex_jobs_1"),
-        (JobFilter(states=(JobState.QUEUED, JobState.FAILED)), "ix_jobs_state_id"),
-        (JobFilter(queue="a"), "ix_jobs_queue_id"),
-        (JobFilter(owner="a"), "ix_jobs_owner_id"),
-        (JobFilter(project="a"), "ix_jobs_project_id"),
-        (JobFilter(name="a"), "ix_jobs_name_id"),
-        (JobFilter(id_prefix="job-01k"), "sqlite_autoindex_jobs_1"),
-        (JobFilter(labels={"a": "b"}), "ix_job_labels_key_value_job_id"),
-        (JobFilter(labels={"a": "b", "c": "d"}), "ix_job_labels_key_value_job_id"),
-        (JobFilter(created_after=START), "sqlite_autoindex_jobs_1"),
-        (JobFilter(created_before=START, queue="a"), "ix_jobs_queue_id"),
-        (JobFilter(created_before=START, labels={"a": "b"}), "ix_job_labels_key_value_job_id"),
+        (JobQuery(), "sqlite_autoindex_jobs_1"),
+        (JobQuery(states=(JobState.QUEUED, JobState.FAILED)), "ix_jobs_state_id"),
+        (JobQuery(queue="a"), "ix_jobs_queue_id"),
+        (JobQuery(owner="a"), "ix_jobs_owner_id"),
+        (JobQuery(project="a"), "ix_jobs_project_id"),
+        (JobQuery(name="a"), "ix_jobs_name_id"),
+        (JobQuery(id_prefix="job-01k"), "sqlite_autoindex_jobs_1"),
+        (JobQuery(labels={"a": "b"}), "ix_job_labels_key_value_job_id"),
+        (JobQuery(labels={"a": "b", "c": "d"}), "ix_job_labels_key_value_job_id"),
+        (JobQuery(created_after=START), "sqlite_autoindex_jobs_1"),
+        (JobQuery(created_before=START, queue="a"), "ix_jobs_queue_id"),
+        (JobQuery(created_before=START, labels={"a": "b"}), "ix_job_labels_key_value_job_id"),
     ],
 )
 def test_a_page_walks_one_index_and_never_sorts(
-    sqlite_url: str, wanted: JobFilter, index: str
+    sqlite_url: str, wanted: JobQuery, index: str
 ) -> None:
     """Sorting costs what all matching jobs cost, a walk only what the page costs."""
     database = Database(sqlite_url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,13 +10,13 @@ import pytest
 from sqlalchemy import select
 
 from dray.views import LogLine
-from ray_workers.shared.contracts import Cause, Outcome, Phase
+from ray_workers.shared.contracts import Cause, Outcome, Phase, PollReply
 from service.db.models import LogChunkRow
 from service.db.session import Database
 from service.domain.errors import BadCursor, StorageUnavailable
 from service.storage.storage import Storage
 from service.telemetry import log_writer
-from tests.unit.service.helpers import START, Service, log
+from tests.unit.service.helpers import START, Service, log, two_ranks
 
 pytestmark = pytest.mark.anyio
 
@@ -201,13 +202,43 @@ async def test_what_an_attempt_could_not_keep_is_said_at_the_end_of_each_log(
 ) -> None:
     job_id = await service.running()
     service.report(job_id, 1, [log(0, "a"), log(0, "b", rank=1)])
-    outcome = Outcome(Cause.SUCCEEDED, "done", log_lines_lost={0: 333, 1: None})
+    outcome = replace(Outcome.of(Cause.SUCCEEDED, "done"), log_lines_lost={0: 333, 1: None})
     service.store(job_id, 1, service.reply(job_id, 1, phase=Phase.ENDED, outcome=outcome))
     zero, one = [await read_all(service, job_id, rank=rank) for rank in (0, 1)]
     assert "333 lines were lost here" in zero[-1].text
     assert "may be missing" in one[-1].text
     last = (await service.reading.events(job_id)).items[-1]
     assert last.data["log_lines_dropped"] == 333
+
+
+@pytest.mark.parametrize("cause", [Cause.SUPERVISOR_LOST, Cause.NODE_LOST])
+async def test_where_no_supervisor_is_left_each_log_says_that_its_last_lines_may_be_missing(
+    service: Service, cause: Cause
+) -> None:
+    job_id = await two_ranks(service)
+    service.report(job_id, 1, [log(0, "a", rank=1), log(0, "b", rank=5)])
+    outcome = Outcome.unseen(cause, "the supervisor is gone")
+    service.store(job_id, 1, service.reply(job_id, 1, phase=Phase.ENDED, outcome=outcome))
+    for rank in (0, 1, 5):
+        last = (await read_all(service, job_id, rank=rank))[-1]
+        assert "lines of this log may be missing" in last.text
+    assert {line.rank for line in await read_all(service, job_id)} == {0, 1, 5}
+
+
+async def test_an_attempt_that_never_had_a_process_lost_no_lines(service: Service) -> None:
+    job_id = await service.submit()
+    service.claim(job_id)
+    gone = PollReply(
+        cursor={},
+        phase=Phase.ENDED,
+        phase_times={},
+        frames=(),
+        more=False,
+        outcome=Outcome.unseen(Cause.SUPERVISOR_LOST, "there is no such actor"),
+        silent=(),
+    )
+    service.store(job_id, 1, gone)
+    assert await read_all(service, job_id) == []
 
 
 async def test_a_cursor_of_another_jobs_logs_is_refused(service: Service) -> None:

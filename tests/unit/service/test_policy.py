@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dray.spec import Resources
+from ray_workers.shared.contracts import Slice
 from service.domain.policy import (
     Decision,
     Holder,
     Impossible,
     Node,
     Request,
-    Slice,
     Snapshot,
     Start,
     Wait,

@@ -12,10 +12,11 @@ from ray_workers.shared.quarantine import Quarantined
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.nodes import node_table
 from tests.unit.service.helpers import START, Service
+from tests.wire import cluster_node
 
 pytestmark = pytest.mark.anyio
 
-NODE = ClusterNode("node-a", "big.lan", True, {"CPU": 4.0}, {"CPU": 3.0}, True)
+NODE = cluster_node("node-a", {"CPU": 4.0}, hostname="big.lan", available={"CPU": 3.0})
 
 
 def see(service: Service, *there: ClusterNode) -> None:

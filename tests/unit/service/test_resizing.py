@@ -1,4 +1,4 @@
-"""Groups that change their size: what is held by the books, what is granted, and what is said."""
+"""Groups that change their size: what is held by the holding, what is granted, and what is said."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause, Frame, FrameKind, Grant, Phase
-from ray_workers.shared.contracts import Slice as Part
+from ray_workers.shared.contracts import Cause, Frame, FrameKind, Grant, Phase, Slice
 from service.domain import policy
-from service.domain.policy import Slice
 from service.domain.resizing import (
     GROWING_PAUSE,
     LACKING_PAUSE,
-    Books,
+    Holding,
     NotItsOwn,
     Resized,
     resized,
@@ -30,50 +28,50 @@ ONE_OF_A = Slice("node-a", 1)
 
 
 def test_a_group_that_lost_slots_holds_what_it_says() -> None:
-    assert resized(Books((A, B)), [A], 0, 0) == Resized(Books((A,)), None)
-    assert resized(Books((A,)), [ONE_OF_A], 0, 1) == Resized(Books((ONE_OF_A,)), None)
+    assert resized(Holding((A, B)), [A], 0, 0) == Resized(Holding((A,)), None)
+    assert resized(Holding((A,)), [ONE_OF_A], 0, 1) == Resized(Holding((ONE_OF_A,)), None)
 
 
 def test_a_grant_ends_when_the_group_knows_it() -> None:
-    books = Books((A, B), 1, (B,))
-    assert resized(books, [A, B], 1, 0) == Resized(Books((A, B), 1), None)
+    holding = Holding((A, B), 1, (B,))
+    assert resized(holding, [A, B], 1, 0) == Resized(Holding((A, B), 1), None)
 
 
 def test_a_grant_that_a_group_could_not_take_is_followed_by_a_pause() -> None:
-    books = Books((A, B), 3, (B,))
-    assert resized(books, [A], 3, 0) == Resized(Books((A,), 3), GROWING_PAUSE)
-    assert resized(books, [A], 3, 1) == Resized(Books((A,), 3), LACKING_PAUSE)
+    holding = Holding((A, B), 3, (B,))
+    assert resized(holding, [A], 3, 0) == Resized(Holding((A,), 3), GROWING_PAUSE)
+    assert resized(holding, [A], 3, 1) == Resized(Holding((A,), 3), LACKING_PAUSE)
 
 
 def test_what_a_group_said_before_it_knew_of_a_grant_leaves_the_grant_its_own() -> None:
     """Or the slots would be given to another while the group takes them."""
-    books = Books((A, B), 2, (B,))
-    after = Books((ONE_OF_A, B), 2, (B,))
-    assert resized(books, [ONE_OF_A], 1, 0) == Resized(after, None)
-    assert resized(after, [ONE_OF_A, B], 2, 0) == Resized(Books((ONE_OF_A, B), 2), None)
+    holding = Holding((A, B), 2, (B,))
+    after = Holding((ONE_OF_A, B), 2, (B,))
+    assert resized(holding, [ONE_OF_A], 1, 0) == Resized(after, None)
+    assert resized(after, [ONE_OF_A, B], 2, 0) == Resized(Holding((ONE_OF_A, B), 2), None)
 
 
 def test_a_group_may_hold_some_of_a_grant_before_it_says_that_it_knows_it() -> None:
     two = Slice("node-b", 2)
-    books = Books((A, two), 1, (two,))
-    assert resized(books, [A, B], 0, 0) == Resized(Books((A, B, B), 1, (two,)), None)
-    assert resized(books, [A, two], 0, 0) == Resized(books, None)
+    holding = Holding((A, two), 1, (two,))
+    assert resized(holding, [A, B], 0, 0) == Resized(Holding((A, B, B), 1, (two,)), None)
+    assert resized(holding, [A, two], 0, 0) == Resized(holding, None)
 
 
 @pytest.mark.parametrize(
-    ("books", "kept", "known"),
+    ("holding", "kept", "known"),
     [
-        (Books((A,)), [Slice("node-a", 3)], 0),
-        (Books((A,)), [A, ONE_OF_A], 0),
-        (Books((A,)), [B], 0),
-        (Books((A,)), [A], 1),
+        (Holding((A,)), [Slice("node-a", 3)], 0),
+        (Holding((A,)), [A, ONE_OF_A], 0),
+        (Holding((A,)), [B], 0),
+        (Holding((A,)), [A], 1),
     ],
 )
 def test_a_group_holds_nothing_that_it_was_not_given(
-    books: Books, kept: list[Slice], known: int
+    holding: Holding, kept: list[Slice], known: int
 ) -> None:
     with pytest.raises(NotItsOwn):
-        resized(books, kept, known, 0)
+        resized(holding, kept, known, 0)
 
 
 def said(*slices: Slice, world_size: int | None = None, lacking: int = 0, grants: int = 0) -> Frame:
@@ -244,7 +242,7 @@ async def test_granted_slots_are_held_at_once_and_told_until_they_are_known(
     job_id = await grown(service, B)
     attempt = live(service, job_id)
     assert attempt.slices == (Slice("node-a", 2), B)
-    assert attempt.grant == Grant(1, (Part("node-b", 1),))
+    assert attempt.grant == Grant(1, (Slice("node-b", 1),))
     assert attempt.node_ids == ("node-a", "node-b")
     assert attempt.growing is None, "one grant at a time"
     assert (await service.jobs.get(job_id)).world_size == 2
@@ -263,7 +261,7 @@ async def test_a_loss_that_was_told_before_the_grant_does_not_free_it(service: S
     service.report(job_id, 1, [said(ONE_OF_A, lacking=1)])
     attempt = live(service, job_id)
     assert attempt.slices == (ONE_OF_A, B)
-    assert attempt.grant == Grant(1, (Part("node-b", 1),))
+    assert attempt.grant == Grant(1, (Slice("node-b", 1),))
 
 
 async def test_after_slots_that_it_could_not_take_a_group_is_left_alone_for_a_while(

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause
+from ray_workers.shared.contracts import Cause, Slice
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.db.models import AttemptRow
 from service.db.repositories import jobs as repository
@@ -22,6 +22,7 @@ from service.lifecycle import transitions
 from service.loops.queue_view import snapshot
 from service.nodes import node_table
 from tests.unit.service.helpers import START, Service
+from tests.wire import cluster_node
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +35,9 @@ def see_nodes(service: Service, *there: ClusterNode) -> None:
 def host(
     name: str, cpus: float, *, accepted: bool = True, problem: str | None = None
 ) -> ClusterNode:
-    return ClusterNode(name, f"{name}.lan", True, {"CPU": cpus}, {"CPU": cpus}, accepted, problem)
+    return cluster_node(
+        name, {"CPU": cpus}, hostname=f"{name}.lan", accepted=accepted, problem=problem
+    )
 
 
 async def test_of_many_claims_at_once_one_wins(service: Service) -> None:
@@ -110,7 +113,7 @@ async def test_the_snapshot_shows_the_queue_in_order_and_who_holds_slots(
         (cancelling, 1, JobState.CANCELLING),
     }
     (attempt,) = [a for a in live if a.job_id == live_id]
-    assert attempt.slices == (policy.Slice("node-a", 1),)
+    assert attempt.slices == (Slice("node-a", 1),)
     assert (attempt.cluster_session, attempt.max_runtime_s) == ("session-1", 9)
     assert dict(attempt.cursor) == {"rank-0": 100}
     service.end(live_id, 1)

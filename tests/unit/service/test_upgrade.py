@@ -28,7 +28,7 @@ from service.db.repositories import leases
 from service.db.session import Database
 from service.domain.series import CHUNK_POINTS, pack, summarise
 from service.ingest.decoding import decode
-from service.ingest.hangs import bundle
+from service.ingest.hangs import bounded
 from service.storage.storage import Storage
 from tests.marks import soak_but
 from tests.unit.service.helpers import SHA, START, Service, hang, metrics, resumed
@@ -96,7 +96,7 @@ def build(database: Database, revision: str, storage: Storage) -> list[Written]:
 
 
 def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """What today's dray would have written; an older one, as much of it as its schema has."""
+    """The rows that today's dray would write; for an older one, those that its schema has."""
     yield models.DeploymentRow, {"id": "old-deployment", "created_at": START}
     yield (
         models.JobRow,
@@ -224,11 +224,11 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
 def hang_row() -> dict[str, Any]:
     report = decode(hang(1))
     assert isinstance(report, HangReport)
-    return bundle(report, 2)
+    return bounded(report, 2).body()
 
 
 def faults() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """What happened to the finished job."""
+    """The hang and the drill of the finished job."""
     yield (
         models.HangRow,
         {"job_id": JOB, "seq": 1, "attempt": 1, "time": START, "body": hang_row()},
@@ -255,13 +255,14 @@ def faults() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
 
 
 def surroundings() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
-    """What is of no job."""
+    """The rows that belong to no job."""
     yield models.SlotSecondsRow, {"slot_class": "useful", "seconds": 40.0}
     yield (
         models.LeaseRow,
         {"name": "loops", "holder": "big.lan:7:ab", "term": 3, "expires_at": START},
     )
     yield models.StorageStateRow, {"id": 1, "used_bytes": 7, "free_bytes": 9, "updated_at": START}
+    yield from uploaded()
     yield models.ClusterRow, {"id": 1, "connected": True, "session": "s", "updated_at": START}
     yield (
         models.NodeRow,
@@ -276,6 +277,28 @@ def surroundings() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
             "updated_at": START,
         },
     )
+
+
+def uploaded() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
+    """Code of one file."""
+    yield (
+        models.CodeRow,
+        {
+            "owner": "ann",
+            "id": "code-1",
+            "num_files": 1,
+            "size_bytes": 9,
+            "manifest_key": "code/a/code-1.json",
+            "manifest_sha256": "0" * 64,
+            "created_at": START,
+            "used_at": START,
+        },
+    )
+    pack_row = {"key": "code/a/packs/1", "owner": "ann", "size_bytes": 9, "used_at": START}
+    yield models.CodePackRow, pack_row
+    place = {"pack": "code/a/packs/1", "start": 0, "size_bytes": 9}
+    yield models.CodePartRow, {"owner": "ann", "sha256": "1" * 64, **place}
+    yield models.CodeUseRow, {"owner": "ann", "code": "code-1", "pack": "code/a/packs/1"}
 
 
 def job(job_id: str, state: JobState, **more: Any) -> dict[str, Any]:

@@ -478,7 +478,13 @@ def test_fields_that_do_not_go_together_are_refused_where_the_fault_is(
         ("s3:///key", "names no bucket"),
         ("https://me:secret@host/x.csv", "must not hold a user or password"),
         ("https://host/x.csv?X-Amz-Signature=abc", "must not hold a secret"),
-        ("https://host/x.csv?access_token=abc", "must not hold a secret"),
+        *(
+            (f"https://host/x.csv?a=b&{name}=abc", f"its parameter '{name}' looks like one")
+            for name in (
+                *("access_token", "accessToken", "apikey", "api_key", "x_sig", "auth", "pass"),
+                *("pwd", "passwd", "dbPassword", "secrets"),
+            )
+        ),
         ("https://host/../../x.csv", "must not contain '..'"),
         ("file:///a%00b.csv", "must not contain %00"),
         ("https://host\\@elsewhere/x.csv", "must not contain a backslash"),

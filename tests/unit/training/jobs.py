@@ -1,4 +1,4 @@
-"""A small job for the real loop, what can befall its ranks, and what they left."""
+"""A small job for the real loop, faults of its ranks, and the results that they leave."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def document(num_workers: int, **train: Any) -> dict[str, Any]:
 
 def digits() -> Workload:
     spec = JobSpec.model_validate(document(1))
-    work = recipes.RECIPES["image_classification"].build(spec, DataPolicy())
+    work = recipes.RECIPES["image_classification"].build(spec, DataPolicy.open())
     materialise(work.model, torch.device("cpu"), spec.train.seed)
     return work
 

@@ -3,7 +3,7 @@
 The processes come from a forkserver that has everything imported, like the real ones.
 
 Once in some ten thousand runs gloo's own thread corrupts the heap and a rank segfaults (ADR 12). No
-test does that to one of several ranks, so such a run is told of in a warning and made again, once.
+test does that to one of several ranks, so such a run is reported in a warning and repeated, once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def make_task(
     incarnation: int = 0,
     generation: int = 0,
 ) -> RankTask:
-    """A task whose spool, checkpoints and artifacts lie under `home`."""
+    """A task whose spool, checkpoints and artifacts are under `home`."""
     base = home / f"attempt-{attempt}"
     stream = "metrics" if generation == 0 else "early"
     return rank_task(
@@ -206,7 +206,7 @@ class Gang:
             process.start()
 
     def wait(self, *, recovers: bool) -> None:
-        """Until all have ended. Segfault if one of several was killed so and none is mended."""
+        """Until all have ended. Segfault if one of several was killed so and none is replaced."""
         deadline = time.monotonic() + DEADLINE_S
         running = dict(enumerate(self.processes))
         while running:
@@ -224,7 +224,7 @@ class Gang:
                     if recovers and process.exitcode < 0:
                         lost.append(rank)
             if lost:
-                self._mend(lost)
+                self._replace(lost)
                 running |= {rank: self.processes[rank] for rank in lost}
 
     def _whereabouts(self) -> str:
@@ -238,7 +238,7 @@ class Gang:
                 found.append(seen.stdout or seen.stderr)
         return "\n".join(found)
 
-    def _mend(self, lost: Sequence[int]) -> None:
+    def _replace(self, lost: Sequence[int]) -> None:
         for rank in lost:
             self.tasks[rank] = self._make(
                 rank=rank, incarnation=self._generation + 1, generation=AWAITING
@@ -299,7 +299,7 @@ def replaced(home: Path, *, attempt: int = 1) -> list[int]:
     return [rank for _, rank in sorted(later)]
 
 
-def last_look(home: Path, rank: int, *, incarnation: int = 0) -> RankStatus:
+def last_status(home: Path, rank: int, *, incarnation: int = 0) -> RankStatus:
     """What a process, dead by now, had written on its page."""
     seen = heartbeat.observe_ranks(home / "attempt-1" / "pages")
     (page,) = [s.status for s in seen if (s.rank, s.incarnation) == (rank, incarnation)]

@@ -41,7 +41,7 @@ def test_every_step_is_reported_though_figures_are_read_a_step_late(tmp_path: Pa
 
 def test_a_step_is_told_to_take_as_long_as_the_gpu_takes(tmp_path: Path) -> None:
     """The first one after an evaluation too, which the GPU has not begun when it was launched; and
-    nobody waits for the GPU to ask for the next batch."""
+    the CPU does not wait for the GPU to ask for the next batch."""
     assert run_ranks(tmp_path, SPEC, world_size=1, device="cuda", before=_keep_busy) == [0]
     told = [m["values"] for m in frames(tmp_path, kind="metrics") if "train/loss" in m["values"]]
     assert min(values["perf/step_time_s"] for values in told) > BUSY_S
@@ -96,15 +96,15 @@ def test_optimizer_state_that_is_offloaded_leaves_room_and_changes_nothing(tmp_p
         optimizer = {"name": "adamw", "lr": 1e-3, "offload": offload}
         train = {**SPEC["train"], "epochs": 1, "optimizer": optimizer}
         job = {**SPEC, "model": model, "train": train, "resources": {"gpus_per_worker": 1}}
-        tell = functools.partial(_tell_memory, str(home))
-        assert run_ranks(home, job, world_size=1, device="cuda", before=tell) == [0]
+        report = functools.partial(_report_memory, str(home))
+        assert run_ranks(home, job, world_size=1, device="cuda", before=report) == [0]
         peaks[offload] = int((home / "held").read_text())
     assert_same(weights(tmp_path / "False"), weights(tmp_path / "True"))
     state_bytes = 2 * 4 * sum(tensor.numel() for tensor in weights(tmp_path / "True").values())
     assert peaks[False] - peaks[True] > 0.8 * state_bytes
 
 
-def _tell_memory(home: str, task: RankTask) -> None:
+def _report_memory(home: str, task: RankTask) -> None:
     """Write down what the GPU holds between two steps."""
     path = Path(home, "held")
     arm(

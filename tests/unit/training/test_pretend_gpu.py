@@ -28,7 +28,7 @@ from ray_workers.training.core.faultpoints import FaultPoint, arm
 from tests.fakes import pretend_gpu, pretend_nccl
 from tests.marks import soak, soak_but
 from tests.unit.recipes.test_image_segmentation import NAMES, draw
-from tests.unit.training import test_divergence
+from tests.unit.training.core import test_divergence
 from tests.unit.training.jobs import (
     assert_same,
     keep_nothing_in_memory,
@@ -36,8 +36,8 @@ from tests.unit.training.jobs import (
     wait_for_checkpoint,
     weights,
 )
+from tests.unit.training.parallel.test_local_sgd import ask_rank_0_to_leave
 from tests.unit.training.ranks import checkpoint_refs, frames, run_in_group, run_ranks
-from tests.unit.training.test_localsteps import ask_rank_0_to_leave
 
 GPUS = {"resources": {"gpus_per_worker": 1}}
 COLOURS = ("red", "green", "blue")
@@ -313,13 +313,14 @@ def run_pretended(
 def test_a_rank_that_is_lost_ends_the_group_and_leaves_nothing_that_was_not_computed(
     name: str, tmp_path: Path, sources: dict[str, str]
 ) -> None:
-    """NCCL tells nobody: the device of the other rank stands still until the watchdog aborts it."""
+    """NCCL reports nothing: the device of the other rank stands still until NCCL's watchdog aborts
+    it."""
     document = with_data(SHARED[name], sources)
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     assert run_pretended(undisturbed, document) == [0, 0]
     codes = run_pretended(disturbed, document, before=lose_rank_1)
     assert codes == [-signal.SIGABRT, -signal.SIGKILL]
-    ended = [RankExit(rank, code) for rank, code in enumerate(codes)]
+    ended = [RankExit.of(rank, code) for rank, code in enumerate(codes)]
     assert judge(ended, {}, under_nccl=True).cause is Cause.WORKER_LOST
     refs = checkpoint_refs(disturbed)
     assert [ref.step for ref in refs] == [2]
@@ -356,7 +357,7 @@ def _device_rules(rank: int) -> None:
         others.copy_(ours.add_(1), non_blocking=True)
         behind = torch.pretend.Event()  # type: ignore[attr-defined]
         behind.record(beside)
-    ours.add_(1)  # nobody held it until it was copied
+    ours.add_(1)  # without holding it until it was copied
     assert others.tolist() == [1.0, 1.0, 1.0]
     behind.synchronize()
     assert others.tolist() == [3.0, 3.0, 3.0]

@@ -145,6 +145,46 @@ def test_an_artifact_is_told_of_though_the_metrics_fill_the_spool(
     assert written(spool)[-1]["body"]["path"] == "model.bin"
 
 
+DROPS_REPORTS = """
+from dray import train
+from dray.train import spool
+spool.SEGMENT_BYTES, spool.WAITING_BYTES = 500, 0
+append = spool.SpoolWriter._write
+spool.SpoolWriter._write = lambda *_: False
+for step in range(3):
+    train.report(step, {"loss": 1.0})
+spool.SpoolWriter._write = append
+train.report(3, {"loss": 1.0})
+print("goes on")
+spool.SpoolWriter._write = lambda *_: False
+train.report(4, {"loss": 1.0})
+"""
+
+
+@pytest.mark.parametrize(
+    ("waiting_bytes", "kept", "missing"),
+    [(0, [3], "3 reports are"), (150, [0, 3], "2 reports are")],
+    ids=["none waits", "one waits"],
+)
+def test_the_log_says_how_many_reports_are_missing(
+    spool: Path, waiting_bytes: int, kept: list[int], missing: str
+) -> None:
+    text = DROPS_REPORTS.replace("500, 0", f"500, {waiting_bytes}")
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env=os.environ | {"RANK": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [frame["body"]["step"] for frame in written(spool)] == kept
+    assert done.stdout.splitlines() == [
+        f"dray: {missing} missing here: the node of rank 7 had no room for more",
+        "goes on",
+        "dray: 1 report is missing here: the node of rank 7 had no room for more",
+    ]
+
+
 def test_an_artifact_goes_to_any_url_that_fsspec_knows(
     spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +199,7 @@ def test_an_artifact_goes_to_any_url_that_fsspec_knows(
     assert written(spool)[0]["body"]["url"] == "memory://results/a.txt"
 
 
-@pytest.mark.parametrize("name", ["../up", "/etc/x", "a//b", "a/../b", ".hidden", "", "a b"])
+@pytest.mark.parametrize("name", ["../up", "/etc/x", "a//b", "a/../b", ".hidden", "", "a b", "a\n"])
 def test_an_artifact_cannot_leave_its_folder(spool: Path, tmp_path: Path, name: str) -> None:
     source = tmp_path / "a.txt"
     source.write_text("hello")

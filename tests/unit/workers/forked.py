@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ray_workers.node.forkserver_client import ForkedProcess
+from ray_workers.node.forkserver.client import ForkedProcess
 from tests.wire import rank_task
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,13 +64,13 @@ class Server:
         """Run a text of Python as a rank."""
         return await fork(self.path, code, **fields)
 
-    def let_go(self) -> None:
+    def close_lifeline(self) -> None:
         """Close the lifeline, as the end of the node agent would."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
     def close(self) -> None:
-        self.let_go()
+        self.close_lifeline()
         self.process.wait(timeout=PATIENCE_S)
         self._directory.cleanup()
 

@@ -13,7 +13,7 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-from ray_workers.node import forkserver
+from ray_workers.node.forkserver import server as forkserver
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.procfs import Session, find_members
 

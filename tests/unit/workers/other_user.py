@@ -21,7 +21,7 @@ os.setgroups([])
 os.setgid({NOBODY})
 os.setuid({NOBODY})
 """
-"""The imports come first: Python itself may lie where the other user may not read."""
+"""The imports come first: Python may be in a folder that the other user may not read."""
 
 
 def run_as_another(code: str, *arguments: str) -> subprocess.Popen[str]:

@@ -1,7 +1,7 @@
 """Gradients made smaller on their way between the ranks: hooks of DDP.
 
-What a compressor leaves out of a step it keeps, and adds to the next one's gradient. That rest is a
-rank's own; it begins at zero whenever a group is formed.
+A compressor keeps the part of a gradient that it did not send, and adds it to the gradient of the
+next step. Each rank has a rest of its own, which begins at zero whenever a group is formed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from dray import spec
+from ray_workers.training.core import compat_torch
 from ray_workers.training.core.compat_torch import GradBucket
 from ray_workers.training.core.workload import LossSum
 from ray_workers.training.data.prefetcher import Share
@@ -33,14 +34,13 @@ Gradients = torch.futures.Future[Tensor]
 
 
 def takes_momentum(options: spec.Compression | None) -> bool:
-    """Whether the momentum is the compressor's: it adds up what is sent late, so the optimizer's
-    own would count it twice."""
+    """Whether the momentum is the compressor's: the compressor adds up gradients that are sent
+    late, and the optimizer's momentum would count them twice."""
     return options is not None and options.name == "topk"
 
 
 class CompressedGradientEngine(GradientEngine):
-    """As `Replica`; what the ranks tell each other of their gradients is made smaller. The loss is
-    not: it is told apart from them."""
+    """DDP with compressed gradients. The loss is exchanged uncompressed, apart from them."""
 
     def __init__(
         self,
@@ -81,9 +81,7 @@ class CompressedGradientEngine(GradientEngine):
         torch._foreach_copy_(grads, self._velocities)
 
     def _wrapped(self) -> DistributedDataParallel:
-        # DDP looks the slot up by both of these names.
-        ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-        ignore(self._objective, ["slot", ".slot"])  # type: ignore[no-untyped-call]
+        compat_torch.exclude_from_ddp(self._objective, "slot")
         wrapped = DistributedDataParallel(
             self._objective, gradient_as_bucket_view=True, bucket_cap_mb=self._bucket_cap_mb
         )
@@ -109,7 +107,7 @@ class CompressedGradientEngine(GradientEngine):
         return carried
 
 
-def replica_of(given: StrategyContext, model: nn.Module) -> GradientEngine:
+def compressed_or_plain(given: StrategyContext, model: nn.Module) -> GradientEngine:
     """Of a model that every rank has: with smaller messages where the document asks for it."""
     parts = (model, given.workload.loss_sum, given.autocast)
     options = compression_of(given.spec)
@@ -152,7 +150,7 @@ def compress(
 
 
 class TopK:
-    """What of each parameter's gradient was not sent yet.
+    """The part of each parameter's gradient that was not sent yet.
 
     Deep Gradient Compression (arXiv:1712.01887, section 3, without its clipping): the velocity
     u = momentum * u + g is added to the rest v; the largest of |v| are sent, and where they are, u

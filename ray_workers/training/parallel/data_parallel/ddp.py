@@ -1,4 +1,8 @@
-"""Every rank has the whole model; what they exchange is gradients."""
+"""Replicas: every rank has the whole model.
+
+A strategy is put together here from its parts: the engine that computes the gradients, and what the
+ranks synchronise besides them.
+"""
 
 from __future__ import annotations
 
@@ -8,52 +12,84 @@ from typing import Any
 from torch import Tensor, nn
 
 from ray_workers.training.core.progress import NOTHING
+from ray_workers.training.core.workload import LossSum
 from ray_workers.training.data.prefetcher import Prefetcher
 from ray_workers.training.data.sampler import share
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
 from ray_workers.training.parallel.data_parallel.compression import (
+    compressed_or_plain,
     compression_of,
-    replica_of,
     takes_momentum,
 )
 from ray_workers.training.parallel.data_parallel.deterministic_ddp import (
     DeterministicGradientEngine,
 )
-from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.parallel.gradients import Autocast, GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyContext
 
 
-class Ddp(Strategy):
-    """Data parallelism: by DDP, by DDP with compressed gradients, or exact at any world size.
+class ReplicaSync:
+    """The part of a strategy that replicas do together besides exchanging gradients: here nothing.
 
-    All ranks are equal, so any of them can hand its state to a newcomer.
+    `prepare`, `after_step` and `consolidate` are collectives.
     """
 
-    def __init__(self, given: StrategyContext) -> None:
-        super().__init__(given)
-        spec = given.spec
-        self.model = given.workload.model
-        materialise(self.model, given.device, spec.train.seed)
-        prepare_blocks(self.model, spec.train)
-        self.num_shares = spec.resources.num_workers if spec.is_exact else None
-        """Of each global batch, at any world size; None for one of each rank."""
-        self.gradients = self._replica()
-        self.update = OptimizerStep(
-            *(self.model, self.gradients, spec.train, given.device),
-            has_momentum=not takes_momentum(compression_of(spec)),
-        )
+    saves_alone = True
+    """Rank 0 has all of a checkpoint without asking the others."""
 
-    def _replica(self) -> GradientEngine:
-        if self.num_shares is None:
-            return replica_of(self.given, self.model)
-        parts = (self.model, self.given.workload.loss_sum, self.given.autocast)
-        return DeterministicGradientEngine(*parts, self.num_shares)
+    def __init__(self, given: StrategyContext) -> None:
+        self.given = given
+        self.rank, self.world_size = 0, 1
+
+    @property
+    def preemption_requested(self) -> bool:
+        return self.given.page.is_asked_to_leave
+
+    def prepare(self, feed: Prefetcher, step: int) -> None:
+        """Be ready for the step after `step`; all ranks have the same weights."""
+
+    def after_step(self, step: int) -> None:
+        """Do what is due after the optimizer's step."""
+
+    def consolidate(self) -> None:
+        """Have rank 0 know the state of all, for `state_dict`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The part of a checkpoint that neither the model nor the optimizer has."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take this part of a whole checkpoint."""
+
+
+class Ddp(Strategy):
+    """Data parallelism. All ranks are equal, so any of them can hand its state to a newcomer."""
+
+    def __init__(
+        self,
+        given: StrategyContext,
+        gradients: GradientEngine,
+        update: OptimizerStep,
+        sync: ReplicaSync,
+        num_shares: int | None = None,
+    ) -> None:
+        """num_shares: of each global batch, at any world size; None for one of each rank."""
+        super().__init__(given)
+        self.model = given.workload.model
+        self.gradients = gradients
+        self.update = update
+        self.sync = sync
+        self._num_shares = num_shares
+
+    def join_group(self, rank: int, world_size: int) -> None:
+        super().join_group(rank, world_size)
+        self.sync.rank, self.sync.world_size = rank, world_size
 
     def data_part(self) -> DataPart:
-        num_shares = self.num_shares or self.world_size
+        num_shares = self._num_shares or self.world_size
         return DataPart(range(*share(num_shares, self.rank, self.world_size)), num_shares)
 
     def sync_progress(
@@ -69,20 +105,28 @@ class Ddp(Strategy):
         self.gradients.form(self.world_size)
         if step:
             self.gradients.settle_buckets(lambda: feed.at(1).shares)
+        self.sync.prepare(feed, step)
+
+    def after_step(self, step: int) -> None:
+        self.sync.after_step(step)
 
     def leave_group(self) -> None:
         self.gradients.disband()
 
     @property
     def preemption_requested(self) -> bool:
-        return self.given.page.is_asked_to_leave
+        return self.sync.preemption_requested
 
     def predict(self, inputs: Tensor) -> Tensor | None:
         outputs: Tensor = self.update.weights(inputs)
         return outputs
 
+    def consolidate(self) -> None:
+        self.sync.consolidate()
+
     def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), **self.update.state_dict()}
+        own = {"model": self.model.state_dict(), **self.update.state_dict()}
+        return own | self.sync.state_dict()
 
     def peer_state_dict(self) -> dict[str, Any]:
         return self.state()
@@ -90,6 +134,7 @@ class Ddp(Strategy):
     def load(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.update.load_state_dict(state)
+        self.sync.load_state_dict(state)
 
     def load_peer_state(self, state: Mapping[str, Any]) -> None:
         self.load(state)
@@ -100,3 +145,41 @@ class Ddp(Strategy):
 
     def trained(self) -> nn.Module | None:
         return self.update.weights
+
+    @property
+    def saves_alone(self) -> bool:
+        return self.sync.saves_alone
+
+
+def plain_ddp(given: StrategyContext) -> Ddp:
+    """By torch's DDP, with compressed gradients where the document asks for them."""
+    gradients = compressed_or_plain(given, prepared_model(given))
+    return Ddp(given, gradients, optimizer_step_of(given, gradients), ReplicaSync(given))
+
+
+def deterministic_ddp(given: StrategyContext) -> Ddp:
+    """With results that are the same at any world size."""
+    num_shares = given.spec.resources.num_workers
+    gradients = DeterministicGradientEngine(*engine_parts(given), num_shares)
+    update = optimizer_step_of(given, gradients)
+    return Ddp(given, gradients, update, ReplicaSync(given), num_shares)
+
+
+def prepared_model(given: StrategyContext) -> nn.Module:
+    """The workload's model with its first numbers, on the device."""
+    model, options = given.workload.model, given.spec.train
+    materialise(model, given.device, options.seed)
+    prepare_blocks(model, options)
+    return model
+
+
+def engine_parts(given: StrategyContext) -> tuple[nn.Module, LossSum, Autocast]:
+    """The arguments of a `GradientEngine` of the workload's model."""
+    return prepared_model(given), given.workload.loss_sum, given.autocast
+
+
+def optimizer_step_of(given: StrategyContext, gradients: GradientEngine) -> OptimizerStep:
+    return OptimizerStep(
+        *(given.workload.model, gradients, given.spec.train, given.device),
+        has_momentum=not takes_momentum(compression_of(given.spec)),
+    )

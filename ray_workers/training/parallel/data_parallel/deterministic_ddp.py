@@ -25,7 +25,7 @@ from ray_workers.training.parallel.gradients import Autocast, GradientEngine
 
 
 class DeterministicGradientEngine(GradientEngine):
-    """As `Replica`; the shares are `num_shares`, of which each rank has a contiguous part."""
+    """Cuts a batch into `num_shares` shares, of which each rank has a contiguous part."""
 
     def __init__(
         self, model: nn.Module, loss_sum: LossSum, autocast: Autocast, num_shares: int

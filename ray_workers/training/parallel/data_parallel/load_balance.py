@@ -1,8 +1,8 @@
 """Shares of the batch that follow the speed of the ranks, where machines are uneven.
 
-Every rank tells now and then how long a sample took it; the next global batches are cut in
-proportion to the speeds. A sample's weight in the gradient does not depend on who computes it, so
-what is learned stays the same, but for the order in which numbers are added.
+The ranks compare now and then how long a sample takes them; the next global batches are cut in
+proportion to the speeds. A sample's weight in the gradient does not depend on the rank that
+computes it, so the result stays the same, but for the order in which numbers are added.
 """
 
 from __future__ import annotations
@@ -20,31 +20,35 @@ from dray import train
 from ray_workers.shared.frames import StragglersReport
 from ray_workers.training import devices
 from ray_workers.training.data.prefetcher import Prefetcher, Share
-from ray_workers.training.parallel.data_parallel.ddp import Ddp
+from ray_workers.training.parallel.data_parallel.ddp import (
+    Ddp,
+    ReplicaSync,
+    engine_parts,
+    optimizer_step_of,
+)
 from ray_workers.training.parallel.gradients import GradientEngine
+from ray_workers.training.parallel.strategy import StrategyContext
 
 FIRST_AFTER, EVERY = 5, 20
 """Steps after which the ranks compare their speeds: soon, and then from time to time."""
 WORTH_IT = 1.03
 """Shares are cut anew when a step is to become shorter by this factor."""
 STRAGGLES, KEEPS_UP = 1.25, 1.1
-"""A rank that takes so many times as long for a sample as the middle one is told of, until it takes
-no longer than the latter."""
+"""A rank that takes STRAGGLES times as long for a sample as the middle one is reported, until it
+takes less than KEEPS_UP times as long."""
 
 
-class LoadBalancedDdp(Ddp):
-    """As `Replicated`; each rank's share is as large as it is fast."""
+class LoadBalancing(ReplicaSync):
+    """Makes each rank's share as large as the rank is fast."""
 
-    def _replica(self) -> GradientEngine:
-        workload = self.given.workload
-        self._timed = TimedGradientEngine(self.model, workload.loss_sum, self.given.autocast)
-        return self._timed
+    def __init__(self, given: StrategyContext, gradients: TimedGradientEngine) -> None:
+        super().__init__(given)
+        self._timed = gradients
 
     def prepare(self, feed: Prefetcher, step: int) -> None:
-        super().prepare(feed, step)
         self._feed, self._begun_after = feed, step
         self._parts = [1 / self.world_size] * self.world_size
-        self._told: list[int] = []
+        self._reported: list[int] = []
         self._timed.seconds_per_sample.clear()
 
     def after_step(self, step: int) -> None:
@@ -53,12 +57,12 @@ class LoadBalancedDdp(Ddp):
             return
         own = self._timed.seconds_per_sample
         num_steps = len(own)
-        seconds = _everyones(statistics.median(own) if own else math.inf, self.device)
+        seconds = _everyones(statistics.median(own) if own else math.inf, self.given.device)
         own.clear()
         if math.inf in seconds:
-            return  # nobody knows how fast a rank is that had nothing to do
+            return  # the speed of a rank that had nothing to do is not known
         if self.rank == 0:
-            self._tell(step, seconds, num_steps)
+            self._report(step, seconds, num_steps)
         parts = in_proportion(seconds)
         now = max(part * each for part, each in zip(self._parts, seconds, strict=True))
         then = max(part * each for part, each in zip(parts, seconds, strict=True))
@@ -66,16 +70,16 @@ class LoadBalancedDdp(Ddp):
             self._parts = parts
             self._feed.cut_anew(parts, from_step=step + 1)
 
-    def _tell(self, step: int, seconds: Sequence[float], num_steps: int) -> None:
-        """Leave a frame when other ranks straggle than was told last."""
+    def _report(self, step: int, seconds: Sequence[float], num_steps: int) -> None:
+        """Report the stragglers when they are other ranks than in the last report."""
         middle = statistics.median_low(seconds)
-        limits = [KEEPS_UP if rank in self._told else STRAGGLES for rank in range(len(seconds))]
+        limits = [KEEPS_UP if rank in self._reported else STRAGGLES for rank in range(len(seconds))]
         slow = [r for r, each in enumerate(seconds) if each > limits[r] * middle]
-        if slow == self._told:
+        if slow == self._reported:
             return
-        self._told = slow
+        self._reported = slow
         taken = [
-            part * each * self.options.global_batch_size
+            part * each * self.given.spec.train.global_batch_size
             for part, each in zip(self._parts, seconds, strict=True)
         ]
         lost_s = max(taken) - statistics.median_low(taken)
@@ -90,7 +94,7 @@ class LoadBalancedDdp(Ddp):
 
 
 class TimedGradientEngine(GradientEngine):
-    """As `Replica`; knows how long a sample took in each step, not counting the wait for others."""
+    """Knows how long a sample took in each step, without the wait for other ranks."""
 
     def __init__(self, *parts: object) -> None:
         super().__init__(*parts)  # type: ignore[arg-type]
@@ -121,6 +125,12 @@ class TimedGradientEngine(GradientEngine):
 
     def _wait_for_device(self) -> None:
         devices.synchronize(self._objective.slot.device)
+
+
+def load_balanced_ddp(given: StrategyContext) -> Ddp:
+    gradients = TimedGradientEngine(*engine_parts(given))
+    update = optimizer_step_of(given, gradients)
+    return Ddp(given, gradients, update, LoadBalancing(given, gradients))
 
 
 def in_proportion(seconds: Sequence[float]) -> list[float]:

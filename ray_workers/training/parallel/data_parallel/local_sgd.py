@@ -13,20 +13,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from dray import spec
-from ray_workers.training.core.schedule import Calendar
 from ray_workers.training.data.prefetcher import Prefetcher, Share
 from ray_workers.training.elastic import process_group, state_transfer
-from ray_workers.training.parallel.data_parallel.ddp import Ddp
+from ray_workers.training.parallel.data_parallel.ddp import (
+    Ddp,
+    ReplicaSync,
+    engine_parts,
+    optimizer_step_of,
+)
 from ray_workers.training.parallel.gradients import GradientEngine
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from ray_workers.training.parallel.strategy import StrategyContext
 
 
 class LocalGradientEngine(GradientEngine):
-    """Computes the mean gradient over this rank's own share, of which nobody else learns."""
+    """Computes the mean gradient over this rank's own share, of which no other rank learns."""
 
     def form(self, world_size: int) -> None:
         self._world_size = world_size
@@ -40,25 +43,28 @@ class LocalGradientEngine(GradientEngine):
         prepare: Callable[[int], None],
         before_exchange: Callable[[], None],
     ) -> None:
-        """As `Replica`'s, but of this rank's share alone; `before_exchange` is not called."""
+        """Of this rank's share alone; `before_exchange` is not called."""
         (mine,) = shares
         prepare(mine.batch.number)
         weight = 0.0 if mine.batch.is_empty else 1 / len(mine.batch.indices)
         self._exchange(mine, weight / self._world_size, scale, lambda: None)
 
 
-class Agreement:
-    """When the ranks agree, how, and what a checkpoint holds besides."""
+class PeriodicAveraging(ReplicaSync):
+    """After some steps the ranks agree on weights; a checkpoint holds the inner states of all."""
 
-    def __init__(
-        self, model: nn.Module, update: OptimizerStep, options: spec.Sync, calendar: Calendar
-    ) -> None:
+    saves_alone = False
+
+    def __init__(self, given: StrategyContext, update: OptimizerStep) -> None:
+        super().__init__(given)
+        options, model = given.spec.sync, given.workload.model
+        assert options is not None
         self._update = update
         self._every = options.every
-        self._calendar = calendar
         self._weights = [p.detach() for p in model.parameters() if p.requires_grad]
         self._means = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self.agreed = [weight.clone() for weight in self._weights]
+        """The weights that the ranks last agreed on."""
         self._outer: torch.optim.SGD | None = None
         if options.outer is not None:
             lr, momentum = options.outer.lr, options.outer.momentum
@@ -66,28 +72,29 @@ class Agreement:
                 self.agreed, lr=lr, momentum=momentum, nesterov=momentum > 0.0
             )
         self._others: list[dict[str, Any]] = []
-        self.preemption_requested = False
-        """Whether somebody had been asked to leave when the ranks last agreed."""
+        self._is_asked_to_leave = False
 
-    def begin(self) -> None:
-        """Go on from the weights that the model has now, on every rank."""
+    @property
+    def preemption_requested(self) -> bool:
+        """Whether any rank had been asked to leave when the ranks last agreed."""
+        return self._is_asked_to_leave
+
+    def prepare(self, feed: Prefetcher, step: int) -> None:
         torch._foreach_copy_(self.agreed, self._weights)
 
-    def is_due_after(self, step: int) -> bool:
-        """Whether the ranks agree after this step."""
-        calendar = self._calendar
+    def after_step(self, step: int) -> None:
+        calendar = self.given.calendar
         is_due = calendar.evaluates_after(step) or calendar.saves_after(step)
-        return is_due or step % self._every == 0
+        if is_due or step % self._every == 0:
+            self.given.page.exchange()
+            self._agree()
 
     @torch.no_grad()
-    def reach(self, world_size: int, *, leaves: bool) -> None:
-        """Have the same weights on every rank. A collective.
-
-        leaves: whether this rank was asked to leave; all learn whether any was.
-        """
-        asked = self._weights[0].new_tensor([float(leaves)])
-        *means, asked = _means([*self._weights, *self._means, asked], world_size)
-        self.preemption_requested = bool(asked > 0.0)
+    def _agree(self) -> None:
+        """Have the same weights on every rank, and know whether any was asked to leave."""
+        asked = self._weights[0].new_tensor([float(self.given.page.is_asked_to_leave)])
+        *means, asked = _means([*self._weights, *self._means, asked], self.world_size)
+        self._is_asked_to_leave = bool(asked > 0.0)
         for buffer, mean in zip(self._means, means[len(self._weights) :], strict=True):
             buffer.copy_(mean)
         if self._outer is None:
@@ -99,69 +106,30 @@ class Agreement:
             self._outer.zero_grad()
         torch._foreach_copy_(self._weights, self.agreed)
 
-    def consolidate(self, device: torch.device) -> None:
-        """Have rank 0 know the inner states of all, for a checkpoint. A collective."""
-        self._others = state_transfer.gather(self._update.state_dict, device)
+    def consolidate(self) -> None:
+        self._others = state_transfer.gather(self._update.state_dict, self.given.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """On rank 0; with what `consolidate` found, once."""
+        """With the inner states that `consolidate` found, once."""
         inner, self._others = self._others, []
         outer = {} if self._outer is None else self._outer.state_dict()
-        return {"outer": outer, "inner": inner}
+        return {"local": {"outer": outer, "inner": inner}}
 
-    def load_state_dict(self, state: Mapping[str, Any], rank: int) -> None:
-        """Take the inner state that this rank had; one that was not there takes another's."""
-        if self._outer is not None and state["outer"]:
-            self._outer.load_state_dict(state["outer"])
-        inner = state["inner"]
-        place = rank % (len(inner) + 1)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the inner state that this rank had; a rank beyond those takes another's."""
+        local = state["local"]
+        if self._outer is not None and local["outer"]:
+            self._outer.load_state_dict(local["outer"])
+        inner = local["inner"]
+        place = self.rank % (len(inner) + 1)
         if place:
             self._update.load_state_dict(inner[place - 1])
 
 
-class LocalSgd(Ddp):
-    """As `Replicated`, with gradients that are each rank's own."""
-
-    def __init__(self, given: StrategyContext) -> None:
-        super().__init__(given)
-        assert given.spec.sync is not None
-        self._agreement = Agreement(self.model, self.update, given.spec.sync, given.calendar)
-
-    def _replica(self) -> GradientEngine:
-        return LocalGradientEngine(self.model, self.given.workload.loss_sum, self.given.autocast)
-
-    def prepare(self, feed: Prefetcher, step: int) -> None:
-        super().prepare(feed, step)
-        self._agreement.begin()
-
-    def after_step(self, step: int) -> None:
-        if self._agreement.is_due_after(step):
-            page = self.given.page
-            page.exchange()
-            self._agreement.reach(self.world_size, leaves=page.is_asked_to_leave)
-
-    @property
-    def agreed(self) -> Sequence[Tensor]:
-        """The weights that the ranks last agreed on."""
-        return self._agreement.agreed
-
-    @property
-    def preemption_requested(self) -> bool:
-        return self._agreement.preemption_requested
-
-    def consolidate(self) -> None:
-        self._agreement.consolidate(self.device)
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"local": self._agreement.state_dict()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        self._agreement.load_state_dict(state["local"], self.rank)
-
-    @property
-    def saves_alone(self) -> bool:
-        return False
+def local_sgd(given: StrategyContext) -> Ddp:
+    gradients = LocalGradientEngine(*engine_parts(given))
+    update = optimizer_step_of(given, gradients)
+    return Ddp(given, gradients, update, PeriodicAveraging(given, update))
 
 
 def _means(tensors: Sequence[Tensor], world_size: int) -> list[Tensor]:

@@ -27,8 +27,8 @@ from ray_workers.training import devices
 from ray_workers.training.core import compat_torch
 from ray_workers.training.data.prefetcher import Prefetcher
 from ray_workers.training.parallel.data_parallel.compression import (
+    compressed_or_plain,
     compression_of,
-    replica_of,
     takes_momentum,
 )
 from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel
@@ -40,14 +40,14 @@ from ray_workers.training.parallel.optim.optimizer_step import (
 
 
 class Zero1(ModelParallel):
-    """As `Divided`; ranks of a `shard` group have parts of the optimizer's state alone."""
+    """The ranks of a `shard` group have parts of the optimizer's state alone."""
 
     _is_torn = False
-    """Whether the group broke in the midst of an update, and no twin has given its state since."""
+    """Whether the group broke in the midst of an update, and no peer has given its state since."""
 
     def _build(self) -> None:
         self.model = self._stage(0, 1)
-        self.gradients = replica_of(self.given, self.model)
+        self.gradients = compressed_or_plain(self.given, self.model)
         page = self.given.page
         self.update = self._spread_update = Zero1Step(
             *(self.model, self.gradients, self.options, self.device),
@@ -100,8 +100,8 @@ class Zero1(ModelParallel):
 
 
 class Zero1Step(OptimizerStep):
-    """As `Update`, of an optimizer of which this rank has a part. Whether any rank was asked to
-    leave is known to all after each step."""
+    """The step of an optimizer of which this rank has a part. After each step all ranks know
+    whether any was asked to leave."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Zero1Step(OptimizerStep):
     def consolidate(self) -> None:
         """Have rank 0 know all of the state. A collective of its group."""
         self._spread.consolidate_state_dict(to=0)
-        # It copies to main memory, and does not wait (pytorch/pytorch#198020).
+        # The call copies to main memory without waiting for the copy (pytorch/pytorch#198020).
         devices.synchronize(self._one.device)
         self._is_gathered = self._spread.rank == 0 and dist.get_rank() == 0
 
@@ -145,8 +145,8 @@ class Zero1Step(OptimizerStep):
         return state
 
     def _load_optimizer(self, state: Mapping[str, Any], part: Callable[[Any, Tensor], Any]) -> None:
-        # Its own way would move `step` to the CPU, where a fused optimizer on a GPU can't use it
-        # (pytorch/pytorch#124133).
+        # `ZeroRedundancyOptimizer.load_state_dict` would move `step` to the CPU, where a fused
+        # optimizer on a GPU can't use it (pytorch/pytorch#124133).
         load_named_state(self._spread.optim, self._names, state, part)
 
 

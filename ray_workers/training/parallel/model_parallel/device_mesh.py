@@ -33,7 +33,7 @@ class Mesh:
         self.at: dict[str, int] = {}
         for axis in reversed(AXES):
             rank, self.at[axis] = divmod(rank, self.sizes[axis])
-        # Who computes other places of the same samples holds parts of the model as well.
+        # Ranks that compute other places of the same samples hold parts of the model as well.
         self.num_holders = self.sizes["shard"] * self.sizes["context"]
         faultpoint(FaultPoint.BEFORE_MESH)
         self._whole = self._make(device)

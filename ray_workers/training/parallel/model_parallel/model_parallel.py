@@ -39,8 +39,8 @@ from ray_workers.training.parallel.model_parallel.sharded_gradients import Shard
 from ray_workers.training.parallel.optim.optimizer_step import ShardedOptimizerStep
 from ray_workers.training.parallel.strategy import AUTOCAST, DataPart, Strategy, StrategyContext
 
-# It warns, in each evaluation and of each job, of what an operation in place on a view would do:
-# nothing here changes a model's outputs.
+# FSDP2 warns, in each evaluation, of operations in place on a view: nothing here changes a model's
+# outputs.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
@@ -74,9 +74,9 @@ class ModelParallel(Strategy):
         self._pipeline: Pipeline | None = None
         self._context: Context | None = None
         self._parts: dict[str, Any] | None = None
-        """What it kept of the group before."""
+        """This rank's state in the group before."""
         self._is_built = False
-        """Whether it has its part of the model in the group that it is in."""
+        """Whether this rank has its part of the model in the group that it is in."""
 
     def join_group(self, rank: int, world_size: int) -> None:
         super().join_group(rank, world_size)
@@ -129,7 +129,7 @@ class ModelParallel(Strategy):
         blocks = (part for part in listed_parts(model) if any(True for _ in part.parameters()))
         for unit in blocks:  # each is gathered at once
             fully_shard(unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
-        # What goes into the model may be numbers of a table, which half a word can't hold.
+        # The model's inputs may be numbers of a table, which half a word can't hold.
         policy = replace(policy, cast_forward_inputs=False)
         fully_shard(model, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
 
@@ -164,7 +164,7 @@ class ModelParallel(Strategy):
             source = max(mine, key=lambda twin: everyones[twin])
             group = self.mesh.group("data")
             handed = state_transfer.broadcast(state, source, self.rank, self.device, group)
-        # What was due after the step is done again if some have not done it.
+        # Evaluations and saves after the step are done again if some ranks have not done them.
         return min(newest), handed if progress < newest[self.rank] else None
 
     def _twins_of(self, rank: int) -> range:
@@ -265,9 +265,8 @@ class ModelParallel(Strategy):
 
 
 def _policy(parallel: Parallel) -> MixedPrecisionPolicy:
-    """Without a word about types where the model's own are kept."""
+    """The types that the document asks for; None keeps the model's own."""
     param = AUTOCAST.get(parallel.param_dtype)
-    # Left out it is that of the parameters.
     reduce = AUTOCAST.get(parallel.reduce_dtype, param and torch.float32)
     return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
 

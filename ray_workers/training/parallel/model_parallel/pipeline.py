@@ -131,7 +131,7 @@ class Pipeline:
 
 
 class _Losses:
-    """What the schedule calls with the outputs and targets of a micro-batch."""
+    """The function that the schedule calls with the outputs and targets of a micro-batch."""
 
     of: LossSum
     weight: float | Tensor = 1.0
@@ -141,10 +141,10 @@ class _Losses:
 
 
 class PipelineGradientEngine(ShardedGradientEngine):
-    """As `PartReplica`, of the stages that this rank holds."""
+    """Computes the gradient of the stages that this rank holds."""
 
     def __init__(self, pipeline: Pipeline, loss_sum: LossSum, *parts: Any) -> None:
-        """parts: of a `PartReplica`, in its order."""
+        """parts: the other arguments of a `ShardedGradientEngine`, in its order."""
         model, *rest = parts
         super().__init__(model, loss_sum, *rest)
         self._loss_sum = loss_sum

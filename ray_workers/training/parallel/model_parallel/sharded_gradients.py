@@ -19,7 +19,7 @@ from ray_workers.training.parallel.model_parallel.device_mesh import Mesh
 
 
 class ShardedGradientEngine(GradientEngine):
-    """As `Replica`, of this rank's part of the model."""
+    """Computes the gradient of this rank's part of the model."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ShardedGradientEngine(GradientEngine):
         self._is_asked_to_leave = is_asked_to_leave
         self._shares: dict[tuple[float, ...], Tensor] = {}
         self.preemption_requested = False
-        """Whether somebody had been asked to leave at the last step: all save together."""
+        """Whether any rank had been asked to leave at the last step: all save together."""
 
     def form(self, world_size: int) -> None:
         self._world_size = world_size
@@ -95,8 +95,8 @@ class ShardedGradientEngine(GradientEngine):
         return self._added_up(carried)
 
     def _added_up(self, carried: Tensor) -> Tensor:
-        """The loss over all ranks. In the same message go whether somebody was asked to leave, and
-        what the gradients' norm is made of."""
+        """The loss over all ranks. The same message carries whether any rank was asked to leave,
+        and the squares of which the gradients' norm is made."""
         asked = torch.full_like(carried, float(self._is_asked_to_leave()))
         # The ranks of a tensor group have all computed the same.
         alike = self._mesh.num_exchanging * self._mesh.sizes["tensor"]

@@ -125,6 +125,6 @@ class Lamb(_Layerwise):
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
-    """1 where either is zero. Without a look at the values, which a GPU would have to wait for."""
+    """1 where either is zero. Does not read the values, which would wait for a GPU."""
     usable = (above > 0) & (below > 0)
     return torch.where(usable, above / torch.where(usable, below, 1.0), 1.0)

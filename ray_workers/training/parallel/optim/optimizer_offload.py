@@ -1,7 +1,7 @@
-"""Optimizer state that lies in fewer bits, or in the host's memory, between the steps.
+"""Optimizer state that is kept in fewer bits, or in the host's memory, between the steps.
 
 The optimizer does its step as ever, in fp32 on the device of the parameters, but of a bucket of
-parameters at a time: what those need is fetched before, and stowed away after.
+parameters at a time: their state is fetched before, and offloaded after.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ray_workers.training.parallel.dtensor import Apart, like, local
 BUCKET_BYTES = 64 << 20
 """Of the parameters whose state is fetched together; at least one parameter."""
 NUM_STEPS = "stowed"
-"""Option of the first group: how often it was stepped, which a checkpoint keeps."""
+"""Option of the first group, by its name in checkpoints: how often the optimizer was stepped."""
 
 
 Part = Callable[[Any, Tensor], Any]
@@ -40,7 +40,7 @@ class Later(NamedTuple):
 
 
 def made_later(part: Part) -> Part:
-    """Only what may be a moment: how a count of steps is kept is torch's to say."""
+    """Only for values that may be moments: torch decides how a count of steps is kept."""
 
     def made(value: Any, parameter: Tensor) -> Any:
         is_large = isinstance(value, Tensor) and value.ndim > 0
@@ -51,12 +51,12 @@ def made_later(part: Part) -> Part:
 
 class OffloadedState:
     """Takes an optimizer's `step` and `load_state_dict` over; moments as large as their parameter
-    are stowed."""
+    are offloaded."""
 
     def __init__(
         self, optimizer: Optimizer, *, as_bf16: bool = False, home: torch.device | None = None
     ) -> None:
-        """home: where they lie; None for where the parameters do."""
+        """home: the device of the moments between steps; None for that of the parameters."""
         self._optimizer = optimizer
         self._as_bf16 = as_bf16
         self._home = home
@@ -79,7 +79,7 @@ class OffloadedState:
                 ]
                 self._optimizer.param_groups = [part for part in parts if part["params"]]
                 self._step()
-                self._stow(bucket)
+                self._offload(bucket)
                 for group, part in zip(groups, parts, strict=True):
                     if part["params"]:  # what the optimizer remembers of a group
                         group.update({**part, "params": group["params"]})
@@ -88,8 +88,8 @@ class OffloadedState:
         groups[0][NUM_STEPS] = self._num_steps + 1
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As the optimizer's; values may be `Later`. Each moment goes to where it is stowed before
-        the next is made: all of them may be more than the device holds."""
+        """As the optimizer's; values may be `Later`. Each moment is offloaded before the next is
+        made: all of them may be more than the device holds."""
         parameters = self._parameters()
         later = [
             (at, name, value)
@@ -130,7 +130,7 @@ class OffloadedState:
                 here = _plain(value).to(local(parameter))
                 self._optimizer.state[parameter][name] = like(here, parameter)
 
-    def _stow(self, parameters: Sequence[Tensor]) -> None:
+    def _offload(self, parameters: Sequence[Tensor]) -> None:
         for parameter in parameters:
             for name, value in self._moments(parameter):
                 self._keep(parameter, name, value)
@@ -148,7 +148,7 @@ class OffloadedState:
             state[name] = Apart(place, parameter) if isinstance(parameter, DTensor) else place
 
     def _moments(self, parameter: Tensor) -> list[tuple[str, Tensor | Apart]]:
-        """Of its state what is as large as it is."""
+        """The parts of a parameter's state that are as large as the parameter."""
         state = self._optimizer.state.get(parameter, {})
         return [(name, value) for name, value in state.items() if _is_moment(value, parameter)]
 
@@ -182,8 +182,8 @@ def rounded(values: Tensor, number: int) -> Tensor:
     that decays by a thousandth in each step would stand still (stochastic rounding, as in
     arXiv:2010.06192).
 
-    Drawn from the numbers' own bits, their places and that of the step: who has the same numbers
-    rounds alike, now and after a resume.
+    The chances follow from the numbers' own bits, their places and the step: ranks with the same
+    numbers round alike, now and after a resume.
     """
     bits = values.float().view(torch.int32)
     places = torch.arange(bits.numel(), dtype=torch.int32, device=bits.device).view_as(bits)
@@ -193,7 +193,7 @@ def rounded(values: Tensor, number: int) -> Tensor:
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """Of each number one that looks drawn by chance (the finaliser of MurmurHash3)."""
+    """A number that looks random for each number (the finaliser of MurmurHash3)."""
     for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB), (16, 1)):
         bits = (bits ^ (bits >> shift & (1 << 32 - shift) - 1)) * factor
     return bits

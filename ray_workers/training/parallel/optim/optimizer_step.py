@@ -18,7 +18,7 @@ from ray_workers.training.parallel.optim.optimizer_offload import OffloadedState
 from ray_workers.training.parallel.optim.optimizers import build_optimizer, set_lr
 
 LEAST_SCALE = 2.0**-20
-"""36 steps in a row after the scale begins: no gradient overflows at that which is finite."""
+"""Reached after 36 overflows in a row: no finite gradient overflows at this scale."""
 
 
 class OptimizerStep:
@@ -27,22 +27,22 @@ class OptimizerStep:
     def __init__(
         self,
         model: nn.Module,
-        replica: GradientEngine,
+        gradients: GradientEngine,
         options: spec.Train,
         device: torch.device,
         *,
         has_momentum: bool = True,
     ) -> None:
-        """`has_momentum`: sgd's is not somebody else's."""
+        """has_momentum: the momentum of SGD is the optimizer's, and not a compressor's."""
         self._model = model
-        self._replica = replica
+        self._gradients = gradients
         self._max_norm = options.max_grad_norm
         self._skips = options.on_divergence == "skip_step"
         chosen = options.optimizer
         if not has_momentum:
             chosen = chosen.model_copy(update={"momentum": 0.0})
         self._optimizer = build_optimizer(model, chosen)
-        self._stowed = _stowed(self._optimizer, chosen)
+        self._offloaded = _offloaded(self._optimizer, chosen)
         self._names: Names = {parameter: name for name, parameter in model.named_parameters()}
         self._scaler: torch.amp.GradScaler | None = None
         self._one = torch.ones((), device=device)
@@ -59,7 +59,7 @@ class OptimizerStep:
         return self._model if self._average is None else self._average.module
 
     def loss_scale(self) -> Tensor | None:
-        """What the loss must be multiplied by before the backward pass."""
+        """The factor of the loss in the backward pass; None for 1."""
         return None if self._scaler is None else self._scaler.scale(self._one)
 
     def step(self, lr: float) -> Tensor:
@@ -71,7 +71,7 @@ class OptimizerStep:
         set_lr(self._optimizer, lr)
         norm = self._unscaled_norm()
         if self._skips and self._scaler is None and not norm.isfinite():
-            self._replica.forget_gradients()
+            self._gradients.forget_gradients()
             return norm
         if self._max_norm is not None:
             clip_gradients(self._model, self._max_norm, norm)
@@ -81,20 +81,20 @@ class OptimizerStep:
             self._step_in_scale(self._scaler, norm)
         if self._average is not None:
             self._average.update_parameters(self._model)
-        self._replica.forget_gradients()
+        self._gradients.forget_gradients()
         return norm
 
     def _unscaled_norm(self) -> Tensor:
         """The gradient's norm, once it is without the loss scale."""
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
-        return self._replica.grad_norm()
+        return self._gradients.grad_norm()
 
     def _step_in_scale(self, scaler: torch.amp.GradScaler, norm: Tensor) -> None:
         """Step if the gradient, with this norm, has not overflowed, and set the next scale.
 
-        Not by the scaler's own `step`: fused SGD, told by it to skip its first step, has what lay
-        in memory for its momentum from then on (torch 2.13). The price is a wait for the device.
+        Not by the scaler's own `step`: fused SGD that skips its first step for it has undefined
+        memory for its momentum from then on (torch 2.13). The price is a wait for the device.
         """
         overflowed = not norm.isfinite()
         if not overflowed:
@@ -141,7 +141,7 @@ class OptimizerStep:
         self._load_rest(state)
 
     def _load_optimizer(self, state: Mapping[str, Any], part: Callable[[Any, Tensor], Any]) -> None:
-        taken = part if self._stowed is None else made_later(part)
+        taken = part if self._offloaded is None else made_later(part)
         load_named_state(self._optimizer, self._names, state, taken)
 
     def start_average(self) -> None:
@@ -151,11 +151,11 @@ class OptimizerStep:
 
 
 class ShardedOptimizerStep(OptimizerStep):
-    """As `Update`, of parts of which other ranks have the rest. A part does not show whether
-    another overflowed; the norm, which all ranks share, does."""
+    """The step of parts whose rest other ranks have. A part does not show whether another
+    overflowed; the norm, which all ranks share, does."""
 
     def _unscaled_norm(self) -> Tensor:
-        norm = self._replica.grad_norm()
+        norm = self._gradients.grad_norm()
         if self._scaler is None:
             return norm
         factor = self._scaler.scale(self._one).reciprocal()
@@ -166,14 +166,14 @@ class ShardedOptimizerStep(OptimizerStep):
 
 
 def clip_gradients(model: nn.Module, max_norm: float, norm: Tensor) -> None:
-    """What `torch.nn.utils.clip_grads_with_norm_` does, on this rank's parts of the gradients."""
+    """As `torch.nn.utils.clip_grads_with_norm_`, on this rank's parts of the gradients."""
     parts = [local(p.grad) for p in model.parameters() if p.grad is not None]
     if parts:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(parts, factor)
 
 
-def _stowed(optimizer: torch.optim.Optimizer, options: spec.Optimizer) -> OffloadedState | None:
+def _offloaded(optimizer: torch.optim.Optimizer, options: spec.Optimizer) -> OffloadedState | None:
     if options.state_dtype == "fp32" and not options.offload:
         return None
     home = torch.device("cpu") if options.offload else None

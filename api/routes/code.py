@@ -1,0 +1,175 @@
+"""/v1/code: uploads of the code that jobs bring along, and its files read back."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import tarfile
+from collections.abc import AsyncIterator, Sequence
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from api.context import Caller, NoParameters, TheCode, TheContext, TheReading
+from api.http import body
+from api.http.caching import answer, fresh
+from api.http.downloads import BINARY, DOWNLOAD
+from api.openapi import json_body
+from api.problems import Refused, declare
+from dray import views
+from dray.code.manifest import FileEntry
+from dray.requests import CodeRequest
+from service.code.uploads import CodeUploads, StoredFile
+
+router = APIRouter(prefix="/v1", tags=["code"])
+
+DESCRIPTION_BYTES = 16 << 20
+"""The largest description of an upload: some 20,000 files."""
+PARTS_BYTES = 16 << 20
+"""The largest body with parts."""
+TAR = "application/x-tar"
+
+_UPLOAD = declare(
+    "malformed_request",
+    "body_too_large",
+    "unsupported_media_type",
+    "invalid_parameter",
+    "bad_upload",
+    "upload_too_large",
+    "quota_exceeded",
+    "storage_unavailable",
+)
+
+
+@router.post(
+    "/code",
+    operation_id="describe_code",
+    response_model=views.Code,
+    openapi_extra=json_body(CodeRequest),
+    dependencies=[NoParameters],
+    responses={**_UPLOAD, **declare("invalid_document")},
+)
+async def describe(request: Request, code: TheCode, owner: Caller) -> Response:
+    """Say which files the code is made of; the answer says which of their parts are missing.
+
+    Send those, and then the same description again: code with no part missing can be submitted. An
+    upload that was cut off goes on in the same way.
+    """
+    wanted, _document = await body.read_as(CodeRequest, request, DESCRIPTION_BYTES)
+    files = [
+        FileEntry(file.path, file.size_bytes, file.is_executable, tuple(file.parts))
+        for file in wanted.files
+    ]
+    return fresh(await code.describe(files, owner), 200)
+
+
+@router.post(
+    "/code/parts",
+    operation_id="upload_code_parts",
+    status_code=204,
+    response_class=Response,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                kind: {"schema": {"type": "string", "format": "binary"}, "example": "(bytes)"}
+                for kind in (BINARY, TAR)
+            },
+        }
+    },
+    dependencies=[NoParameters],
+    responses=_UPLOAD,
+)
+async def upload_parts(request: Request, code: TheCode, owner: Caller) -> Response:
+    """Send parts: one as `application/octet-stream`, or several as `application/x-tar`, each a file
+    that has its SHA-256 as its name. At most 4 MiB a part and 16 MiB a request."""
+    content, kind = await body.read_bytes(request, PARTS_BYTES, (BINARY, TAR))
+    if kind == TAR:
+        parts = await asyncio.to_thread(_members, content)
+    else:
+        parts = {(await asyncio.to_thread(hashlib.sha256, content)).hexdigest(): content}
+    await code.put_parts(parts, owner)
+    return Response(status_code=204)
+
+
+def _members(content: bytes) -> dict[str, bytes]:
+    """The files of a tar archive by their names."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+            for member in archive:
+                packed = archive.extractfile(member) if member.isreg() else None
+                if packed is None or member.size < 0:
+                    raise Refused("bad_upload", f"{member.name[:100]!r} is no regular file")
+                found[member.name] = packed.read()
+    except (tarfile.TarError, ValueError, OSError, EOFError) as error:
+        raise Refused("bad_upload", f"the body is no whole tar archive: {error}") from None
+    return found
+
+
+@router.get(
+    "/jobs/{job_id}/code",
+    operation_id="get_job_code",
+    response_model=views.CodeFilePage,
+    dependencies=[NoParameters],
+    responses=declare(
+        "malformed_request",
+        "invalid_parameter",
+        "job_not_found",
+        "code_not_found",
+        "storage_unavailable",
+    ),
+)
+async def job_code(
+    request: Request, code: TheCode, reading: TheReading, _: Caller, job_id: str
+) -> Response:
+    """The files that the job runs, as they were uploaded."""
+    owner, identity = await reading.code_of(job_id)
+    files = await code.files(owner, identity)
+    items = [
+        views.CodeFile(path=file.path, size_bytes=file.size_bytes, is_executable=file.is_executable)
+        for file in files
+    ]
+    return answer(request, views.CodeFilePage(id=identity, items=items))
+
+
+@router.get(
+    "/jobs/{job_id}/code/archive",
+    operation_id="download_job_code",
+    response_class=Response,
+    dependencies=[NoParameters],
+    responses={
+        200: {"description": "A tar archive.", "content": DOWNLOAD[200]["content"]},
+        **declare(
+            "malformed_request",
+            "invalid_parameter",
+            "job_not_found",
+            "code_not_found",
+            "storage_unavailable",
+        ),
+    },
+)
+async def job_code_archive(
+    context: TheContext, code: TheCode, reading: TheReading, _: Caller, job_id: str
+) -> Response:
+    """The same files with what is in them, as a tar archive."""
+    owner, identity = await reading.code_of(job_id)
+    files = await code.files(owner, identity)
+    headers = {
+        "X-Content-Type-Options": "nosniff",
+        "Content-Disposition": f'attachment; filename="{identity}.tar"',
+    }
+    return StreamingResponse(_archive(code, files), 200, headers, media_type=BINARY)
+
+
+async def _archive(code: CodeUploads, files: Sequence[StoredFile]) -> AsyncIterator[bytes]:
+    for file in files:
+        member = tarfile.TarInfo(file.path)
+        member.size = file.size_bytes
+        member.mode = 0o755 if file.is_executable else 0o644
+        yield member.tobuf(tarfile.PAX_FORMAT)
+        async for piece in code.pieces(file):
+            yield piece
+        yield bytes(-file.size_bytes % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)

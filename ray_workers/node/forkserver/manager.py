@@ -1,0 +1,164 @@
+"""Keeps a node's forkserver running, and ends processes that outlived a forkserver.
+
+A forkserver that is stopped, and not dead, starts no process and sees none end. The manager pings
+the forkserver, kills one that does not answer for too long, and starts the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import ray_workers
+from ray_workers.node import orphans
+from ray_workers.node.forkserver.client import ForkFailed, list_tasks
+from ray_workers.node.rank_environment import of_ranks
+from ray_workers.shared.paths import NODE_TMPDIR, compiled_code_dir
+from ray_workers.shared.procfs import started_ticks
+from ray_workers.shared.silence import Silence, SilenceLimits
+
+CODE_ROOT = Path(ray_workers.__file__).resolve().parents[1]
+CHECK_S = 0.2
+"""Pause between two checks of whether the forkserver lives."""
+ANSWER_CHECK_S = 0.05
+PING_S = 2.0
+"""How long the forkserver may take to answer a ping, and the pause before the next."""
+RESTART_PAUSES_S = (0.0, 1.0, 5.0, 15.0)
+"""Before each restart in a row of a forkserver that ended before it served."""
+REAP_BOUND_S = 5.0
+"""How long the manager waits for the end of processes that a dead forkserver left. Later calls of
+`orphans.reap` go on killing them."""
+
+
+class ForkserverManager:
+    """One forkserver at a time; the pipe that this object holds is its life."""
+
+    def __init__(
+        self, directory: Path, socket_path: str, module: str, limits: SilenceLimits
+    ) -> None:
+        """directory: the node's folder; module: `ray_workers.node.forkserver.server`."""
+        self._directory = directory
+        self._socket_path = socket_path
+        self._module = module
+        self._log_path = directory / "forkserver.log"
+        self._pid_path = directory / "forkserver.pid"
+        self._failure: str | None = None
+        self._limits = limits
+        self._silence = Silence()
+        self._has_answered = False
+        self._process = self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def silent_since(self) -> float | None:
+        """Unix seconds; None unless a forkserver that served is silent for `report_s`."""
+        if not self._has_answered or self._silence.seconds(self.pid) <= self._limits.report_s:
+            return None
+        return self._silence.since(self.pid)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        Path(self._socket_path).unlink(missing_ok=True)
+        self._kill_predecessor()
+        environment = of_ranks(os.environ)
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        # Ranks have a TMPDIR of their own, in which torch would keep what it compiled.
+        environment.setdefault(NODE_TMPDIR, tempfile.gettempdir())
+        # torch's default folder for compiled code has a name that another user can guess and take.
+        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_code_dir()))
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(CODE_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+        )
+        with self._log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", self._module, self._socket_path],
+                stdin=subprocess.PIPE,  # its lifeline: closes when this process ends
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        with contextlib.suppress(OSError):  # no room for it on the disk
+            self._pid_path.write_text(f"{process.pid} {started_ticks(process.pid)}")
+        return process
+
+    def _kill_predecessor(self) -> None:
+        """Kill a forkserver of this node whose agent is dead: a stopped one does not see that its
+        lifeline closed, and would keep its ranks for ever."""
+        with contextlib.suppress(OSError, ValueError):
+            pid, started = map(int, self._pid_path.read_text().split())
+            if started_ticks(pid) == started:
+                os.kill(pid, signal.SIGKILL)
+
+    async def run(self) -> None:
+        """Until cancelled: whenever the forkserver ends, start it again and end what it left."""
+        failures = 0
+        while True:
+            served = False
+            listening = asyncio.ensure_future(self._end_when_silent())
+            try:
+                while (code := self._process.poll()) is None:
+                    served = served or Path(self._socket_path).exists()
+                    await asyncio.sleep(CHECK_S)
+            finally:
+                listening.cancel()
+            tail = self._log_path.read_text(errors="replace")[-2000:].strip().splitlines()[-1:]
+            self._failure = f"its forkserver ended with code {code}: {tail}"
+            print(self._failure, flush=True)  # noqa: T201  # into the node agent's log
+            self._close_lifeline()
+            failures = 0 if served else failures + 1
+            await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
+            try:
+                self._process = self._start()
+            except OSError as error:  # no memory or no disk for it now
+                print(f"its forkserver can't be started: {error}", flush=True)  # noqa: T201
+                continue
+            await asyncio.to_thread(orphans.reap_within, [self._directory], REAP_BOUND_S)
+
+    async def _end_when_silent(self) -> None:
+        """Ping the current forkserver, and kill it when it is silent for too long. One that has not
+        answered yet may still be importing."""
+        process, self._has_answered = self._process, False
+        while True:
+            self._silence.asked(process.pid)
+            with contextlib.suppress(ForkFailed, TimeoutError):
+                async with asyncio.timeout(PING_S):
+                    await list_tasks(self._socket_path)
+                self._silence.answered(process.pid)
+                self._has_answered = True
+            limits, silent_s = self._limits, self._silence.seconds(process.pid)
+            if silent_s > (limits.gateway_s if self._has_answered else limits.start_s):
+                print(f"its forkserver was silent for {silent_s:.0f} s: killed", flush=True)  # noqa: T201
+                process.kill()
+                return self._silence.answered(process.pid)
+            await asyncio.sleep(PING_S)
+
+    def _close_lifeline(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    async def problem(self) -> str | None:
+        """None once the forkserver serves; the reason, if it ended."""
+        while True:
+            try:
+                await list_tasks(self._socket_path)
+            except ForkFailed:
+                if self._failure is not None:
+                    return self._failure
+                await asyncio.sleep(ANSWER_CHECK_S)
+            else:
+                self._failure = None
+                return None
+
+    def stop(self) -> None:
+        """End the forkserver and every process that it started. Blocking."""
+        self._close_lifeline()
+        self._process.wait()

@@ -1,0 +1,473 @@
+"""The forkserver: one process per node with torch already imported, forked for each rank.
+
+Run as `python -m ray_workers.node.forkserver.server SOCKET`, with a pipe on stdin that its node
+agent holds: when the agent is gone, the forkserver ends every process it started and exits.
+
+A client connects to SOCKET and sends one request: a line of JSON, with a file descriptor (the
+write end of a pipe for stdout and stderr) attached as SCM_RIGHTS, and perhaps a second one that
+is for the forked process alone (`given` in the request). Requests:
+
+    {"op": "rank", "task": RankTask}     fork a training process
+    {"op": "store", "address", "temp_dir"}
+                                         fork a process that serves a TCPStore behind a proxy at
+                                         this address
+    {"op": "list"}                       -> {"tasks": [{"job_id", "attempt", "rank",
+                                                        "incarnation", "pid", "left"}]}
+    {"op": "signal", "job_id", "attempt", "rank", "signal"}
+                                         a signal to the whole session of the newest process
+                                         at this rank -> {"pids": [...]}
+    {"op": "dump", "job_id", "attempt", "rank"}
+                                         have that process write its stacks -> {"pids": [...]}
+
+A fork is answered by `{"pid": ...}` and, when the process and everything it started are seen
+gone, `{"exit": code}` (negative: the signal). Processes that can't be ended within STUCK_S are
+named: `{"exit": code, "left": [pids]}`, the code being null if the forked process is among them;
+the session stays in the list, and goes on being killed, until it is gone. Both answers hold, as
+`"memory_kills"`, how many processes the kernel ended for want of memory between the fork and the
+end. Before the end the client may send `{"signal": number}`, delivered to the whole session. A
+client that closes its end, or dies, takes the session with it.
+
+The forkserver is one thread and one loop, because a fork copies only the thread that calls it:
+a lock that another thread held would stay locked in the child for ever. For the same reason the
+preload starts no thread and touches no CUDA.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ray_workers.node import session_records
+from ray_workers.node.forkserver import rank_init
+from ray_workers.shared.peer_credentials import is_own_unix
+from ray_workers.shared.prctl import PR_SET_CHILD_SUBREAPER, prctl
+from ray_workers.shared.procfs import (
+    Session,
+    boot_id,
+    find_members,
+    handles,
+    is_stopped,
+    new_mark,
+    num_memory_kills,
+    place,
+    send_signal,
+    signal_main_thread,
+    started_ticks,
+    stat_fields,
+)
+
+REQUEST_LIMIT_BYTES = 4 << 20
+DUMP_SIGNAL = signal.SIGUSR2
+"""On which a rank writes the stacks of its threads, once it has a handler for it."""
+SWEEP_S = 0.02
+"""Pause between two searches for processes of a session that was killed."""
+STUCK_S = 10.0
+"""How long processes that were killed may take to be gone before they count as stuck."""
+SILENT_S = 1.0
+"""How long a rank's init may take to report the end of a rank that was killed."""
+STUCK_SWEEP_S = 1.0
+"""Pause between two searches for stuck processes."""
+
+Find = Callable[[Sequence[Session]], dict[str, list[int]]]
+"""Live processes of sessions, by mark: `procfs.find_members`, or a test's stand-in."""
+
+
+@dataclass
+class Client:
+    """One connection and, once it asked for one, the process forked for it."""
+
+    connection: socket.socket
+    buffer: bytes = b""
+    fds: list[int] = field(default_factory=list)
+    request: dict[str, Any] = field(default_factory=dict)
+    session: Session | None = None
+    """That of the init (`ray_workers.node.forkserver.rank_init`) until the init has reported the
+    pid of the process itself."""
+    init_pid: int = 0
+    """0 once the init is gone."""
+    reports: int = -1
+    """Read end of the init's pipe; -1 once the init has closed it."""
+    unread: bytes = b""
+    """The init's last line, as far as it is there."""
+    exit_code: int | None = None
+    memory_kills_before: int = 0
+    memory_kills: int = 0
+    """Processes that the kernel ended for want of memory from the fork to the end."""
+    ending_since: float | None = None
+    """Since when the process is dead or was sent SIGKILL, by `time.monotonic`."""
+    left: list[int] = field(default_factory=list)
+    """Pids that were not gone in time, and that the client knows of."""
+
+    @property
+    def pid(self) -> int:
+        return self.session.pid if self.session else 0
+
+    def end(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self.memory_kills = num_memory_kills() - self.memory_kills_before
+        self.begin_end()
+
+    def begin_end(self) -> None:
+        if self.ending_since is None:
+            self.ending_since = time.monotonic()
+
+    def stands_at(self, message: dict[str, Any]) -> bool:
+        """Whether the process was forked for the rank that a request names."""
+        described = _described(self)
+        names = ("job_id", "attempt", "rank")
+        return bool(self.pid) and all(described[name] == message[name] for name in names)
+
+    def send(self, message: dict[str, Any]) -> None:
+        # A client that has closed its end needs no answer.
+        with contextlib.suppress(OSError):
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+class ForkServer:
+    """Serves one Unix socket until its lifeline closes."""
+
+    def __init__(
+        self, listener: socket.socket, lifeline: int, directory: Path, find: Find = find_members
+    ) -> None:
+        """directory: for the records of the sessions."""
+        self._listener = listener
+        self._lifeline = lifeline
+        self._directory = directory
+        self._find = find
+        self._place, self._boot_id = place(), boot_id()
+        self._started = int(stat_fields(os.getpid())[19])
+        self._clients: list[Client] = []
+        self._abandoned: list[Client] = []  # whose client is gone, or knows that they are stuck
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        while True:
+            watched: list[Any] = [self._listener, self._lifeline, self._wake_read]
+            connections = [client.connection for client in self._clients]
+            reports = {c.reports: c for c in self._clients + self._abandoned if c.reports >= 0}
+            waited_for = [*watched, *connections, *reports]
+            ready, _, _ = select.select(waited_for, [], [], self._pause_s())
+            if self._lifeline in ready and not os.read(self._lifeline, 4096):
+                return self._end_everything()
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+            for fd, client in reports.items():
+                if fd in ready:
+                    self._read_reports(client)
+            for client in list(self._clients):
+                if client.connection in ready:
+                    self._receive(client)
+            if self._listener in ready:
+                self._accept()
+            self._reap()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        if is_own_unix(connection):
+            self._clients.append(Client(connection))
+        else:
+            sys.stderr.write("refused a connection of another user\n")
+            connection.close()
+
+    def _pause_s(self) -> float | None:
+        """The longest wait for an event; None, without end, if no session is being ended."""
+        ending = [c for c in self._clients + self._abandoned if c.ending_since is not None]
+        if not ending:
+            return None
+        return STUCK_SWEEP_S if all(client.left for client in ending) else SWEEP_S
+
+    def _receive(self, client: Client) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(client.connection, 1 << 16, 4)
+        except OSError:
+            data, fds = b"", []
+        client.fds += fds
+        if not data:
+            return self._lost(client)
+        client.buffer += data
+        if len(client.buffer) > REQUEST_LIMIT_BYTES:
+            return self._lost(client)
+        while b"\n" in client.buffer:
+            line, client.buffer = client.buffer.split(b"\n", 1)
+            try:
+                self._handle(client, json.loads(line))
+            except (KeyError, TypeError, ValueError, OSError) as error:
+                # One bad request, or no memory for one more process, must not end the others.
+                sys.stderr.write(f"refused a request: {error!r}\n")
+                return self._lost(client)
+        return None
+
+    def _handle(self, client: Client, message: dict[str, Any]) -> None:
+        if "signal" in message and "op" not in message:
+            if client.pid and client.exit_code is None:
+                self._signal(client, message["signal"])
+        elif message["op"] == "list":
+            client.send(
+                {"tasks": [_described(c) for c in self._clients + self._abandoned if c.pid]}
+            )
+        elif message["op"] in ("signal", "dump"):
+            ranks = [c for c in self._clients if c.exit_code is None and c.stands_at(message)]
+            # The newest process: processes of an earlier one may be left.
+            pids = self._deliver(message, ranks[-1]) if ranks else []
+            client.send({"pids": pids})
+        else:
+            client.request = message
+            self._fork(client)
+
+    def _deliver(self, message: dict[str, Any], rank: Client) -> list[int]:
+        """Send a signal, or have stacks written; answer the pids that got the signal."""
+        if message["op"] == "signal":
+            return self._signal(rank, message["signal"])
+        if not handles(rank.pid, DUMP_SIGNAL):
+            return []
+        # The kernel would give a stopped process's signal to any of its threads.
+        signal_main_thread(rank.pid, DUMP_SIGNAL)
+        if is_stopped(rank.pid):
+            send_signal([rank.pid], signal.SIGCONT)
+        return [rank.pid]
+
+    def _signal(self, client: Client, number: int) -> list[int]:
+        pids = self._members([client])[client.pid]
+        send_signal(pids, number)
+        if number == signal.SIGKILL:
+            client.begin_end()
+        return pids
+
+    def _members(self, clients: Sequence[Client]) -> dict[int, list[int]]:
+        """Live processes of each client, by the pid that was forked for it."""
+        found = self._find([client.session for client in clients if client.session])
+        members = {}
+        for client in clients:
+            if client.session:
+                # The init stays to the last, so that no other process becomes a parent of the rest.
+                left = set(found[client.session.mark]) - {client.init_pid}
+                if client.exit_code is None:
+                    left.add(client.pid)  # which may be too young to show its session
+                members[client.pid] = sorted(left)
+        return members
+
+    def _fork(self, client: Client) -> None:
+        if client.pid or not client.fds:
+            raise ValueError("a connection starts one process, and brings the pipe for its output")
+        mark, own = new_mark(), os.getpid()
+        client.memory_kills_before = num_memory_kills()
+        client.reports, write_end = os.pipe()
+        os.set_blocking(client.reports, False)
+        client.init_pid = os.fork()
+        if client.init_pid == 0:
+            rank_init.run(client.request, client.fds, mark, own, write_end)
+        for fd in (write_end, *client.fds):
+            os.close(fd)
+        client.fds.clear()
+        client.session = Session(
+            client.init_pid, int(stat_fields(client.init_pid)[19]), mark, closed=True
+        )
+
+    def _read_reports(self, client: Client) -> None:
+        """Take what an init reports: the pid that it forked, and how that process ended."""
+        with contextlib.suppress(BlockingIOError):
+            while client.reports >= 0:
+                if data := os.read(client.reports, 4096):
+                    client.unread += data
+                else:  # the forkserver is the rank's parent now, and learns its end from the kernel
+                    os.close(client.reports)
+                    client.reports = -1
+                    client.begin_end()
+        *lines, client.unread = client.unread.split(b"\n")
+        for line in lines:
+            what, number = line.split()
+            if what == b"pid":
+                self._begun(client, int(number))
+            else:
+                client.end(int(number))
+
+    def _begun(self, client: Client, pid: int) -> None:
+        assert client.session is not None
+        started = started_ticks(pid)
+        client.session = Session(
+            pid, client.session.started if started is None else started, client.session.mark
+        )
+        self._write_down(client, client.session)
+        client.send({"pid": pid})
+
+    def _record(self, client: Client, session: Session) -> session_records.SessionRecord:
+        described = _described(client)
+        return session_records.SessionRecord(
+            place=self._place,
+            boot_id=self._boot_id,
+            server_pid=os.getpid(),
+            server_started=self._started,
+            pid=session.pid,
+            started=session.started,
+            mark=session.mark,
+            job_id=described["job_id"],
+            attempt=described["attempt"],
+            rank=described["rank"],
+            gpus=client.request.get("task", {}).get("env", {}).get("CUDA_VISIBLE_DEVICES", ""),
+        )
+
+    def _write_down(self, client: Client, session: Session) -> None:
+        try:
+            session_records.write_session(self._directory, self._record(client, session))
+        except OSError as error:
+            # The rank can train without its record, which matters only if the forkserver is killed.
+            sys.stderr.write(f"could not write down a session: {error!r}\n")
+
+    def _lost(self, client: Client) -> None:
+        """End the session of a client that is gone."""
+        self._clients.remove(client)
+        client.connection.close()
+        for fd in client.fds:
+            os.close(fd)
+        if client.pid:
+            self._abandoned.append(client)
+            self._signal(client, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """Collect the dead, end what they left, and report sessions of which nothing is left."""
+        self._collect_exit_codes()
+        for client in self._clients + self._abandoned:
+            if client.pid and client.exit_code is None and started_ticks(client.pid) is None:
+                client.begin_end()  # its init is about to report that, or is stopped
+        ending = [c for c in self._clients + self._abandoned if c.ending_since is not None]
+        left = self._members(ending)
+        for client in ending:
+            if left[client.pid]:
+                self._press(client, left[client.pid])
+            elif client.exit_code is not None:
+                self._gone(client)
+
+    def _press(self, client: Client, left: list[int]) -> None:
+        """End what is left of a client's session; tell the client once if that takes too long."""
+        send_signal(left, signal.SIGKILL)
+        session, since = client.session, client.ending_since
+        assert session is not None
+        assert since is not None
+        if client.exit_code is None and time.monotonic() - since > SILENT_S:
+            self._end_init(client)
+        if client.exit_code is not None and not any(_session_of(p) == session.pid for p in left):
+            client.session = replace(session, closed=True)
+        if client.left or time.monotonic() - since < STUCK_S:
+            return
+        client.left = left
+        sys.stderr.write(f"not gone {STUCK_S:g} s after SIGKILL: {left}\n")
+        self._dismiss(client)
+        self._abandoned.append(client)
+
+    def _gone(self, client: Client) -> None:
+        self._end_init(client)
+        self._dismiss(client)
+        self._cross_out(client)
+
+    def _end_init(self, client: Client) -> None:
+        """End an init that has no more to do, or is stopped; the forkserver becomes the parent."""
+        if client.init_pid:
+            send_signal([client.init_pid], signal.SIGKILL)
+
+    def _cross_out(self, client: Client) -> None:
+        """Remove a session's record. That of a rank with a GPU is left to the node agent, which
+        removes it when it sees the GPU's memory free."""
+        assert client.session is not None
+        record = self._record(client, client.session)
+        if not record.gpus:
+            session_records.remove_session(self._directory, record)
+
+    def _dismiss(self, client: Client) -> None:
+        """Send a client the last answer: how its process ended, and what is left of it."""
+        for group in (self._clients, self._abandoned):
+            if client in group:
+                group.remove(client)
+        last_word = {"exit": client.exit_code, "left": client.left}
+        client.send(last_word | {"memory_kills": client.memory_kills})
+        client.connection.close()
+        if client.reports >= 0 and not client.left:
+            os.close(client.reports)
+            client.reports = -1
+
+    def _collect_exit_codes(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for client in self._clients + self._abandoned:
+                self._read_reports(client)  # first, as the pid may not be known yet
+                if client.init_pid == pid:
+                    client.init_pid = 0
+                if client.pid == pid and client.exit_code is None:
+                    client.end(os.waitstatus_to_exitcode(status))
+
+    def _end_everything(self) -> None:
+        forked = [client for client in self._clients + self._abandoned if client.pid]
+        for client in forked:
+            self._end_init(client)  # the rank dies with it, and becomes the forkserver's child
+        deadline = time.monotonic() + STUCK_S
+        while left := [pid for pids in self._members(forked).values() for pid in pids]:
+            send_signal(left, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                return  # their records are there for the next forkserver
+            time.sleep(SWEEP_S)
+            self._collect_exit_codes()
+        for client in forked:
+            self._cross_out(client)
+
+
+def _session_of(pid: int) -> int:
+    fields = stat_fields(pid)
+    return int(fields[3]) if fields else 0
+
+
+def _described(client: Client) -> dict[str, Any]:
+    task = client.request.get("task", {})
+    return {
+        "job_id": task.get("job_id", ""),
+        "attempt": task.get("attempt", 0),
+        "rank": task.get("rank", -1),
+        "incarnation": task.get("incarnation", 0),
+        "pid": client.pid,
+        "left": client.left,
+    }
+
+
+def main(path: str, find: Find = find_members) -> None:
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    from ray_workers.training import preload
+
+    preload.preload()
+    names = [Path(task.path, "comm").read_text().strip() for task in os.scandir("/proc/self/task")]
+    if len(names) != 1:
+        # Some libraries keep a thread of their own, as allocators do; most can be forked.
+        print(f"the preload left threads, and a fork copies only one: {names}", flush=True)  # noqa: T201
+    gc.collect()
+    gc.freeze()
+    # The socket gets its name when it listens: a client that finds it there may connect.
+    unready = Path(f"{path}.new")
+    unready.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(unready))
+    unready.chmod(0o600)
+    listener.listen(1024)
+    unready.rename(path)
+    directory = session_records.sessions_dir(Path(path).parent)
+    ForkServer(listener, sys.stdin.fileno(), directory, find).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

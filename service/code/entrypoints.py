@@ -1,0 +1,88 @@
+"""Whether a job's program is in the code that the job brings, and is Python."""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import warnings
+from collections.abc import Sequence
+
+from dray.spec import Script
+from service.code.uploads import CodeUploads, StoredFile, code_not_found
+from service.domain.errors import CodeNotFound, CodeUnfit
+
+LARGEST_PARSED_BYTES = 1 << 20
+SHOWN = 10
+"""Files that an error names."""
+
+
+async def why_unfit(uploads: CodeUploads, script: Script | None, owner: str) -> CodeUnfit | None:
+    """Why a script can't run; None if it may, or brings no code. StorageUnavailable."""
+    if script is None or script.code is None:
+        return None
+    try:
+        files = await uploads.files(owner, script.code)
+    except CodeNotFound:
+        return code_unfit(script.code)
+    if script.module is not None:
+        return _without_module(script.module, files)
+    assert script.entrypoint is not None, "a script has one or the other"
+    path = posixpath.normpath(script.entrypoint)
+    file = next((file for file in files if file.path == path), None)
+    if file is None:
+        return CodeUnfit(
+            f"there is no file {script.entrypoint!r} in the code",
+            pointer="/script/entrypoint",
+            hint=_what_there_is(files),
+        )
+    if not path.endswith(".py") or file.size_bytes > LARGEST_PARSED_BYTES:
+        return None
+    source = b"".join([piece async for piece in uploads.pieces(file)])
+    if (fault := _syntax_fault(source)) is not None:
+        return CodeUnfit(f"{path} is not Python: {fault}", pointer="/script/entrypoint")
+    return None
+
+
+def code_unfit(identity: str) -> CodeUnfit:
+    """The error of a job that names code that its owner did not upload."""
+    missing = code_not_found(identity)
+    return CodeUnfit(missing.message, pointer="/script/code", hint=missing.hint)
+
+
+def _without_module(module: str, files: Sequence[StoredFile]) -> CodeUnfit | None:
+    """Why the module can't be run; None if it is in the code, or may be one of a package that the
+    nodes have."""
+    paths = {file.path for file in files}
+    top = module.split(".")[0]
+    if f"{top}.py" not in paths and not any(path.startswith(f"{top}/") for path in paths):
+        return None
+    base = module.replace(".", "/")
+    if f"{base}.py" in paths or f"{base}/__main__.py" in paths:
+        return None
+    return CodeUnfit(
+        f"there is no module {module} in the code: neither {base}.py nor {base}/__main__.py",
+        pointer="/script/module",
+        hint=_what_there_is(files),
+    )
+
+
+def _what_there_is(files: Sequence[StoredFile]) -> str:
+    programs = [file.path for file in files if file.path.endswith(".py")]
+    shown = sorted(programs, key=lambda path: (path.count("/"), path))[:SHOWN]
+    more = f" and {len(programs) - len(shown)} more" if len(programs) > len(shown) else ""
+    return f"it has {', '.join(shown)}{more}" if shown else "it has no Python file"
+
+
+def _syntax_fault(source: bytes) -> str | None:
+    """Where the first error of a Python file is, and what; None if there is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(source)
+    except SyntaxError as error:
+        return f"line {error.lineno}: {error.msg}" if error.lineno else str(error.msg)
+    except ValueError as error:  # a NUL byte
+        return str(error)
+    except (RecursionError, MemoryError):
+        return None  # for the worker to say
+    return None

@@ -1,0 +1,303 @@
+"""Use cases of uploads: describe code, send the parts that are missing, read it back.
+
+The parts of one request become one object in the storage, a pack. Once every part is there, the
+description is written beside the packs, with the place of each part, and the code can be submitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.code.manifest import (
+    MAX_FILES,
+    PART_BYTES,
+    FileEntry,
+    code_id,
+    collision_in,
+    fault_of,
+    num_parts,
+    part_size,
+)
+from service.config.settings import Settings
+from service.db.models import CodeRow
+from service.db.repositories import code as repository
+from service.db.repositories.code import PartPlace
+from service.db.session import Database
+from service.domain.errors import BadUpload, CodeNotFound, UploadTooLarge
+from service.storage.quota import refuse_if_full
+from service.storage.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+KEPT = timedelta(hours=1)
+"""How long parts and code that nothing refers to are kept: an upload may be under way."""
+PACKS_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One file of code that is in the storage."""
+
+    path: str
+    size_bytes: int
+    is_executable: bool
+    places: tuple[PartPlace, ...]
+
+
+class CodeUploads:
+    """The use cases. An owner sees nothing of another's parts, not even whether they are there."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: Storage,
+        settings: Settings,
+        *,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._limit_bytes = settings.code_limit_bytes
+        self._clock = clock or database.clock
+
+    async def describe(self, files: Sequence[FileEntry], owner: str) -> views.Code:
+        """The code that is made of these files, with the parts that are still to be sent.
+
+        With none missing the code is there, and may be submitted. Harmless to repeat. BadUpload for
+        a path or a size that can't be, UploadTooLarge for too much of it; QuotaExceeded while the
+        storage is full.
+        """
+        total = self._check(files)
+        identity = code_id(files)
+        now = self._clock()
+        wanted = {part for file in files for part in file.parts}
+
+        def look(session: Session) -> tuple[CodeRow | None, dict[str, PartPlace]]:
+            if (row := repository.use(session, owner, identity, now)) is not None:
+                return row, {}
+            refuse_if_full(session)
+            return None, _kept_places(session, owner, wanted, now)
+
+        row, places = await self._database.write(look)
+        missing = sorted(wanted - places.keys())
+        if row is None and not missing:
+            row = await self._complete(files, identity, owner, total, places, now)
+        if row is not None:
+            missing = []
+        return views.Code(
+            id=identity,
+            num_files=len(files),
+            size_bytes=total,
+            is_complete=row is not None,
+            missing=missing,
+        )
+
+    def _check(self, files: Sequence[FileEntry]) -> int:
+        """The size of these files in bytes, if they can be code."""
+        if not files:
+            raise BadUpload("there is no file in it", pointer="/files")
+        if len(files) > MAX_FILES:
+            raise UploadTooLarge(f"{len(files)} files are more than {MAX_FILES}", pointer="/files")
+        total = 0
+        for number, file in enumerate(files):
+            pointer = f"/files/{number}"
+            if (fault := fault_of(file.path)) is not None:
+                raise BadUpload(f"the path {file.path[:200]!r} {fault}", pointer=f"{pointer}/path")
+            if len(file.parts) != num_parts(file.size_bytes):
+                raise BadUpload(
+                    f"a file of {file.size_bytes} bytes has {num_parts(file.size_bytes)} parts of "
+                    f"{PART_BYTES} bytes, not {len(file.parts)}",
+                    pointer=f"{pointer}/parts",
+                )
+            total += file.size_bytes
+        if total > self._limit_bytes:
+            raise UploadTooLarge(
+                f"the files have {total} bytes together, more than {self._limit_bytes}",
+                hint="leave data out by .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
+            )
+        if (two := collision_in(file.path for file in files)) is not None:
+            raise BadUpload(f"{two[0]!r} and {two[1]!r} can't both be files", pointer="/files")
+        return total
+
+    async def _complete(
+        self,
+        files: Sequence[FileEntry],
+        identity: str,
+        owner: str,
+        total: int,
+        places: Mapping[str, PartPlace],
+        now: datetime,
+    ) -> CodeRow | None:
+        """Write the description, all of whose parts are there; None if one has gone meanwhile."""
+        for number, file in enumerate(files):
+            for index, part in enumerate(file.parts):
+                if places[part].size_bytes != part_size(file.size_bytes, index):
+                    raise BadUpload(
+                        f"the size of {file.path!r} does not agree with its parts",
+                        pointer=f"/files/{number}/size_bytes",
+                    )
+        text = _description(files, places)
+        # Its own name: code that is deleted now and uploaded again takes nothing of this along.
+        key = f"{_folder(owner)}/{identity}-{secrets.token_hex(8)}.json"
+        await self._write_object(key, text, owner, now)
+        row = CodeRow(
+            owner=owner,
+            id=identity,
+            num_files=len(files),
+            size_bytes=total,
+            manifest_key=key,
+            manifest_sha256=hashlib.sha256(text).hexdigest(),
+            created_at=now,
+            used_at=now,
+        )
+        packs = {place.pack for place in places.values()} | {key}
+
+        def store(session: Session) -> CodeRow | None:
+            if repository.renew(session, packs, now) != packs:
+                return None
+            return repository.insert_code(session, row, packs)
+
+        return await self._database.write(store)
+
+    async def _write_object(self, key: str, content: bytes, owner: str, now: datetime) -> None:
+        """Write an object, which is deleted in time if nothing comes to use it."""
+        await self._database.write(
+            lambda session: repository.insert_pack(session, key, owner, len(content), now)
+        )
+        await asyncio.to_thread(self._storage.write_bytes, key, content)
+
+    async def put_parts(self, parts: Mapping[str, bytes], owner: str) -> None:
+        """Keep these parts, by their hash, as one object; those that are there already are not
+        written again. BadUpload if one has another hash, or more than PART_BYTES."""
+        for data in parts.values():
+            if len(data) > PART_BYTES:
+                raise BadUpload(f"a part of {len(data)} bytes is larger than {PART_BYTES}")
+            if not data:
+                raise BadUpload("a part is empty: an empty file has none")
+        wrong = await asyncio.to_thread(_first_wrong, parts)
+        if wrong is not None:
+            raise BadUpload(f"the part {wrong} has another hash: it was damaged on its way")
+        now = self._clock()
+
+        def look(session: Session) -> set[str]:
+            refuse_if_full(session)
+            if repository.unused_bytes(session, owner) > 2 * self._limit_bytes:
+                raise UploadTooLarge(
+                    "too many parts were uploaded that no code is made of",
+                    hint="complete an upload by POST /v1/code, or wait: they are deleted an hour "
+                    "after their upload",
+                )
+            return set(_kept_places(session, owner, set(parts), now))
+
+        there = await self._database.write(look)
+        new = {sha256: data for sha256, data in parts.items() if sha256 not in there}
+        if not new:
+            return
+        key = f"{_folder(owner)}/packs/{secrets.token_hex(16)}"
+        places, start = {}, 0
+        for sha256, data in new.items():
+            places[sha256] = PartPlace(key, start, len(data))
+            start += len(data)
+        await self._write_object(key, b"".join(new.values()), owner, now)
+        await self._database.write(lambda session: repository.insert_parts(session, owner, places))
+
+    async def files(self, owner: str, identity: str) -> list[StoredFile]:
+        """The files of some code, by their paths. CodeNotFound if there is no such code."""
+        row = await self._database.read(lambda s: repository.get(s, owner, identity))
+        if row is None:
+            raise code_not_found(identity)
+        text = await asyncio.to_thread(self._storage.read_bytes, row.manifest_key)
+        return [
+            StoredFile(
+                path=file["path"],
+                size_bytes=file["size_bytes"],
+                is_executable=file["is_executable"],
+                places=tuple(
+                    PartPlace(p["pack"], p["start"], p["size_bytes"]) for p in file["parts"]
+                ),
+            )
+            for file in json.loads(text)["files"]
+        ]
+
+    async def pieces(self, file: StoredFile) -> AsyncIterator[bytes]:
+        """The bytes of a file, part by part. StorageUnavailable."""
+        for place in file.places:
+            end = place.start + place.size_bytes
+            yield await asyncio.to_thread(self._storage.read_bytes, place.pack, place.start, end)
+
+    async def sweep(self, now: datetime) -> int:
+        """Delete code that no job has, and parts that no code has, a while after their last use;
+        answers how many objects."""
+        before = now - KEPT
+
+        def forget(session: Session) -> list[str]:
+            repository.delete_unused(session, before)
+            repository.begin_deleting_packs(session, before, now)
+            return repository.packs_being_deleted(session, PACKS_AT_ONCE)
+
+        keys = await self._database.write(forget)
+        for key in keys:
+            await asyncio.to_thread(self._storage.delete_tree, key)
+        if keys:
+            await self._database.write(lambda s: repository.end_deleting_packs(s, keys))
+        return len(keys)
+
+
+def code_not_found(identity: str) -> CodeNotFound:
+    return CodeNotFound(
+        f"there is no code {identity} of yours",
+        pointer="/script/code",
+        hint="`dray submit --code FOLDER -- train.py` uploads it and names it",
+    )
+
+
+def _kept_places(
+    session: Session, owner: str, parts: set[str], now: datetime
+) -> dict[str, PartPlace]:
+    """Where those of these parts are that are there, and stay for a while."""
+    places = repository.places(session, owner, parts)
+    kept = repository.renew(session, {place.pack for place in places.values()}, now)
+    return {part: place for part, place in places.items() if place.pack in kept}
+
+
+def _first_wrong(parts: Mapping[str, bytes]) -> str | None:
+    return next(
+        (name for name, data in parts.items() if hashlib.sha256(data).hexdigest() != name), None
+    )
+
+
+def _description(files: Sequence[FileEntry], places: Mapping[str, PartPlace]) -> bytes:
+    """What a node reads: each file with the place and the hash of its parts."""
+    described = [
+        {
+            "path": file.path,
+            "size_bytes": file.size_bytes,
+            "is_executable": file.is_executable,
+            "parts": [
+                {
+                    "sha256": part,
+                    "pack": places[part].pack,
+                    "start": places[part].start,
+                    "size_bytes": places[part].size_bytes,
+                }
+                for part in file.parts
+            ],
+        }
+        for file in sorted(files, key=lambda file: file.path)
+    ]
+    return json.dumps({"version": 1, "files": described}, separators=(",", ":")).encode()
+
+
+def _folder(owner: str) -> str:
+    """Where an owner's code is; a name may hold what no path may."""
+    return f"code/{hashlib.sha256(owner.encode()).hexdigest()[:16]}"

@@ -1,0 +1,161 @@
+"""SQL on uploaded code: its descriptions, packs and parts.
+
+A pack is deleted when no code uses it and nobody has asked for one of its parts for a while. A
+use case that counts on a part renews its pack first (`renew`), which on PostgreSQL also waits for a
+deletion that is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import delete, exists, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from service.db.models import CodePackRow, CodePartRow, CodeRow, CodeUseRow, JobRow
+
+T = TypeVar("T")
+MOST_AT_ONCE = 5000
+"""Parameters of one statement."""
+
+
+@dataclass(frozen=True)
+class PartPlace:
+    """Where a part is in the storage."""
+
+    pack: str
+    start: int
+    size_bytes: int
+
+
+def get(session: Session, owner: str, code_id: str) -> CodeRow | None:
+    return session.get(CodeRow, (owner, code_id))
+
+
+def use(session: Session, owner: str, code_id: str, now: datetime) -> CodeRow | None:
+    """The code, whose time to be kept begins anew; None if there is none."""
+    session.execute(
+        update(CodeRow).where(CodeRow.owner == owner, CodeRow.id == code_id).values(used_at=now)
+    )
+    return session.get(CodeRow, (owner, code_id), populate_existing=True)
+
+
+def places(session: Session, owner: str, parts: Collection[str]) -> dict[str, PartPlace]:
+    """Where those of these parts are that the owner has uploaded, by their hash."""
+    found: dict[str, PartPlace] = {}
+    for some in _batches(sorted(parts), MOST_AT_ONCE):
+        rows = session.execute(
+            select(
+                CodePartRow.sha256, CodePartRow.pack, CodePartRow.start, CodePartRow.size_bytes
+            ).where(CodePartRow.owner == owner, CodePartRow.sha256.in_(some))
+        )
+        found |= {row[0]: PartPlace(row[1], row[2], row[3]) for row in rows}
+    return found
+
+
+def renew(session: Session, packs: Collection[str], now: datetime) -> set[str]:
+    """Which of these packs are not being deleted; their time to be kept begins anew."""
+    kept: set[str] = set()
+    for some in _batches(sorted(packs), MOST_AT_ONCE):
+        kept |= set(
+            session.scalars(
+                update(CodePackRow)
+                .where(CodePackRow.key.in_(some), CodePackRow.deleted_at.is_(None))
+                .values(used_at=now)
+                .returning(CodePackRow.key)
+            )
+        )
+    return kept
+
+
+def insert_pack(session: Session, key: str, owner: str, size_bytes: int, now: datetime) -> None:
+    """Note a pack before it is written, so that it is found if nobody comes to its end."""
+    session.execute(
+        insert(CodePackRow).values(
+            key=key, owner=owner, size_bytes=size_bytes, used_at=now, deleted_at=None
+        )
+    )
+
+
+def insert_parts(session: Session, owner: str, parts: Mapping[str, PartPlace]) -> None:
+    """Note the parts of a pack that was written; one that another pack has meanwhile stays there.
+
+    Harmless to repeat.
+    """
+    insert_ = _insert_of(session)
+    rows: list[dict[str, Any]] = [
+        {
+            "owner": owner,
+            "sha256": sha256,
+            "pack": place.pack,
+            "start": place.start,
+            "size_bytes": place.size_bytes,
+        }
+        for sha256, place in sorted(parts.items())
+    ]
+    for some in _batches(rows, MOST_AT_ONCE // 5):
+        session.execute(insert_(CodePartRow).values(list(some)).on_conflict_do_nothing())
+
+
+def insert_code(session: Session, row: CodeRow, packs: Iterable[str]) -> CodeRow | None:
+    """Note code that is whole, and which packs it is made of; the row that there is then, which
+    may be another's."""
+    values = {column.name: getattr(row, column.name) for column in CodeRow.__table__.columns}
+    insert_ = _insert_of(session)
+    session.execute(insert_(CodeRow).values(values).on_conflict_do_nothing())
+    uses = [{"owner": row.owner, "code": row.id, "pack": pack} for pack in sorted(set(packs))]
+    for some in _batches(uses, MOST_AT_ONCE // 3):
+        session.execute(insert_(CodeUseRow).values(list(some)).on_conflict_do_nothing())
+    return session.get(CodeRow, (row.owner, row.id), populate_existing=True)
+
+
+def delete_unused(session: Session, before: datetime) -> None:
+    """Forget code that no job has and that nobody has used since."""
+    in_use = exists().where(JobRow.code == CodeRow.id, JobRow.owner == CodeRow.owner)
+    session.execute(delete(CodeRow).where(CodeRow.used_at < before, ~in_use))
+
+
+def begin_deleting_packs(session: Session, before: datetime, now: datetime) -> None:
+    """Forget the parts of packs that no code uses and that nobody has asked for since."""
+    in_use = exists().where(CodeUseRow.pack == CodePackRow.key)
+    doomed = list(
+        session.scalars(
+            update(CodePackRow)
+            .where(CodePackRow.used_at < before, CodePackRow.deleted_at.is_(None), ~in_use)
+            .values(deleted_at=now)
+            .returning(CodePackRow.key)
+        )
+    )
+    for some in _batches(doomed, MOST_AT_ONCE):
+        session.execute(delete(CodePartRow).where(CodePartRow.pack.in_(some)))
+
+
+def packs_being_deleted(session: Session, limit: int) -> list[str]:
+    query = select(CodePackRow.key).where(CodePackRow.deleted_at.is_not(None)).limit(limit)
+    return list(session.scalars(query))
+
+
+def end_deleting_packs(session: Session, keys: Sequence[str]) -> None:
+    """Forget packs whose objects are gone."""
+    session.execute(delete(CodePackRow).where(CodePackRow.key.in_(keys)))
+
+
+def unused_bytes(session: Session, owner: str) -> int:
+    """Bytes of an owner's packs that no code uses."""
+    in_use = exists().where(CodeUseRow.pack == CodePackRow.key)
+    query = select(func.coalesce(func.sum(CodePackRow.size_bytes), 0))
+    return int(session.scalar(query.where(CodePackRow.owner == owner, ~in_use)) or 0)
+
+
+def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _insert_of(session: Session) -> Any:
+    is_postgres = session.get_bind().dialect.name == "postgresql"
+    return postgresql.insert if is_postgres else sqlite.insert

@@ -1,0 +1,36 @@
+"""The attempts that this process launches: what the scheduler and the reconciler share."""
+
+from __future__ import annotations
+
+
+class Launches:
+    """Written by the scheduler, and asked by the reconciler before it takes an attempt for lost."""
+
+    def __init__(self) -> None:
+        self._under_way: set[tuple[str, int]] = set()
+        self._ours: set[tuple[str, int]] = set()
+
+    def begin(self, job_id: str, attempt: int) -> None:
+        """The attempt is about to be claimed and launched."""
+        self._under_way.add((job_id, attempt))
+
+    def claimed(self, job_id: str, attempt: int) -> None:
+        """The claim succeeded: no other process launches this attempt."""
+        self._ours.add((job_id, attempt))
+
+    def answered(self, job_id: str, attempt: int) -> None:
+        """The launch was answered, or the claim failed."""
+        self._under_way.discard((job_id, attempt))
+
+    def ended(self, job_id: str, attempt: int) -> None:
+        """The end of the attempt is stored."""
+        self._ours.discard((job_id, attempt))
+
+    def is_under_way(self, job_id: str, attempt: int) -> bool:
+        """Whether the attempt is not to be polled yet, since a supervisor that does not exist yet
+        looks like one that died."""
+        return (job_id, attempt) in self._under_way
+
+    def is_ours(self, job_id: str, attempt: int) -> bool:
+        """Whether this process claimed the attempt, so that it knows when the launch is over."""
+        return (job_id, attempt) in self._ours

@@ -1,0 +1,49 @@
+"""Waits and limits of the loops. `service.runtime` hands them in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+
+@dataclass(frozen=True)
+class LoopTimings:
+    """Where nothing else is said, what a deployment uses."""
+
+    watch_period_s: float = 1.0
+    """Between two snapshots of the cluster."""
+    joining_period_s: float = 0.2
+    """The same while a node is about to be accepted, or the cluster is about to answer."""
+    refresh_s: float = 10.0
+    """An unchanged snapshot is stored again after this time, so that its age says it is current."""
+    impossible_grace_s: float = 60.0
+    """How long a job that nothing could ever run is kept waiting before it fails: a node of the
+    cluster may just be starting again."""
+    reply_period_s: float = 0.2
+    """Between two replies with data, so that a fast job's steps are stored in batches."""
+    unavailable_pause_s: float = 0.5
+    """Before a call that the cluster did not answer is made again."""
+    orphans_period_s: float = 30.0
+    """Between two searches for attempts that nobody owns."""
+    deleted_period_s: float = 15.0
+    """Between two comparisons of the nodes' files with the jobs that exist."""
+    launch_grace_s: float = 40.0
+    """How long after its claim an attempt may still be launched by another process: longer than
+    the gateway waits for an answer."""
+    storage_limit_s: float = 20.0
+    """How long the end of an attempt waits for the storage to list its checkpoints."""
+    lease_held_for: timedelta = timedelta(seconds=7)
+    """With `lease_retry_s`, a holder that was stopped is replaced within 10 s."""
+    lease_renewal_s: float = 2.0
+    """Between two renewals, of which two may be lost."""
+    lease_retry_s: float = 1.0
+    """Between two requests for the lease, at least, also where it is about to end."""
+    retention_period_s: float = 10.0
+    """Between two rounds of the retention loop."""
+    expiry_period_s: float = 60.0
+    """Between two searches for jobs that are no longer kept, unless the last one found some."""
+    most_between_measurements_s: float = 300.0
+    """Between two measurements of the storage, however long one took: the database may have been
+    away."""
+    deletion_grace: timedelta = timedelta(minutes=1)
+    """A deletion that began longer ago was cut off: the process that began it is gone."""

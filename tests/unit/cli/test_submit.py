@@ -1,0 +1,107 @@
+"""Submitting a training program with its folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dray.views import JobState
+from tests.unit.api.serving import LiveServer
+from tests.unit.cli.running import Cli
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a program."""
+    root = tmp_path / "my job"
+    (root / "pkg").mkdir(parents=True)
+    (root / "train.py").write_text(f"# of {tmp_path}\nprint('hello')\n")
+    (root / "pkg" / "main.py").write_text("print('hello')\n")
+    (root / ".env").write_text("TOKEN=1")
+    monkeypatch.chdir(root)
+    return root
+
+
+def spec_of(server: LiveServer, job_id: str) -> dict[str, object]:
+    spec: dict[str, object] = server.ask("GET", f"/v1/jobs/{job_id}").json()["spec"]
+    return spec
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_program_is_submitted_with_its_folder_and_its_arguments(
+    cli: Cli, server: LiveServer, tmp_path: Path
+) -> None:
+    job = json.loads(
+        cli("submit", "--json", "--workers", "2", "--", "train.py", "--lr", "0.1", "-v")
+    )
+    assert (job["name"], job["state"]) == ("train", JobState.QUEUED)
+    assert "2 files" in cli.err
+    assert "not uploaded: .env may hold secrets" in cli.err
+    script = job["spec"]["script"]
+    assert (script["entrypoint"], script["args"]) == ("train.py", ["--lr", "0.1", "-v"])
+    assert job["spec"]["resources"]["num_workers"] == 2
+    assert [file["path"] for file in cli.json("code", job["id"])] == ["pkg/main.py", "train.py"]
+    cli("code", job["id"], str(tmp_path / "back"))
+    assert (tmp_path / "back" / "train.py").read_text().endswith("print('hello')\n")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_module_is_submitted_as_python_would_run_it(cli: Cli) -> None:
+    job = json.loads(
+        cli("submit", "--json", "--name", "other", "--", "-m", "pkg.main", "--steps", "5")
+    )
+    script = job["spec"]["script"]
+    assert (job["name"], script["module"], script["args"]) == (
+        "other",
+        "pkg.main",
+        ["--steps", "5"],
+    )
+    assert script["code"].startswith("code-")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_document_takes_a_folder_along_if_one_is_named(cli: Cli, folder: Path) -> None:
+    (folder / "job.yaml").write_text("script: {entrypoint: train.py}\n")
+    assert cli.json("submit", "job.yaml")["spec"]["script"]["code"] is None
+    job = cli.json("submit", "--code", ".", "--include", ".env", "job.yaml")
+    paths = {file["path"] for file in cli.json("code", job["id"])}
+    assert paths == {".env", "job.yaml", "pkg/main.py", "train.py"}
+
+
+def test_a_dry_run_shows_what_would_be_packed_and_sends_nothing(
+    cli: Cli, server: LiveServer, folder: Path
+) -> None:
+    (folder / "once.txt").write_text(str(folder))
+    shown = cli("submit", "--dry-run", "--", "train.py")
+    assert "Nothing was sent" in shown
+    assert "once.txt" in shown
+    assert "left out: .env may hold secrets" in shown
+    files = [{"path": "a", "size_bytes": 1, "parts": []}]
+    assert server.ask("POST", "/v1/code", json={"files": files}).status_code == 422
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["none.py"], "there is no file none.py in"),
+        (["--code", "pkg", "train.py"], "is not in"),
+        (["--code", "nothing", "train.py"], "is no folder"),
+        (["--include", "no.txt", "train.py"], "there is no such file"),
+        (["job.yaml", "extra"], "one argument too many"),
+        (["--", "-m"], "needs the name of a module"),
+    ],
+)
+def test_a_mistake_is_said_before_anything_is_sent(
+    cli: Cli, arguments: list[str], words: str
+) -> None:
+    cli("submit", *arguments, exits=2)
+    assert words in cli.err
+
+
+def test_a_syntax_error_is_found_at_submit(cli: Cli, folder: Path) -> None:
+    (folder / "train.py").write_text("x = 1\nif x\n")
+    cli("submit", "train.py", exits=2)
+    assert "train.py is not Python: line 2" in cli.err

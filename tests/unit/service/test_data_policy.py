@@ -1,0 +1,143 @@
+"""The data that a job may read, as its submission checks it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from dray.spec import JobSpec
+from ray_workers.shared.contracts import DataPolicy
+from service.config.settings import Settings
+from service.domain.errors import DataSourceForbidden
+from service.jobs import data_policy
+
+pytestmark = pytest.mark.anyio
+
+
+def job(source: str, tokenizer: str | None = None) -> JobSpec:
+    document: dict[str, Any] = {"recipe": "language_model", "data": {"source": source}}
+    document["data"]["format"] = "text"
+    if tokenizer is not None:
+        document["model"] = {"name": "gpt", "tokenizer": tokenizer}
+    return JobSpec.model_validate(document)
+
+
+def answer_with(address: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every name has this address; the names that were looked up."""
+    asked = []
+
+    def look_up(host: str, *_: Any) -> Any:
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return asked
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "http://169.254.169.254/latest/meta-data",
+        "http://2852039166/latest",
+        "https://metadata.google.internal/computeMetadata",
+        "http://localhost:8420/v1/jobs",
+        "http://[::ffff:10.0.0.1]/x",
+        "http://192.168.0.1./x",
+    ],
+)
+async def test_what_lies_within_is_refused_by_its_url(source: str) -> None:
+    with pytest.raises(DataSourceForbidden) as raised:
+        await data_policy.refuse_forbidden(job(source), DataPolicy.open())
+    assert raised.value.pointer == "/data/source"
+    assert "DRAY_DATA_PRIVATE_HOSTS" in (raised.value.hint or "")
+    with pytest.raises(DataSourceForbidden) as raised:
+        await data_policy.refuse_forbidden(job("file:///t.txt", source), DataPolicy.open())
+    assert raised.value.pointer == "/model/tokenizer"
+
+
+async def test_a_name_is_judged_by_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answer_with("10.1.2.3", monkeypatch)
+    with pytest.raises(DataSourceForbidden, match=r"10\.1\.2\.3 is a private address"):
+        await data_policy.refuse_forbidden(job("https://data.example.org/t"), DataPolicy.open())
+    for allowed in ("data.example.org", "10.0.0.0/8"):
+        policy = replace(DataPolicy.open(), private_hosts=(allowed,))
+        await data_policy.refuse_forbidden(job("https://data.example.org/t"), policy)
+    answer_with("93.184.215.14", monkeypatch)
+    await data_policy.refuse_forbidden(job("https://data.example.org/t"), DataPolicy.open())
+    assert set(asked) == {"data.example.org"}
+
+
+async def test_a_name_that_nobody_answers_for_is_left_to_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(*_: Any) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    await data_policy.refuse_forbidden(job("https://data.example.org/t"), DataPolicy.open())
+
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: answered.wait(30) and [])
+    monkeypatch.setattr(data_policy, "LOOKUP_TIMEOUT_S", 0.05)
+    await data_policy.refuse_forbidden(job("https://data.example.org/t"), DataPolicy.open())
+    answered.set()
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "/data", "/data/setsx/a", "/data/sets/%2e%2e/a", "/"]
+)
+async def test_files_outside_the_folders_are_refused(path: str) -> None:
+    policy = replace(DataPolicy.open(), file_roots=("/data/sets", "/more"))
+    with pytest.raises(DataSourceForbidden, match="is outside the folders") as raised:
+        await data_policy.refuse_forbidden(job(f"file://{path}"), policy)
+    assert raised.value.hint == "they are /data/sets, /more"
+
+
+async def test_files_within_the_folders_are_not() -> None:
+    policy = replace(DataPolicy.open(), file_roots=("/data/sets/", "/more"))
+    for path in ("/data/sets/a", "/data/sets", "/more/./b"):
+        await data_policy.refuse_forbidden(job(f"file://{path}"), policy)
+
+
+async def test_with_tokens_no_file_is_read_unless_folders_are_named(tmp_path: Path) -> None:
+    closed = data_policy.policy_of(Settings(home=tmp_path, tokens_file=tmp_path / "tokens"))
+    with pytest.raises(DataSourceForbidden, match="files of the nodes may not be read here"):
+        await data_policy.refuse_forbidden(job("file:///data/a"), closed)
+    opened = Settings(home=tmp_path, tokens_file=tmp_path / "tokens", data_roots=("/data",))
+    await data_policy.refuse_forbidden(job("file:///data/a"), data_policy.policy_of(opened))
+    anybody = data_policy.policy_of(Settings(home=tmp_path))
+    await data_policy.refuse_forbidden(job("file:///data/a"), anybody)
+
+
+async def test_the_settings_become_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "ROOTS": "/a, /b/../c",
+        "PRIVATE_HOSTS": "data.internal, 10.0.0.0/8",
+        "CACHE_DIR": "/cache",
+        "CACHE_LIMIT_BYTES": str(1 << 30),
+        "CREDENTIALS_DIR": "/keys",
+    }.items():
+        monkeypatch.setenv(f"DRAY_DATA_{name}", value)
+    monkeypatch.setenv("DRAY_S3_ENDPOINT_URL", "https://minio.internal:9000")
+    policy = data_policy.policy_of(Settings(home=tmp_path))
+    plain = vars(DataPolicy.open())
+    assert all(value != plain[name] for name, value in vars(policy).items()), "one is forgotten"
+    assert policy == DataPolicy(
+        cache_dir="/cache",
+        cache_limit_bytes=1 << 30,
+        private_hosts=("data.internal", "10.0.0.0/8"),
+        file_roots=("/a", "/b/../c"),
+        credentials_dir="/keys",
+        s3_endpoint_url="https://minio.internal:9000",
+    )
+    monkeypatch.setenv("DRAY_DATA_PRIVATE_HOSTS", "10.0.0.0/99")
+    with pytest.raises(ValidationError, match="is no host name, address or network"):
+        Settings(home=tmp_path)

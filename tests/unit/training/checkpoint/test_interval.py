@@ -1,0 +1,165 @@
+"""How often to save follows from what a save costs and how often workers are lost."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata
+from ray_workers.training.checkpoint.interval import (
+    FIRST_SAVE_S,
+    MAX_INTERVAL_S,
+    MAX_SHARE,
+    CheckpointInterval,
+    StallMeter,
+    interval_s,
+    young_interval_s,
+)
+from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.triggers import CheckpointTriggers
+from tests.unit.training.ranks import frames
+
+DAY = 24 * 3600.0
+
+
+def test_youngs_interval_loses_least() -> None:
+    cost, mtbf = 0.5, 3600.0
+
+    def lost(interval: float) -> float:
+        """Share of the time that goes to saving, and to half an interval at each failure."""
+        return cost / interval + interval / 2 / mtbf
+
+    best = young_interval_s(cost, mtbf)
+    assert best == pytest.approx(60.0)
+    assert all(lost(best) < lost(best * factor) for factor in (0.5, 0.9, 1.1, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("cost", "write", "mtbf", "expected"),
+    [
+        (0.5, 1.0, 3600.0, 60.0),
+        (10.0, 1.0, 365 * DAY, MAX_INTERVAL_S),
+        (100.0, 1.0, DAY, 100.0 / MAX_SHARE),
+        (1.0, 1.0, 50.0, 1.0 / MAX_SHARE),
+        (0.0, 7.0, DAY, 7.0),
+        (0.001, 90.0, DAY, 90.0),
+    ],
+    ids=["Young", "at most", "too dear for that", "fails often", "free", "slow to write"],
+)
+def test_the_interval_stays_within_its_bounds(
+    cost: float, write: float, mtbf: float, expected: float
+) -> None:
+    assert interval_s(cost, write, mtbf) == pytest.approx(expected)
+
+
+def test_the_stall_is_what_blocks_and_what_the_steps_take_longer() -> None:
+    meter = StallMeter()
+    for _ in range(10):
+        assert meter.step_took(1.0, is_saving=False) is None
+    meter.began(0.25)
+    assert meter.step_took(1.5, is_saving=True) is None
+    assert meter.step_took(0.875, is_saving=True) is None
+    assert meter.step_took(1.25, is_saving=False) == 0.25 + 0.5 - 0.125 + 0.25
+    assert meter.step_s == 1.0, "steps beside a save are not the usual ones"
+    meter.began(0.25)
+    assert meter.step_took(0.5, is_saving=False) == 0.25, "no save makes steps faster"
+    meter.began(0.25)
+    assert meter.step_took(2.0, is_saving=True) is None
+    assert meter.is_open
+    assert meter.ended(4.0) == 0.25 + 1.0 + 4.0
+    assert not meter.is_open
+
+
+def test_before_the_first_usual_step_only_what_blocks_is_known() -> None:
+    meter = StallMeter()
+    assert math.isnan(meter.step_s)
+    meter.began(0.25)
+    assert meter.step_took(9.0, is_saving=False) == 0.25
+
+
+def test_the_first_save_is_early_and_the_next_by_what_it_cost() -> None:
+    pace = CheckpointInterval(worker_mtbf_s=3600.0)
+    pace.starts_at(40, 1)
+    steps = 0
+    while not pace.is_due(40 + steps):
+        steps += 1
+        pace.step_took(0.5)
+    assert steps == FIRST_SAVE_S / 0.5
+    pace.saved_at(60)
+    pace.step_took(FIRST_SAVE_S)
+    assert not pace.is_due(80), "what it costs is not known yet"
+    assert pace.measured(0.5, 1.0, step_s=0.5) == 120
+    assert not pace.is_due(60 + 119)
+    assert pace.is_due(60 + 120)
+
+
+def test_one_outlier_does_not_change_the_interval() -> None:
+    pace = CheckpointInterval(worker_mtbf_s=3600.0)
+    for cost in (0.5, 0.5, 90.0):
+        assert pace.measured(cost, 1.0, step_s=0.5) == 120
+
+
+def test_steps_that_become_slower_are_not_waited_for() -> None:
+    pace = CheckpointInterval(worker_mtbf_s=3600.0)
+    pace.starts_at(0, 1)
+    pace.measured(0.5, 1.0, step_s=0.5)
+    pace.step_took(MAX_INTERVAL_S)
+    assert pace.is_due(1)
+
+
+def test_the_interval_follows_the_size_of_the_group() -> None:
+    pace = CheckpointInterval(worker_mtbf_s=3600.0)
+    pace.starts_at(0, 1)
+    assert pace.measured(0.5, 1.0, step_s=0.5) == 120
+    pace.starts_at(40, 4)
+    assert pace.every_steps == 60, "four workers fail four times as often"
+    assert pace.measured(0.5, 1.0, step_s=0.5) == 60
+
+
+def test_an_interval_has_a_step_at_least() -> None:
+    assert CheckpointInterval(worker_mtbf_s=3600.0).measured(0.0, 0.0, step_s=100.0) == 1
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("DRAY_SPOOL_DIR", str(tmp_path / "attempt-1" / "spool" / "r0.0.metrics"))
+    return lambda: {m["step"]: m["values"] for m in frames(tmp_path, kind="metrics")}
+
+
+def test_each_save_is_told_with_its_stall_once(tmp_path: Path, told: Any) -> None:
+    manager = CheckpointManager((tmp_path / "c").as_uri(), keep=9, best=None)
+    saves = CheckpointTriggers(manager, None)
+    state = {"w": torch.ones(3)}
+    for step in range(1, 5):
+        saves.step_took(step, 1.0)
+        assert not saves.is_due(step)
+        if step >= 2:
+            saves.save(CheckpointMetadata(step, {}, {}), state)
+    manager.wait()
+    saves.step_took(5, 1.0)
+    assert sum("perf/checkpoint_stall_s" in values for values in told().values()) == 3
+    assert all(list(values) == ["perf/checkpoint_stall_s"] for values in told().values())
+    assert len(told()) == len(frames(tmp_path, kind="metrics")), "a key was told twice of a step"
+
+
+def test_the_interval_is_told_and_logged(
+    tmp_path: Path, told: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager = CheckpointManager((tmp_path / "c").as_uri(), keep=9, best=None)
+    pace = CheckpointInterval(worker_mtbf_s=DAY)
+    saves = CheckpointTriggers(manager, pace)
+    saves.starts_at(0, 1)
+    saves.step_took(1, FIRST_SAVE_S)
+    assert saves.is_due(1)
+    saves.save(CheckpointMetadata(1, {}, {}), {"w": torch.ones(3)})
+    manager.wait()
+    assert not saves.is_due(1)
+    saves.step_took(2, FIRST_SAVE_S)
+    values = told()[2]
+    assert values["perf/checkpoint_every_steps"] == pace.every_steps
+    assert values["perf/checkpoint_stall_s"] > 0.0
+    assert f"a checkpoint every {pace.every_steps} steps" in capsys.readouterr().out

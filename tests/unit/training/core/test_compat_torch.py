@@ -1,0 +1,241 @@
+"""torch's private names are there and do what dray uses them for; a failure names the one that has
+changed."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import logging
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from ray_workers.training.core import compat_torch
+from tests.unit.training.ranks import run_in_group
+
+CHANGED = f"torch {torch.__version__} has changed a private name: see compat_torch.py"
+
+
+def test_groups_are_listed_limited_and_counted() -> None:
+    run_in_group(_groups, 2)
+
+
+def _groups(rank: int) -> None:
+    second = dist.new_group()
+    assert set(compat_torch.groups()) == {dist.group.WORLD, second}, CHANGED
+    for group in compat_torch.groups():
+        compat_torch.set_timeout(group, timedelta(seconds=1))
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+            dist.barrier(second)
+    store = dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    compat_torch.count_groups_from_zero()
+    dist.init_process_group("gloo", store=dist.PrefixStore("again", store), rank=rank, world_size=2)
+    name = dist.distributed_c10d._world.pg_names[dist.group.WORLD]
+    assert name == "0", CHANGED
+
+
+def test_tensors_are_broadcast_and_parts_exchanged_with_their_gradient() -> None:
+    run_in_group(_exchanges, 2)
+
+
+def _exchanges(rank: int) -> None:
+    tensors = [torch.full((3,), float(rank)), torch.full((2, 2), 5.0 + rank)]
+    compat_torch.broadcast_from_rank_0(tensors, 8)
+    assert [tensor.max().item() for tensor in tensors] == [0.0, 5.0], CHANGED
+    mine = torch.arange(4.0).add(10 * rank).requires_grad_()
+    assert dist.group.WORLD is not None
+    received = compat_torch.exchange_parts(mine, dist.group.WORLD)
+    assert received.tolist() == [2 * rank, 2 * rank + 1, 10 + 2 * rank, 11 + 2 * rank], CHANGED
+    (received * (1 + rank)).sum().backward()
+    assert mine.grad is not None
+    assert mine.grad.tolist() == [1.0, 1.0, 2.0, 2.0], CHANGED
+
+
+def test_an_unhooked_module_exchanges_nothing() -> None:
+    run_in_group(_unhooks, 2)
+
+
+def _unhooks(rank: int) -> None:
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(layer.weight)
+    wrapped = DistributedDataParallel(layer)
+    wrapped(torch.ones(1, 1)).sum().backward()
+    compat_torch.unhook(wrapped)
+    layer.weight.grad = None
+    layer(torch.full((1, 1), float(rank))).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.item() == rank, CHANGED
+
+
+def test_groups_are_aborted_without_waiting_for_their_operations() -> None:
+    run_in_group(_aborts, 2)
+
+
+def _aborts(rank: int) -> None:
+    store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
+    compat_torch.abort_groups()
+    assert not dist.is_initialized(), CHANGED
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+
+
+def test_ddp_leaves_excluded_parameters_alone() -> None:
+    run_in_group(_excludes, 2)
+
+
+def _excludes(rank: int) -> None:
+    model = nn.Linear(1, 1)
+    compat_torch.exclude_from_ddp(model, "bias")
+    wrapped = DistributedDataParallel(model)
+    wrapped(torch.full((1, 1), float(rank))).mul(rank).sum().backward()
+    assert model.weight.grad is not None
+    assert model.bias.grad is not None
+    assert model.weight.grad.item() == 0.5, CHANGED
+    assert model.bias.grad.item() == rank, CHANGED
+
+
+def test_fsdp_cuts_what_the_tensor_axis_has_cut_in_strides() -> None:
+    run_in_group(_cuts, 4)
+
+
+def _cuts(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("held", "tensor"))
+    layer = nn.Linear(4, 8)
+    parallelize_module(layer, mesh["tensor"], ColwiseParallel())
+    fully_shard(layer, mesh=mesh["held"])
+    assert isinstance(layer.weight, DTensor)
+    over_shards, over_tensor = layer.weight.placements
+    assert isinstance(over_shards, compat_torch.StridedShard), CHANGED
+    assert isinstance(over_tensor, Shard), CHANGED
+    assert not isinstance(over_tensor, compat_torch.StridedShard)
+
+
+def test_what_torch_imports_late_is_there() -> None:
+    for name in compat_torch.IMPORTED_LATE:
+        assert importlib.util.find_spec(name) is not None, CHANGED
+
+
+PACKAGES = ("api", "service", "ray_workers", "dray")
+COMPAT = {"compat_torch.py", "compat_ray.py"}
+PRIVATE = re.compile(r"\b(torch|ray)(\.\w+)*\._(?!_|foreach_)\w+")
+"""A private name by its path. `torch._foreach_*` is documented."""
+
+
+def test_private_names_of_torch_and_ray_are_used_in_the_compat_modules_alone() -> None:
+    root = Path(compat_torch.__file__).parents[3]
+    files = [path for name in PACKAGES for path in (root / name).rglob("*.py")]
+    assert len(files) > 300
+    found = [
+        f"{path.relative_to(root)}: {name}"
+        for path in files
+        if path.name not in COMPAT
+        for name in private_names(path.read_text())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import torch._dynamo", ["torch._dynamo"]),
+        ("from torch.distributed import _tools", ["torch.distributed._tools"]),
+        ("import ray\nray._private.services.f()", ["ray._private"]),
+        ("import torch.distributed as dist\ndist._a()", ["torch.distributed._a"]),
+        ("from torch.nn import Linear\nLinear._version", ["torch.nn.Linear._version"]),
+        ("name = 'torch.profiler._cupti_monitor'", ["torch.profiler._cupti_monitor"]),
+        ("import torch\ntorch._foreach_add_\ntorch.__version__\nself._torch", []),
+    ],
+)
+def test_a_private_name_is_found(source: str, expected: list[str]) -> None:
+    assert private_names(source) == expected
+
+
+def private_names(source: str) -> list[str]:
+    """The private names of torch and Ray that a module imports, uses or has in a text."""
+    tree = ast.parse(source)
+    names: dict[str, str] = {}
+    """What a name of the module stands for."""
+    paths: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                names[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
+                paths.append(alias.name)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                paths.append(f"{node.module}.{alias.name}")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            paths.append(node.value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            root, *rest = ast.unparse(node).split(".")
+            paths.append(".".join((names.get(root, ""), *rest)))
+    found = [match.group() for path in paths if (match := PRIVATE.search(path))]
+    return list(dict.fromkeys(found))
+
+
+def test_a_gathered_state_can_be_released() -> None:
+    run_in_group(_gathers, 2)
+
+
+def _gathers(rank: int) -> None:
+    layer = nn.Linear(2, 2)
+    optimizer = ZeroRedundancyOptimizer(layer.parameters(), torch.optim.AdamW)
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.consolidate_state_dict(to=0)
+    if rank == 0:
+        optimizer.state_dict()
+        compat_torch.forget_gathered_state(optimizer)
+        with pytest.raises(RuntimeError, match="consolidate"):
+            optimizer.state_dict()
+
+
+@pytest.mark.parametrize("overflowed", [0.0, 1.0])
+def test_the_scaler_is_told_of_an_overflow(overflowed: float) -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    scaler.scale(parameter.sum()).backward()
+    scaler.unscale_(optimizer)
+    compat_torch.report_overflow(scaler, optimizer, torch.tensor(overflowed))
+    scaler.update()
+    assert scaler.get_scale() == (4.0 if overflowed else 16.0), CHANGED
+
+
+def test_an_operation_has_a_name() -> None:
+    assert compat_torch.name_of(torch.ops.aten.mm.default) == "aten::mm", CHANGED
+    assert compat_torch.name_of(torch.mm) is None
+
+
+def test_parameters_are_replaced_and_put_back() -> None:
+    layer = nn.Linear(2, 2, bias=False)
+    weight, other = layer.weight, nn.Parameter(torch.zeros(2, 2))
+    had = compat_torch.replace_parameters(layer, {"weight": other})
+    assert layer.weight is other, CHANGED
+    compat_torch.replace_parameters(layer, had)
+    assert layer.weight is weight
+    assert layer.bias is None
+
+
+def test_the_logger_of_the_exporter_is_the_one_that_advises() -> None:
+    pytest.importorskip("onnxscript")
+    import torch.onnx  # noqa: F401
+    from torch.onnx._internal.exporter import _registration
+
+    assert _registration.logger is logging.getLogger(compat_torch.ONNX_REGISTRATION_LOGGER), CHANGED

@@ -1,0 +1,51 @@
+"""The places of the parts of a tensor that two axes cut along one dimension."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from ray_workers.training.parallel.dtensor import Cut, local, part_of, whole_of
+from tests.marks import SOAK
+from tests.unit.training.ranks import run_in_group
+
+SHARD, TENSOR = 4, 2
+UNEVEN = 17
+"""Rows that neither of the axes divides: FSDP leaves the last rank of one half none at all."""
+
+
+@pytest.mark.parametrize("length", range(1, 20))
+@pytest.mark.parametrize("parts", range(1, 6))
+def test_a_cut_is_torchs(length: int, parts: int) -> None:
+    cut = Cut(axis=0, dim=0, parts=parts, number=0)
+    found = [torch.arange(length)[slice(*cut.bounds(length, number))] for number in range(parts)]
+    expected = torch.arange(length).chunk(parts)
+    assert [each.tolist() for each in found if len(each)] == [each.tolist() for each in expected]
+
+
+def _cut_twice(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (SHARD, TENSOR), mesh_dim_names=("shard", "tensor"))
+    model = torch.nn.Sequential(torch.nn.Linear(UNEVEN, UNEVEN), torch.nn.Linear(UNEVEN, UNEVEN))
+    plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    parallelize_module(model, mesh["tensor"], plan)
+    fully_shard(model, mesh=mesh["shard"])
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        whole = torch.randn(parameter.shape, generator=generator)
+        part = part_of(whole, parameter)
+        assert local(part).shape == local(parameter).shape, name
+        assert part.placements == parameter.placements, name
+        assert torch.equal(whole_of(part), whole), name
+
+
+@SOAK
+def test_fsdp_over_tensor_parts_that_are_not_even() -> None:
+    """Each rank takes what FSDP has it hold, and together they have it all again."""
+    run_in_group(_cut_twice, SHARD * TENSOR)

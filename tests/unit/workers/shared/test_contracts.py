@@ -1,0 +1,118 @@
+"""Types that cross the boundary arrive as they were sent."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import MISSING, fields
+
+import pytest
+
+from dray import views
+from dray.train.checkpoints import CheckpointRef
+from ray_workers.node.agent import NodeReport
+from ray_workers.node.attempt_residue import AttemptResidue
+from ray_workers.shared import contracts
+from ray_workers.shared.contracts import (
+    AttemptSpec,
+    DataPolicy,
+    Outcome,
+    PollReply,
+    RankTask,
+    Seat,
+    Slice,
+)
+from ray_workers.shared.frames import Report
+from ray_workers.supervision.failure_attribution import RankExit
+from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot
+from service.cluster.ray.node_agents import GatewayConfig
+from service.lifecycle.transitions import Claimed
+from tests.wire import attempt_spec, rank_task
+
+
+def test_a_rank_task_comes_back_from_json_as_it_was() -> None:
+    refs = (CheckpointRef("file:///c/9", 9, "a" * 64), CheckpointRef("file:///c/6", 6, "b" * 64))
+    policy = DataPolicy("/c", 9, ("10.0.0.0/8",), ("/a", "/b"), "/s", "http://m")
+    for sent in (
+        rank_task(spec={"name": "naïve ☂", "train": {"epochs": 3}}),
+        rank_task(resume_from=refs, device="cuda", env={"A": "b\n"}),
+        rank_task(data_policy=policy, init_from=refs[0]),
+    ):
+        text = sent.to_json()
+        assert "\n" not in text  # a request to the forkserver is one line
+        assert RankTask.from_json(text) == sent
+        assert RankTask.from_json(json.dumps(json.loads(text))) == sent
+
+
+def test_an_attempt_is_as_large_as_its_slices_and_crosses_by_pickle() -> None:
+    slices = (Slice("node-a", 2), Slice("node-b", 3))
+    spec = attempt_spec(spec={"name": "x"}, slices=slices)
+    assert spec.world_size == 5
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+CROSS = [
+    *(AttemptSpec, RankTask, PollReply, Outcome, DataPolicy, contracts.Frame, contracts.Drill),
+    *(contracts.Grant, contracts.SilentProcess, AttemptResidue, NodeReport, RankExit),
+    *(ClusterNode, ClusterSnapshot, AttemptRef, Claimed, GatewayConfig, *Report.__subclasses__()),
+]
+
+
+@pytest.mark.parametrize("kind", CROSS, ids=lambda kind: kind.__name__)
+def test_nothing_that_crosses_is_left_to_a_default(kind: type) -> None:
+    kept = [f.name for f in fields(kind) if (f.default, f.default_factory) != (MISSING, MISSING)]
+    assert kept == []
+
+
+def test_a_rank_gets_all_that_its_attempt_says_of_it() -> None:
+    ref = CheckpointRef("file:///c/9", 9, "a" * 64)
+    attempt = attempt_spec(
+        job_id="job-7",
+        attempt=4,
+        spec={"name": "x"},
+        slices=(Slice("a", 2), Slice("b", 3)),
+        bundle={"CPU": 1.0, "GPU": 1.0},
+        storage_url="file:///s/",
+        resume_from=(ref,),
+        init_from=ref,
+        data_policy=DataPolicy.open("/c"),
+        spool_limit_bytes=77,
+        furthest_step=12,
+        worker_mtbf_s=345.0,
+    )
+    own = {f.name: getattr(rank_task(), f.name) for f in fields(Seat)}
+    seat = Seat(**{**own, "rank": 3, "page_prefix": "/p", "generation": contracts.AWAITING})
+    task = RankTask.from_json(RankTask.of(attempt, seat).to_json())
+    both = {f.name for f in fields(AttemptSpec)} & {f.name for f in fields(RankTask)}
+    assert both >= {"worker_mtbf_s", "furthest_step", "spool_limit_bytes", "data_policy"}
+    for name in both:
+        assert getattr(task, name) == getattr(attempt, name), name
+        if name != "attempt":
+            assert getattr(task, name) != getattr(rank_task(), name), f"{name} is not told apart"
+    assert {f.name: getattr(task, f.name) for f in fields(Seat)} == vars(seat)
+    assert (task.world_size, task.device, task.env) == (5, "cuda", {})
+    assert task.checkpoint_url == "file:///s/jobs/job-7/attempts/4/checkpoints"
+    assert task.artifact_url == "file:///s/jobs/job-7/attempts/4/artifacts"
+
+
+def test_names_say_what_they_name_and_never_meet() -> None:
+    names = [
+        contracts.supervisor_name("job-1", 1),
+        contracts.supervisor_name("job-1", 11),
+        contracts.rank_name("job-1", 1, "worker", 1, 0),
+        contracts.rank_name("job-1", 1, "worker", 11, 0),
+        contracts.rank_name("job-1", 11, "worker", 1, 0),
+        contracts.rank_name("job-1", 1, "worker", 1, 1),
+        contracts.agent_name("job-1"),
+    ]
+    assert len(set(names)) == len(names)
+    assert names[2] == "dray:job-1:1:worker:1:0"
+    assert contracts.repr_name("a: b", names[2]) == "a: b:1:worker:1:0"
+    assert contracts.repr_name("digits", names[1]) == "digits:11:supervisor"
+    prefixes = {contracts.attempt_prefix("job-1", n) + "/" for n in (1, 11)}
+    assert not any(a.startswith(b) for a in prefixes for b in prefixes - {a})
+
+
+def test_the_workers_and_the_users_words_for_drills_are_the_same() -> None:
+    assert [*contracts.DrillKind] == [*views.DrillKind]
+    assert [*contracts.DrillState] == [*views.DrillState]

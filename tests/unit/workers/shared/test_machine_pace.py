@@ -1,0 +1,178 @@
+"""Limits follow the machine's own pace, and what hangs is found at any."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from ray_workers.shared.contracts import Cause, Outcome
+from ray_workers.shared.machine_pace import (
+    MAX_SLOWNESS,
+    OVERLOADED,
+    CpuTime,
+    MachinePace,
+    WaitMeter,
+    cpu_time,
+)
+from ray_workers.supervision.failure_attribution import excused
+
+pytestmark = pytest.mark.anyio
+
+
+class Machine:
+    """One process on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.process: CpuTime | None = CpuTime(0.0, 0.0, is_runnable=False)
+        self.meter = WaitMeter(lambda pid: self.process, lambda: self.now)
+
+    def measure(self) -> float:
+        return self.meter.sample([1])
+
+    def passes(self, seconds: float, *, ran_s: float = 0.0, waited_s: float = 0.0) -> float:
+        assert self.process is not None
+        self.now += seconds
+        ran, waited, _ = self.process
+        self.process = CpuTime(ran + ran_s, waited + waited_s, is_runnable=waited_s > 0)
+        return self.measure()
+
+
+def test_a_process_that_waits_for_a_cpu_is_slow_by_how_long_it_waits() -> None:
+    machine = Machine()
+    machine.measure()
+    assert machine.passes(10, ran_s=1, waited_s=9) == pytest.approx(10)
+    assert machine.passes(10, ran_s=5, waited_s=5) == pytest.approx(2)
+
+
+def test_a_process_that_sleeps_or_hangs_is_not_slow() -> None:
+    machine = Machine()
+    machine.measure()
+    assert machine.passes(10) == 1
+    assert machine.passes(10, ran_s=10) == 1
+
+
+def test_a_process_that_gets_no_cpu_at_all_is_as_slow_as_can_be() -> None:
+    machine = Machine()
+    machine.process = CpuTime(1.0, 5.0, is_runnable=True)  # the kernel books a wait when it is over
+    machine.measure()
+    machine.now += 10
+    assert machine.measure() == MAX_SLOWNESS
+
+
+def test_what_was_long_ago_and_what_has_just_begun_count_for_nothing() -> None:
+    machine = Machine()
+    machine.measure()
+    machine.passes(10, ran_s=1, waited_s=9)
+    assert machine.passes(10) == 1
+    assert machine.passes(0.5, waited_s=0.5) < 1.1
+    machine.process = None
+    assert machine.measure() == 1
+    machine.process = CpuTime(0.0, 0.0, is_runnable=True)
+    assert machine.measure() == 1
+
+
+def test_processes_that_share_a_cpu_are_seen_to_wait() -> None:
+    if cpu_time(os.getpid()) is None:
+        pytest.skip("this kernel does not count how long a process waits")
+    cpu = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, [{cpu}])\nwhile 1: pass"
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(4)]
+    try:
+        meter, deadline = WaitMeter(), time.monotonic() + 60.0
+        # Four share a CPU with whoever else runs: each has a quarter of it, at most.
+        while (slowness := meter.sample(process.pid for process in busy)) < 2.5:
+            assert time.monotonic() < deadline, f"only {slowness:g} times slower"
+            time.sleep(0.05)
+        assert slowness <= MAX_SLOWNESS
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def test_seconds_count_less_while_the_machine_is_slow() -> None:
+    hands = SimpleNamespace(now=0.0)
+    pace = MachinePace(lambda: hands.now)
+    hands.now += 10
+    pace.learn(5.0)
+    assert pace.time() == 10
+    hands.now += 10
+    assert pace.time() == 12
+    pace.learn(1.0)
+    hands.now += 1
+    assert pace.time() == 13
+    pace.learn(10_000.0)
+    assert pace.stretched(1.0) == MAX_SLOWNESS
+    pace.learn(0.0)
+    assert pace.stretched(1.0) == 1.0
+
+
+@pytest.mark.parametrize("slowness", [1.0, 10.0])
+async def test_what_never_ends_is_cancelled_at_any_pace(slowness: float) -> None:
+    hands = SimpleNamespace(now=0.0)
+
+    def clock() -> float:
+        hands.now += slowness  # with each sample
+        return float(hands.now)
+
+    pace = MachinePace(clock)
+    pace.learn(slowness)
+    never = asyncio.ensure_future(asyncio.Event().wait())
+    began_at = hands.now
+    with pytest.raises(TimeoutError, match="more than 1 s"):
+        await pace.within(1.0, never)
+    assert never.cancelled()
+    assert hands.now - began_at >= slowness
+    assert pace.overrun == slowness
+    pace.caught_up()
+    assert pace.overrun == 1.0
+
+
+async def test_what_ends_in_time_gives_its_result() -> None:
+    async def soon() -> str:
+        await asyncio.sleep(0)
+        return "done"
+
+    pace = MachinePace()
+    assert await pace.within(60.0, soon()) == "done"
+    assert pace.overrun == 1.0
+
+
+async def test_what_fails_in_time_raises_its_error() -> None:
+    async def fails() -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        await MachinePace().within(60.0, fails())
+
+
+LOST = Outcome.of(Cause.WORKER_LOST, "rank 1 was lost", 1, -9)
+
+
+def test_an_end_that_an_overloaded_machine_made_says_so() -> None:
+    outcome = excused(LOST, 31.4)
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (LOST.cause, 1, -9)
+    assert outcome.slowness == 31.4
+    assert (
+        outcome.message == "rank 1 was lost (the machine is overloaded, 31 times slower than usual)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "slowness"),
+    [
+        (LOST, 1.0),
+        (LOST, OVERLOADED - 0.1),
+        (Outcome.of(Cause.USER_ERROR, "it raised"), 31.4),
+        (Outcome.of(Cause.SUCCEEDED, "well"), 31.4),
+    ],
+)
+def test_no_other_end_is_excused(outcome: Outcome, slowness: float) -> None:
+    assert excused(outcome, slowness) == outcome

@@ -1,0 +1,257 @@
+"""The monitor of a group waits for its end, and carries out what is decided."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dray.spec import JobSpec
+from ray_workers.shared.contracts import (
+    LEFT_EXIT_CODE,
+    AttemptSpec,
+    Cause,
+    Drill,
+    DrillKind,
+    DrillState,
+    FrameKind,
+    Outcome,
+    Slice,
+)
+from ray_workers.shared.heartbeat import RankObservation, RankPhase, RankStatus, TimeCategory
+from ray_workers.shared.machine_pace import MachinePace
+from ray_workers.supervision.failure_attribution import RankExit
+from ray_workers.supervision.fault_injection import FaultInjector
+from ray_workers.supervision.group_monitor import GroupMonitor
+from ray_workers.supervision.recovery import RecoveryController
+from ray_workers.supervision.recovery_rules import why_never
+from ray_workers.supervision.timings import Timings
+from tests.unit.workers.supervision.observed import Reports, observation
+from tests.wire import attempt_spec
+
+pytestmark = pytest.mark.anyio
+
+UNRECOVERED: dict[str, dict[str, Any]] = {
+    "a single rank": {"resources": {"num_workers": 1}},
+    "a sharded model": {"parallel": {"shard": 2}},
+    "ranks that step by themselves": {"sync": {"every": 4}},
+    "GPUs": {"resources": {"num_workers": 2, "gpus_per_worker": 1}},
+}
+PATIENCE_S = 60.0
+QUICK = Timings(look_period_s=0.01, sure_s=0.0)
+RECIPE = {"recipe": "image_classification", "resources": {"num_workers": 2}}
+SCRIPT = {"script": {"entrypoint": "train.py"}, "resources": {"num_workers": 2}}
+STACK = 'Thread 0x1 (most recent call first):\n  File "loop.py", line 1 in _step\n'
+
+
+def attempt(document: dict[str, Any]) -> AttemptSpec:
+    workers = document["resources"]["num_workers"]
+    has_gpus = "gpus_per_worker" in document["resources"]
+    unrecovered = why_never(
+        JobSpec.model_validate(document), num_workers=workers, has_gpus=has_gpus
+    )
+    return attempt_spec(
+        spec=document,
+        slices=(Slice("n", workers),),
+        bundle={"CPU": 1.0} | ({"GPU": 1.0} if has_gpus else {}),
+        recovers_in_place=unrecovered is None,
+    )
+
+
+class Standing:
+    """A group whose observations a test sets; a rank that is killed ends."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.seen: list[RankObservation] = []
+        self.signals: list[tuple[int, int]] = []
+        self.takes_signals = True
+        self.num_observed = 0
+        self.slots: list[Any] = []
+        self._exits: list[asyncio.Future[RankExit]] = [
+            asyncio.get_running_loop().create_future() for _ in range(num_ranks)
+        ]
+        self.placed = [self._member(rank, ends) for rank, ends in enumerate(self._exits)]
+
+    def _member(self, rank: int, ends: asyncio.Future[RankExit]) -> Any:
+        killed = RankExit.of(rank, -signal.SIGKILL)
+        return SimpleNamespace(
+            seat=rank, incarnation=0, rank=rank, node_id="n", exit=ends, end=killed
+        )
+
+    @property
+    def running(self) -> list[Any]:
+        return [member for member in self.placed if not member.exit.done()]
+
+    async def store_is_lost(self) -> None:
+        await asyncio.Event().wait()
+
+    async def observations(self) -> list[RankObservation]:
+        self.num_observed += 1
+        return self.seen
+
+    async def stacks(self, seats: Sequence[int]) -> dict[int, str]:
+        return dict.fromkeys(seats, STACK)
+
+    async def errors(self) -> dict[int, Any]:
+        return {}
+
+    async def signal(self, node_id: str, seat: int, number: int) -> bool:
+        self.signals.append((seat, number))
+        if number == signal.SIGKILL and self.takes_signals:
+            self._exits[seat].set_result(RankExit.of(seat, -signal.SIGKILL))
+        return True
+
+
+def monitor_of(
+    document: dict[str, Any], group: Any, reports: Any, drills: FaultInjector | None = None
+) -> GroupMonitor:
+    parts = (attempt(document), group, group, reports)
+    pace = MachinePace()
+    recovery = RecoveryController(*parts, lambda: None, pace, QUICK)
+    return GroupMonitor(*parts, drills or FaultInjector(reports), recovery, pace, QUICK)
+
+
+@pytest.mark.parametrize(
+    ("step", "first_at", "use", "otherwise"),
+    [
+        (0, 0.0, TimeCategory.STARTING, TimeCategory.STARTING),
+        (0, 0.0, TimeCategory.UNREPORTED, TimeCategory.UNREPORTED),
+        (0, 1.0, TimeCategory.USEFUL, TimeCategory.IDLE),  # a script that counts its steps from 0
+        (9, 1.0, TimeCategory.USEFUL, TimeCategory.IDLE),
+    ],
+)
+async def test_time_that_no_process_accounts_for_is_of_no_use_once_there_was_a_step(
+    step: int, first_at: float, use: TimeCategory, otherwise: TimeCategory
+) -> None:
+    group = Standing(2)
+    monitor = monitor_of(SCRIPT, group, Reports())
+    assert monitor.use is TimeCategory.STARTING
+    status = RankStatus(step, RankPhase.COMPUTE, 0, 0.0, 0, 0, first_at, 100, use, {})
+    group.seen = [RankObservation(0, 0, status, 0.1, "S")]
+    await monitor.observe()
+    assert monitor.use is otherwise
+
+
+def watched(document: dict[str, Any], reports: Reports) -> tuple[Standing, asyncio.Future[Any]]:
+    group = Standing(document["resources"]["num_workers"])
+    return group, asyncio.ensure_future(monitor_of(document, group, reports).watch())
+
+
+@pytest.mark.parametrize("kind", UNRECOVERED)
+async def test_a_stopped_rank_that_is_not_replaced_is_reported_and_ends_the_attempt(
+    kind: str,
+) -> None:
+    document = RECIPE | UNRECOVERED[kind]
+    num_ranks = document["resources"]["num_workers"]
+    reports, culprit = Reports(), num_ranks - 1
+    group, watching = watched(document, reports)
+    waiting = [observation(rank, RankPhase.EXCHANGE, 6.0, collective=6) for rank in range(culprit)]
+    group.seen = [*waiting, observation(culprit, age_s=6.0, state="T")]
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    said = f"rank {culprit} stood still for 6.0 s in compute, and was ended"
+    assert outcome == Outcome.of(Cause.WORKER_LOST, said, culprit)
+    assert group.signals == [(culprit, signal.SIGKILL)]
+    (bundle,) = reports.of(FrameKind.HANG)
+    assert (bundle["culprits"], bundle["phase"], bundle["step"]) == ([culprit], "compute", 10)
+    assert [rank["rank"] for rank in bundle["ranks"]] == list(range(num_ranks))
+    assert {rank["stack"] for rank in bundle["ranks"]} == {STACK}
+
+
+async def test_a_hang_is_reported_once_however_long_its_end_takes() -> None:
+    group, reports = Standing(1), Reports()
+    group.takes_signals = False
+    group.seen = [observation(0, age_s=60.0)]
+    monitor = monitor_of(RECIPE | UNRECOVERED["a single rank"], group, reports)
+    watching = asyncio.ensure_future(monitor.watch())
+    async with asyncio.timeout(PATIENCE_S):
+        while not group.signals or group.num_observed < 5:
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    assert group.signals == [(0, signal.SIGKILL)]
+    assert len(reports.of(FrameKind.HANG)) == 1
+
+
+async def test_where_nobody_is_to_blame_the_attempt_ends_too() -> None:
+    reports = Reports()
+    group, watching = watched(RECIPE | UNRECOVERED["a sharded model"], reports)
+    group.seen = [observation(rank, RankPhase.UPDATE, 41.0) for rank in (0, 1)]
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    message = "all ranks stood still at the same place for 41.0 s"
+    assert outcome == Outcome.of(Cause.WORKER_LOST, message)
+    assert (group.signals, [bundle["culprits"] for bundle in reports.of(FrameKind.HANG)]) == (
+        [],
+        [[]],
+    )
+
+
+async def test_a_group_whose_ranks_end_well_ends_without_an_outcome() -> None:
+    group, watching = watched(SCRIPT, reports := Reports())
+    for member in group.placed:
+        member.end = RankExit.of(member.rank, 0)
+        member.exit.set_result(member.end)
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None
+    assert reports.all == []
+
+
+async def test_a_rank_that_was_lost_otherwise_is_not_blamed_for_a_hang() -> None:
+    group, watching = watched(RECIPE | UNRECOVERED["a single rank"], Reports())
+    group.seen = [observation(0)]
+    await group.signal("n", 0, signal.SIGKILL)
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None
+
+
+async def test_a_group_that_does_not_leave_in_time_is_ended_when_its_grace_is_over() -> None:
+    grace_s, began = 0.2, time.monotonic()
+    group, watching = watched_and_asked_to_leave(grace_s)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    assert time.monotonic() - began >= grace_s
+    message = f"asked to leave its slots; it did not end by itself within {grace_s:g} s"
+    assert outcome == Outcome.of(Cause.PREEMPTED, message)
+    assert group.asked_to_leave.is_set()
+    assert group.running, "ending what is left is for the supervisor"
+
+
+async def test_a_group_that_leaves_in_time_is_not_waited_for() -> None:
+    group, watching = watched_and_asked_to_leave(600.0)
+    await asyncio.wait_for(group.asked_to_leave.wait(), PATIENCE_S)
+    left = RankExit.of(0, LEFT_EXIT_CODE)
+    group.placed[0].end = left
+    group.placed[0].exit.set_result(left)
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    assert outcome == Outcome.of(Cause.PREEMPTED, "saved a checkpoint and left its slots as asked")
+
+
+class Leaving(Standing):
+    """A group that does nothing by itself when it is asked to leave."""
+
+    def __init__(self, num_ranks: int) -> None:
+        super().__init__(num_ranks)
+        self.asked_to_leave = asyncio.Event()
+
+    async def ask_to_leave(self) -> None:
+        self.asked_to_leave.set()
+
+
+def watched_and_asked_to_leave(grace_s: float) -> tuple[Leaving, asyncio.Future[Any]]:
+    group = Leaving(2)
+    monitor = monitor_of(RECIPE, group, Reports())
+    group.seen = [observation(rank) for rank in (0, 1)]
+    monitor.leave(grace_s)
+    return group, asyncio.ensure_future(monitor.watch())
+
+
+async def test_a_fault_is_injected_into_a_rank_and_reported() -> None:
+    group, reports = Standing(1), cast(Any, Reports())
+    drills = FaultInjector(reports)
+    monitor = monitor_of(RECIPE | UNRECOVERED["a single rank"], group, reports, drills)
+    group.seen = [observation(0)]
+    drills.add(Drill("d", DrillKind.KILL, 0, 10))
+    assert await asyncio.wait_for(monitor.watch(), PATIENCE_S) is None
+    assert group.signals == [(0, signal.SIGKILL)]
+    states = [body["state"] for body in reports.of(FrameKind.DRILL)]
+    assert states == [DrillState.WAITING, DrillState.STRUCK]

@@ -1,0 +1,209 @@
+"""The decisions about a group, from what was observed and the time alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ray_workers.shared.contracts import Cause, Drill, DrillKind, Grant
+from ray_workers.shared.heartbeat import RankObservation, RankPhase
+from ray_workers.supervision.group_policy import (
+    Action,
+    Confirm,
+    End,
+    EndHang,
+    Gather,
+    GroupMemory,
+    GroupObservation,
+    GroupPolicy,
+    Inject,
+    TakeIn,
+)
+from ray_workers.supervision.hang_detector import PATIENCE
+from ray_workers.supervision.recovery_rules import RecoveryState, Regrouping
+from ray_workers.supervision.timings import Timings
+from tests.unit.workers.supervision.observed import observation
+
+TIMINGS = Timings()
+STEP_S = TIMINGS.hang_s[RankPhase.COMPUTE]
+ELASTIC = GroupPolicy(TIMINGS, recovers_in_place=True, is_script=False)
+FIXED = GroupPolicy(TIMINGS, recovers_in_place=False, is_script=False)
+SCRIPT = GroupPolicy(TIMINGS, recovers_in_place=False, is_script=True)
+REGROUPING = Regrouping((1,), began_at=0.0, furthest_step=10)
+ANNOUNCED = RecoveryState(round=1, regrouping=REGROUPING, announced_at=0.0)
+LACKING = RecoveryState(round=1, regrouping=REGROUPING, num_lacking=2, lacking_since=0.0)
+GRANTS = (Grant(1, ()), Grant(2, ()))
+
+
+def seen(*ranks: RankObservation, **fields: Any) -> GroupObservation:
+    plain: dict[str, Any] = {
+        "num_running": len(ranks),
+        "num_placed": len(ranks),
+        "recovery": RecoveryState(),
+    }
+    return GroupObservation(ranks, **{**plain, **fields})
+
+
+def decide(
+    group: GroupObservation, *, at: Sequence[float], policy: GroupPolicy = ELASTIC
+) -> list[Action]:
+    """The actions after the group was observed so at each of these times."""
+    memory, actions = GroupMemory(), []
+    for now in at:
+        assert not actions, "decided before"
+        actions, memory = policy.decide(group, memory, now)
+    return actions
+
+
+def stuck(age_s: float, **fields: Any) -> GroupObservation:
+    """Rank 0 waits for rank 1."""
+    waits = observation(0, RankPhase.EXCHANGE, age_s, collective=6)
+    return seen(waits, observation(1, RankPhase.COMPUTE, age_s), **fields)
+
+
+def culprits(actions: Sequence[Action]) -> list[int]:
+    (action,) = actions
+    assert isinstance(action, EndHang)
+    return [rank.rank for rank in action.hang.culprits]
+
+
+def test_a_rank_that_hangs_is_ended_once_it_was_observed_for_a_while() -> None:
+    assert decide(stuck(STEP_S + 1), at=[7.0]) == [], "one observation proves nothing"
+    assert decide(stuck(STEP_S + 1), at=[7.0, 7.0 + TIMINGS.sure_s - 0.1]) == []
+    assert culprits(decide(stuck(STEP_S + 1), at=[7.0, 7.0 + TIMINGS.sure_s])) == [1]
+    assert decide(stuck(STEP_S - 1), at=[7.0, 9.0]) == []
+
+
+def test_a_rank_may_take_longer_where_a_false_alarm_costs_more() -> None:
+    for age_s, ends in ((STEP_S * PATIENCE - 0.1, False), (STEP_S * PATIENCE + 0.1, True)):
+        alone = seen(observation(0, age_s=age_s))
+        assert bool(decide(alone, at=[0.0, 9.0], policy=FIXED)) is ends
+
+
+def test_a_rank_may_take_longer_on_a_slow_machine() -> None:
+    for slowness, ends in ((5.0, True), (5.2, False)):
+        group = stuck(5.1 * STEP_S, slowness=slowness)
+        assert bool(decide(group, at=[0.0, 9.0])) is ends
+
+
+def test_a_script_is_not_judged_for_it_does_not_say_what_it_does() -> None:
+    stopped = [observation(rank, age_s=10_000.0, state="T", step=0) for rank in (0, 1)]
+    assert decide(seen(*stopped), at=[0.0, 9.0], policy=SCRIPT) == []
+
+
+@pytest.mark.parametrize("fields", [{"is_ending_hang": True}, {"num_placed": 3, "num_running": 3}])
+def test_no_rank_is_blamed_while_another_is_missing(fields: dict[str, Any]) -> None:
+    """Because it was just killed, or is silent with its node."""
+    assert decide(stuck(10_000.0, **fields), at=[0.0, 9.0]) == []
+
+
+# Recovery.
+
+
+def recovered(**fields: Any) -> GroupObservation:
+    group = [observation(rank, round_number=1, **fields) for rank in (0, 1)]
+    return seen(*group, recovery=ANNOUNCED)
+
+
+def test_a_group_has_recovered_once_every_rank_has_taken_a_step_in_the_new_round() -> None:
+    assert decide(recovered(), at=[1.0]) == [Confirm()]
+    assert decide(recovered(first_at=0.0, phase=RankPhase.FINISH), at=[1.0]) == [Confirm()]
+    assert decide(recovered(first_at=0.0), at=[1.0]) == []
+    old = seen(observation(0), observation(1, round_number=1), recovery=ANNOUNCED)
+    assert decide(old, at=[1.0]) == []
+    missing = seen(observation(0, round_number=1), num_placed=2, recovery=ANNOUNCED)
+    assert decide(missing, at=[1.0]) == []
+
+
+def joining(recovery: RecoveryState, **fields: Any) -> GroupObservation:
+    joins = [observation(rank, RankPhase.JOINING, first_at=0.0) for rank in (0, 1)]
+    return seen(*joins, recovery=recovery, **fields)
+
+
+def test_a_recovery_that_takes_too_long_ends_the_attempt() -> None:
+    assert decide(joining(ANNOUNCED), at=[TIMINGS.whole_limit_s]) == []
+    (end,) = decide(joining(ANNOUNCED), at=[TIMINGS.whole_limit_s + 0.1])
+    assert isinstance(end, End)
+    assert end.outcome.cause is Cause.WORKER_LOST
+    assert end.outcome.message == (
+        "the group was not whole again within 150 s (rank 0: joining; rank 1: joining)"
+    )
+    waits_for_a_replacement = RecoveryState(round=1, regrouping=REGROUPING)
+    assert decide(joining(waits_for_a_replacement), at=[1e6]) == []
+
+
+def test_a_group_that_lacks_workers_waits_for_slots_for_a_while() -> None:
+    waits = seen(observation(0, RankPhase.STAND_BY), recovery=LACKING)
+    assert decide(waits, at=[0.0, TIMINGS.stand_by_limit_s]) == []
+    (end,) = decide(waits, at=[TIMINGS.stand_by_limit_s + 0.1])
+    assert isinstance(end, End)
+    assert end.outcome.message == "no slots came within 30 s for 2 workers that were lost"
+
+
+def test_slots_that_came_are_waited_for_and_taken_in_one_grant_after_the_other() -> None:
+    late = TIMINGS.stand_by_limit_s + 0.1
+    came = RecoveryState(1, REGROUPING, num_lacking=2, lacking_since=0.0, grants=GRANTS)
+    assert decide(joining(came), at=[late]) == [TakeIn(GRANTS[0])]
+    for grants in (GRANTS[1:], ()):
+        taking = replace(came, grants=grants, is_taking_in=True)
+        assert decide(joining(taking), at=[late]) == []
+
+
+def standing_by(**fields: Any) -> GroupObservation:
+    return seen(observation(0, RankPhase.STAND_BY), observation(1, RankPhase.JOINING), **fields)
+
+
+@pytest.mark.parametrize("recovery", [RecoveryState(), ANNOUNCED])
+def test_ranks_that_lost_each_other_are_gathered(recovery: RecoveryState) -> None:
+    """Also when a round could not be formed."""
+    group = standing_by(recovery=recovery)
+    assert decide(group, at=[5.0, 5.0 + TIMINGS.stray_s]) == []
+    assert decide(group, at=[5.0, 5.1 + TIMINGS.stray_s]) == [Gather()]
+
+
+def test_ranks_stand_by_for_a_good_reason_while_another_is_replaced_or_the_group_leaves() -> None:
+    for fields in ({"num_placed": 3}, {"recovery": LACKING}, {"is_leaving": True}):
+        assert decide(standing_by(**fields), at=[5.0, 15.0]) == []
+    assert decide(standing_by(), at=[5.0, 15.0], policy=FIXED) == []
+
+
+def test_the_wait_of_strays_begins_anew_when_they_are_gathered_or_go_on() -> None:
+    _, memory = ELASTIC.decide(standing_by(), GroupMemory(), 5.0)
+    assert memory.stray_since == 5.0
+    assert ELASTIC.decide(standing_by(), memory, 7.0)[1].stray_since is None
+    assert ELASTIC.decide(stuck(0.1), memory, 7.0)[1].stray_since is None
+
+
+def test_a_rank_that_did_not_notice_that_its_connection_broke_is_ended() -> None:
+    def group(age_s: float) -> GroupObservation:
+        newcomer = observation(1, RankPhase.JOINING, 10.0, round_number=1)
+        return seen(observation(0, RankPhase.EXCHANGE, age_s), newcomer, recovery=ANNOUNCED)
+
+    late = TIMINGS.cut_off_s
+    assert decide(group(100.0), at=[0.0, late - 0.1]) == [], "it may not be cut off yet"
+    assert decide(group(3.0), at=[late, 2 * late]) == [], "it may still be computing"
+    assert culprits(decide(group(100.0), at=[late, late + TIMINGS.sure_s])) == [0]
+
+
+# Drills.
+
+
+def drill(name: str, at_step: int | None) -> Drill:
+    return Drill(name, DrillKind.KILL, 0, at_step)
+
+
+def test_faults_are_injected_at_their_step() -> None:
+    waiting = (drill("now", None), drill("later", 11), drill("due", 10))
+    done = [observation(0, step=9), observation(1, step=10)]
+    injected = [Inject(waiting[0], 10), Inject(waiting[2], 10)]
+    assert decide(seen(*done, drills=waiting), at=[0.0]) == injected
+    assert decide(seen(*done, drills=waiting), at=[0.0], policy=SCRIPT) == injected
+
+
+def test_no_fault_is_injected_into_a_group_that_recovers() -> None:
+    assert decide(joining(ANNOUNCED, drills=[drill("now", None)]), at=[1.0]) == []
+    again = seen(observation(0, round_number=1), recovery=ANNOUNCED, drills=[drill("now", None)])
+    assert decide(again, at=[1.0]) == [Confirm(), Inject(drill("now", None), 10)]

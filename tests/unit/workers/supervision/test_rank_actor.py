@@ -1,0 +1,110 @@
+"""A rank actor passes on its process's output and shows its progress to Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from dray import train
+from dray.train import spool
+from ray_workers.shared import spool_reader
+from ray_workers.supervision import rank_actor
+from ray_workers.supervision.rank_actor import LogPump, _last_metrics
+from ray_workers.supervision.timings import Timings
+
+pytestmark = pytest.mark.anyio
+LIMIT_BYTES = 4000
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(spool, "WAITING_BYTES", 2000)
+    monkeypatch.setattr(rank_actor, "LOG_TAIL_BYTES", 300)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "r0.0.log"
+
+
+async def pump(directory: Path, num_lines: int) -> LogPump:
+    """The pump of a process that printed so many lines and is gone."""
+    source, sink = os.pipe()
+    log = LogPump(
+        directory.with_suffix(".metrics"), source, LIMIT_BYTES, Timings(log_room_limit_s=0.0)
+    )
+    for number in range(num_lines):
+        os.write(sink, f"line {number:05d}\n".encode())
+        if number % 100 == 99:
+            await asyncio.sleep(0)  # the pump takes what is there
+            log._pump()
+    os.close(sink)
+    log.finish()
+    return log
+
+
+def numbers(directory: Path) -> list[int]:
+    data = spool_reader.read(directory, 0, 1 << 30)
+    found = [frame.body for frame in spool_reader.decode("r0.0.log", data)]
+    assert all(body["text"] == f"line {body['line']:05d}" for body in found)
+    return [body["line"] for body in found]
+
+
+async def test_of_more_than_the_spool_takes_the_newest_lines_arrive(directory: Path) -> None:
+    log = await pump(directory, 1000)
+    kept = numbers(directory)
+    head = next(at for at, number in enumerate(kept) if at != number)
+    assert head >= 20
+    assert kept[head:] == list(range(1000 - len(kept[head:]), 1000))
+    assert len(kept[head:]) == 300 // len("line 00000")
+    assert await log.lines_lost_at_the_end() == 0, "the numbers tell of the gap"
+
+
+async def test_lines_for_which_the_disk_has_no_room_are_counted(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, data: bytes) -> int:
+        if data.startswith(b'{"kind"'):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    write = os.write
+    monkeypatch.setattr(os, "write", refuse)
+    log = await pump(directory, 20)
+    assert await log.lines_lost_at_the_end() == 20
+    monkeypatch.setattr(os, "write", write)
+    assert await log.lines_lost_at_the_end() == 0, "it had room after all"
+    assert numbers(directory) == list(range(20))
+
+
+async def test_no_room_for_the_actors_own_log_costs_no_line_of_the_jobs(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(sys.stdout, "write", refuse)
+        full.setattr(sys.stdout, "flush", refuse)
+        await pump(directory, 10)
+    assert numbers(directory) == list(range(10))
+
+
+def test_the_speed_that_a_script_reports_is_shown_as_a_recipes_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DRAY_SPOOL_PID", raising=False)
+    monkeypatch.setenv("DRAY_SPOOL_DIR", str(tmp_path))
+    assert _last_metrics(tmp_path) == {}
+    train.report(3, {"train/loss": 0.5}, samples_per_s=70)
+    assert _last_metrics(tmp_path) == {"step": 3, "train/loss": 0.5, "perf/samples_per_s": 70}
+    train.report(4, {"train/loss": 0.25})
+    assert _last_metrics(tmp_path) == {"step": 4, "train/loss": 0.25}
+    train.report(5, {"perf/samples_per_s": 60.0}, samples_per_s=70)
+    assert _last_metrics(tmp_path) == {"step": 5, "perf/samples_per_s": 60.0}

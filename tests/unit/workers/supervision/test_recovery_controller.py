@@ -1,0 +1,198 @@
+"""A group that recovers gets the time that it needs, until it is whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ray_workers.shared.contracts import FrameKind, Grant, Slice
+from ray_workers.shared.frames import LossKind
+from ray_workers.shared.heartbeat import RankPhase
+from ray_workers.shared.machine_pace import MachinePace
+from ray_workers.supervision.failure_attribution import RankExit
+from ray_workers.supervision.fault_injection import FaultInjector
+from ray_workers.supervision.group_monitor import GroupMonitor
+from ray_workers.supervision.recovery import RecoveryController
+from ray_workers.supervision.recovery_rules import RecoveryState
+from ray_workers.supervision.timings import Timings
+from ray_workers.supervision.worker_group import SlotsUnavailable
+from tests.unit.workers.supervision.observed import Reports, observation
+from tests.wire import attempt_spec
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE_S = 60.0
+SPEC = attempt_spec(
+    spec={"recipe": "image_classification", "resources": {"num_workers": 2}},
+    slices=(Slice("n", 2),),
+    recovers_in_place=True,
+)
+
+
+QUICK = Timings(look_period_s=0.001, quick_look_period_s=0.001)
+
+
+class Nodes:
+    """Observations that a test sets."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.killed: list[int] = []
+
+    async def know(self, node_ids: Any) -> None:
+        pass
+
+    async def observations(self) -> list[Any]:
+        return self.seen
+
+    async def errors(self) -> dict[int, Any]:
+        return {}
+
+    async def stacks(self, seats: Any) -> dict[int, str]:
+        return {}
+
+    async def signal(self, node_id: str, seat: int, number: int) -> bool:
+        self.killed.append(seat)
+        return True
+
+    def forget(self, node_ids: Any) -> None:
+        assert not node_ids
+
+
+class SlowGroup:
+    """A group whose rank 1 of two is lost; its replacement takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.lost = SimpleNamespace(seat=1, incarnation=0, rank=1, end=RankExit.of(1, -9))
+        survivor = SimpleNamespace(
+            seat=0, incarnation=0, rank=0, end=RankExit.of(0, -9), node_id="n"
+        )
+        self.running = [survivor]
+        self.placed = [survivor, self.lost]
+        self.slots: list[Any] = []
+        self.asked = asyncio.Event()
+        self.replaced = asyncio.Event()
+        self.announced: list[int] = []
+
+    async def lose_nodes(self, node_ids: Any) -> list[Any]:
+        return []
+
+    async def replace(self, members: Any, round_number: int) -> None:
+        self.asked.set()
+        await self.replaced.wait()
+        self.running = self.placed
+
+    async def announce(self, round_number: int) -> None:
+        self.announced.append(round_number)
+
+    async def add(self, slices: Any, round_number: int) -> None:
+        raise SlotsUnavailable
+
+    async def store_is_lost(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Recovering:
+    """A group that has just lost rank 1, and the monitor that watches it."""
+
+    def __init__(self, slowness: float = 1.0) -> None:
+        self.now = 0.0
+        self.pace = MachinePace(lambda: self.now)
+        self.pace.learn(slowness)
+        self.group, self.nodes, self.reports = SlowGroup(), Nodes(), Reports()
+        for member in self.group.placed:
+            member.exit = asyncio.get_running_loop().create_future()
+        parts: Any = (SPEC, self.group, self.nodes, self.reports)
+        self.recovery = RecoveryController(*parts, lambda: None, self.pace, QUICK)
+        drills: Any = FaultInjector(parts[-1])
+        self._monitor = GroupMonitor(*parts, drills, self.recovery, self.pace, QUICK)
+
+    async def recover(self) -> bool:
+        lost: Any = self.group.lost
+        return await self.recovery.recover([lost], kind=LossKind.KILLED, began_at=5.0)
+
+    def watch(self) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self._monitor.watch())
+
+    async def until(self, probe: Callable[[], bool]) -> None:
+        """Time passes until it is so."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not probe():
+                self.now += 0.1
+                await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("slowness", [1.0, 20.0])
+async def test_the_time_of_a_recovery_begins_when_the_replacement_is_there(slowness: float) -> None:
+    job = Recovering(slowness)
+    recovering = asyncio.ensure_future(job.recover())
+    await asyncio.wait_for(job.group.asked.wait(), PATIENCE_S)
+    assert (job.recovery.state.round, job.recovery.state.announced_at) == (1, None)
+    job.now += slowness
+    job.group.replaced.set()
+    assert await asyncio.wait_for(recovering, PATIENCE_S)
+    assert job.group.announced == [1]
+    assert job.recovery.state.announced_at == pytest.approx(1.0)
+    assert job.pace.overrun == 1.0
+    job.now += slowness * (QUICK.whole_limit_s + 1.0)
+    outcome = await asyncio.wait_for(job.watch(), PATIENCE_S)
+    assert "not whole again" in outcome.message
+    assert job.pace.overrun == slowness
+
+
+async def test_a_round_that_could_not_be_formed_is_followed_by_another() -> None:
+    job = Recovering()
+    job.group.replaced.set()
+    job.nodes.seen = [stands_by(0)]
+    assert await job.recover()
+    watching = job.watch()
+    job.nodes.seen = [stands_by(0), stands_by(1)]
+    await job.until(lambda: job.group.announced == [1, 2])
+    job.nodes.seen = [observation(r, round_number=2, resumed_step=9, first_at=8.0) for r in (0, 1)]
+    await job.until(lambda: job.recovery.state.regrouping is None)
+    assert job.group.announced == [1, 2]
+    assert job.recovery.state.without_a_step == 0
+    (report,) = job.reports.of(FrameKind.REGROUPED)
+    assert (report["ranks"], report["steps_lost"], report["recovery_s"]) == ([1], 1, 3.0)
+
+    job.nodes.seen = [stands_by(0, round_number=2), stands_by(1, round_number=2)]
+    await job.until(watching.done)
+    assert "could not be brought together again" in watching.result().message
+    assert job.group.announced == [1, 2, 3, 4, 5]
+
+
+async def test_a_rank_that_did_not_notice_that_its_connection_broke_is_ended() -> None:
+    job = Recovering()
+    job.group.replaced.set()
+    job.nodes.seen = [observation(0, RankPhase.EXCHANGE)]
+    assert await job.recover()
+    watching = job.watch()
+    newcomer = observation(1, RankPhase.JOINING, 10.0, round_number=1)
+    job.nodes.seen = [observation(0, RankPhase.EXCHANGE, 100.0), newcomer]
+    await job.until(lambda: job.nodes.killed == [0])
+    job.nodes.seen = []
+    job.group.placed[0].exit.set_result(job.group.placed[0].end)
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None, "the only one that held the state"
+    assert job.recovery.state.round == 1
+
+
+async def test_slots_that_do_not_come_are_not_taken_in() -> None:
+    """And the grant is answered, once, so that the service gives its slots to other jobs."""
+    job = Recovering()
+    for number in (1, 1, 2):
+        job.recovery.grow(Grant(number, ()))
+    assert job.recovery.state.grants == (Grant(1, ()), Grant(2, ()))
+    watching = job.watch()
+    await job.until(lambda: len(job.reports.of(FrameKind.RESIZED)) == 2)
+    answers = [(body["grants"], body["lacking"]) for body in job.reports.of(FrameKind.RESIZED)]
+    assert answers == [(1, 1), (2, 1)]
+    await job.until(lambda: job.recovery.state == RecoveryState())
+    watching.cancel()
+
+
+def stands_by(rank: int, *, round_number: int = 0) -> Any:
+    return observation(rank, RankPhase.STAND_BY, round_number=round_number, first_at=0.0)
