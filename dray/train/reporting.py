@@ -324,7 +324,7 @@ def _close(pid: int, writer: SpoolWriter) -> None:
         return
     with _lock:
         writer.close()
-        num_missing = writer.take_num_dropped()
+        num_missing = writer.take_num_dropped() + writer.num_waiting
     _log_missing(num_missing)
 
 

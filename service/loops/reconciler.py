@@ -21,7 +21,6 @@ from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
 from service.config.settings import Settings
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import jobs as repository
-from service.domain.errors import StorageUnavailable
 from service.ingest import attempt_results
 from service.loops import queue_view
 from service.loops.commands import Command, Commands
@@ -190,12 +189,9 @@ class Reconciler:
         searching = asyncio.get_running_loop().run_in_executor(self._storage_readers, search)
         try:
             await asyncio.wait_for(searching, self._timings.storage_limit_s)
-        except (TimeoutError, StorageUnavailable):
-            logger.warning(
-                "%s attempt %d ends without a whole list of its checkpoints in the storage",
-                ref.job_id,
-                ref.attempt,
-            )
+        except Exception as error:  # the job must come to its end all the same
+            said = "%s attempt %d ends without a whole list of its checkpoints in the storage: %r"
+            logger.warning(said, ref.job_id, ref.attempt, error)
         return list(found)
 
     async def _store(

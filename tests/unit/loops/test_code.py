@@ -12,7 +12,7 @@ from dray.views import JobState
 from ray_workers.node.code_cache import CodeCache
 from service.code.uploads import KEPT
 from service.runtime import Runtime
-from tests.unit.loops.world import World, comes_to
+from tests.unit.loops.world import World, comes_to, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +53,7 @@ async def test_the_retention_deletes_code_that_no_job_has(
     folder = runtime.storage.folder
     assert folder is not None
 
-    def is_gone() -> bool:
+    async def is_gone() -> bool:
         return not [path for path in (folder / "code").rglob("*") if path.is_file()]
 
-    await world.fake.until(is_gone, f"{code} is kept though nothing names it")
+    await eventually(is_gone, f"{code} is kept though nothing names it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +17,7 @@ from ray_workers.shared.contracts import AttemptSpec, Phase, PollReply, Slice
 from service.cluster.port import AttemptRef, ClusterUnavailable
 from service.ingest import attempt_results
 from service.runtime import Runtime
+from service.storage.storage import Storage
 from tests.fakes.attempt import FakeRank
 from tests.unit.loops.world import (
     STEPS,
@@ -27,6 +29,7 @@ from tests.unit.loops.world import (
     reports_step,
     steps_of,
 )
+from tests.unit.service.test_unreported import commit
 from tests.wire import attempt_spec
 
 pytestmark = pytest.mark.anyio
@@ -278,3 +281,60 @@ async def test_what_nodes_keep_for_a_job_goes_when_it_is_deleted(world: World) -
     world.fake.be_unavailable(None)
     await world.fake.until(lambda: goes not in node.work_dirs, "its directory is kept")
     assert node.work_dirs == {stays}
+
+
+async def commits_in_silence(world: World, runtime: Runtime) -> tuple[str, asyncio.Event]:
+    """A job whose rank commits a checkpoint while no service runs; the event is set by then."""
+    committed = asyncio.Event()
+
+    async def commits(rank: FakeRank) -> None:
+        rank.report(1, train_loss=1.0)
+        if rank.attempt == 1:
+            await world.gate.wait()
+            commit(Storage(rank.spec.storage_url), rank.job_id, 1, 40)
+            committed.set()
+            await asyncio.get_running_loop().create_future()
+
+    world.plays["commits"] = commits
+    job_id = await world.submit(runtime, "commits")
+    await reports_step(runtime, job_id, 1)
+    return job_id, committed
+
+
+async def test_a_job_resumes_from_what_it_saved_while_no_service_ran_and_its_node_then_died(
+    world: World,
+) -> None:
+    first = await world.open()
+    job_id, committed = await commits_in_silence(world, first)
+    await world.drop(first)
+    world.gate.set()
+    await committed.wait()
+    world.fake.lose_node("node-a")
+    world.fake.add_node("node-b", {"CPU": 4.0})
+    second = await world.open()
+    await comes_to(second, job_id, JobState.SUCCEEDED)
+    again = await world.fake.launched(job_id, 2)
+    assert [ref.step for ref in again.resume_from] == [40]
+
+
+async def test_a_storage_that_hangs_delays_the_end_of_an_attempt_and_does_not_keep_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def hangs(*_: object) -> list[str]:
+        asked.set()
+        answers.wait()
+        return []
+
+    monkeypatch.setattr(Storage, "names", hangs)
+    world.set_timings(storage_limit_s=0.05)
+    runtime = await world.open()
+    job_id, _ = await commits_in_silence(world, runtime)
+    world.fake.lose_node("node-a")
+    world.fake.add_node("node-b", {"CPU": 4.0})
+    try:
+        await comes_to(runtime, job_id, JobState.SUCCEEDED)
+        assert asked.is_set()
+    finally:
+        answers.set()

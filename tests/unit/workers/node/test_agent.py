@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,10 @@ from ray_workers.node import agent
 from ray_workers.shared.paths import NODE_TMPDIR
 
 
-def test_files_of_an_agent_and_its_forkserver_are_their_users_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+pytestmark = pytest.mark.anyio
+
+
+def node_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def start_forkserver(directory: Path, *_: object) -> None:
         (directory / "forkserver.log").touch()
         (directory / "spool").mkdir()
@@ -27,9 +29,49 @@ def test_files_of_an_agent_and_its_forkserver_are_their_users_alone(
     actor_class: Any = agent.NodeAgent
     before = os.umask(0o022)
     try:
-        actor_class.__ray_actor_class__("deployment", 60.0)
+        return actor_class.__ray_actor_class__("deployment", 60.0)
     finally:
         os.umask(before)
+
+
+def test_files_of_an_agent_and_its_forkserver_are_their_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node_agent(tmp_path, monkeypatch)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     assert {"forkserver.log", "spool"} < set(modes)
     assert [name for name, mode in modes.items() if mode & 0o077] == []
+
+
+async def test_what_a_stopped_rank_actor_keeps_alive_is_killed_before_slots_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forkserver does not know yet that nobody wants the process: the connection is whole."""
+    alive = [("j", 1, 0), ("j", 1, -1), ("j", 2, 0), ("k", 1, 0)]
+    killed = []
+
+    async def list_tasks(_: Path) -> list[dict[str, Any]]:
+        names = ("job_id", "attempt", "rank")
+        return [{**dict(zip(names, task, strict=True)), "pid": 7, "left": []} for task in alive]
+
+    async def send_to_rank(_: Path, *task: Any) -> list[int]:
+        killed.append(task)
+        return [7]
+
+    async def held_slots() -> list[Any]:
+        return []
+
+    monkeypatch.setattr(agent, "list_tasks", list_tasks)
+    monkeypatch.setattr(agent, "send_to_rank", send_to_rank)
+    monkeypatch.setattr(agent.placement_groups, "held_slots", held_slots)
+    node = node_agent(tmp_path, monkeypatch)
+    assert await node.running("j", 1) == 1
+    assert await node.running("j", 1, [5]) == 0
+    assert killed == [], "asking harms nobody"
+    assert await node.quarantine("j", 1)
+    assert killed == [("j", 1, 0, signal.SIGKILL), ("j", 1, -1, signal.SIGKILL)]
+    (entry,) = node._book.entries()
+    await node._try_again(entry)
+    assert len(killed) == 4, "again, until nothing is left"
+    alive[:2] = []
+    assert not await node.quarantine("j", 1)

@@ -54,6 +54,16 @@ def test_what_the_forkserver_lists_is_left(tmp_path: Path) -> None:
     assert not left(tmp_path)
 
 
+def test_the_remains_of_some_ranks_alone_can_be_found(tmp_path: Path) -> None:
+    tasks = [task(NOBODY), task(NOBODY + 1, rank=1)]
+    found = attempt_residue.of_attempt(tmp_path, tasks, "j", 1, FakeGpuMemory({}), [1])
+    assert found.pids == (NOBODY + 1,)
+    session_records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="GPU-1"))
+    for ranks, num_left in (([0], 1), ([1], 0)):
+        gpu = FakeGpuMemory({OF_THE_DEAD: 1})
+        assert len(attempt_residue.of_attempt(tmp_path, [], "j", 1, gpu, ranks)) == num_left
+
+
 def test_a_sentence_names_the_process() -> None:
     sentence = AttemptResidue((os.getpid(),), {}).sentence()
     assert f"pid {os.getpid()} (" in sentence

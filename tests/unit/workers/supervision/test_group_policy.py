@@ -89,15 +89,75 @@ def test_a_rank_may_take_longer_on_a_slow_machine() -> None:
         assert bool(decide(group, at=[0.0, 9.0])) is ends
 
 
-def test_a_script_is_not_judged_for_it_does_not_say_what_it_does() -> None:
-    stopped = [observation(rank, age_s=10_000.0, state="T", step=0) for rank in (0, 1)]
-    assert decide(seen(*stopped), at=[0.0, 9.0], policy=SCRIPT) == []
+def script(state: str, **fields: Any) -> GroupObservation:
+    """A script of two ranks that never reported; rank 1 is in this state."""
+    ranks = [observation(0, age_s=10_000.0, step=0)]
+    ranks.append(observation(1, age_s=10_000.0, step=0, state=state))
+    return seen(*ranks, **fields)
+
+
+def test_a_running_script_is_not_judged_for_it_does_not_say_what_it_does() -> None:
+    assert decide(script("S"), at=[0.0, 9.0, 1000.0], policy=SCRIPT) == []
+
+
+def test_a_stopped_process_of_a_script_is_ended_after_a_while() -> None:
+    late = 7.1 + TIMINGS.stopped_hang_s
+    assert decide(script("T"), at=[7.0, late - 0.2], policy=SCRIPT) == []
+    (action,) = actions = decide(script("T"), at=[7.0, late], policy=SCRIPT)
+    assert culprits(actions) == [1]
+    assert isinstance(action, EndHang)
+    assert action.hang.waited_s == pytest.approx(late - 7.0), "not since its last report"
+    another_has_ended = script("T", num_placed=3)
+    assert culprits(decide(another_has_ended, at=[7.0, late], policy=SCRIPT)) == [1]
+    being_ended = script("T", is_ending_hang=True)
+    assert decide(being_ended, at=[7.0, late], policy=SCRIPT) == []
+
+
+def test_a_script_that_is_stopped_now_and_then_goes_on() -> None:
+    memory = GroupMemory()
+    for now, state in ((0.0, "T"), (4.0, "S"), (8.0, "T"), (12.0, "T")):
+        actions, memory = SCRIPT.decide(script(state), memory, now)
+        assert actions == []
 
 
 @pytest.mark.parametrize("fields", [{"is_ending_hang": True}, {"num_placed": 3, "num_running": 3}])
 def test_no_rank_is_blamed_while_another_is_missing(fields: dict[str, Any]) -> None:
     """Because it was just killed, or is silent with its node."""
     assert decide(stuck(10_000.0, **fields), at=[0.0, 9.0]) == []
+
+
+# Forming the first group.
+
+
+def forming(**fields: Any) -> GroupObservation:
+    """A first group whose rank 0 has connected to the others."""
+    phases = (RankPhase.JOINING, RankPhase.FORMING)
+    return seen(*(observation(r, p, first_at=0.0) for r, p in enumerate(phases)), **fields)
+
+
+@pytest.mark.parametrize("policy", [ELASTIC, FIXED])
+def test_a_first_group_that_can_not_connect_ends_the_attempt(policy: GroupPolicy) -> None:
+    late = 7.1 + TIMINGS.whole_limit_s
+    assert decide(forming(), at=[7.0, late - 0.2], policy=policy) == []
+    (end,) = decide(forming(), at=[7.0, late], policy=policy)
+    assert isinstance(end, End)
+    assert end.outcome.cause is Cause.WORKER_LOST
+    assert end.outcome.message == (
+        "the ranks did not connect within 150 s (rank 0: joining; rank 1: forming)"
+    )
+
+
+def test_ranks_that_read_their_data_or_form_a_later_round_are_not_judged_by_that() -> None:
+    assert decide(joining(RecoveryState()), at=[0.0, 1e6]) == []
+    late = TIMINGS.whole_limit_s
+    recovers = replace(ANNOUNCED, announced_at=late)
+    assert decide(forming(recovery=recovers), at=[0.0, 2 * late]) == []
+
+
+def test_a_first_group_that_connected_is_judged_no_longer() -> None:
+    _, memory = ELASTIC.decide(forming(), GroupMemory(), 7.0)
+    assert memory.forming_since == 7.0
+    assert ELASTIC.decide(joining(RecoveryState()), memory, 8.0)[1].forming_since is None
 
 
 # Recovery.

@@ -19,13 +19,15 @@ from ray_workers.supervision.timings import Timings
 
 pytestmark = pytest.mark.anyio
 LIMIT_BYTES = 4000
+PATIENCE_S = 30.0
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool, "SEGMENT_BYTES", 1000)
     monkeypatch.setattr(spool, "WAITING_BYTES", 2000)
-    monkeypatch.setattr(rank_actor, "LOG_TAIL_BYTES", 300)
+    kept = 30 * (len("line 00000") + rank_actor.LOG_LINE_COST_BYTES)
+    monkeypatch.setattr(rank_actor, "LOG_TAIL_BYTES", kept)
 
 
 @pytest.fixture
@@ -62,8 +64,40 @@ async def test_of_more_than_the_spool_takes_the_newest_lines_arrive(directory: P
     head = next(at for at, number in enumerate(kept) if at != number)
     assert head >= 20
     assert kept[head:] == list(range(1000 - len(kept[head:]), 1000))
-    assert len(kept[head:]) == 300 // len("line 00000")
+    assert len(kept[head:]) == 30
     assert await log.lines_lost_at_the_end() == 0, "the numbers tell of the gap"
+
+
+async def test_empty_lines_fill_no_more_memory_than_others(directory: Path) -> None:
+    source, sink = os.pipe()
+    log = LogPump(directory.with_suffix(".metrics"), source, LIMIT_BYTES, Timings())
+    for _ in range(100):
+        os.write(sink, b"\n" * 100)
+        log._pump()
+    assert 0 < len(log._tail) <= rank_actor.LOG_TAIL_BYTES // rank_actor.LOG_LINE_COST_BYTES
+    assert log._tail[-1] == (9999, "")
+    os.close(sink)
+    log.finish()
+
+
+async def test_the_newest_lines_of_a_burst_arrive_though_no_other_line_follows(
+    directory: Path,
+) -> None:
+    source, sink = os.pipe()
+    timings = Timings(gauge_period_s=0.01)
+    log = LogPump(directory.with_suffix(".metrics"), source, LIMIT_BYTES, timings)
+    for number in range(100):
+        os.write(sink, f"line {number:05d}\n".encode())
+    log._pump()
+    assert numbers(directory)[-1] < 99
+    stored = b""
+    async with asyncio.timeout(PATIENCE_S):
+        while b"line 00099" not in stored:
+            stored += spool_reader.read(directory, len(stored), 1 << 30)
+            spool_reader.discard(directory, before=len(stored))  # which makes room
+            await asyncio.sleep(0.01)
+    os.close(sink)
+    log.finish()
 
 
 async def test_lines_for_which_the_disk_has_no_room_are_counted(

@@ -33,7 +33,7 @@ SPEC = attempt_spec(
 )
 
 
-QUICK = Timings(look_period_s=0.001, quick_look_period_s=0.001)
+QUICK = Timings(look_period_s=0.001, quick_look_period_s=0.001, ask_again_pause_s=0.001)
 
 
 class Nodes:
@@ -42,11 +42,13 @@ class Nodes:
     def __init__(self) -> None:
         self.seen: list[Any] = []
         self.killed: list[int] = []
+        self.num_observed = 0
 
     async def know(self, node_ids: Any) -> None:
         pass
 
     async def observations(self) -> list[Any]:
+        self.num_observed += 1
         return self.seen
 
     async def errors(self) -> dict[int, Any]:
@@ -77,6 +79,8 @@ class SlowGroup:
         self.asked = asyncio.Event()
         self.replaced = asyncio.Event()
         self.announced: list[int] = []
+        self.adds: asyncio.Event | None = None
+        """What new slots wait for; None if Ray has none to give."""
 
     async def lose_nodes(self, node_ids: Any) -> list[Any]:
         return []
@@ -90,7 +94,9 @@ class SlowGroup:
         self.announced.append(round_number)
 
     async def add(self, slices: Any, round_number: int) -> None:
-        raise SlotsUnavailable
+        if self.adds is None:
+            raise SlotsUnavailable
+        await self.adds.wait()
 
     async def store_is_lost(self) -> None:
         await asyncio.Event().wait()
@@ -174,7 +180,7 @@ async def test_a_rank_that_did_not_notice_that_its_connection_broke_is_ended() -
     newcomer = observation(1, RankPhase.JOINING, 10.0, round_number=1)
     job.nodes.seen = [observation(0, RankPhase.EXCHANGE, 100.0), newcomer]
     await job.until(lambda: job.nodes.killed == [0])
-    job.nodes.seen = []
+    job.nodes.seen = [newcomer]
     job.group.placed[0].exit.set_result(job.group.placed[0].end)
     assert await asyncio.wait_for(watching, PATIENCE_S) is None, "the only one that held the state"
     assert job.recovery.state.round == 1
@@ -192,6 +198,44 @@ async def test_slots_that_do_not_come_are_not_taken_in() -> None:
     assert answers == [(1, 1), (2, 1)]
     await job.until(lambda: job.recovery.state == RecoveryState())
     watching.cancel()
+
+
+async def test_a_worker_that_never_starts_is_not_waited_for_without_end() -> None:
+    """Such as one whose rank actor is stopped: others wait for the answer to the grant."""
+    job = Recovering()
+    job.group.adds = asyncio.Event()
+    job.recovery.grow(Grant(1, ()))
+    watching = job.watch()
+    await job.until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
+    (answer,) = job.reports.of(FrameKind.RESIZED)
+    assert answer["grants"] == 1
+    assert "could not take more slots in (it took more than 40 s)" in answer["message"]
+    assert not job.recovery.state.is_taking_in
+    watching.cancel()
+
+
+async def test_a_late_answer_of_the_node_that_holds_the_state_is_waited_for() -> None:
+    job = Recovering()
+    job.group.replaced.set()
+    ended = observation(1, step=7)
+    job.nodes.seen = [ended]
+    recovering = asyncio.ensure_future(job.recover())
+    await job.until(lambda: job.nodes.num_observed > 2)
+    assert not recovering.done()
+    job.nodes.seen = [ended, observation(0, step=7)]
+    assert await asyncio.wait_for(recovering, PATIENCE_S)
+
+
+@pytest.mark.parametrize("slowness", [1.0, 20.0])
+async def test_a_node_that_does_not_say_who_holds_the_state_is_excused_by_its_pace(
+    slowness: float,
+) -> None:
+    job = Recovering(slowness)
+    job.nodes.seen = [observation(1, step=7)]
+    recovering = asyncio.ensure_future(job.recover())
+    await job.until(recovering.done)
+    assert not recovering.result()
+    assert job.pace.overrun == slowness
 
 
 def stands_by(rank: int, *, round_number: int = 0) -> Any:
