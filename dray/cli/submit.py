@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -160,8 +161,9 @@ def _upload(client: Client, document: dict[str, Any], packed: PackedCode) -> Non
 
     uploaded = client.upload_code(packed, on_progress=count)
     document["script"] = {**document["script"], "code": uploaded.id}
-    what = "1 file" if uploaded.num_files == 1 else f"{uploaded.num_files} files"
-    warn(f"{uploaded.id}: {what}, {size(uploaded.size_bytes)}, of which {size(sent)} were sent")
+    if sys.stderr.isatty():
+        what = "1 file" if uploaded.num_files == 1 else f"{uploaded.num_files} files"
+        warn(f"{uploaded.id}: {what}, {size(uploaded.size_bytes)}, of which {size(sent)} were sent")
 
 
 def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_json: bool) -> None:

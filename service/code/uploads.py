@@ -277,7 +277,7 @@ def _first_wrong(parts: Mapping[str, bytes]) -> str | None:
 
 
 def _description(files: Sequence[FileEntry], places: Mapping[str, PartPlace]) -> bytes:
-    """What a node reads: each file with the place and the hash of its parts."""
+    """The description that a node reads: each file with the place and the hash of its parts."""
     described = [
         {
             "path": file.path,

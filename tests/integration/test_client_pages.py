@@ -51,13 +51,17 @@ def test_every_block_does_what_the_page_of_the_command_line_says(
     embedded: Service, client: Client, tmp_path: Path
 ) -> None:
     said = run_tour(embedded, tmp_path, blocks_of(CLI), takes_s=TOUR_TAKES_S)
-    began, submitted, found, referred, metrics, script, files, ended, scripted = said
+    began, submitted, program, found, referred, *rest = said
+    metrics, script, files, ended, scripted = rest
 
     assert "digits.yaml" in began
     assert (tmp_path / "digits.yaml").is_file()
     assert "SUCCEEDED" in referred
     assert "is a job: image_classification on 2 workers. Nothing was sent." in submitted
     assert re.search(r"SUCCEEDED after .* s: ", submitted)
+    assert "linear_regression.py on 2 workers. Nothing was sent." in program
+    assert "data/make_data.py" in program
+    assert re.search(r"^job-\w+ SUCCEEDED: ", program, flags=re.MULTILINE)
     assert found.count("digits") >= 2
     assert "RUNNING -> SUCCEEDED" in found
     assert "val/accuracy" in metrics

@@ -21,7 +21,8 @@ def test_every_block_does_what_the_page_says(
     embedded: Service, client: Client, tmp_path: Path
 ) -> None:
     said = run_tour(embedded, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S)
-    begun, keyed, wrong, polled, followed, again, listed, read, saved, ended, watched, pages = said
+    begun, keyed, wrong, polled, followed, brought, again, *rest = said
+    listed, read, saved, ended, watched, pages = rest
 
     assert begun == '{"status":"ok"}dray\n'
     job_id = re.findall(r"one job: (job-\w+)", keyed)[0]
@@ -34,6 +35,10 @@ def test_every_block_does_what_the_page_says(
     assert "limit" in wrong.splitlines()[-1]
 
     assert polled.strip() in ("STARTING", "RUNNING", "SUCCEEDED")
+    part, path, printed = brought.splitlines()
+    assert len(part) == 64
+    assert (path, printed) == ("hello.py", 'print("brought along")')
+
     streams = followed.split("event: reset\n")
     assert len(streams) == 2
     for stream in streams:

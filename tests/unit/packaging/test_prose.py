@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-CHECKED = ("api", "dray")
+CHECKED = ("api", "dray", "service", "ray_workers")
 """Packages whose prose is checked."""
 
 _BARE = re.compile(r"(What|Who|Whose|Whoever)\b")
