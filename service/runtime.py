@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -25,6 +25,7 @@ from service.config.settings import EMBEDDED, Settings
 from service.config.start_refusals import StartRefused, reason_of
 from service.db import damage
 from service.db.migrate import migrate
+from service.db.models import StorageStateRow
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as repository
@@ -49,6 +50,9 @@ from service.planning.service import Plans
 from service.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
+
+READY_LIMIT_S = 3.0
+"""How long `Runtime.ready` waits for the database."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,8 @@ class Runtime:
         self._home = home
         self._timings = timings
         self._leading: asyncio.Task[None] | None = None
+        self._asking: asyncio.Future[StorageStateRow | None] | None = None
+        """The question of `ready` to the database that is open."""
         self._halted = asyncio.Event()
         """Set once nothing is to be started any more."""
 
@@ -238,13 +244,15 @@ class Runtime:
             self._home.release()
 
     async def ready(self) -> Readiness:
-        """Asks the database, and reads what the cluster and the loops last said."""
+        """Asks the database, for `READY_LIMIT_S` at most, and reads what the cluster and the loops
+        last said."""
         checks = {"database": "ok"}
         full = None
         try:
-            full = await self.database.read(storage_repository.state)
+            async with asyncio.timeout(READY_LIMIT_S):
+                full = await self._storage_state()
         except Exception as error:
-            logger.warning("the database does not answer: %s", error)
+            logger.warning("the database does not answer: %r", error)
             checks["database"] = "does not answer"
         if self.database.damage is not None:
             checks["database"] = self.database.damage
@@ -266,6 +274,13 @@ class Runtime:
         said = "; ".join(filter(None, problems))
         checks["storage"] = f"full: {said}" if said else "ok"
         return Readiness(ok, checks)
+
+    def _storage_state(self) -> Awaitable[StorageStateRow | None]:
+        """From the database. One question is open at a time: a database that is stopped holds up a
+        thread for each."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(self.database.read(storage_repository.state))
+        return asyncio.shield(self._asking)
 
 
 def refused_nodes(cluster: ClusterSnapshot) -> list[str]:

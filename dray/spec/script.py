@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from dray.spec.fields import Document, PlainText
+from dray.spec.fields import Document, PlainText, wrong
 
 CodeId = Annotated[str, StringConstraints(pattern=r"^code-[0-9a-f]{32}$")]
 
@@ -36,6 +36,8 @@ class Script(Document):
 
     @model_validator(mode="after")
     def _one_program(self) -> Self:
-        if (self.entrypoint is None) == (self.module is None):
-            raise ValueError("give exactly one of entrypoint and module")
+        if self.entrypoint is None and self.module is None:
+            raise wrong("/script/entrypoint", "is missing: give a file, or a module instead")
+        if self.entrypoint is not None and self.module is not None:
+            raise wrong("/script/module", "is run instead of an entrypoint: give one of the two")
         return self

@@ -174,7 +174,7 @@ class NodeAgent:
         )
 
     async def _end_left(self, job_id: str, attempt: int) -> AttemptResidue:
-        """What is left of an attempt whose processes were asked to end. Those that the forkserver
+        """The rest of an attempt whose processes were asked to end. Those that the forkserver
         has not killed yet, because a rank actor that is stopped stands for them, are killed."""
         left = await self._left(job_id, attempt)
         if left:

@@ -141,7 +141,7 @@ class AttemptSpec:
     """Another job's checkpoint to begin with, if there is none to resume from; what is taken of it
     is in `spec`."""
     code: CodeRef | None
-    """What a script brought; None of a recipe, and of a script that nodes have."""
+    """The code that a script brings; None of a recipe, and of a script that nodes have."""
     data_policy: DataPolicy
     start_timeout_s: float
     """How long Ray may take to give the slots."""
@@ -229,19 +229,22 @@ class Outcome:
     slowness: float
     """How many times slower than usual the machines were when its start, its recovery or an answer
     took too long; above 1 only where that is why it ended, and nobody is charged."""
+    ran_s: float | None
+    """Seconds from the start of its processes to its end, by a clock that stands still while the
+    machine sleeps. None where nobody can say, and where it started none."""
 
     @classmethod
     def of(
         cls, cause: Cause, message: str, rank: int | None = None, exit_code: int | None = None
     ) -> Outcome:
         """An end at which no output was lost, on machines at their usual pace."""
-        return cls(cause, message, rank, exit_code, log_lines_lost={}, slowness=1.0)
+        return cls(cause, message, rank, exit_code, log_lines_lost={}, slowness=1.0, ran_s=None)
 
     @classmethod
     def unseen(cls, cause: Cause, message: str, slowness: float = 1.0) -> Outcome:
         """The end of an attempt whose supervisor and rank actors are gone, with any output that
         they had not passed on."""
-        return cls(cause, message, None, None, log_lines_lost=None, slowness=slowness)
+        return cls(cause, message, None, None, log_lines_lost=None, slowness=slowness, ran_s=None)
 
 
 class FrameKind(StrEnum):

@@ -53,7 +53,7 @@ class GroupObservation:
 
 @dataclass(frozen=True)
 class GroupMemory:
-    """What one decision leaves for the next."""
+    """The memory that one decision leaves for the next."""
 
     stray_since: float | None = None
     forming_since: float | None = None

@@ -62,6 +62,8 @@ class Supervisor:
         self._group = WorkerGroup(spec, own_node_id, own_address(), pace, timings)
         self._phase = Phase.ACQUIRING
         self._phase_times = {Phase.ACQUIRING.value: time.time()}
+        self._started_at: float | None = None
+        """When the slots were given, by `time.monotonic`, as `max_runtime_s` is counted."""
         self._outcome: Outcome | None = None
         self._changed = asyncio.Event()
         nodes = dict.fromkeys([*(part.node_id for part in spec.slices), own_node_id])
@@ -203,8 +205,12 @@ class Supervisor:
         if outcome.cause is Cause.WORKER_LOST and is_of_node:
             outcome = replace(outcome, cause=Cause.NODE_LOST)
         outcome = excused(outcome, self._pace.overrun)
-        self._outcome = replace(outcome, log_lines_lost=dict(self._group.log_lines_lost))
+        lost, ran_s = dict(self._group.log_lines_lost), self._ran_s()
+        self._outcome = replace(outcome, log_lines_lost=lost, ran_s=ran_s)
         self._enter(Phase.ENDED)
+
+    def _ran_s(self) -> float | None:
+        return None if self._started_at is None else time.monotonic() - self._started_at
 
     async def _keep_pace(self) -> None:
         while True:
@@ -270,6 +276,7 @@ class Supervisor:
             await self._group.acquire()
             self._book_slots()
             self._enter(Phase.STARTING)
+            self._started_at = time.monotonic()
             await code
         finally:
             code.cancel()

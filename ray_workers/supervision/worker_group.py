@@ -293,7 +293,7 @@ class WorkerGroup:
     async def add(self, slices: Sequence[Slice], round_number: int) -> list[Member]:
         """Take more slots in, with a process in each that has no place in the group yet.
 
-        Raises SlotsUnavailable, RayActorError or ForkFailed; then the group has no slots more.
+        Raises SlotsUnavailable, RayActorError or ForkFailed; then the slots are given back.
         """
         self._node_ids |= {part.node_id for part in slices}
         known = list(self.slots)
@@ -331,7 +331,7 @@ class WorkerGroup:
         for each in slots:
             each.is_held = False
         await _end_actors(going)
-        nodes, seats = {each.part.node_id for each in slots}, [member.seat for member in going]
+        nodes, seats = {member.node_id for member in going}, [member.seat for member in going]
         key = (self._spec.job_id, self._spec.attempt)
         busy = await placement_groups.busy_nodes(*key, nodes, seats)
         await self._remove([each for each in slots if each.part.node_id not in busy])

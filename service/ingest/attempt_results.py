@@ -21,6 +21,7 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import chunks as chunks_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
+from service.domain import ledger
 from service.domain.retries import (
     MAX_ROLLBACKS,
     ROLLBACK_FACTOR,
@@ -194,9 +195,8 @@ def _end(
     row.failed_rank, row.exit_code = outcome.rank, outcome.exit_code
     resume_reports.close(session, job, row, now)
     resizing.close(row)
-    if row.started_at is not None:
-        job.runtime_used_s += max(0.0, (ended_at - row.started_at).total_seconds())
     goodput.close(session, job, row, outcome.cause, ended_at)
+    job.runtime_used_s += _ran_s(row, outcome, ended_at)
     by_drill = fault_injection.attempt_ended(session, job, row, outcome, ended_at, now)
     data = _details(job, outcome)
     if outcome.cause is Cause.SUCCEEDED:
@@ -205,6 +205,22 @@ def _end(
         _cancelled(session, job, outcome, now)
     else:
         _retry_or_fail(session, job, outcome, message, now, by_drill=by_drill)
+
+
+def _ran_s(attempt: AttemptRow, outcome: Outcome, ended_at: datetime) -> float:
+    """The running time that counts against max_runtime_s, without the sleep of the machine.
+
+    Where no supervisor is left to say it, the ledger does; of a group whose size changed, the wall
+    clock.
+    """
+    if outcome.ran_s is not None:
+        return outcome.ran_s
+    if attempt.started_at is None:
+        return 0.0
+    wall_s = max(0.0, (ended_at - attempt.started_at).total_seconds())
+    if not attempt.slot_seconds or attempt.carriers is not None:
+        return wall_s
+    return min(wall_s, ledger.total(attempt.slot_seconds) / attempt.world_size)
 
 
 def _cancelled(session: Session, job: JobRow, outcome: Outcome, now: datetime) -> None:

@@ -223,7 +223,8 @@ class Queries:
             attempt = attempts_repository.get(session, job_id, row.attempt)
             smaller, in_its_way = resizing.why_smaller(row, attempt)
             silent = silent_processes.sentence(session, attempt)
-            message = "; ".join(filter(None, (row.reason_message, smaller, silent)))
+            away = _cluster_silence(session, attempt)
+            message = "; ".join(filter(None, (row.reason_message, smaller, silent, away)))
             num_ahead, ahead = (
                 repository.ahead_of(session, row, MAX_NAMED) if is_queued else (0, [])
             )
@@ -287,6 +288,15 @@ class Queries:
 def _checkpoint(session: Session, job_id: str, step: int) -> CheckpointRow:
     found(session, job_id)
     return catalog.at_step(session, job_id, step)
+
+
+def _cluster_silence(session: Session, attempt: AttemptRow | None) -> str:
+    """Why nobody knows how a live attempt does; empty where the cluster answers."""
+    cluster = cluster_repository.get(session)
+    is_live = attempt is not None and attempt.finished_at is None
+    if not is_live or cluster is None or cluster.connected:
+        return ""
+    return f"the cluster does not answer: {cluster.reason}"
 
 
 def _expected_start(session: Session, blocked_by: Sequence[str]) -> datetime | None:

@@ -23,7 +23,8 @@ def jobs(session: Session, rows: Sequence[JobRow]) -> list[views.Job]:
     labels = repository.labels(session, [row.id for row in rows])
     cluster = cluster_repository.get(session)
     dashboard = cluster.ray_dashboard if cluster is not None else None
-    return [_job(row, labels[row.id], dashboard) for row in rows]
+    is_silent = cluster is not None and not cluster.connected
+    return [_job(row, labels[row.id], dashboard, is_silent) for row in rows]
 
 
 def job(session: Session, row: JobRow) -> views.Job:
@@ -32,10 +33,13 @@ def job(session: Session, row: JobRow) -> views.Job:
 
 def status(row: Row[Any]) -> views.Job:
     """The row that `repositories.jobs.status` found."""
-    return _job(row, row.labels or {}, row.ray_dashboard)
+    return _job(row, row.labels or {}, row.ray_dashboard, row.connected is False)
 
 
-def _job(row: JobRow | Row[Any], labels: dict[str, str], dashboard: str | None) -> views.Job:
+def _job(
+    row: JobRow | Row[Any], labels: dict[str, str], dashboard: str | None, is_silent: bool
+) -> views.Job:
+    """is_silent: the cluster does not answer, so that nobody knows whether the job trains now."""
     base = f"/v1/jobs/{row.id}"
     return views.Job(
         id=row.id,
@@ -51,7 +55,7 @@ def _job(row: JobRow | Row[Any], labels: dict[str, str], dashboard: str | None) 
         attempt=row.attempt,
         world_size=row.world_size,
         position=row.position,
-        progress=_progress(row),
+        progress=_progress(row, is_silent),
         summary=row.summary,
         warnings=[views.Reason(**each) for each in row.warnings or ()],
         recoveries=row.recoveries,
@@ -71,8 +75,8 @@ def _job(row: JobRow | Row[Any], labels: dict[str, str], dashboard: str | None) 
     )
 
 
-def _progress(row: JobRow | Row[Any]) -> views.Progress | None:
-    runs = row.state == views.JobState.RUNNING
+def _progress(row: JobRow | Row[Any], is_silent: bool) -> views.Progress | None:
+    runs = row.state == views.JobState.RUNNING and not is_silent
     shown = row.progress if runs else without_rates(row.progress)
     return views.Progress(**shown) if shown else None
 

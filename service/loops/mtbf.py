@@ -17,6 +17,9 @@ from service.domain.reliability import Seen, worker_mtbf_s
 LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRASTRUCTURE)
 """Not preemptions, before which a job saves, nor the user's own errors, which say nothing of the
 machines."""
+OVERLOAD = "the machine is overloaded"
+"""Words of `ray_workers.shared.machine_pace` in the reason of an attempt that ended because its
+machines were too slow: nothing of it was lost."""
 LOOK_BACK = timedelta(days=30)
 
 
@@ -33,9 +36,9 @@ def worker_mtbf(session: Session, job_id: str, now: datetime) -> float:
     )
 
 
-def _seen(rows: Iterable[Row[Any, Any, Any, Any, Any]]) -> Seen:
+def _seen(rows: Iterable[Row[Any, Any, Any, Any, Any, Any]]) -> Seen:
     worker_s, num_losses = 0.0, 0
     for row in rows:
         worker_s += row.world_size * max(0.0, (row.finished_at - row.started_at).total_seconds())
-        num_losses += row.reason_code in LOSSES
+        num_losses += row.reason_code in LOSSES and OVERLOAD not in (row.reason_message or "")
     return Seen(worker_s, num_losses)

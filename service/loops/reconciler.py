@@ -188,7 +188,9 @@ class Reconciler:
 
         searching = asyncio.get_running_loop().run_in_executor(self._storage_readers, search)
         try:
-            await asyncio.wait_for(searching, self._timings.storage_limit_s)
+            # Not wait_for, which drops a cancellation that comes together with the result.
+            async with asyncio.timeout(self._timings.storage_limit_s):
+                await searching
         except Exception as error:  # the job must come to its end all the same
             said = "%s attempt %d ends without a whole list of its checkpoints in the storage: %r"
             logger.warning(said, ref.job_id, ref.attempt, error)

@@ -138,7 +138,7 @@ class Storage:
         path = self.local_path(key)
         try:
             if path is not None:
-                return sorted(os.listdir(path))
+                return sorted(entry.name for entry in path.iterdir())
             remote = self._remote(key)
             with _reaching():
                 self._fs.invalidate_cache()  # ranks write through clients of their own

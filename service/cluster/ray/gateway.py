@@ -101,8 +101,9 @@ class GatewayCluster:
             self._silence.asked(RAY)
         answer: ClusterSnapshot = await self._call("snapshot")
         # A raylet that is stopped is a dead node to Ray, and an embedded Ray has no other.
-        if answer.nodes or self._target.embedded is None:
-            self._silence.answered(RAY)
+        if not answer.nodes and self._target.embedded is not None:
+            raise ClusterUnavailable("the raylet of the embedded Ray does not answer")
+        self._silence.answered(RAY)
         return answer
 
     async def launch(self, spec: AttemptSpec) -> None:
@@ -155,7 +156,9 @@ class GatewayCluster:
         self._calls[number] = answer
         try:
             _send(self._writer, (number, method, arguments))
-            return await asyncio.wait_for(answer, limit_s + waits_s)
+            # Not wait_for, which drops a cancellation that comes together with the answer.
+            async with asyncio.timeout(limit_s + waits_s):
+                return await answer
         except TimeoutError:
             raise ClusterUnavailable(f"Ray did not answer {method} in time") from None
         except OSError as error:

@@ -84,14 +84,14 @@ def _live_columns() -> Select[Any]:
     return query.order_by(c.created_at, c.job_id)
 
 
-def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, Any, Any]]:
-    """(job_id, world_size, started_at, finished_at, reason_code) of attempts that ran and ended
-    after `since`: the newest of them."""
+def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, Any, Any, Any]]:
+    """(job_id, world_size, started_at, finished_at, reason_code, reason_message) of attempts that
+    ran and ended after `since`: the newest of them."""
     table = AttemptRow.__table__
     query = (
         select(
             *(table.c.job_id, table.c.world_size, table.c.started_at, table.c.finished_at),
-            table.c.reason_code,
+            *(table.c.reason_code, table.c.reason_message),
         )
         .where(table.c.finished_at > since, table.c.started_at.is_not(None))
         .order_by(table.c.finished_at.desc())

@@ -58,7 +58,8 @@ _STATUS = (
 
 @cache
 def _status_query(dialect: str) -> Select[Any]:
-    """One statement for all of a job's answer: labels as an object, and the dashboard's address."""
+    """One statement for all of a job's answer: labels as an object, and the state of the
+    cluster."""
     as_object = func.json_object_agg if dialect == "postgresql" else func.json_group_object
     job_labels = (
         select(as_object(JobLabelRow.key, JobLabelRow.value, type_=JSON))
@@ -66,9 +67,12 @@ def _status_query(dialect: str) -> Select[Any]:
         .correlate(JobRow)
         .scalar_subquery()
     )
-    dashboard = select(ClusterRow.ray_dashboard).where(ClusterRow.id == 1).scalar_subquery()
+    cluster = [
+        select(column).where(ClusterRow.id == 1).scalar_subquery().label(column.key)
+        for column in (ClusterRow.ray_dashboard, ClusterRow.connected)
+    ]
     columns = [getattr(JobRow, name) for name in _STATUS]
-    return select(*columns, job_labels.label("labels"), dashboard.label("ray_dashboard")).where(
+    return select(*columns, job_labels.label("labels"), *cluster).where(
         JobRow.id == bindparam("job_id"), JobRow.deleted_at.is_(None)
     )
 

@@ -193,6 +193,22 @@ async def test_a_refused_node_carries_nothing(world: World) -> None:
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
 
 
+async def test_readiness_names_a_node_that_gets_no_work_and_the_service_stays_ready(
+    world: World,
+) -> None:
+    runtime = await world.open()
+    await comes_to(runtime, await world.submit(runtime), JobState.SUCCEEDED)
+    assert (await runtime.ready()).checks["nodes"] == "ok"
+    why = "its node agent has not answered since 2026-01-01 12:00:00 UTC"
+    world.fake.nodes["node-a"].problem = why
+
+    async def said() -> bool:
+        return (await runtime.ready()).checks["nodes"] == f"node-a.fake: {why}"
+
+    await eventually(said, "the node was never named")
+    assert (await runtime.ready()).ok
+
+
 async def test_the_full_disk_of_a_node_is_named_and_the_node_still_carries_jobs(
     world: World,
 ) -> None:

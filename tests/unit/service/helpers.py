@@ -216,8 +216,9 @@ class Service:
         frames: Sequence[Frame] = (),
         *,
         slowness: float = 1.0,
+        ran_s: float | None = None,
     ) -> Recorded:
-        outcome = replace(Outcome.of(cause, message), slowness=slowness)
+        outcome = replace(Outcome.of(cause, message), slowness=slowness, ran_s=ran_s)
         reply = self.reply(job_id, attempt, frames, phase=Phase.ENDED, outcome=outcome)
         return self.store(job_id, attempt, reply)
 

@@ -21,6 +21,7 @@ from tests.unit.service.helpers import (
     log,
     metrics,
     resumed,
+    spent,
 )
 
 pytestmark = pytest.mark.anyio
@@ -350,6 +351,32 @@ async def test_running_time_adds_up_over_attempts_until_it_is_spent(service: Ser
     service.end(job_id, 2, Cause.NODE_LOST)
     job = await service.jobs.get(job_id)
     assert (job.state, job.reason.code) == (JobState.FAILED, "runtime_exceeded")
+
+
+async def test_time_that_the_machine_slept_is_not_running_time(service: Service) -> None:
+    job_id = await service.submit(max_runtime_s=100)
+    service.claim(job_id)
+    service.report(job_id, 1)
+    service.advance(3600)
+    service.end(job_id, 1, Cause.NODE_LOST, ran_s=30.0)
+    second = service.claim(job_id, 1)
+    assert second is not None
+    assert second.max_runtime_s == pytest.approx(70)
+
+
+async def test_without_a_supervisor_to_say_it_the_ledger_has_the_running_time(
+    service: Service,
+) -> None:
+    job_id = await service.submit(max_runtime_s=100, resources={"num_workers": 2})
+    service.claim(job_id, workers=2)
+    service.report(job_id, 1)
+    service.advance(3600)
+    service.report(job_id, 1, [spent(at=service.now, useful=50.0, idle=10.0)])
+    service.advance(5)
+    service.end(job_id, 1, Cause.SUPERVISOR_LOST)
+    second = service.claim(job_id, 1, workers=2)
+    assert second is not None
+    assert second.max_runtime_s == pytest.approx(100 - 30 - 5)
 
 
 async def test_an_attempt_that_never_got_slots_uses_no_running_time(service: Service) -> None:

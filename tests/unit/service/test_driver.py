@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,3 +114,43 @@ async def test_a_supervisor_that_died_by_itself_is_not_excused(
 ) -> None:
     ground = Ground(monkeypatch, slowness=10.0)
     assert (await ground.outcome()).slowness == 1.0
+
+
+async def test_the_last_reports_of_an_attempt_without_a_supervisor_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground(monkeypatch, slowness=1.0)
+    never = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(driver, "ANSWER_LIMIT_S", 0.01)
+    answers = ground.agent.read
+    ground.agent.read = SimpleNamespace(remote=lambda *_: never)
+    for now, is_silent in ((0.0, False), (LIMIT_S, True), (10 * LIMIT_S, True)):
+        ground.clock.now = now
+        reply = await ground.cluster._poll_orphan(ground.ref, {}, 100, "the actor died")
+        assert (reply.outcome, [one.node_id for one in reply.silent]) == (
+            None,
+            ["n"] if is_silent else [],
+        )
+    ground.agent.read = answers
+    assert (await ground.outcome()).cause is Cause.SUPERVISOR_LOST, "a late answer is taken"
+
+
+async def test_the_reports_of_a_node_that_is_silent_for_too_long_are_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground(monkeypatch, slowness=1.0)
+    never = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(driver, "ANSWER_LIMIT_S", 0.01)
+    ground.agent.read = SimpleNamespace(remote=lambda *_: never)
+    await ground.cluster._poll_orphan(ground.ref, {}, 100, "the actor died")
+    ground.clock.now = 10 * LIMIT_S + 1
+    outcome = await ground.outcome()
+    assert (outcome.cause, outcome.log_lines_lost) == (Cause.NODE_LOST, None)
+
+
+async def test_the_reports_of_a_dead_node_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground(monkeypatch, slowness=1.0)
+    ground.ref = AttemptRef(*KEY, "session", ("n", "gone"))
+    assert (await ground.outcome()).cause is Cause.NODE_LOST

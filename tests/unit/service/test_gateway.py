@@ -9,11 +9,18 @@ import socket
 import struct
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import service
-from service.cluster.ray.gateway import GatewayCluster, RayTarget
+from ray_workers.shared.silence import Silence
+from service.cluster.port import ClusterSnapshot, ClusterUnavailable
+from service.cluster.ray import gateway as gateway_module
+from service.cluster.ray.embedded import EmbeddedRay
+from service.cluster.ray.gateway import DRIVER, JOIN, RAY, GatewayCluster, RayTarget
 from service.config.logging_setup import LogFormat
 
 STARTS_WITHOUT_RAY = """
@@ -111,3 +118,118 @@ def test_the_child_finds_this_service_first_and_no_package_of_it_by_a_bare_name(
         text=True,
     )
     assert shown.stdout == f"{service.__file__} None\n", shown.stderr
+
+
+class Clock:
+    """Goes by hand."""
+
+    now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+
+class Answers:
+    """The answers to a gateway's calls, each of which takes `took_s` by its clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, embedded: bool = False) -> None:
+        self.gateway = gateway_of()
+        if embedded:
+            ray = EmbeddedRay(Path("/nowhere"), 1, "d", ())
+            self.gateway._target = replace(self.gateway._target, embedded=ray)
+        self.limits = self.gateway._limits
+        self.clock = Clock()
+        self.silence = self.gateway._silence = Silence(self.clock, wall=lambda: 0.0)
+        self.took_s = 2.0
+        self.answers_pings = True
+        self.num_pings = 0
+        self.snapshot: ClusterSnapshot | None = None
+        monkeypatch.setattr(gateway_module, "PING_S", 0.0)
+        monkeypatch.setattr(self.gateway, "_call", self.call)
+
+    async def call(self, method: str, *_: Any, **__: Any) -> Any:
+        self.clock.now_s += self.took_s
+        self.num_pings += method == "ping"
+        if method == "ping" and not self.answers_pings:
+            raise ClusterUnavailable("it is stopped")
+        return self.snapshot
+
+
+@pytest.mark.anyio
+async def test_a_driver_that_answers_no_ping_is_given_up_at_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = Answers(monkeypatch)
+    answers.answers_pings = False
+    why = await asyncio.wait_for(answers.gateway._until_silent(), 10.0)
+    limit_s = answers.limits.gateway_s
+    assert why == f"the Ray driver did not answer for {limit_s + 2:.0f} s and is started again"
+    assert answers.clock.now_s == limit_s + answers.took_s
+
+
+@pytest.mark.anyio
+async def test_a_ray_that_answers_nothing_behind_a_driver_that_does_is_given_up_at_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = Answers(monkeypatch)
+    answers.silence.asked(RAY)
+    why = await asyncio.wait_for(answers.gateway._until_silent(), 10.0)
+    assert why == f"Ray did not answer for {answers.limits.ray_s + 2:.0f} s"
+    assert answers.silence.seconds(DRIVER) == 0.0
+
+
+@pytest.mark.anyio
+async def test_a_driver_and_a_ray_that_answer_late_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = Answers(monkeypatch)
+    answers.took_s = answers.limits.gateway_s - 1.0
+    watching = asyncio.create_task(answers.gateway._until_silent())
+    while answers.num_pings < 20 and not watching.done():
+        await asyncio.sleep(0)
+    assert not watching.done()
+    watching.cancel()
+
+
+@pytest.mark.parametrize(("silence", "limit"), [(RAY, "ray_s"), (JOIN, "join_s")])
+def test_an_embedded_ray_is_started_anew_once_it_was_silent_for_longer_than_its_limit(
+    monkeypatch: pytest.MonkeyPatch, silence: str, limit: str
+) -> None:
+    answers = Answers(monkeypatch)
+    answers.silence.asked(silence)
+    answers.clock.now_s = getattr(answers.limits, limit)
+    assert not answers.gateway._is_ray_given_up()
+    answers.clock.now_s += 1.0
+    assert answers.gateway._is_ray_given_up()
+    answers.silence.answered(silence)
+    assert not answers.gateway._is_ray_given_up()
+
+
+@pytest.mark.anyio
+async def test_an_embedded_ray_without_its_node_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its raylet may be stopped, which Ray itself takes for a dead node."""
+    answers = Answers(monkeypatch, embedded=True)
+    answers.snapshot = ClusterSnapshot("s", "head:6379", None, shared=False, nodes=())
+    answers.silence.asked(RAY)
+    with pytest.raises(ClusterUnavailable, match="the raylet of the embedded Ray"):
+        await answers.gateway.snapshot()
+    assert answers.silence.seconds(RAY) == answers.took_s
+
+
+@pytest.mark.anyio
+async def test_a_call_that_is_cancelled_just_as_its_answer_comes_is_cancelled() -> None:
+    """A loop that did not notice would go on after its term."""
+    gateway = gateway_of()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        _, gateway._writer = await asyncio.open_unix_connection(sock=ours)
+        asking = asyncio.create_task(gateway._call("ping"))
+        while not gateway._calls:
+            await asyncio.sleep(0)
+        next(iter(gateway._calls.values())).set_result(None)
+        asking.cancel()
+        await asyncio.wait({asking})
+        gateway._writer.close()
+    assert asking.cancelled()

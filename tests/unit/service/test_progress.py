@@ -98,6 +98,26 @@ async def test_only_a_running_job_has_a_rate_and_an_eta(
     assert b'"samples_per_s":null' in await StatusCache(service.database).read(job_id)
 
 
+async def test_while_the_cluster_is_silent_a_job_has_no_rate_and_explain_says_why(
+    service: Service,
+) -> None:
+    job_id = await training(service)
+    why = "Ray did not answer snapshot in time"
+    service.database.write_sync(lambda s: node_table.store(s, None, why, service.now))
+    assert rates(await service.jobs.get(job_id)) == (None, None)
+    assert rates((await service.jobs.list()).items[0]) == (None, None)
+    assert b'"samples_per_s":null' in await StatusCache(service.database).read(job_id)
+    said = f"the cluster does not answer: {why}"
+    assert said in (await service.reading.explain(job_id)).reason.message
+    see_cluster(service)
+    assert rates(await service.jobs.get(job_id))[0] == 50.0
+    assert b'"samples_per_s":50.0' in await StatusCache(service.database).read(job_id)
+    assert said not in (await service.reading.explain(job_id)).reason.message
+    service.database.write_sync(lambda s: node_table.store(s, None, why, service.now))
+    service.end(job_id, 1)
+    assert said not in (await service.reading.explain(job_id)).reason.message
+
+
 async def test_a_new_attempt_does_not_take_over_the_rate_of_the_one_before(
     service: Service,
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from dray import views
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import WORKER_MTBF_S, Cause, FrameKind, Phase
+from ray_workers.shared.machine_pace import OVERLOADED, said_of
 from service.domain.reliability import Seen, worker_mtbf_s
 from service.loops import mtbf as mtbf_loop
 from tests.unit.service.helpers import SHA, Service, frame, metrics, resumed
@@ -165,12 +166,12 @@ def test_a_job_that_loses_more_than_others_goes_by_its_own_figures() -> None:
 
 
 async def test_losses_of_workers_count_by_the_time_that_they_ran(service: Service) -> None:
-    async def lose(cause: Cause, workers: int, seconds: float) -> str:
+    async def lose(cause: Cause, workers: int, seconds: float, message: str = "") -> str:
         job_id = await service.submit(resources={"num_workers": workers})
         service.claim(job_id, workers=workers)
         service.report(job_id, 1, phase=Phase.RUNNING)
         service.advance(seconds)
-        service.end(job_id, 1, cause)
+        service.end(job_id, 1, cause, message)
         return job_id
 
     def mtbf(job_id: str) -> float:
@@ -178,7 +179,8 @@ async def test_losses_of_workers_count_by_the_time_that_they_ran(service: Servic
 
     assert mtbf("job-none") == WORKER_MTBF_S
     await lose(Cause.SUCCEEDED, 1, 3600.0)
-    await lose(Cause.USER_ERROR, 1, 3600.0)
+    await lose(Cause.USER_ERROR, 1, 1800.0)
+    await lose(Cause.WORKER_LOST, 1, 1800.0, f"no answer{said_of(OVERLOADED)}")
     lost = await lose(Cause.NODE_LOST, 2, 7200.0)
     assert mtbf("job-none") == pytest.approx((WORKER_MTBF_S + 2 * 3600 + 2 * 7200) / 2)
     assert mtbf(lost) == pytest.approx((mtbf("job-none") + 2 * 7200) / 2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,6 @@ import pytest
 
 from ray_workers.node import agent
 from ray_workers.shared.paths import NODE_TMPDIR
-
 
 pytestmark = pytest.mark.anyio
 
@@ -75,3 +76,24 @@ async def test_what_a_stopped_rank_actor_keeps_alive_is_killed_before_slots_are_
     assert len(killed) == 4, "again, until nothing is left"
     alive[:2] = []
     assert not await node.quarantine("j", 1)
+
+
+async def test_an_agent_reports_that_its_disk_takes_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = node_agent(tmp_path, monkeypatch)
+
+    async def none() -> None:
+        return None
+
+    monkeypatch.setattr(here, "_begin", lambda: None)
+    monkeypatch.setattr(here, "_problem", none)
+    monkeypatch.setattr(agent, "own_address", lambda: "127.0.0.1")
+    assert (await here.describe(None)).full is None
+
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    full = (await here.describe(None)).full
+    assert full == f"{here._directory} takes no file: Read-only file system"

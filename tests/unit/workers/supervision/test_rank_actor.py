@@ -76,6 +76,8 @@ async def test_empty_lines_fill_no_more_memory_than_others(directory: Path) -> N
         log._pump()
     assert 0 < len(log._tail) <= rank_actor.LOG_TAIL_BYTES // rank_actor.LOG_LINE_COST_BYTES
     assert log._tail[-1] == (9999, "")
+    cost = sum(map(sys.getsizeof, (log._tail[-1], *log._tail[-1])))
+    assert cost <= rank_actor.LOG_LINE_COST_BYTES
     os.close(sink)
     log.finish()
 

@@ -177,10 +177,11 @@ async def test_a_rank_that_did_not_notice_that_its_connection_broke_is_ended() -
     job.nodes.seen = [observation(0, RankPhase.EXCHANGE)]
     assert await job.recover()
     watching = job.watch()
-    newcomer = observation(1, RankPhase.JOINING, 10.0, round_number=1)
+    newcomer = observation(1, RankPhase.JOINING, 10.0, round_number=1, step=0)
     job.nodes.seen = [observation(0, RankPhase.EXCHANGE, 100.0), newcomer]
     await job.until(lambda: job.nodes.killed == [0])
     job.nodes.seen = [newcomer]
+    job.group.running = job.group.placed[1:]
     job.group.placed[0].exit.set_result(job.group.placed[0].end)
     assert await asyncio.wait_for(watching, PATIENCE_S) is None, "the only one that held the state"
     assert job.recovery.state.round == 1

@@ -1,0 +1,57 @@
+"""The running time that an outcome names, without the sleep of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ray_workers.shared.contracts import Cause, Outcome
+from ray_workers.supervision import supervisor
+from ray_workers.supervision.worker_group import SlotsUnavailable
+from tests.unit.workers.supervision.test_supervisor import Ended
+
+pytestmark = pytest.mark.anyio
+
+ACTOR: Any = supervisor.Supervisor
+RUN = ACTOR.__ray_actor_class__._run
+
+
+async def nothing(*_: Any) -> None:
+    pass
+
+
+async def no(*_: Any) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("has_slots", [True, False])
+async def test_it_counts_from_the_slots_on_by_a_clock_that_stands_still_in_sleep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_slots: bool
+) -> None:
+    clock = SimpleNamespace(awake_s=0.0, wall_s=1e9)
+
+    async def acquire() -> None:
+        clock.awake_s += 5.0
+        if not has_slots:
+            raise SlotsUnavailable("others use them")
+
+    async def train() -> Outcome:
+        await one._build()
+        clock.awake_s += 30.0
+        clock.wall_s += 3600.0
+        return Outcome.of(Cause.SUCCEEDED, "every rank ended with code 0")
+
+    one = Ended(monkeypatch, tmp_path).supervisor
+    plain_time = SimpleNamespace(monotonic=lambda: clock.awake_s, time=lambda: clock.wall_s)
+    monkeypatch.setattr(supervisor, "time", plain_time)
+    group = {"acquire": acquire, "start": nothing, "release": nothing, "has_lost_a_node": no}
+    one._group = SimpleNamespace(**group, num_slots=1, log_lines_lost={})
+    for name in ("_slot_seconds", "_report_ledger", "_keep_books", "_keep_pace"):
+        monkeypatch.setattr(one, name, nothing)
+    monkeypatch.setattr(one._nodes, "put_code", nothing)
+    monkeypatch.setattr(one, "_train", train)
+    await RUN(one)
+    assert one._outcome.ran_s == (30.0 if has_slots else None)

@@ -1,0 +1,168 @@
+"""An attempt that ended waits for the last reports of its nodes, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ray_workers.shared.contracts import (
+    Cause,
+    Outcome,
+    Phase,
+    PollReply,
+    ProcessKind,
+    Slice,
+    agent_name,
+)
+from ray_workers.shared.paths import NODE_TMPDIR
+from ray_workers.shared.spool_reader import SpoolRead
+from ray_workers.supervision import node_clients, supervisor
+from ray_workers.supervision.timings import Timings
+from tests.wire import attempt_spec
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE_S = 30.0
+MEMBERS = [
+    SimpleNamespace(seat=seat, node_id=node, is_placed=False) for seat, node in enumerate("aab")
+]
+DONE = replace(
+    Outcome.of(Cause.SUCCEEDED, "every rank ended with code 0"), log_lines_lost={0: 3, 1: 4}
+)
+FAILED = Outcome.of(Cause.USER_ERROR, "KeyError: 'income'", 2, 1)
+LINE = b'{"kind":"log","time":1.0,"body":{"line":0,"text":"late"}}\n'
+
+
+class Agent:
+    """A node agent that does not answer while it is stopped."""
+
+    def __init__(self) -> None:
+        self.goes = asyncio.Event()
+        self.goes.set()
+        self.frames = b""
+        self.read = SimpleNamespace(remote=self._read)
+
+    async def _read(
+        self, job_id: str, attempt: int, cursor: dict[str, int], max_bytes: int, wait_s: float
+    ) -> SpoolRead:
+        await self.goes.wait()
+        unread = self.frames[cursor.get("r2.0.log", 0) :]
+        return SpoolRead({"r2.0.log": unread} if unread else {}, more=False)
+
+
+class Ended:
+    """The supervisor, on node a, of an attempt on the nodes a and b that has ended."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silence_limit_s: float = 600.0
+    ) -> None:
+        async def nothing(_: Any) -> None:
+            pass
+
+        def timings() -> Timings:
+            return Timings(read_slack_s=0.05, silent_read_slack_s=0.05)
+
+        self.agents = {"a": Agent(), "b": Agent()}
+        self.alive = {"a", "b"}
+        ray, by_name = supervisor.ray, {agent_name(n): a for n, a in self.agents.items()}
+        context = SimpleNamespace(get_node_id=lambda: "a")
+        monkeypatch.setenv(NODE_TMPDIR, str(tmp_path))
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+        monkeypatch.setattr(ray, "get_actor", by_name.__getitem__)
+        monkeypatch.setattr(supervisor, "Timings", timings)
+        monkeypatch.setattr(node_clients.placement_groups, "alive_nodes", lambda: self.alive)
+        actor_class: Any = supervisor.Supervisor
+        plain = actor_class.__ray_actor_class__
+        monkeypatch.setattr(plain, "_run", nothing)
+        slices = (Slice("a", 2), Slice("b", 1))
+        self.supervisor = plain(
+            attempt_spec(spec={"name": "digits"}, slices=slices, silence_limit_s=silence_limit_s)
+        )
+        self.supervisor._group.members = MEMBERS
+        self.end(DONE)
+
+    def end(self, outcome: Outcome) -> None:
+        self.supervisor._outcome = outcome
+        self.supervisor._enter(Phase.ENDED)
+
+    async def poll(self, cursor: dict[str, int] | None = None) -> PollReply:
+        reply: PollReply = await self.supervisor.poll(cursor or {}, 0.0, 1 << 20)
+        return reply
+
+    async def until(self, probe: Callable[[PollReply], object]) -> PollReply:
+        async with asyncio.timeout(PATIENCE_S):
+            while not probe(reply := await self.poll()):
+                pass
+            return reply
+
+
+@pytest.fixture
+async def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ended:
+    return Ended(monkeypatch, tmp_path)
+
+
+async def test_an_attempt_whose_nodes_answer_is_over_once_all_is_read(ended: Ended) -> None:
+    ended.agents["b"].frames = LINE
+    reply = await ended.poll()
+    assert ([frame.rank for frame in reply.frames], reply.outcome) == ([2], None)
+    assert (await ended.poll(dict(reply.cursor))).outcome == DONE
+
+
+async def test_a_late_answer_is_waited_for_and_taken(ended: Ended) -> None:
+    ended.agents["b"].goes.clear()
+    ended.agents["b"].frames = LINE
+    for _ in range(3):
+        assert (await ended.poll()).outcome is None
+    ended.agents["b"].goes.set()
+    reply = await ended.poll()
+    assert [frame.body["text"] for frame in reply.frames] == ["late"]
+    assert (await ended.poll(dict(reply.cursor))).outcome == DONE
+
+
+async def test_the_reports_of_a_node_that_is_silent_for_too_long_are_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended = Ended(monkeypatch, tmp_path, silence_limit_s=0.1)
+    ended.agents["b"].goes.clear()
+    assert (await ended.poll()).outcome is None
+    reply = await ended.until(lambda reply: reply.silent)
+    (silent,) = reply.silent
+    assert (silent.kind, silent.node_id) == (ProcessKind.NODE_AGENT, "b")
+    reply = await ended.until(lambda reply: reply.outcome)
+    message = "every rank ended well, but the last reports of a node never came"
+    lost = {0: 3, 1: 4, 2: None}
+    assert reply.outcome == replace(
+        DONE, cause=Cause.NODE_LOST, message=message, log_lines_lost=lost
+    )
+
+
+async def test_the_reports_of_a_dead_node_are_not_waited_for(ended: Ended) -> None:
+    ended.agents["a"].goes.clear()
+    ended.alive = {"b"}
+    outcome = (await ended.poll()).outcome
+    assert outcome is not None
+    assert (outcome.cause, outcome.log_lines_lost) == (Cause.NODE_LOST, {0: None, 1: None})
+
+
+async def test_an_attempt_that_failed_has_failed_without_its_last_reports_too(
+    ended: Ended,
+) -> None:
+    ended.end(FAILED)
+    ended.agents["b"].goes.clear()
+    ended.alive = {"a"}
+    assert (await ended.poll()).outcome == replace(FAILED, log_lines_lost={2: None})
+
+
+async def test_a_cancel_cuts_the_wait_for_a_silent_node_short(ended: Ended) -> None:
+    ended.agents["b"].goes.clear()
+    assert (await ended.poll()).outcome is None
+    await ended.supervisor.stop()
+    outcome = (await ended.poll()).outcome
+    assert outcome is not None
+    assert outcome.cause is Cause.NODE_LOST
