@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import re
 import tarfile
 from collections.abc import AsyncIterator, Sequence
 
@@ -18,7 +19,7 @@ from api.http.downloads import BINARY, DOWNLOAD
 from api.openapi import json_body
 from api.problems import Refused, declare
 from dray import views
-from dray.code.manifest import FileEntry
+from dray.code.manifest import PART_BYTES, FileEntry
 from dray.requests import CodeRequest
 from service.code.uploads import CodeUploads, StoredFile
 
@@ -94,16 +95,32 @@ async def upload_parts(request: Request, code: TheCode, owner: Caller) -> Respon
 
 
 def _members(content: bytes) -> dict[str, bytes]:
-    """The files of a tar archive by their names."""
+    """The files of a tar archive by their names, which are hashes."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             for member in archive:
-                packed = archive.extractfile(member) if member.isreg() else None
-                if packed is None or member.size < 0:
-                    raise Refused("bad_upload", f"{member.name[:100]!r} is no regular file")
-                found[member.name] = packed.read()
-    except (tarfile.TarError, ValueError, OSError, EOFError) as error:
+                if not re.fullmatch("[0-9a-f]{64}", member.name):
+                    problem = "is no SHA-256: a part has it as its name"
+                # A sparse file of some bytes here may have any size when it is read.
+                elif not member.isreg() or member.issparse():
+                    problem = "is no regular file"
+                elif not 0 <= member.size <= PART_BYTES:
+                    problem = f"has {member.size} bytes, and a part at most {PART_BYTES}"
+                else:
+                    packed = archive.extractfile(member)
+                    assert packed is not None, "a regular file has content"
+                    found[member.name] = packed.read()
+                    continue
+                raise Refused("bad_upload", f"{member.name[:100]!r} {problem}")
+    except (
+        tarfile.TarError,
+        ValueError,
+        OSError,
+        EOFError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise Refused("bad_upload", f"the body is no whole tar archive: {error}") from None
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -119,23 +120,41 @@ def _packed(
             raise SpecError(f"{source} has no script: --code is for jobs with one")
         return None
     if code is None and not source.endswith(".py") and not source.startswith(MODULE):
+        if include:
+            raise typer.BadParameter("--include needs --code: a document alone uploads no folder")
         return None
     folder = (code or Path()).absolute()
-    if folder.is_dir() and isinstance(script.get("entrypoint"), str):
-        entrypoint = _within(folder, Path(script["entrypoint"]))
+    program = script.get("entrypoint")
+    names = []
+    if folder.is_dir() and isinstance(program, str):
+        names = _within(folder, Path(program))
+    packed = pack(folder, include)
+    if names:
+        paths = {file.path for file in packed.files}
+        entrypoint = next((name for name in names if name in paths), None)
+        if entrypoint is None:
+            raise SpecError(
+                f"{program} is left out of the upload: name it by --include, or change the "
+                ".gitignore or .drayignore that names it"
+            )
         document["script"] = {**script, "entrypoint": entrypoint}
-    return pack(folder, include)
+    return packed
 
 
-def _within(folder: Path, program: Path) -> str:
-    """The program's path below the folder that is uploaded; it may be given relative to that, or
-    to the current one. SpecError if it is not there."""
+def _within(folder: Path, program: Path) -> list[str]:
+    """The program's paths below the folder that is uploaded: the one that was given, and that
+    which links lead to. It may be given relative to that folder, or to the current one. SpecError
+    if it is not there."""
     from dray.errors import SpecError
 
     places = [program.absolute(), folder / program]
     for place in places:
         if place.is_file() and place.resolve().is_relative_to(folder.resolve()):
-            return place.resolve().relative_to(folder.resolve()).as_posix()
+            found = [place.resolve().relative_to(folder.resolve()).as_posix()]
+            given, root = Path(os.path.normpath(place)), os.path.normpath(folder)
+            if given.is_relative_to(root) and given.is_file() and given.samefile(place):
+                found.insert(0, given.relative_to(root).as_posix())
+            return found
     if places[0].is_file():
         raise SpecError(f"{program} is not in {folder}, which is uploaded: name its own by --code")
     raise SpecError(f"there is no file {program} in {folder}, which is uploaded")

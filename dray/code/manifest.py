@@ -8,6 +8,7 @@ the same files have the same id.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,10 @@ def fault_of(path: str) -> str | None:
 
     One fault is a path that leads out of the code's root.
     """
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        return "is not UTF-8"
     parts = path.split("/")
     if path.startswith("/"):
         return "is absolute"
@@ -67,9 +72,9 @@ def fault_of(path: str) -> str | None:
         return "has a backslash"
     if (found := unfit(path)) is not None:
         return f"contains {found}"
-    if len(path.encode(errors="surrogatepass")) > MAX_PATH_BYTES:
+    if size > MAX_PATH_BYTES:
         return f"is longer than {MAX_PATH_BYTES} bytes"
-    if any(len(part.encode(errors="surrogatepass")) > MAX_NAME_BYTES for part in parts):
+    if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
         return f"has a name of more than {MAX_NAME_BYTES} bytes"
     return None
 
@@ -80,20 +85,9 @@ def collision_in(paths: Iterable[str]) -> tuple[str, str] | None:
     Such are equal ones, ones that a person can't tell apart because they differ in their Unicode
     form alone, and a file with the path of a folder.
     """
-    files: dict[str, str] = {}
-    folders: dict[str, str] = {}
-    for path in paths:
-        form = unicodedata.normalize("NFC", path)
-        other = files.get(form) or folders.get(form)
-        if other is not None:
-            return other, path
-        files[form] = path
-        above = form
-        while "/" in above:
-            above = above.rpartition("/")[0]
-            if above in files:
-                return files[above], path
-            if above in folders:
-                break
-            folders[above] = path
+    # NUL sorts before all that a path may have: what is in a folder comes right after its name.
+    forms = sorted((unicodedata.normalize("NFC", path).replace("/", "\0"), path) for path in paths)
+    for (form, path), (next_form, other) in itertools.pairwise(forms):
+        if next_form == form or next_form.startswith(f"{form}\0"):
+            return path, other
     return None

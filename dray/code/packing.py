@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,9 +35,11 @@ _FOLDERS = frozenset(
     }
 )
 """Folders that are of no use on another machine, and often large."""
+_SECRET_FOLDERS = frozenset({".ssh", ".aws", ".gnupg", ".kube"})
 _ENV_TEMPLATES = frozenset({".env.example", ".env.sample", ".env.template"})
-_KEY_NAMES = frozenset({"id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", ".netrc", ".pypirc"})
-_KEY_ENDINGS = (".pem", ".key", ".p12", ".pfx", ".keystore", ".jks")
+_SECRET_NAMES = frozenset({".env", ".envrc", ".netrc", ".pypirc", ".pgpass", ".git-credentials"})
+_KEY_NAMES = frozenset({"id_rsa", "id_dsa", "id_ecdsa", "id_ed25519"})
+_KEY_ENDINGS = (".pem", ".key", ".ppk", ".p12", ".pfx", ".keystore", ".jks")
 _KEY_TEXT = b"PRIVATE KEY-----"
 _KEY_TEXT_WITHIN = 4096
 _HASHERS = 4
@@ -75,9 +78,12 @@ class PackedCode:
     def read(self, wanted: str) -> bytes:
         """The part with this hash. SpecError if its file was changed since it was packed."""
         path, start, _ = self._places[wanted]
-        with (self.root / path).open("rb") as file:
-            file.seek(start)
-            data = file.read(PART_BYTES)
+        try:
+            with (self.root / path).open("rb") as file:
+                file.seek(start)
+                data = file.read(PART_BYTES)
+        except OSError as error:
+            raise SpecError(f"can't read {self.root / path}: {error.strerror}") from None
         if hashlib.sha256(data).hexdigest() != wanted:
             raise SpecError(f"{self.root / path} was changed while it was uploaded: submit again")
         return data
@@ -158,7 +164,7 @@ class _Walk:
         yield from self._below(self._root, "", _rules_above(self._root))
 
     def _below(self, folder: Path, at: str, rules: list[_Rules]) -> Iterator[str]:
-        rules = [*rules, *_rules_of(folder)]
+        rules = sorted([*rules, *_rules_of(folder)], key=lambda each: each.is_last_word)
         try:
             with os.scandir(folder) as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
@@ -169,7 +175,7 @@ class _Walk:
             is_folder = entry.is_dir(follow_symlinks=False)
             is_named = self.named(path)
             if not is_named and not (is_folder and self._leads_to_a_named_one(path)):
-                if (why := _never(entry)) is not None:
+                if (why := _never(Path(entry.path), is_folder=is_folder)) is not None:
                     self.left_out.append(LeftOut(path, why))
                     continue
                 if _is_ignored(rules, Path(entry.path), is_folder=is_folder):
@@ -188,16 +194,27 @@ class _Walk:
     def _is_file(self, entry: os.DirEntry[str], path: str) -> bool:
         if (fault := fault_of(path)) is not None:
             raise SpecError(f"{self._root / path} can't be uploaded: its path {fault}")
+        why = None
         if entry.is_symlink():
-            target = Path(entry.path).resolve()
-            if not target.is_relative_to(self._root.resolve()) or not target.is_file():
-                self.left_out.append(LeftOut(path, "is a link to something else than a file here"))
-                return False
-            return True
-        if not entry.is_file(follow_symlinks=False):
-            self.left_out.append(LeftOut(path, "is no regular file"))
-            return False
-        return True
+            why = self._why_not_followed(Path(entry.path), is_named=self.named(path))
+        elif not entry.is_file(follow_symlinks=False):
+            why = "is no regular file"
+        if why is not None:
+            self.left_out.append(LeftOut(path, why))
+        return why is None
+
+    def _why_not_followed(self, link: Path, *, is_named: bool) -> str | None:
+        """Why the file that a link leads to is left out; None if it is not."""
+        root = self._root.resolve()
+        target = Path(os.path.realpath(link))  # `resolve` raises for a link to itself
+        if not target.is_relative_to(root) or not target.is_file():
+            return "is a link to something else than a file here"
+        if is_named:
+            return None
+        for place in [target, *target.parents[: len(target.relative_to(root).parts) - 1]]:
+            if _never(place, is_folder=place != target) is not None:
+                return f"is a link to {target.relative_to(root)}, which is not uploaded"
+        return None
 
 
 @dataclass(frozen=True)
@@ -206,6 +223,8 @@ class _Rules:
 
     folder: Path
     spec: GitIgnoreSpec
+    is_last_word: bool
+    """Whether it is a `.drayignore`, which overrules the `.gitignore` of every folder."""
 
 
 def _rules_of(folder: Path) -> list[_Rules]:
@@ -214,11 +233,23 @@ def _rules_of(folder: Path) -> list[_Rules]:
     found = []
     for name in IGNORE_FILES:
         try:
-            text = (folder / name).read_text(encoding="utf-8", errors="replace")
+            text = (folder / name).read_text(encoding="utf-8-sig", errors="replace")
         except OSError:
             continue
-        found.append(_Rules(folder, GitIgnoreSpec.from_lines(text.splitlines())))
+        lines = [line for line in re.split("\r?\n", text) if _is_pattern(line)]
+        found.append(_Rules(folder, GitIgnoreSpec.from_lines(lines), name == ".drayignore"))
     return found
+
+
+def _is_pattern(line: str) -> bool:
+    """Whether a line of an ignore file can be understood; Git passes over others, such as `!`."""
+    from pathspec import GitIgnoreSpec
+
+    try:
+        GitIgnoreSpec.from_lines([line])
+    except (ValueError, re.error):
+        return False
+    return True
 
 
 def _rules_above(root: Path) -> list[_Rules]:
@@ -241,18 +272,20 @@ def _is_ignored(rules: Sequence[_Rules], path: Path, *, is_folder: bool) -> bool
     return False
 
 
-def _never(entry: os.DirEntry[str]) -> str | None:
+def _never(path: Path, *, is_folder: bool) -> str | None:
     """Why a file or folder is left out whatever the ignore files say; None if it is not."""
-    name = entry.name
-    if entry.is_dir(follow_symlinks=False):
+    name = path.name.lower()
+    if is_folder:
         if name in _FOLDERS:
             return USELESS
-        if name in (".venv", "venv", ".env") or Path(entry.path, "pyvenv.cfg").exists():
+        if name in _SECRET_FOLDERS:
+            return "may hold secrets"
+        if name in (".venv", "venv", ".env") or (path / "pyvenv.cfg").exists():
             return "is a virtual environment; `environment` in the job document makes one there"
         return None
     if name == ".git":
         return USELESS
-    if name == ".env" or (name.startswith(".env.") and name not in _ENV_TEMPLATES):
+    if name in _SECRET_NAMES or (name.startswith(".env.") and name not in _ENV_TEMPLATES):
         return "may hold secrets"
     if name in _KEY_NAMES or name.endswith(_KEY_ENDINGS):
         return "may hold a private key"

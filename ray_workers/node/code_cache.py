@@ -6,6 +6,7 @@ job's working directory, whatever an earlier one made of them; what else lies th
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -14,7 +15,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,22 @@ from dray.code.manifest import MAX_FILES, PART_BYTES, collision_in, fault_of
 from dray.train import files
 from ray_workers.shared.contracts import CodeRef
 from ray_workers.shared.paths import entries, own_folder
+from ray_workers.shared.procfs import boot_id
 
 LIMIT_BYTES = 4 << 30
 """Most that the copies of a machine take together; those that were used last are kept."""
 SCRATCH_S = 3600.0
 """How long a copy may take to be made."""
 _SCRATCH = ".new-"
+_FILES = "files"
+"""The folder of a copy that has its files."""
+_SIZE = "size"
+"""The file of a copy that says how many bytes of the disk it takes."""
+_BLOCK = 4096
 
 
 class BadCode(Exception):
-    """What the storage has is not what was uploaded."""
+    """The storage has other bytes than were uploaded."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +70,16 @@ class CodeCache:
         """
         own_folder(self._root)
         with self._locked(code):
-            copy = self._root / code.manifest_sha256
+            # A copy of an earlier boot is not used: a power cut may have emptied its files.
+            copy = self._root / f"{code.manifest_sha256}-{boot_id()}"
             if not copy.is_dir():
                 self._make_room()
                 self._fetch(code, storage_url, copy)
             os.utime(copy)
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for path in sorted(_files_below(copy)):
-                _put_file(copy / path, directory, path)
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            _put_folder(copy / _FILES, directory)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _locked(self, code: CodeRef) -> Iterator[None]:
         """Alone with this copy; the lock goes with the process that holds it."""
         with self._lock_of(code.manifest_sha256).open("w") as lock:
@@ -92,15 +98,17 @@ class CodeCache:
         found = _parse(text)
         scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
         try:
-            whole = scratch / "code"
-            whole.mkdir()
+            whole = scratch / "whole"
+            (whole / _FILES).mkdir(parents=True)
             packs = sorted({part.pack for file in found for part in file.parts})
             local = {
                 pack: _local_pack(f"{storage_url.rstrip('/')}/{pack}", scratch / f"pack-{number}")
                 for number, pack in enumerate(packs)
             }
+            size = 0
             for file in found:
-                _write(file, local, whole / file.path)
+                size += -(-_write(file, local, whole / _FILES / file.path) // _BLOCK) * _BLOCK
+            (whole / _SIZE).write_text(str(size))
             whole.rename(copy)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -108,20 +116,33 @@ class CodeCache:
     def _make_room(self) -> None:
         """Remove the copies that were used longest ago, beyond the limit, and those that a process
         that is gone did not come to the end of."""
-        for path in self._root.glob(f"{_SCRATCH}*"):
-            if time.time() - path.stat().st_mtime > SCRATCH_S:
+        found = entries(self._root)
+        for path in found:
+            if path.name.startswith(_SCRATCH) and time.time() - _used_at(path) > SCRATCH_S:
                 shutil.rmtree(path, ignore_errors=True)
-        copies = [path for path in entries(self._root) if not path.name.startswith(".")]
+        copies = [path for path in found if not path.name.startswith(".")]
         total = 0
-        for path in sorted(copies, key=lambda path: path.stat().st_mtime, reverse=True):
-            total += sum((path / name).stat().st_size for name in _files_below(path))
-            if total > self._limit_bytes:
-                with self._lock_of(path.name).open("w") as lock:
-                    try:
-                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except OSError:
-                        continue  # it is being put back just now
-                    shutil.rmtree(path, ignore_errors=True)
+        for path in sorted(copies, key=_used_at, reverse=True):
+            if path.name.endswith(boot_id()):
+                try:
+                    total += int((path / _SIZE).read_text())
+                except FileNotFoundError:
+                    continue  # another process has removed it
+                if total <= self._limit_bytes:
+                    continue
+            with self._lock_of(path.name).open("w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    continue  # it is being put back just now
+                self._remove(path)
+
+    def _remove(self, copy: Path) -> None:
+        """Remove a copy, which must not be found again if only half of it goes."""
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
+        with contextlib.suppress(FileNotFoundError):
+            copy.rename(scratch / copy.name)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _parse(text: bytes) -> list[_File]:
@@ -150,7 +171,8 @@ def _local_pack(url: str, scratch: Path) -> Path:
     return scratch
 
 
-def _write(file: _File, packs: Mapping[str, Path], target: Path) -> None:
+def _write(file: _File, packs: Mapping[str, Path], target: Path) -> int:
+    """Write a file of its parts, each of which is checked; how many bytes it has."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as output:
         for part in file.parts:
@@ -162,27 +184,37 @@ def _write(file: _File, packs: Mapping[str, Path], target: Path) -> None:
             if hashlib.sha256(data).hexdigest() != part.sha256:
                 raise BadCode(f"a part of {file.path} is damaged in the storage")
             output.write(data)
+        size = output.tell()
     target.chmod(0o755 if file.is_executable else 0o644)
+    return size
 
 
-def _files_below(folder: Path) -> Iterator[str]:
-    return (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+def _used_at(path: Path) -> float:
+    """When it was used last; long ago if another process has removed it meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
-def _put_file(source: Path, directory: Path, path: str) -> None:
-    """Copy a file to its place, also where something else is in the way."""
-    target = directory
-    *folders, name = path.split("/")
-    for folder in folders:
-        target = target / folder
-        if target.is_symlink() or (target.exists() and not target.is_dir()):
-            target.unlink()
-        target.mkdir(exist_ok=True, mode=0o700)
-    target = target / name
+def _put_folder(source: Path, target: Path) -> None:
+    """Copy the files of a folder to their places, also where something else is in the way."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        target.unlink()
+    target.mkdir(exist_ok=True)
+    target.chmod(0o700)
+    with os.scandir(source) as found:
+        for entry in found:
+            put = _put_folder if entry.is_dir() else _put_file
+            put(Path(entry.path), target / entry.name)
+
+
+def _put_file(source: Path, target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
     # A new file in its place: one that is open elsewhere, or a link, is not written through.
-    partial = target.with_name(f".{name[:200]}.dray-partial")
+    digest = hashlib.sha256(target.name.encode()).hexdigest()  # the name may be as long as can be
+    partial = target.with_name(f".{digest[:32]}.dray-partial")
     partial.unlink(missing_ok=True)
     shutil.copyfile(source, partial)
     shutil.copymode(source, partial)

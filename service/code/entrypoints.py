@@ -11,7 +11,8 @@ from dray.spec import Script
 from service.code.uploads import CodeUploads, StoredFile, code_not_found
 from service.domain.errors import CodeNotFound, CodeUnfit
 
-LARGEST_PARSED_BYTES = 1 << 20
+LARGEST_PARSED_BYTES = 256 << 10
+"""Parsing takes some 2 s a MiB, in which nothing else of the service runs."""
 SHOWN = 10
 """Files that an error names."""
 
@@ -29,7 +30,9 @@ async def why_unfit(uploads: CodeUploads, script: Script | None, owner: str) -> 
     assert script.entrypoint is not None, "a script has one or the other"
     path = posixpath.normpath(script.entrypoint)
     file = next((file for file in files if file.path == path), None)
-    if file is None:
+    if file is None or ".." in script.entrypoint.split(
+        "/"
+    ):  # out of a folder that may not be there
         return CodeUnfit(
             f"there is no file {script.entrypoint!r} in the code",
             pointer="/script/entrypoint",

@@ -33,7 +33,7 @@ from service.db.models import CodeRow
 from service.db.repositories import code as repository
 from service.db.repositories.code import PartPlace
 from service.db.session import Database
-from service.domain.errors import BadUpload, CodeNotFound, UploadTooLarge
+from service.domain.errors import BadUpload, CodeNotFound, StorageUnavailable, UploadTooLarge
 from service.storage.quota import refuse_if_full
 from service.storage.storage import Storage
 
@@ -51,7 +51,8 @@ class StoredFile:
     path: str
     size_bytes: int
     is_executable: bool
-    places: tuple[PartPlace, ...]
+    parts: tuple[tuple[str, PartPlace], ...]
+    """Each part's SHA-256, and where it is."""
 
 
 class CodeUploads:
@@ -126,7 +127,7 @@ class CodeUploads:
                 hint="leave data out by .drayignore, or raise DRAY_CODE_LIMIT_BYTES",
             )
         if (two := collision_in(file.path for file in files)) is not None:
-            raise BadUpload(f"{two[0]!r} and {two[1]!r} can't both be files", pointer="/files")
+            raise BadUpload(f"{two[0]!a} and {two[1]!a} can't both be files", pointer="/files")
         return total
 
     async def _complete(
@@ -163,7 +164,8 @@ class CodeUploads:
         packs = {place.pack for place in places.values()} | {key}
 
         def store(session: Session) -> CodeRow | None:
-            if repository.renew(session, packs, now) != packs:
+            # By the time now: the description may have taken long to write.
+            if repository.renew(session, packs, self._clock()) != packs:
                 return None
             return repository.insert_code(session, row, packs)
 
@@ -212,28 +214,39 @@ class CodeUploads:
         await self._database.write(lambda session: repository.insert_parts(session, owner, places))
 
     async def files(self, owner: str, identity: str) -> list[StoredFile]:
-        """The files of some code, by their paths. CodeNotFound if there is no such code."""
+        """The files of some code, by their paths. CodeNotFound if there is no such code;
+        StorageUnavailable."""
         row = await self._database.read(lambda s: repository.get(s, owner, identity))
         if row is None:
             raise code_not_found(identity)
-        text = await asyncio.to_thread(self._storage.read_bytes, row.manifest_key)
+        text = await self._read(row.manifest_key, row.manifest_sha256)
         return [
             StoredFile(
                 path=file["path"],
                 size_bytes=file["size_bytes"],
                 is_executable=file["is_executable"],
-                places=tuple(
-                    PartPlace(p["pack"], p["start"], p["size_bytes"]) for p in file["parts"]
+                parts=tuple(
+                    (p["sha256"], PartPlace(p["pack"], p["start"], p["size_bytes"]))
+                    for p in file["parts"]
                 ),
             )
             for file in json.loads(text)["files"]
         ]
 
     async def pieces(self, file: StoredFile) -> AsyncIterator[bytes]:
-        """The bytes of a file, part by part. StorageUnavailable."""
-        for place in file.places:
-            end = place.start + place.size_bytes
-            yield await asyncio.to_thread(self._storage.read_bytes, place.pack, place.start, end)
+        """The bytes of a file, part by part. StorageUnavailable, also for damaged ones."""
+        for sha256, place in file.parts:
+            yield await self._read(place.pack, sha256, place.start, place.start + place.size_bytes)
+
+    async def _read(self, key: str, sha256: str, start: int = 0, end: int | None = None) -> bytes:
+        """Bytes of an object, which have this hash."""
+        try:
+            data = await asyncio.to_thread(self._storage.read_bytes, key, start, end)
+        except FileNotFoundError:
+            raise StorageUnavailable(f"{key} is gone from the storage") from None
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise StorageUnavailable(f"{key} is damaged in the storage")
+        return data
 
     async def sweep(self, now: datetime) -> int:
         """Delete code that no job has, and parts that no code has, a while after their last use;

@@ -156,7 +156,7 @@ class Storage:
         if self._folder is not None:
             path = self._folder / check_key(key)
             if path.is_symlink() or path.is_file():
-                path.unlink()
+                path.unlink(missing_ok=True)
             elif path.exists():
                 shutil.rmtree(path)
             return

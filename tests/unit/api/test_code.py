@@ -42,6 +42,23 @@ def tar(**members: bytes) -> bytes:
     return packed.getvalue()
 
 
+def sparse(size: int) -> bytes:
+    """A member of so many bytes, none of which are in the archive."""
+    member = bytearray(tarfile.TarInfo(sha(b"x")).tobuf(tarfile.GNU_FORMAT))
+    member[156:157] = tarfile.GNUTYPE_SPARSE
+    member[386:410] = b"%011o " % 0 * 2
+    member[483:495] = b"%011o " % size
+    member[148:156] = b"%06o\0 " % sum(bytes(member[:148]) + b" " * 8 + bytes(member[156:]))
+    return bytes(member)
+
+
+def named(name: bytes) -> bytes:
+    return tar(**{name.decode(errors="surrogateescape"): b"x"})
+
+
+LONG_NAME = tarfile.TarInfo("x" * 101).tobuf(tarfile.GNU_FORMAT)[:1024]
+
+
 def send_parts(client: httpx.Client, content: bytes, kind: str = "application/x-tar") -> Any:
     return client.post("/v1/code/parts", content=content, headers={"Content-Type": kind})
 
@@ -75,6 +92,9 @@ def test_code_is_sent_by_its_parts_and_read_back_by_its_job(http: httpx.Client) 
         ("/v1/code/parts", "application/x-tar", b"no archive", 422, "bad_upload"),
         ("/v1/code/parts", "application/x-tar", tar(**{sha(b"x"): b"y"}), 422, "bad_upload"),
         ("/v1/code/parts", "application/x-tar", tar(**{"../x": b"y"}), 422, "bad_upload"),
+        ("/v1/code/parts", "application/x-tar", sparse(4 << 20), 422, "bad_upload"),
+        ("/v1/code/parts", "application/x-tar", named(b"\xff"), 422, "bad_upload"),
+        ("/v1/code/parts", "application/x-tar", LONG_NAME * 10_000, 422, "bad_upload"),
         ("/v1/code/parts", "application/octet-stream", b"", 422, "bad_upload"),
         ("/v1/code/parts", "application/octet-stream", bytes((4 << 20) + 1), 422, "bad_upload"),
         ("/v1/code/parts", "application/x-tar", bytes((16 << 20) + 1), 413, "body_too_large"),
@@ -90,6 +110,17 @@ def test_a_bad_upload_is_refused_and_stores_nothing(
     code: str,
 ) -> None:
     check(site, ann.post(path, content=body, headers={"Content-Type": kind}), status, code)
+
+
+def test_a_sparse_part_and_a_long_name_are_refused_in_few_words(http: httpx.Client) -> None:
+    # Its bytes have the hash, but it is 4 MiB of nothing in a request of 512 bytes.
+    zeros = bytearray(sparse(4 << 20))
+    zeros[:64] = sha(bytes(4 << 20)).encode()
+    zeros[148:156] = b"%06o\0 " % sum(bytes(zeros[:148]) + b" " * 8 + bytes(zeros[156:]))
+    refused = send_parts(http, bytes(zeros))
+    assert (refused.status_code, "no regular file" in refused.text) == (422, True)
+    refused = send_parts(http, tar(**{"x" * 100_000: b"x"}))
+    assert (refused.status_code, len(refused.content) < 1000) == (422, True)
 
 
 @pytest.mark.usefixtures("unchanged")

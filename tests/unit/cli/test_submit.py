@@ -90,14 +90,34 @@ def test_a_dry_run_shows_what_would_be_packed_and_sends_nothing(
         (["--code", "nothing", "train.py"], "is no folder"),
         (["--include", "no.txt", "train.py"], "there is no such file"),
         (["job.yaml", "extra"], "one argument too many"),
+        (["--include", ".env", "job.yaml"], "--include needs --code"),
+        (["ignored.py"], "ignored.py is left out of the upload"),
         (["--", "-m"], "needs the name of a module"),
     ],
 )
 def test_a_mistake_is_said_before_anything_is_sent(
-    cli: Cli, arguments: list[str], words: str
+    cli: Cli, folder: Path, arguments: list[str], words: str
 ) -> None:
+    (folder / "job.yaml").write_text("script: {entrypoint: train.py}\n")
+    (folder / "ignored.py").write_text("x = 1\n")
+    (folder / ".drayignore").write_text("ignored.py\n")
     cli("submit", *arguments, exits=2)
     assert words in cli.err
+
+
+def test_a_program_that_is_a_link_is_run_by_the_name_that_is_uploaded(
+    cli: Cli, folder: Path
+) -> None:
+    (folder / "versions").mkdir()
+    (folder / "versions" / "v1.py").write_text("print(1)\n")
+    (folder / "current.py").symlink_to("versions/v1.py")
+    (folder / "src").symlink_to("pkg")
+    (folder / ".gitignore").write_text("versions/\n")
+    job = json.loads(cli("submit", "--json", "--", "current.py"))
+    assert job["spec"]["script"]["entrypoint"] == "current.py"
+    # A folder that is a link is left out, and its files are where they are.
+    job = json.loads(cli("submit", "--json", "--", "src/main.py"))
+    assert job["spec"]["script"]["entrypoint"] == "pkg/main.py"
 
 
 def test_a_syntax_error_is_found_at_submit(cli: Cli, folder: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,9 @@ def test_git_and_dray_agree_on_what_is_ignored(tmp_path: Path) -> None:
     put(
         tmp_path,
         {
-            ".gitignore": "*.log\n/data/\n!keep.log\nsub/*.bin\n# a comment\n\\#odd\n",
+            # The last lines are ones that Git passes over.
+            ".gitignore": "\ufeff*.log\n/data/\n!keep.log\nsub/*.bin\n# a comment\n\\#odd\r\n"
+            "!\nfoo\\\n[z-a]\n",
             "sub/.gitignore": "!a.bin\nlocal*\n",
             **dict.fromkeys(
                 [
@@ -53,8 +57,13 @@ def test_git_and_dray_agree_on_what_is_ignored(tmp_path: Path) -> None:
 
 def test_drayignore_has_the_last_word(tmp_path: Path) -> None:
     put(tmp_path, {".gitignore": "build/\n", "build/net.py": "x", "a.csv": "1", "t.py": "x"})
-    put(tmp_path, {".drayignore": "!build/\n*.csv\n"})
-    assert packed(tmp_path) == [".drayignore", ".gitignore", "build/net.py", "t.py"]
+    put(
+        tmp_path,
+        {".drayignore": "!build/\n*.csv\n", "sub/.gitignore": "!*.csv\n", "sub/b.csv": "1"},
+    )
+    assert packed(tmp_path) == [
+        *(".drayignore", ".gitignore", "build/net.py", "sub/.gitignore", "t.py")
+    ]
 
 
 def test_the_rules_of_the_repository_above_hold_below(tmp_path: Path) -> None:
@@ -71,7 +80,10 @@ SECRETS = {
     ".env.local": "TOKEN=1",
     "id_ed25519": KEY,
     "conf/tls.pem": KEY,
+    "conf/OLD.PEM": KEY,
     "deploy_key": KEY,
+    ".git-credentials": "https://ann:token@host",
+    ".aws/credentials": "x",
     ".venv/bin/python": "x",
     "myenv/pyvenv.cfg": "x",
     ".git/config": "x",
@@ -83,8 +95,8 @@ def test_secrets_and_environments_are_left_out_unless_they_are_named(tmp_path: P
     found = pack(tmp_path)
     assert [file.path for file in found.files] == [".env.example", "keys.py", "train.py"]
     assert {one.path for one in found.left_out} == {
-        *(".env", ".env.local", "id_ed25519", "conf/tls.pem", "deploy_key"),
-        *(".venv", "myenv", ".git"),
+        *(".env", ".env.local", "id_ed25519", "conf/tls.pem", "conf/OLD.PEM", "deploy_key"),
+        *(".venv", "myenv", ".git", ".git-credentials", ".aws"),
     }
     named = packed(tmp_path, ".env", "conf/tls.pem", "deploy_key", str(tmp_path / ".venv"))
     assert {".env", "conf/tls.pem", "deploy_key", ".venv/bin/python"} <= set(named)
@@ -109,9 +121,19 @@ def test_links_within_the_folder_are_followed_and_others_left_out(tmp_path: Path
     (root / "out.py").symlink_to(outside)
     (root / "dangling").symlink_to("nowhere")
     (root / "folder").symlink_to(tmp_path)
+    (root / "itself").symlink_to("itself")
     found = pack(root)
     assert [file.path for file in found.files] == ["alias.py", "real.py"]
-    assert {one.path for one in found.left_out} == {"out.py", "dangling", "folder"}
+    assert {one.path for one in found.left_out} == {"out.py", "dangling", "folder", "itself"}
+
+
+def test_a_link_is_no_way_around_what_is_left_out(tmp_path: Path) -> None:
+    put(tmp_path, {".env": "TOKEN=1", ".git/config": "token", "venv/pyvenv.cfg": "x", "t.py": "x"})
+    (tmp_path / "settings").symlink_to(".env")
+    (tmp_path / "remotes").symlink_to(".git/config")
+    (tmp_path / "home.cfg").symlink_to("venv/pyvenv.cfg")
+    assert packed(tmp_path) == ["t.py"]
+    assert packed(tmp_path, "settings") == ["settings", "t.py"]
 
 
 def test_files_are_described_in_parts_and_can_be_read_back(tmp_path: Path) -> None:
@@ -132,6 +154,9 @@ def test_a_file_that_changes_meanwhile_is_not_sent(tmp_path: Path) -> None:
     found = pack(tmp_path)
     put(tmp_path, {"a.py": "x = 2"})
     with pytest.raises(SpecError, match=r"a\.py was changed"):
+        found.read(found.files[0].parts[0])
+    (tmp_path / "a.py").unlink()
+    with pytest.raises(SpecError, match=r"can't read .*a\.py: No such file"):
         found.read(found.files[0].parts[0])
 
 
@@ -172,9 +197,20 @@ def test_a_path_that_leads_out_or_that_no_disk_takes_is_refused(path: str) -> No
 def test_paths_that_can_not_be_together_collide() -> None:
     assert collision_in(["a", "b/a", "b/c", "d"]) is None
     assert collision_in(["a", "b", "a"]) == ("a", "a")
-    assert collision_in(["a/b", "a"]) == ("a/b", "a")
-    assert collision_in(["a", "a/b/c"]) == ("a", "a/b/c")
+    assert collision_in(["a/b", "a"]) == ("a", "a/b")
+    assert collision_in(["a", "a-b", "a.b", "a/b/c"]) == ("a", "a/b/c")
+    assert collision_in(["a-b", "a/b", "a.b", "a b/a"]) is None
     assert collision_in(["caf\u00e9.py", "cafe\u0301.py"]) is not None
+
+
+def test_deep_paths_are_compared_in_little_memory() -> None:
+    paths = [f"{number:04}/" + "a/" * 500 + "b" for number in range(500)]
+    tracemalloc.start()
+    try:
+        assert collision_in(paths) is None
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_empty_or_missing_folder_and_too_many_files_are_refused(
@@ -188,6 +224,15 @@ def test_an_empty_or_missing_folder_and_too_many_files_are_refused(
     put(tmp_path, {"a": "1", "b": "2", "c": "3"})
     with pytest.raises(SpecError, match="more than 2 files"):
         pack(tmp_path)
+
+
+def test_a_name_that_is_not_utf_8_is_refused_unless_it_is_ignored(tmp_path: Path) -> None:
+    put(tmp_path, {"t.py": "x"})
+    Path(os.fsdecode(bytes(tmp_path) + b"/\xff.txt")).write_text("x")
+    with pytest.raises(SpecError, match="is not UTF-8"):
+        pack(tmp_path)
+    put(tmp_path, {".drayignore": "*.txt\n"})
+    assert packed(tmp_path) == [".drayignore", "t.py"]
 
 
 def test_large_files_are_mentioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

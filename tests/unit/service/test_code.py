@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import func, select
 
 from dray.code.manifest import PART_BYTES, FileEntry
+from service.code.entrypoints import LARGEST_PARSED_BYTES
 from service.code.uploads import KEPT
 from service.db.models import Base
 from service.db.session import Database
-from service.domain.errors import BadUpload, CodeUnfit, UploadTooLarge
+from service.domain.errors import BadUpload, CodeUnfit, StorageUnavailable, UploadTooLarge
 from service.storage.storage import Storage
 from tests.unit.service.helpers import Service
 
@@ -119,6 +120,11 @@ async def test_files_that_can_not_be_are_refused_and_store_nothing(
     assert not any(rows(service).values())
 
 
+async def test_names_that_look_alike_are_told_apart_in_the_refusal(service: Service) -> None:
+    with pytest.raises(BadUpload, match=r"'cafe\\u0301.py' and 'caf\\xe9.py' can't both"):
+        await service.jobs.code.describe([entry("caf\u00e9.py"), entry("cafe\u0301.py")], "ann")
+
+
 async def test_a_size_that_its_parts_do_not_have_is_refused(service: Service) -> None:
     await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "ann")
     with pytest.raises(BadUpload, match="does not agree"):
@@ -132,6 +138,20 @@ async def test_a_damaged_part_is_refused_whole(service: Service) -> None:
     with pytest.raises(BadUpload, match="larger"):
         await service.jobs.code.put_parts({sha(too_large): too_large}, "ann")
     assert (rows(service)["code_packs"], objects(service)) == (0, [])
+
+
+async def test_what_is_damaged_or_gone_in_the_storage_is_not_read(service: Service) -> None:
+    code = await upload(service, train_py=PROGRAM)
+    description, pack = sorted(objects(service), key=lambda path: path.suffix != ".json")
+    pack.write_bytes(PROGRAM.swapcase())
+    with pytest.raises(StorageUnavailable, match="is damaged"):
+        await contents(service, code)
+    pack.unlink()
+    with pytest.raises(StorageUnavailable, match="is gone"):
+        await _submit(service, code=code, entrypoint="train.py")
+    description.write_bytes(b"{}")
+    with pytest.raises(StorageUnavailable, match="is damaged"):
+        await service.jobs.code.files("ann", code)
 
 
 async def test_more_than_the_limit_is_refused(
@@ -195,6 +215,7 @@ async def test_a_pack_that_was_never_written_is_swept(
     ("script", "pointer", "words"),
     [
         ({"entrypoint": "none.py"}, "/script/entrypoint", "no file 'none.py'"),
+        ({"entrypoint": "none/../train.py"}, "/script/entrypoint", "no file 'none/../train.py'"),
         ({"entrypoint": "bad.py"}, "/script/entrypoint", "bad.py is not Python: line 2"),
         ({"module": "package.none"}, "/script/module", "no module package.none"),
     ],
@@ -210,3 +231,9 @@ async def test_a_program_that_can_not_run_is_found_at_submit(
     assert caught.value.pointer == pointer
     assert await _submit(service, code=code.id, module="package.main")
     assert await _submit(service, code=code.id, module="torch.distributed.run")
+
+
+async def test_a_program_that_takes_long_to_parse_is_not_parsed(service: Service) -> None:
+    code = await upload(service, big_py=b"if x\n" + b"#" * LARGEST_PARSED_BYTES)
+    assert LARGEST_PARSED_BYTES <= 256 << 10  # in which the service does nothing else
+    assert await _submit(service, code=code, entrypoint="big.py")

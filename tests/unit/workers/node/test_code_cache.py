@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -64,6 +65,15 @@ def storage(tmp_path: Path) -> Storage:
 @pytest.fixture
 def cache(tmp_path: Path) -> CodeCache:
     return CodeCache(tmp_path / "cache")
+
+
+def copies(folder: Path) -> dict[str, Path]:
+    """The copies in a cache, by the hash that they are of."""
+    return {
+        path.name.partition("-")[0]: path
+        for path in folder.iterdir()
+        if not path.name.startswith(".")
+    }
 
 
 def below(folder: Path) -> dict[str, bytes]:
@@ -164,17 +174,83 @@ def test_several_attempts_at_once_share_one_copy(
 
 
 def test_the_copies_that_were_used_longest_ago_make_room(storage: Storage, tmp_path: Path) -> None:
-    cache = CodeCache(tmp_path / "cache", limit_bytes=2500)
+    cache = CodeCache(tmp_path / "cache", limit_bytes=10_000)  # a file takes a block of the disk
     codes = [storage.keep({"f": bytes([n]) * 1000}, f"c{n}") for n in range(4)]
     for number, code in enumerate(codes[:3]):
         cache.put_back(code, storage.url, tmp_path / "work")
-        os.utime(tmp_path / "cache" / code.manifest_sha256, (number, number))
+        os.utime(copies(tmp_path / "cache")[code.manifest_sha256], (number, number))
     cache.put_back(codes[0], storage.url, tmp_path / "work")  # used again
     cache.put_back(codes[3], storage.url, tmp_path / "work")
-    left = {path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()}
+    left = copies(tmp_path / "cache")
     assert codes[3].manifest_sha256 in left
     assert codes[0].manifest_sha256 in left
     assert codes[1].manifest_sha256 not in left
+
+
+def test_a_copy_that_another_process_removes_is_no_error(
+    storage: Storage, cache: CodeCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.put_back(storage.keep(FILES), storage.url, tmp_path / "work")
+    listed = code_cache.entries
+
+    def then_removed(folder: Path) -> list[Path]:
+        (folder / ".new-other").mkdir()
+        found = listed(folder)
+        (folder / ".new-other").rmdir()
+        for path in copies(folder).values():
+            shutil.rmtree(path)
+        return found
+
+    monkeypatch.setattr(code_cache, "entries", then_removed)
+    cache.put_back(storage.keep({"f": b"x"}, "b"), storage.url, tmp_path / "other")
+    assert below(tmp_path / "other") == {"f": b"x"}
+
+
+def test_a_copy_is_removed_whole_or_not(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, work = storage.keep(FILES), tmp_path / "work"
+    cache = CodeCache(tmp_path / "cache", limit_bytes=1)
+    cache.put_back(code, storage.url, work)
+
+    def die_in_the_middle(folder: Path, **_: object) -> None:
+        next(path for path in folder.rglob("*") if path.name == "train.py").unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", die_in_the_middle)
+        cache._make_room()
+    shutil.rmtree(work)
+    cache.put_back(code, storage.url, work)
+    assert below(work) == FILES
+
+
+def test_a_copy_of_an_earlier_boot_is_made_anew(
+    storage: Storage, cache: CodeCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, work = storage.keep(FILES), tmp_path / "work"
+    cache.put_back(code, storage.url, work)
+    (first,) = copies(tmp_path / "cache").values()
+    for path in first.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")  # as a power cut may leave it
+    monkeypatch.setattr(code_cache, "boot_id", lambda: "the-next")
+    cache.put_back(code, storage.url, work)
+    assert below(work) == FILES
+    cache.put_back(storage.keep({"f": b"x"}, "b"), storage.url, tmp_path / "other")
+    assert not first.exists()
+
+
+def test_names_of_any_length_and_folders_that_were_closed_are_put_back(
+    storage: Storage, cache: CodeCache, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    found = {f"{85 * 'é'}é{41 * 'é'}": b"1", f"pkg/{'字' * 85}": b"2", "pkg/" + "x" * 255: b"3"}
+    code = storage.keep(found)
+    cache.put_back(code, storage.url, work)
+    (work / "pkg").chmod(0o500)
+    cache.put_back(code, storage.url, work)
+    assert below(work) == found
+    assert (work / "pkg").stat().st_mode & 0o700 == 0o700
 
 
 def test_what_another_user_could_have_put_there_is_not_used(
