@@ -126,8 +126,13 @@ def find_left_behind(
     """Ranks that hang in an older round than the one in which they have a place.
 
     Now and then an operation does not notice that its connection broke (seen once in some 500
-    kills: gloo waits on), so neither the loss of a peer nor cutting the connection ends it.
+    kills: gloo waits on), so neither the loss of a peer nor cutting the connection ends it. And a
+    rank that still connects to one that died before it had connected has no connection to cut.
     """
+    forming_s = limits.slowness * limits.timings.forming_hang_s
+    forming = [one for one in observations if one.status.phase is RankPhase.FORMING]
+    if len(forming) == len(observations):
+        forming = []  # they may be on their way into the newest round
     behind = [
         one
         for one in observations
@@ -135,9 +140,11 @@ def find_left_behind(
         and one.status.phase in _PLACE_IN_STEP
         and one.age_s > limits.limit_s(one)
     ]
+    limit_s = max(map(limits.limit_s, behind), default=forming_s)
+    behind += [one for one in forming if one.age_s > forming_s]
     if not behind:
         return None
-    return Hang(tuple(behind), min(one.age_s for one in behind), max(map(limits.limit_s, behind)))
+    return Hang(tuple(behind), min(one.age_s for one in behind), limit_s)
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,8 @@ class Timings:
     )
     """For which a rank may always be in a phase: a machine may be busy, a store far away, a disk
     slow."""
+    forming_hang_s: float = 10.0
+    """For which a rank may connect to the others while some of them are not there yet."""
     first_step_hang_s: float = 60.0
     """The same before the first step of a round, in which kernels are chosen and buffers made."""
     stopped_hang_s: float = 5.0

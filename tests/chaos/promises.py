@@ -89,7 +89,7 @@ def of_newest_checkpoint(client: Client, job_id: str) -> Iterator[str]:
     listed = patiently(lambda: client.checkpoints(job_id))
     for newest in (each for each in listed if each.is_latest):
         ref = CheckpointRef(newest.url, newest.step, newest.sha256)
-        for verdict in checkpoint_files.verdicts([ref]):
+        for verdict in checkpoint_files.load_each([ref]):
             if isinstance(verdict, SkippedCheckpoint):
                 yield f"I6: the newest checkpoint does not load: {verdict.why}"
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,11 @@ from dray import Client
 from dray.cli.output import duration, number, show_job, size
 from dray.cli.watch import _bar, ending, status, watch
 from dray.views import Job, JobState, Links, Progress, Reason
-from tests.unit.api.serving import LiveServer, wait_until
+from service.cluster.port import ClusterSnapshot
+from service.nodes import node_table
+from tests.unit.api.serving import LiveServer, serving, wait_until
 from tests.unit.service.helpers import metrics
+from tests.wire import cluster_node
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -119,9 +124,21 @@ def test_numbers_have_four_figures() -> None:
     ]
 
 
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[LiveServer]:
+    """A server whose cluster answers: only then are rates shown."""
+    with serving(tmp_path / "home") as server:
+        node = cluster_node("node-a", {"CPU": 64.0})
+        seen = ClusterSnapshot("session-1", "ray://x", "", False, (node,))
+        hands = server.hands
+        hands.database.write_sync(lambda session: node_table.store(session, seen, None, hands.now))
+        yield server
+
+
 def test_a_terminal_shows_a_bar_that_fills_and_the_end_below_it(
-    server: LiveServer, capsys: pytest.CaptureFixture[str]
+    own_server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    server = own_server
     job_id = server.submit()
 
     def train() -> None:

@@ -215,7 +215,7 @@ def test_checkpoints_on_s3(results: str) -> None:
     assert loaded.saved == saved
     assert torch.equal(loaded.state["weight"], state["weight"])
     direct_io.write_buffer(f"{saved.url}/{checkpoint_files.TENSORS}", memoryview(b"x" * 100), 100)
-    (verdict,) = checkpoint_files.verdicts([ref])
+    (verdict,) = checkpoint_files.load_each([ref])
     assert isinstance(verdict, SkippedCheckpoint)
     files.remove_folder(saved.url)
     with pytest.raises(BrokenCheckpointError, match="cannot be read"):

@@ -194,7 +194,7 @@ class Gang:
     ) -> None:
         self._make = make
         self._before = before
-        self._generation = 0
+        self.round_number = 0
         self.tasks = [make(rank=rank) for rank in range(world_size)]
         self.processes = [self._process(task) for task in self.tasks]
 
@@ -241,7 +241,7 @@ class Gang:
     def _replace(self, lost: Sequence[int]) -> None:
         for rank in lost:
             self.tasks[rank] = self._make(
-                rank=rank, incarnation=self._generation + 1, generation=AWAITING
+                rank=rank, incarnation=self.round_number + 1, generation=AWAITING
             )
             self.processes[rank] = self._process(self.tasks[rank])
             self.processes[rank].start()
@@ -257,9 +257,9 @@ class Gang:
 
     def next_generation(self, tasks: Sequence[RankTask]) -> None:
         """Give these processes the ranks of the next generation, in this order."""
-        self._generation += 1
+        self.round_number += 1
         for rank, task in enumerate(tasks):
-            place = RankAssignment(self._generation, rank, len(tasks))
+            place = RankAssignment(self.round_number, rank, len(tasks))
             deadline = time.monotonic() + DEADLINE_S
             while True:
                 try:

@@ -75,9 +75,14 @@ class Resized:
             time.sleep(0.005)
 
     def until_step(self, step: int) -> None:
+        """In the newest round: a rank that is killed while it connects holds the others up until a
+        supervisor ends them."""
+        number = self.gang.round_number
         self.until(
             lambda: any(
-                s.status.step >= step for s in heartbeat.observe_ranks(self.pages) if s.state
+                s.status.step >= step and s.status.generation == number and s.status.first_at
+                for s in heartbeat.observe_ranks(self.pages)
+                if s.state
             )
         )
 

@@ -157,6 +157,18 @@ def test_a_rank_that_hangs_in_an_older_round_is_left_behind() -> None:
     assert find_left_behind([replace(behind, age_s=1.0), newer, joins], 1, LIMITS) is None
 
 
+def test_a_rank_that_connects_to_a_dead_one_is_left_behind() -> None:
+    """It has no connection that could be cut; the others wait for it at the store."""
+    stuck = observation(0, RankPhase.FORMING, TIMINGS.forming_hang_s + 0.1)
+    waits = observation(1, RankPhase.JOINING, LONG)
+    hang = find_left_behind([stuck, waits], 2, LIMITS)
+    assert hang == Hang((stuck,), stuck.age_s, TIMINGS.forming_hang_s)
+    slow = HangLimits(TIMINGS, slowness=2.0)
+    assert find_left_behind([stuck, waits], 2, slow) is None
+    assert find_left_behind([replace(stuck, age_s=1.0), waits], 2, LIMITS) is None
+    assert find_left_behind([stuck, replace(stuck, rank=1)], 2, LIMITS) is None  # all connect
+
+
 @pytest.mark.parametrize("of_all", [True, False])
 def test_a_rank_that_goes_on_meanwhile_is_not_suspected_for_longer(of_all: bool) -> None:
     """As after the whole machine was stopped."""
