@@ -69,7 +69,7 @@ test: setup ## run the test suite, but for what takes long
 
 test-fast: setup ## run the tests that start no Ray and train nothing, in a minute or so
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal -q \
-		-m 'not soak and not slow' --ignore tests/unit/training tests/unit
+		-m 'not soak' --ignore tests/unit/training tests/unit
 
 coverage: setup ## which branches of api/ and service/ the unit tests and some storms take
 	$(BIN)/python -m coverage erase
