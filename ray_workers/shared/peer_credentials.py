@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 _UCRED = struct.Struct("3i")  # pid, uid, gid: unix(7)
-_ESTABLISHED = "01"
+_TCP_ESTABLISHED = 1
+
+# netlink(7) and sock_diag(7).
+_NETLINK_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence number, port
+_NLM_F_REQUEST = 1
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_DIAG_ANSWER = struct.Struct("=BB2x48x12xII")  # inet_diag_msg: family, state, ..., user, inode
 
 
 def is_own_unix(connection: socket.socket | TransportSocket) -> bool:
@@ -23,23 +30,54 @@ def is_own_unix(connection: socket.socket | TransportSocket) -> bool:
 
 
 def is_own_tcp(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> bool:
-    """Whether the other end of a TCP connection is on this machine, in a process of this user.
+    """Whether the other end of a TCP connection is on this machine, in a process of this user."""
+    owner = _asked(theirs, ours) or _looked_up(theirs, ours)
+    # A socket that no process holds any more is user 0's, with inode 0.
+    return owner is not None and owner[0] == os.getuid() and owner[1] != 0
 
-    The kernel lists connections with their owners (proc_pid_net(5)), and an IPv6 socket that
-    connected by IPv4, as torch's do, among those of IPv6.
+
+def _asked(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[int, int] | None:
+    """The user and the inode of an established connection's other end, of which the kernel is asked
+    (sock_diag(7)); None if it knows none, or does not answer.
+
+    The kernel takes microseconds for this, and milliseconds to list all connections.
     """
+    try:
+        ends = [ipaddress.ip_address(str(end[0])) for end in (theirs, ours)]
+        family = socket.AF_INET6 if ends[0].version == 6 else socket.AF_INET
+        ports = struct.pack("!HH", theirs[1], ours[1])
+        addresses = b"".join(end.packed.ljust(16, b"\0") for end in ends)
+        socket_id = ports + addresses + bytes(4) + b"\xff" * 8
+        query = struct.pack("=BBxxI", family, socket.IPPROTO_TCP, 1 << _TCP_ESTABLISHED) + socket_id
+        header = _NETLINK_HEADER.pack(
+            _NETLINK_HEADER.size + len(query), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0
+        )
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
+            kernel.settimeout(1.0)
+            kernel.send(header + query)
+            answer = kernel.recv(4096)
+        if _NETLINK_HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
+            return None
+        _, state, user, inode = _DIAG_ANSWER.unpack_from(answer, _NETLINK_HEADER.size)
+    except (AttributeError, OSError, ValueError, struct.error):
+        return None
+    return (user, inode) if state == _TCP_ESTABLISHED else None
+
+
+def _looked_up(theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[int, int] | None:
+    """The same from the kernel's lists of connections with their owners (proc_pid_net(5)), which
+    have an IPv6 socket that connected by IPv4, as torch's do, among those of IPv6."""
     tables = {"tcp6" if len(theirs) == 4 else "tcp": (theirs, ours)}
     if len(theirs) == 2:
         tables["tcp6"] = (_mapped(theirs), _mapped(ours))
     for table, ends in tables.items():
-        row = [*map(_as_listed, ends), _ESTABLISHED]
+        row = [*map(_as_listed, ends), f"{_TCP_ESTABLISHED:02X}"]
         with contextlib.suppress(OSError):
             for line in Path("/proc/net", table).read_text().splitlines()[1:]:
                 fields = line.split()
                 if fields[1:4] == row:
-                    # A socket that no process holds any more is user 0's there, with inode 0.
-                    return int(fields[7]) == os.getuid() and int(fields[9]) != 0
-    return False
+                    return int(fields[7]), int(fields[9])
+    return None
 
 
 def _mapped(end: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed, list_tasks
+from ray_workers.shared import peer_credentials
 from ray_workers.shared.paths import UntrustedFolder, machine_root, own_folder
 from ray_workers.shared.peer_credentials import is_own_tcp, is_own_unix
 from tests.unit.workers.forked import Server, light, until
@@ -114,16 +115,32 @@ async def test_a_process_of_this_user_is_told_from_others(
         assert not is_own_unix(one)
 
 
+@pytest.fixture(params=["asks", "reads the tables"])
+def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The way by which a connection's owner is found out; the other is taken away."""
+    if request.param == "asks":
+        monkeypatch.setattr(peer_credentials, "_looked_up", lambda theirs, ours: None)
+    else:
+        monkeypatch.delattr(socket, "AF_NETLINK")
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("source")
 @pytest.mark.parametrize(
-    ("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+    ("family", "address", "to"),
+    [
+        (socket.AF_INET, "127.0.0.1", "127.0.0.1"),
+        (socket.AF_INET, "127.0.0.1", "::ffff:127.0.0.1"),
+        (socket.AF_INET6, "::1", "::1"),
+    ],
 )
 def test_so_is_one_that_connects_by_tcp(
-    family: socket.AddressFamily, address: str, monkeypatch: pytest.MonkeyPatch
+    family: socket.AddressFamily, address: str, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if family == socket.AF_INET6 and not Path("/proc/net/if_inet6").read_text():
+    if ":" in to and not Path("/proc/net/if_inet6").read_text():
         pytest.skip("this machine has no IPv6")
     with socket.create_server((address, 0), family=family) as listener:
-        connecting = socket.create_connection(listener.getsockname()[:2])
+        connecting = socket.create_connection((to, listener.getsockname()[1]))
         accepted, theirs = listener.accept()
         with accepted:
             assert is_own_tcp(theirs, accepted.getsockname())
@@ -136,6 +153,7 @@ def test_so_is_one_that_connects_by_tcp(
 
 
 @needs_root
+@pytest.mark.usefixtures("source")
 def test_a_tcp_connection_of_another_user_is_seen_to_be_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         other = run_as_another(CONNECT_BY_TCP, str(listener.getsockname()[1]))
