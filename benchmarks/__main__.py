@@ -62,6 +62,12 @@ def _step_time(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _scripts(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.scripts.measure import measure
+
+    return measure(num_rounds, progress)
+
+
 def _status_get(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.serving.status_get import measure
 
@@ -149,6 +155,7 @@ def _planner(num_rounds: int, progress: Progress) -> report.Result:
 BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "submit_to_first_step": _first_step,
     "step_time": _step_time,
+    "scripts": _scripts,
     "status_get": _status_get,
     "service_scale": _service_scale,
     "metrics": _metrics,

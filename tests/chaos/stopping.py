@@ -47,8 +47,13 @@ TELLERS = frozenset(
     }
 )
 """While these are away nobody asks the others, which may be replaced before anybody is told."""
+TELLER_OF = {"forkserver stopped": frozenset({"node agent killed", "node agent stopped"})}
+"""The forkserver is asked by its node's agent alone, whose successor starts another at once."""
 NOT_REPLACED = frozenset({"service", "rank's init"})
 """Nobody does: of one service there is no other, and an init has nothing to do before its end."""
+REPLACED_WITHIN_S = {"raylet": 240.0}
+"""Where `promises.NOTHING_LEFT_WITHIN_S` is too short: Ray takes a minute to call a node dead, and
+dray waits for two more until it starts another Ray (docs/faults.md)."""
 assert set(plan.STOPPABLE[plan.EMBEDDED]) == set(STOPPABLE)
 
 

@@ -18,7 +18,14 @@ from tests.chaos.kinds import Kind
 from tests.chaos.plan import Blow, Turn
 from tests.chaos.promises import Onlooker
 from tests.chaos.scene import Missed, Scene
-from tests.chaos.stopping import NOT_REPLACED, TELLERS, TOLD_AS, let_go
+from tests.chaos.stopping import (
+    NOT_REPLACED,
+    REPLACED_WITHIN_S,
+    TELLER_OF,
+    TELLERS,
+    TOLD_AS,
+    let_go,
+)
 from tests.integration.harness import eventually
 
 MENDED_WITHIN_S = 150.0
@@ -179,10 +186,11 @@ class Runner:
 def of_stopped(scene: Scene) -> list[str]:
     """I11: when the jobs have ended, nothing that is replaced is still stopped."""
     replaced = [one for one in scene.stopped if one.kind not in NOT_REPLACED]
+    limits = (REPLACED_WITHIN_S.get(one.kind, promises.NOTHING_LEFT_WITHIN_S) for one in replaced)
     try:
         eventually(
             lambda: not any(one.is_still for one in replaced),
-            within_s=promises.NOTHING_LEFT_WITHIN_S,
+            within_s=max(limits, default=promises.NOTHING_LEFT_WITHIN_S),
         )
     except AssertionError:
         return [f"I11: {one.kind} {one.pid} is still stopped" for one in replaced if one.is_still]
@@ -199,8 +207,13 @@ def of_blow(scene: Scene, blown: Blown, before: Mark) -> list[str]:
     if set(blown.blow) <= HARMLESS and (blown.how != UNTOUCHED or since):
         found.append(f"{blown.blow} was no harmless: {[event.message for event in since]}")
     told = {event.data["process"] for event in since if event.code == "not_answering"}
-    expected = {TOLD_AS[name] for name in blown.blow if name in TOLD_AS}
-    if expected and not told & expected and not TELLERS & set(blown.blow):
+    struck = set(blown.blow)
+    expected = {
+        process
+        for name, process in TOLD_AS.items()
+        if name in struck and not struck & TELLER_OF.get(name, frozenset())
+    }
+    if expected and not told & expected and not TELLERS & struck:
         found.append(f"I11: after {blown.blow} nobody was told, but of {told}")
     attempts = patiently(lambda: scene.client.attempts(scene.job_id))
     for each in attempts[before.attempt - 1 :]:

@@ -164,14 +164,15 @@ class NodeAgents:
         """Notice that an agent does not answer, report it, and in the end have it replaced."""
         if known.ping.done():
             if known.ping.exception() is None:
-                known.has_answered = True
+                known.has_answered, known.silent_since = True, None
                 known.forkserver_silent_since = known.ping.result()
                 self._silence.answered(node_id)
             known.ping = self._ping(known.agent)
             self._silence.asked(node_id)
         silent_s = self._silence.seconds(node_id)
-        is_silent = known.has_answered and silent_s > self._limits.report_s
-        known.silent_since = self._silence.since(node_id) if is_silent else None
+        if known.has_answered and silent_s > self._limits.report_s:
+            # Also after it was ended, until its successor answers: a late reader learns of it.
+            known.silent_since = self._silence.since(node_id)
         if silent_s > (self._limits.replace_s if known.has_answered else self._limits.start_s):
             logger.warning("the agent of node %s was silent for %.0f s: ended", node_id, silent_s)
             ending = asyncio.to_thread(end_actor, known.agent, may_restart=True)

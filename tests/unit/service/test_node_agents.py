@@ -11,6 +11,8 @@ import pytest
 import dray
 from ray_workers.node.agent import NodeReport
 from ray_workers.shared.contracts import ProcessKind, SilentProcess
+from ray_workers.shared.silence import AwakeClock, Silence
+from service.cluster.ray import node_agents
 from service.cluster.ray.node_agents import GatewayConfig, JoinedNode, NodeAgents, refusal
 
 CONFIG = GatewayConfig(
@@ -89,3 +91,45 @@ def test_a_node_whose_forkserver_is_silent_gets_no_work_and_its_jobs_are_told() 
     node.silent_since = 1_767_268_810.0  # of what its forkserver does nobody can tell any more
     assert node.refused == "its node agent has not answered since 2026-01-01 12:00:10 UTC"
     assert agents.silent_forkservers(["n"]) == ()
+
+
+@pytest.mark.anyio
+async def test_an_agent_that_was_ended_is_shown_as_silent_until_its_successor_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[Any] = []
+    monkeypatch.setattr(node_agents, "end_actor", lambda agent, may_restart: ended.append(agent))
+    pings: list[asyncio.Future[float | None]] = []
+
+    class Agent:
+        class ping:  # noqa: N801  # as of a Ray actor's handle
+            @staticmethod
+            def remote() -> asyncio.Future[float | None]:
+                pings.append(asyncio.get_running_loop().create_future())
+                return pings[-1]
+
+    now = 0.0
+    agents = NodeAgents(CONFIG)
+    agents._silence = Silence(AwakeClock(lambda: now))
+    unasked: Any = None
+    agent = Agent()
+    node = agents._nodes["n"] = JoinedNode(agent, unasked, 0.0, agents._ping(agent))
+    node.has_answered = True
+    agents._silence.asked("n")
+    await asyncio.sleep(0)  # the ping is asked
+    while now < CONFIG.silence_limit_s + 4.0:
+        assert not ended
+        now += 4.0
+        agents._listen("n", node)
+        await asyncio.sleep(0)
+    assert node.ending is not None
+    await node.ending
+    assert ended == [agent]
+
+    agents._listen("n", node)
+    assert node.silent_since is not None
+    pings[-1].set_result(None)
+    async with asyncio.timeout(30):
+        await node.ping
+    agents._listen("n", node)
+    assert node.silent_since is None
