@@ -59,7 +59,7 @@ def users(part: Part, field: str) -> str:
     """The recipes that use the field, as a cell of the table."""
     path = f"{part.path}.{field}" if part.path else field
     top = path.partition(".")[0]
-    if top == "script":
+    if top in ("script", "metrics"):
         return "scripts"
     if top in _SCRIPTS:
         return "all, scripts"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
-from dray import views
+from dray import functions, views
 from dray._http import fault_injection
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
@@ -21,6 +22,7 @@ from dray._http.flows import Flows, JobFilter, Spec, States
 from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.client import http_options
 from dray.code.packing import PackedCode, pack
+from dray.runs import AsyncJobRun
 from dray.views import DrillKind, JobState
 
 
@@ -72,6 +74,25 @@ class AsyncClient:
             else await asyncio.to_thread(pack, Path(folder), include)
         )
         return await self._driver.run(self._flows.upload_code(packed, on_progress))
+
+    async def submit_function(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        num_workers: int = 1,
+        spec: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> views.Job:
+        with tempfile.TemporaryDirectory() as folder:
+            functions.write(Path(folder), function, args, kwargs or {})
+            code = await self.upload_code(folder)
+        document = functions.document(function, num_workers, spec, code.id)
+        return await self.submit(document, idempotency_key=idempotency_key)
+
+    async def attach(self, job: views.Job | str) -> AsyncJobRun:
+        return AsyncJobRun(self, job.id if isinstance(job, views.Job) else await self.resolve(job))
 
     async def job_code(self, job_id: str) -> list[views.CodeFile]:
         return await self._driver.run(self._flows.job_code(job_id))

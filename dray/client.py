@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from dray import views
+from dray import functions, views
 from dray._http import fault_injection
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
@@ -20,6 +21,7 @@ from dray._http.drivers import SyncDriver
 from dray._http.flows import Flows, JobFilter, Spec, States
 from dray._http.transport import DEFAULT_TIMEOUT_S, Connection, Retry
 from dray.code.packing import PackedCode, pack
+from dray.runs import JobRun
 from dray.views import DrillKind, JobState
 
 
@@ -104,6 +106,36 @@ class Client:
         """
         packed = folder if isinstance(folder, PackedCode) else pack(Path(folder), include)
         return self._driver.run(self._flows.upload_code(packed, on_progress))
+
+    def submit_function(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        num_workers: int = 1,
+        spec: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+    ) -> views.Job:
+        """Queue a job whose ranks each call `function(*args, **kwargs)`, as a script would run.
+
+        The function is pickled by cloudpickle (`pip install 'dray[functions]'`) with what it refers
+        to in its own module or notebook, and uploaded as code. Nodes need the same minor version of
+        Python, and the packages that it imports. `attach(job).result()` is what it returned on rank
+        0. spec: other parts of the job document, such as `{"environment": {...}}`. Raises SpecError
+        for what can't be pickled, Forbidden where the server takes no functions.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            functions.write(Path(folder), function, args, kwargs or {})
+            code = self.upload_code(folder)
+        document = functions.document(function, num_workers, spec, code.id)
+        return self.submit(document, idempotency_key=idempotency_key)
+
+    def attach(self, job: views.Job | str) -> JobRun:
+        """Follow a job, by its id or name: `with client.attach(job) as run:` reads its logs,
+        metrics or events as they come, waits for its end, and raises JobFailed unless it
+        succeeded."""
+        return JobRun(self, job.id if isinstance(job, views.Job) else self.resolve(job))
 
     def job_code(self, job_id: str) -> list[views.CodeFile]:
         """The files of the code that the job runs; CodeNotFound if it brought none."""

@@ -4,6 +4,7 @@
       + SpecError               a document can't be read or is no valid job; nothing was sent
       + IntegrityError          a download has a wrong hash, or its path would leave `dest`
       + AmbiguousJob            several jobs match a name or the beginning of an id
+      + JobFailed               a job that was followed ended without success
       + WaitTimeout             `wait` ran out of time; the job goes on (also a TimeoutError)
       + TransportError          no answer came (also a ConnectionError)
       |   + ServerUnreachable   nothing listens there, or the name is unknown
@@ -107,6 +108,14 @@ class WaitTimeout(DrayError, TimeoutError):
 
     def __init__(self, job: Job, timeout_s: float) -> None:
         super().__init__(f"job {job.id} is still {job.state} after {round(timeout_s, 1):g} s")
+        self.job = job
+
+
+class JobFailed(DrayError):
+    """A job that was followed failed, or was cancelled."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(f"job {job.id} is {job.state}: {job.reason.message}")
         self.job = job
 
 

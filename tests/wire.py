@@ -6,7 +6,14 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, DataPolicy, RankTask, Slice
+from ray_workers.shared.contracts import (
+    WORKER_MTBF_S,
+    AttemptSpec,
+    DataPolicy,
+    EnvironmentPolicy,
+    RankTask,
+    Slice,
+)
 from service.cluster.port import ClusterNode
 
 
@@ -24,6 +31,7 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
         "init_from": None,
         "code": None,
         "data_policy": DataPolicy.open(),
+        "environment_policy": EnvironmentPolicy.open(),
         "start_timeout_s": 60.0,
         "max_runtime_s": None,
         "spool_limit_bytes": 64 << 20,
@@ -44,6 +52,7 @@ def rank_task(**fields: Any) -> RankTask:
         "rank": 0,
         "incarnation": 0,
         "world_size": 1,
+        "num_nodes": 1,
         "local_rank": 0,
         "local_world_size": 1,
         "node_rank": 0,
@@ -53,17 +62,21 @@ def rank_task(**fields: Any) -> RankTask:
         "spool_dir": "/nowhere/spool",
         "temp_dir": tempfile.gettempdir(),
         "work_dir": "/nowhere/work",
+        "folders_dir": "/nowhere/folders",
         "checkpoint_url": "file:///nowhere/checkpoints",
         "artifact_url": "file:///nowhere/artifacts",
+        "folder_url": "file:///nowhere/checkpoint-folder",
         "resume_from": (),
         "init_from": None,
         "data_policy": DataPolicy.open(),
+        "environment_policy": EnvironmentPolicy.open(),
         "spool_limit_bytes": 64 << 20,
         "worker_mtbf_s": WORKER_MTBF_S,
         "device": "cpu",
         "env": {},
         "page_prefix": "",
         "generation": 0,
+        "peers": (),
         "furthest_step": 0,
     }
     return RankTask(**{**plain, **fields})

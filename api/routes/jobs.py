@@ -28,8 +28,11 @@ from api.http.idempotency import KeyHeader, check_key, named
 from api.openapi import JOB_SPEC_BODY, json_body
 from api.problems import Refused, declare
 from dray import views
+from dray.functions import ENTRYPOINT
 from dray.requests import PreemptRequest
+from dray.spec import JobSpec
 from dray.views import JobState
+from service.config.settings import Settings
 from service.jobs.listing import JobQuery
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -112,6 +115,7 @@ async def submit(
     """
     key = check_key(idempotency_key)
     spec, fingerprint = await body.read_spec(request, context.runtime.settings.max_body_bytes)
+    _refuse_functions(spec, context.runtime.settings)
     job, _created = await jobs.submit(
         spec,
         owner=owner,
@@ -120,6 +124,17 @@ async def submit(
         idempotency=named(key, fingerprint),
     )
     return fresh(job, 201, {"Location": f"/v1/jobs/{job.id}"})
+
+
+def _refuse_functions(spec: JobSpec, settings: Settings) -> None:
+    is_function = spec.script is not None and spec.script.entrypoint == ENTRYPOINT
+    if is_function and not settings.takes_functions:
+        raise Refused(
+            "forbidden",
+            "this server takes no pickled functions",
+            pointer="/script/entrypoint",
+            hint="submit a script; the operator allows functions by DRAY_TAKES_FUNCTIONS",
+        )
 
 
 @router.get(

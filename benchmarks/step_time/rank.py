@@ -24,7 +24,7 @@ from benchmarks.step_time.plain import PlainLoop
 from benchmarks.step_time.work import WORKS
 from dray.spec import JobSpec
 from ray_workers.recipes import RECIPES
-from ray_workers.shared.contracts import WORKER_MTBF_S, DataPolicy, RankTask
+from ray_workers.shared.contracts import WORKER_MTBF_S, DataPolicy, EnvironmentPolicy, RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.sampler import steps_per_epoch
@@ -173,15 +173,20 @@ def rank_task(
         checkpoint_url=(folder / "checkpoints").as_uri(),
         artifact_url=(folder / "artifacts").as_uri(),
         work_dir=str(folder / "work"),
+        folders_dir=str(folder / "folders"),
+        folder_url=(folder / "checkpoint-folder").as_uri(),
+        num_nodes=1,
         resume_from=(),
         init_from=None,
         data_policy=DataPolicy.open(),
+        environment_policy=EnvironmentPolicy.open(),
         spool_limit_bytes=64 << 20,
         worker_mtbf_s=WORKER_MTBF_S,
         device=device,
         env={},
         page_prefix="",
         generation=0,
+        peers=(),
         furthest_step=0,
     )
 

@@ -42,6 +42,14 @@ def submit(
     name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="How many workers it has.")] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs of each worker: 0 or 1.")] = None,
+    requirements: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Install what this requirements file lists."),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Set an environment variable of every worker."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field: train.epochs=3."),
@@ -73,6 +81,7 @@ def submit(
     }
     given = [f"{field}={value}" for field, value in shortcuts.items() if value is not None]
     document = apply_settings(document, [*given, *(settings or [])])
+    document = _with_environment(document, requirements, env or [])
     packed = _packed(document, source, code, include or [])
     if dry_run:
         _check(document, source, packed, as_json)
@@ -85,6 +94,25 @@ def submit(
             watch_job(client, job.id, as_json)
         else:
             write_json(job) if as_json else report(job)
+
+
+def _with_environment(
+    document: dict[str, Any], requirements: Path | None, variables: list[str]
+) -> dict[str, Any]:
+    """The document with the packages and variables of the options."""
+    found: dict[str, Any] = dict(document.get("environment") or {})
+    if requirements is not None:
+        try:
+            found["requirements"] = requirements.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
+            raise typer.BadParameter(f"{requirements} can't be read: {reason}") from None
+    for given in variables:
+        name, equals, value = given.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--env takes NAME=VALUE, and {given!r} has no =")
+        found["env"] = {**found.get("env", {}), name: value}
+    return {**document, "environment": found} if found else document
 
 
 def _document(words: list[str]) -> tuple[dict[str, Any], str]:
@@ -114,11 +142,15 @@ def _packed(
     from dray.code.packing import pack
     from dray.errors import SpecError
 
-    script = document.get("script")
+    script, model = document.get("script"), document.get("model")
     if not isinstance(script, dict):
-        if code is not None:
-            raise SpecError(f"{source} has no script: --code is for jobs with one")
-        return None
+        if code is None:
+            return None
+        if not isinstance(model, dict) or "import" not in model:
+            raise SpecError(
+                f"{source} has no script, and no model.import: --code is for jobs with one of them"
+            )
+        return pack(code.absolute(), include)
     if code is None and not source.endswith(".py") and not source.startswith(MODULE):
         if include:
             raise typer.BadParameter("--include needs --code: a document alone uploads no folder")
@@ -179,10 +211,16 @@ def _upload(client: Client, document: dict[str, Any], packed: PackedCode) -> Non
         sent = done
 
     uploaded = client.upload_code(packed, on_progress=count)
-    document["script"] = {**document["script"], "code": uploaded.id}
+    _name_code(document, uploaded.id)
     if sys.stderr.isatty():
         what = "1 file" if uploaded.num_files == 1 else f"{uploaded.num_files} files"
         warn(f"{uploaded.id}: {what}, {size(uploaded.size_bytes)}, of which {size(sent)} were sent")
+
+
+def _name_code(document: dict[str, Any], identity: str) -> None:
+    """Fill in the id of the uploaded code."""
+    part = "script" if "script" in document else "model"
+    document[part] = {**document[part], "code": identity}
 
 
 def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_json: bool) -> None:
@@ -190,7 +228,7 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
     from dray.documents import check
 
     if packed is not None:
-        document["script"] = {**document["script"], "code": packed.id}
+        _name_code(document, packed.id)
     spec = check(document, source=source)
     if as_json:
         write_json(spec)

@@ -12,7 +12,9 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, StringConstraints, model_validator
 
+from dray.spec import environment, roles
 from dray.spec.data import Data, Format, Missing
+from dray.spec.environment import Environment
 from dray.spec.fields import (
     MAX_STEPS,
     Document,
@@ -26,7 +28,8 @@ from dray.spec.fields import (
     Size,
     wrong,
 )
-from dray.spec.model import Cnn, Gpt, Mlp, Model, ResNet, Unet
+from dray.spec.metrics import Metric
+from dray.spec.model import Cnn, Gpt, Imported, Mlp, Model, ResNet, Unet
 from dray.spec.parallel import INNER, MAX_WORKERS, Parallel, written_out
 from dray.spec.profile import Profile
 from dray.spec.recipes import RECIPES, RecipeName
@@ -55,11 +58,14 @@ __all__ = [
     "EarlyStopping",
     "Elastic",
     "Ema",
+    "Environment",
     "Format",
     "Gpt",
+    "Imported",
     "InitFrom",
     "JobSpec",
     "LrScaling",
+    "Metric",
     "Missing",
     "Mlp",
     "Model",
@@ -103,7 +109,7 @@ class Resources(Document):
 class Elastic(Document):
     """The group may be smaller than `resources.num_workers`: it starts with the free slots, goes on
     without lost workers, and grows again when slots are free. The batch size and the order of the
-    samples do not change. For recipes on CPU."""
+    samples do not change. For recipes on CPU, and scripts on CPU that call `train.prepare`."""
 
     min_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
     """Least number of workers to start and to go on with; at most `resources.num_workers`."""
@@ -167,8 +173,12 @@ class JobSpec(Document):
     """Whether the group may change its size; unset, the size is fixed."""
     checkpoint: Checkpoint = Checkpoint()
     init_from: InitFrom | None = None
+    environment: Environment | None = None
+    """Packages and variables of the ranks; unset, those of their nodes."""
     profile: Profile | None = None
     """Steps to profile; unset, none."""
+    metrics: Annotated[list[Metric], Field(max_length=64)] = []
+    """Metrics of a script that does not report them itself."""
     queue: QueueName = "default"
     """Name by which jobs can be listed; all queues share the cluster."""
     priority: Annotated[Int, Field(ge=0, le=100)] = 50
@@ -183,6 +193,13 @@ class JobSpec(Document):
     @property
     def is_exact(self) -> bool:
         return self.elastic is not None and self.elastic.exact
+
+    @property
+    def code(self) -> str | None:
+        """The id of the uploaded code that the job brings."""
+        if self.script is not None:
+            return self.script.code
+        return self.model.code if isinstance(self.model, Imported) else None
 
     @property
     def is_divided(self) -> bool:
@@ -208,9 +225,17 @@ class JobSpec(Document):
         recipe, model = document.get("recipe"), document.get("model")
         if not isinstance(recipe, str) or recipe not in RECIPES:
             return document
+        if isinstance(model, Mapping) and "import" in model and "name" not in model:
+            return {**document, "model": {"name": "imported", **model}}
         if model is None or (isinstance(model, Mapping) and "name" not in model):
             return {**document, "model": {"name": RECIPES[recipe].models[0], **(model or {})}}
         return document
+
+    @model_validator(mode="before")
+    @classmethod
+    def _the_workers_of_all_roles(cls, document: Any) -> Any:
+        """Fill in `resources.num_workers` of a script with roles."""
+        return roles.with_num_workers(document)
 
     @model_validator(mode="after")
     def _one_thing_to_run(self) -> Self:
@@ -220,16 +245,22 @@ class JobSpec(Document):
                 if self.recipe is None
                 else "give exactly one of recipe and script, not both"
             )
+        if self.script is not None:
+            roles.check_num_workers(self.script.roles, self.resources.num_workers)
         self._check_mesh()
         self._check_elastic()
         self._check_sync()
         self._check_balance()
         self._check_profile()
+        self._check_metrics()
         if self.recipe is None:
             if self.init_from is not None:
                 raise wrong("/init_from", "is for recipes; a script loads what it wants itself")
             return self
+        if self.environment is not None:
+            environment.check_recipe(self.environment)
         RECIPES[self.recipe].check(self.model, self.data, self.train, self.checkpoint.best)
+        self._check_imported()
         self._check_blocks()
         self._check_optimizer_state()
         self._check_sent_types()
@@ -259,6 +290,15 @@ class JobSpec(Document):
             message = f"must be below resources.num_workers, which is {num_workers}"
             raise wrong("/profile/ranks", message)
 
+    def _check_metrics(self) -> None:
+        if self.metrics and self.script is None:
+            raise wrong("/metrics", "is for scripts; a recipe reports its metrics itself")
+        num_workers = self.resources.num_workers
+        for number, metric in enumerate(self.metrics):
+            if metric.rank != "all" and metric.rank >= num_workers:
+                message = f"must be below resources.num_workers, which is {num_workers}"
+                raise wrong(f"/metrics/{number}/rank", message)
+
     def _check_balance(self) -> None:
         if self.parallel.balance == "even":
             return
@@ -272,6 +312,20 @@ class JobSpec(Document):
             )
         if self.sync is not None and (self.sync.compression or self.takes_local_steps):
             raise wrong("/parallel/balance", "must be even with sync.compression and sync.every")
+
+    def _check_imported(self) -> None:
+        if not isinstance(self.model, Imported):
+            return
+        if self.elastic is not None:
+            raise wrong("/elastic", "is for the models of dray, which every node has")
+        if self.parallel.shard > 1 and self.parallel.zero != 1:
+            raise wrong(
+                "/parallel/zero",
+                "must be 1 for a model of your own, which is whole on every rank: dray does not "
+                "know its blocks",
+            )
+        if self.init_from is not None:
+            raise wrong("/init_from", "is for the models of dray; load weights in your own class")
 
     def _check_blocks(self) -> None:
         if self.train.compile and self.parallel.schedule == "zero_bubble":
@@ -438,10 +492,10 @@ class JobSpec(Document):
                 "/elastic/min_workers",
                 f"is {least}, more than the {most} of resources.num_workers",
             )
-        if self.script is not None:
-            raise wrong(
-                "/elastic", "is for recipes; the world of a script can't change while it runs"
-            )
+        if self.script is not None and self.script.roles:
+            raise wrong("/elastic", "is not for roles, whose sizes are fixed")
+        if self.script is not None and self.elastic.exact:
+            raise wrong("/elastic/exact", "is for recipes; of a script dray does not know the loss")
         if self.resources.gpus_per_worker:
             raise wrong(
                 "/elastic", "needs gpus_per_worker 0: this version of dray resizes groups on CPU"

@@ -65,11 +65,16 @@ def _parts(path: str, node: Schema, defs: Schema, *, is_variant: bool) -> Iterat
 
 
 def _objects(node: Schema, defs: Schema) -> Iterator[Schema]:
-    """The object types that a field can hold."""
+    """The object types that a field, or each item of its list or mapping, can hold."""
     if "$ref" in node:
         target: Schema = defs[node["$ref"].rpartition("/")[2]]
         if "properties" in target:
             yield target
+    if "items" in node:
+        yield from _objects(node["items"], defs)
+    for named in (*node.get("patternProperties", {}).values(), node.get("additionalProperties")):
+        if isinstance(named, Mapping):
+            yield from _objects(named, defs)
     for option in node.get("anyOf", ()):
         yield from _objects(option, defs)
 

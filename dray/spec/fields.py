@@ -69,6 +69,7 @@ QueueName = Annotated[
 ]
 MetricName = Annotated[str, StringConstraints(max_length=128, pattern=r"^val/[a-z0-9_]+$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+CodeId = Annotated[str, StringConstraints(pattern=r"^code-[0-9a-f]{32}$")]
 Number = Annotated[float, BeforeValidator(_a_number)]
 Int = StrictInt
 Seconds = Annotated[

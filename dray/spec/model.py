@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 
 from dray.spec.data import SourceUrl
-from dray.spec.fields import Document, Int, Number
+from dray.spec.fields import CodeId, Document, Int, Number
 
 Dropout = Annotated[Number, Field(ge=0.0, lt=1.0)]
 
@@ -99,4 +107,43 @@ class Unet(Document):
         return int(2 ** (self.depth + 1))
 
 
-Model = Annotated[Cnn | ResNet | Mlp | Gpt | Unet, Field(discriminator="name")]
+def _module_and_name(value: str) -> str:
+    module, colon, name = value.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), name)):
+        raise ValueError("must be MODULE:NAME, such as my_package.net:Net")
+    return value
+
+
+ImportPath = Annotated[str, StringConstraints(max_length=1024), AfterValidator(_module_and_name)]
+
+
+class Imported(Document):
+    """A model of the user's own: a class, or a function, that returns a `torch.nn.Module`."""
+
+    name: Literal["imported"] = "imported"
+    """Chooses this model; `import` does so as well."""
+    target: ImportPath = Field(alias="import")
+    """Module and name, such as `my_package.net:Net`."""
+    args: Annotated[dict[str, JsonValue], Field(max_length=256)] = {}
+    """Keyword arguments of the call that makes the model."""
+    code: CodeId | None = None
+    """The id of uploaded code with the module, as `dray submit --code` and `POST /v1/code` give it.
+    Unset, the nodes have the module already."""
+
+    @property
+    def module(self) -> str:
+        return self.target.partition(":")[0]
+
+    @property
+    def attribute(self) -> str:
+        return self.target.partition(":")[2]
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """With the name of the field that documents have, which is a word of Python's own."""
+        return {
+            "import" if name == "target" else name: value for name, value in serialise(self).items()
+        }
+
+
+Model = Annotated[Cnn | ResNet | Mlp | Gpt | Unet | Imported, Field(discriminator="name")]

@@ -112,7 +112,7 @@ _TABLES: tuple[Format, ...] = ("csv", "parquet", "npz")
 RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
     {
         "image_classification": Options(
-            models=("cnn", "resnet", "mlp"),
+            models=("cnn", "resnet", "mlp", "imported"),
             formats=("images", "npz"),
             folder_format="images",
             sklearn_sets=("digits",),
@@ -120,7 +120,7 @@ RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
             classifies=True,
         ),
         "image_segmentation": Options(
-            models=("unet",),
+            models=("unet", "imported"),
             formats=("images", "npz"),
             folder_format="images",
             sklearn_sets=(),

@@ -6,9 +6,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from dray.spec.fields import Document, PlainText, wrong
-
-CodeId = Annotated[str, StringConstraints(pattern=r"^code-[0-9a-f]{32}$")]
+from dray.spec import roles as roles_of
+from dray.spec.fields import CodeId, Document, PlainText, Seconds, wrong
+from dray.spec.roles import Framework, Role, RoleName
 
 
 class Script(Document):
@@ -28,11 +28,38 @@ class Script(Document):
     code: CodeId | None = None
     """The id of uploaded code, as `dray submit --code` and `POST /v1/code` give it. Unset, the
     program is on the workers' machines already."""
+    framework: Framework = "torch"
+    """Framework by whose rules the ranks find each other; `none`: they form no group."""
+    roles: Annotated[dict[RoleName, Role], Field(max_length=16)] = {}
+    """Ranks with commands of their own, such as `ps` and `worker`, numbered role by role; unset,
+    all run the same. `resources.num_workers` is their sum, and may be left out."""
+    hang_limit_s: Seconds | None = None
+    """A script that reports nothing for so many seconds, or never reports and does nothing, is
+    ended and started again; a number, or a time such as `30m`. Unset, it must show two signs of a
+    hang for 15 minutes."""
 
     @property
     def command(self) -> str:
         """The program to run, as a person would write it."""
         return self.entrypoint or f"-m {self.module}"
+
+    def for_rank(self, rank: int) -> Script:
+        """The program and the arguments that this rank runs."""
+        if not self.roles:
+            return self
+        name, _ = roles_of.role_of(self.roles, rank)
+        role = self.roles[name]
+        own: dict[str, object] = {}
+        if role.entrypoint is not None:
+            own |= {"entrypoint": role.entrypoint, "module": None}
+        if role.args is not None:
+            own["args"] = role.args
+        return self.model_copy(update=own)
+
+    @model_validator(mode="after")
+    def _roles_of_the_framework(self) -> Self:
+        roles_of.check(self.framework, self.roles)
+        return self
 
     @model_validator(mode="after")
     def _one_program(self) -> Self:

@@ -14,13 +14,26 @@ The same script runs without dray: then `report` does nothing, `save_artifact` a
 from __future__ import annotations
 
 from dray.train.checkpoints import Checkpoint, SavedCheckpoint
+from dray.train.preparing import (
+    TrainingProgress,
+    checkpoint,
+    epochs,
+    init,
+    no_sync,
+    prepare,
+    progress,
+    report,
+    track,
+)
+from dray.train.preparing import drive as drive
+from dray.train.preparing import finish as finish
+from dray.train.preparing import is_prepared as is_prepared
 from dray.train.reporting import MAX_KEYS as MAX_KEYS
 from dray.train.reporting import (
     Context,
     SavedArtifact,
     context,
     load_checkpoint,
-    report,
     save_artifact,
     save_checkpoint,
 )
@@ -39,9 +52,17 @@ __all__ = [
     "SavedArtifact",
     "SavedCheckpoint",
     "StorageError",
+    "TrainingProgress",
+    "checkpoint",
     "context",
+    "epochs",
+    "init",
     "load_checkpoint",
+    "no_sync",
+    "prepare",
+    "progress",
     "report",
     "save_artifact",
     "save_checkpoint",
+    "track",
 ]

@@ -87,16 +87,7 @@ def report(
     total_steps: int | None = None,
     samples_per_s: float | None = None,
 ) -> None:
-    """Record metrics of one step of this rank, which the API serves as the job's metrics.
-
-    step: optimizer steps done, 1 for the first. Report a key once for a step.
-    values: real numbers by key; NaN and infinities are kept. A key is lower-case words joined
-        by `/`, such as `val/accuracy`.
-    epoch, total_steps, samples_per_s: rank 0's are shown as the job's progress.
-
-    A call costs one small write to a file on this node and never waits for the network. Raises
-    ValueError for a key or value that cannot be stored. Does nothing outside of dray.
-    """
+    """As `dray.train.report` with a step."""
     number = operator.index(step)
     if number < 0:
         raise ValueError(f"report() was given step {number}; steps count from 0 upwards")

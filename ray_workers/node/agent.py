@@ -32,12 +32,21 @@ from ray_workers.node import (
 )
 from ray_workers.node.attempt_residue import AttemptResidue
 from ray_workers.node.code_cache import CodeCache
+from ray_workers.node.environments import Environments
+from ray_workers.node.folder_keeper import FolderKeeper
 from ray_workers.node.forkserver.client import ForkFailed, list_tasks, send_to_rank
 from ray_workers.node.forkserver.manager import ForkserverManager
 from ray_workers.node.gpu_memory import GpuMemory, NvmlMemory
+from ray_workers.node.job_folders import FilesKept, FolderPlan
 from ray_workers.node.node_address import own_address
 from ray_workers.shared import spool_reader, work_dir
-from ray_workers.shared.contracts import CodeRef, Frame, FrameKind
+from ray_workers.shared.contracts import (
+    CodeRef,
+    EnvironmentPolicy,
+    Frame,
+    FrameKind,
+    NodeEnvironment,
+)
 from ray_workers.shared.disk_room import why_full
 from ray_workers.shared.heartbeat import RankObservation, observe_ranks
 from ray_workers.shared.machine_pace import WaitMeter
@@ -46,13 +55,14 @@ from ray_workers.shared.paths import (
     deployment_root,
     entries,
     page_dir,
+    preloaded_path,
     runtime_dir,
     socket_path,
     spool_dir,
     temp_dir,
     work_root,
 )
-from ray_workers.shared.procfs import children_of, count_idle_workers
+from ray_workers.shared.procfs import Activity, activity_of, children_of, count_idle_workers
 from ray_workers.shared.quarantine import QuarantineBook, Quarantined
 from ray_workers.shared.silence import SilenceLimits
 from ray_workers.shared.spool_reader import SpoolRead
@@ -110,7 +120,9 @@ class NodeAgent:
         self._gpu_memory: GpuMemory = NvmlMemory()
         self._book = QuarantineBook(self._directory / "quarantine")
         self._waits = WaitMeter()
+        self._folders = FolderKeeper(deployment_id, self._node_id)
         self._tasks: list[asyncio.Task[None]] = []
+        self._environments = Environments(preloaded_path(self._socket_path))
 
     def _begin(self) -> None:
         """Start the background tasks with the first call."""
@@ -284,6 +296,12 @@ class NodeAgent:
         """An observation of each training process of an attempt, also of dead ones."""
         return observe_ranks(page_dir(self._deployment_id, self._node_id, job_id, attempt))
 
+    async def activity(self, job_id: str, attempt: int) -> dict[tuple[int, int], Activity]:
+        """The work of each living training process so far, by its rank and incarnation."""
+        seen = [one for one in await self.observations(job_id, attempt) if one.state]
+        found = await asyncio.to_thread(lambda: [activity_of(one.status.pid) for one in seen])
+        return {(s.rank, s.incarnation): each for s, each in zip(seen, found, strict=True)}
+
     async def slowness(self, job_id: str, attempt: int) -> float:
         """How many times slower than usual the slowest process of an attempt or of Ray runs here
         for want of a CPU (`ray_workers.shared.machine_pace`)."""
@@ -303,10 +321,11 @@ class NodeAgent:
             return False
 
     async def drop(self, job_id: str, attempt: int) -> None:
-        """Delete an attempt's temporary files, its pages and its spools, all of whose frames are
-        stored; the spools last, since an attempt is found again by them."""
+        """Delete an attempt's folders, its temporary files, its pages and its spools, all of whose
+        frames are stored; the spools last, since an attempt is found again by them."""
         temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
         await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
+        await self._folders.drop((job_id, attempt))
         spool_reader.remove(page_dir(self._deployment_id, self._node_id, job_id, attempt))
         spool_reader.remove(spool_dir(self._deployment_id, self._node_id, job_id, attempt))
 
@@ -320,6 +339,26 @@ class NodeAgent:
             traceback.print_exc()
             return f"{type(error).__name__}: {error}"
         return None
+
+    async def prepare_environment(
+        self, environment: Mapping[str, object], policy: EnvironmentPolicy, keeps_all: bool
+    ) -> NodeEnvironment:
+        """`ray_workers.node.environments.Environments.prepare`."""
+        return await self._environments.prepare(environment, policy, keeps_all=keeps_all)
+
+    async def begin_folders(self, job_id: str, attempt: int, plan: FolderPlan) -> str | None:
+        """Make the folders of a script's attempt; why that can't be, if it can't."""
+        return await self._folders.begin((job_id, attempt), plan)
+
+    async def output_names(self, job_id: str, attempt: int) -> list[str]:
+        """The files of an attempt's output folder that can be kept."""
+        return await self._folders.names((job_id, attempt))
+
+    async def keep_output(
+        self, job_id: str, attempt: int, taken: Sequence[str]
+    ) -> FilesKept | None:
+        """`FolderKeeper.keep`; once nothing of the attempt runs here."""
+        return await self._folders.keep((job_id, attempt), taken)
 
     async def kept_jobs(self) -> list[str]:
         """The jobs that have a directory on this machine."""

@@ -20,6 +20,7 @@ from ray_workers.recipes.export import export
 from ray_workers.recipes.image_inputs import ImageForm
 from ray_workers.recipes.inference import chances_of
 from ray_workers.recipes.models import images as networks
+from ray_workers.recipes.models import imported
 from ray_workers.shared.contracts import DataPolicy
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import Rows, Samples
@@ -31,13 +32,12 @@ def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
     Raises DataError.
     """
     seed, options = document.train.seed, document.model
-    assert isinstance(options, spec.Cnn | spec.ResNet | spec.Mlp)
+    assert isinstance(options, networks.Options)
     images = open_images(document.data, policy)
     training, validation = splits.by_class(images.labels, document.data.validation_fraction, seed)
     shape = cast(networks.Shape, images.pixels.shape[1:])
     num_classes = len(images.classes)
-    with torch.device("meta"):
-        model = networks.build(options, shape, num_classes)
+    model = _network(options, shape, num_classes, seed)
     return Workload(
         model=model,
         train=_samples(images, training),
@@ -48,6 +48,15 @@ def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
         fingerprint=images.fingerprint,
         write_results=results.writer(document, pixels.described(shape, images.classes)),
     )
+
+
+def _network(
+    options: networks.Options, shape: networks.Shape, num_classes: int, seed: int
+) -> nn.Module:
+    if isinstance(options, spec.Imported):
+        return imported.build(options, seed, shape, (num_classes,), "(batch, classes)")
+    with torch.device("meta"):
+        return networks.build(options, shape, num_classes)
 
 
 def _samples(images: Images, rows: Rows) -> Samples:
@@ -85,8 +94,11 @@ def load(folder: Path) -> Classifier:
     """Rebuild the classifier from the folder of a job's artifacts."""
     config = results.read_config(folder)
     document = spec.JobSpec.model_validate(config["spec"])
-    assert isinstance(document.model, spec.Cnn | spec.ResNet | spec.Mlp)
+    assert isinstance(document.model, networks.Options)
     shape = cast(networks.Shape, tuple(config["input_shape"]))
-    model = networks.build(document.model, shape, config["num_classes"])
+    if isinstance(document.model, spec.Imported):
+        model = imported.at_hand(document.model)
+    else:
+        model = networks.build(document.model, shape, config["num_classes"])
     form = ImageForm(shape, shape[1:], is_fixed=True)
     return Classifier(results.restore(model, folder), config["labels"], form)

@@ -19,6 +19,7 @@ from ray_workers.recipes import measures, pixels, results, splits
 from ray_workers.recipes.export import export
 from ray_workers.recipes.image_inputs import ImageForm
 from ray_workers.recipes.inference import chances_of
+from ray_workers.recipes.models import imported
 from ray_workers.recipes.models.images import Shape
 from ray_workers.recipes.models.unet import Unet
 from ray_workers.shared.contracts import DataPolicy
@@ -32,15 +33,20 @@ def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
     Raises DataError.
     """
     seed, options = document.train.seed, document.model
-    assert isinstance(options, spec.Unet)
+    assert isinstance(options, spec.Unet | spec.Imported)
     images = open_masked_images(document.data, policy)
     training, validation = splits.at_random(
         len(images.masks), document.data.validation_fraction, seed
     )
     shape = cast(Shape, images.pixels.shape[1:])
     num_classes = len(images.classes)
-    with torch.device("meta"):
-        model = Unet(options, shape, num_classes)
+    if isinstance(options, spec.Imported):
+        outputs = (num_classes, *shape[1:])
+        form = "(batch, classes, height, width)"
+        model = imported.build(options, seed, shape, outputs, form)
+    else:
+        with torch.device("meta"):
+            model = Unet(options, shape, num_classes)
     return Workload(
         model=model,
         train=_samples(images, training),
@@ -91,8 +97,11 @@ def load(folder: Path) -> Segmenter:
     """Rebuild the model from the folder of a job's artifacts."""
     config = results.read_config(folder)
     document = spec.JobSpec.model_validate(config["spec"])
-    assert isinstance(document.model, spec.Unet)
+    assert isinstance(document.model, spec.Unet | spec.Imported)
     shape = cast(Shape, tuple(config["input_shape"]))
-    model = Unet(document.model, shape, config["num_classes"])
+    if isinstance(document.model, spec.Imported):
+        model = imported.at_hand(document.model)
+    else:
+        model = Unet(document.model, shape, config["num_classes"])
     form = ImageForm(shape, document.data.image_size, is_fixed=False)
     return Segmenter(results.restore(model, folder), config["labels"], form)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from dray.spec import JobSpec
 from ray_workers.training.core.workload import WriteResults
@@ -23,7 +23,7 @@ def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
 
     def write(trained: nn.Module, metrics: Mapping[str, float], step: int, folder: Path) -> None:
         state = {key: value.cpu().contiguous() for key, value in trained.state_dict().items()}
-        save_file(state, folder / WEIGHTS)
+        save_file(_apart(state), folder / WEIGHTS)
         assert document.model is not None
         about = {"recipe": document.recipe, "model": document.model.model_dump(mode="json")}
         whole = {**about, **config, "step": step, "spec": document.model_dump(mode="json")}
@@ -35,6 +35,17 @@ def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
         _write_json(folder / "metrics.json", {"step": step, **finite})
 
     return write
+
+
+def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that share no memory, which the file's format demands; a model may tie weights."""
+    seen: set[int] = set()
+    found: dict[str, Tensor] = {}
+    for key, value in state.items():
+        place = value.untyped_storage().data_ptr()
+        found[key] = value.clone() if place in seen else value
+        seen.add(place)
+    return found
 
 
 def read_config(folder: Path) -> dict[str, Any]:

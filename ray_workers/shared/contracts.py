@@ -47,6 +47,11 @@ def attempt_prefix(job_id: str, attempt: int) -> str:
     return f"jobs/{job_id}/attempts/{attempt}"
 
 
+def folder_url(storage_url: str, job_id: str) -> str:
+    """The place of the files of a script's checkpoint folder, which all attempts share."""
+    return f"{storage_url.rstrip('/')}/jobs/{job_id}/checkpoint-folder"
+
+
 @dataclass(frozen=True)
 class Slice:
     """The part of a gang that one node carries."""
@@ -115,6 +120,50 @@ class DataPolicy:
         return cls(**fields)
 
 
+@dataclass(frozen=True)
+class EnvironmentPolicy:
+    """The operator's settings for environments. It holds no secrets, only the folder of their
+    files."""
+
+    secrets_dir: str | None
+    """Folder on each node with a file for each name that `environment.secrets` can give."""
+    limit_bytes: int
+    """Most that the environments of a machine take together with the installer's cache."""
+    build_limit_s: float
+    """How long an environment may take to be built."""
+
+    @classmethod
+    def open(cls) -> EnvironmentPolicy:
+        """The defaults of the settings."""
+        return cls(secrets_dir=None, limit_bytes=20 << 30, build_limit_s=1800.0)
+
+
+class BuildState(StrEnum):
+    """How far a node is with an environment."""
+
+    READY = "ready"
+    BUILDING = "building"
+    FAILED = "failed"
+    """Another try would end in the same way."""
+    UNREACHABLE = "unreachable"
+    """A package index or a disk is at fault; the node tries again when it is asked again."""
+
+
+@dataclass(frozen=True)
+class NodeEnvironment:
+    """A node's answer on an environment."""
+
+    state: BuildState
+    message: str
+    """The installer's own sentence, where it failed."""
+    packages: tuple[str, ...]
+    """`name==version` of those that differ from the node's own, once it is ready."""
+    replaced: tuple[str, ...]
+    """Modules that training processes there have imported from elsewhere before they are forked."""
+    log: str
+    """The last lines of the installer and the setup commands."""
+
+
 WORKER_MTBF_S = 24 * 3600.0
 """A worker's mean time between failures, as long as none was seen."""
 
@@ -143,6 +192,7 @@ class AttemptSpec:
     code: CodeRef | None
     """The code that a script brings; None of a recipe, and of a script that nodes have."""
     data_policy: DataPolicy
+    environment_policy: EnvironmentPolicy
     start_timeout_s: float
     """How long Ray may take to give the slots."""
     max_runtime_s: float | None
@@ -364,6 +414,9 @@ class Seat:
     """Directory on this node for temporary files (TMPDIR); deleted when the attempt is over."""
     work_dir: str
     """Directory on this node that a script runs in; the job's own, in all of its attempts."""
+    folders_dir: str
+    """Directory on this node with the folders whose files dray keeps for a script
+    (`ray_workers.node.job_folders`)."""
     page_prefix: str
     """Prefix of the names of the process's page and of the files beside it
     (`ray_workers.shared.heartbeat`). A process without one is not observed, and its group does not
@@ -371,6 +424,9 @@ class Seat:
     generation: int
     """Generation of the group that the process joins first, as `rank` of `world_size`; if AWAITING,
     `rank` is only the process's name in observations."""
+    peers: tuple[str, ...]
+    """`host:port` of each rank, by rank, for what a script's framework serves there; empty where
+    the framework asks for none."""
 
 
 @dataclass(frozen=True)
@@ -380,14 +436,19 @@ class RankTask(Seat):
     job_id: str
     attempt: int
     world_size: int
+    num_nodes: int
+    """Nodes that the attempt began on."""
     spec: Mapping[str, Any]
     checkpoint_url: str
     """`{storage}/{attempt_prefix}/checkpoints`"""
     artifact_url: str
     """`{storage}/{attempt_prefix}/artifacts`"""
+    folder_url: str
+    """Copies of the checkpoint folder of a script, by all attempts of the job."""
     resume_from: tuple[CheckpointRef, ...]
     init_from: CheckpointRef | None
     data_policy: DataPolicy
+    environment_policy: EnvironmentPolicy
     spool_limit_bytes: int
     worker_mtbf_s: float
     device: str
@@ -406,12 +467,15 @@ class RankTask(Seat):
             job_id=attempt.job_id,
             attempt=attempt.attempt,
             world_size=attempt.world_size,
+            num_nodes=len({part.node_id for part in attempt.slices}),
             spec=dict(attempt.spec),
             checkpoint_url=f"{base}/checkpoints",
             artifact_url=f"{base}/artifacts",
+            folder_url=folder_url(attempt.storage_url, attempt.job_id),
             resume_from=attempt.resume_from,
             init_from=attempt.init_from,
             data_policy=attempt.data_policy,
+            environment_policy=attempt.environment_policy,
             spool_limit_bytes=attempt.spool_limit_bytes,
             worker_mtbf_s=attempt.worker_mtbf_s,
             device="cuda" if attempt.bundle.get("GPU") else "cpu",
@@ -428,4 +492,6 @@ class RankTask(Seat):
         data["resume_from"] = tuple(CheckpointRef(**ref) for ref in data["resume_from"])
         data["init_from"] = data["init_from"] and CheckpointRef(**data["init_from"])
         data["data_policy"] = DataPolicy.from_dict(data["data_policy"])
+        data["environment_policy"] = EnvironmentPolicy(**data["environment_policy"])
+        data["peers"] = tuple(data["peers"])
         return cls(**data)

@@ -172,6 +172,8 @@ class ErrorReport(Report):
     message: str
     """`TypeName: words (file, line n)`, by the rules of `training.core.failure_reason`."""
     traceback: str
+    raised_at: float | None
+    """Unix seconds by the node's clock; the report itself may come much later."""
 
 
 class LossKind(StrEnum):

@@ -90,6 +90,7 @@ class _Word(IntEnum):
     PID = 9
     USE = 10
     USES = 11  # and the seven behind it
+    PREPARED = 19
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,9 @@ class RankStatus:
     """The category of the time that passes now."""
     uses: Mapping[TimeCategory, float]
     """Seconds by category, without the current phase."""
+    is_prepared: bool
+    """Whether the process is of a script that has called `train.prepare`, and so follows its group
+    into the next round."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,10 @@ class HeartbeatPage:
             self._floats[_Word.FIRST_AT] = time.time()
         self._ints[_Word.STEP] = step
 
+    def show_prepared(self) -> None:
+        """Show that this process of a script follows its group into the next round."""
+        self._ints[_Word.PREPARED] = 1
+
     @property
     def wanted(self) -> int:
         """The newest generation of the group that was announced."""
@@ -263,6 +271,7 @@ def parse_status(data: bytes) -> RankStatus:
         pid=ints[_Word.PID],
         use=TIME_CATEGORIES[ints[_Word.USE]],
         uses={use: floats[at] for use, at in _USE_AT.items()},
+        is_prepared=ints[_Word.PREPARED] != 0,
     )
 
 

@@ -140,6 +140,11 @@ def socket_path(deployment_id: str, node_id: str) -> str:
     return str(runtime_dir(deployment_id, node_id) / "fork.sock")
 
 
+def preloaded_path(socket: str) -> Path:
+    """The file in which the forkserver at this socket names the modules that it has imported."""
+    return Path(socket).with_name("preloaded")
+
+
 def spool_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
     """The spools of one attempt on one node."""
     return runtime_dir(deployment_id, node_id) / "spool" / job_id / str(attempt)
@@ -150,6 +155,12 @@ def temp_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Pat
     because `multiprocessing` makes sockets there."""
     name = hashlib.sha256(f"{job_id}:{attempt}".encode()).hexdigest()[:8]
     return runtime_dir(deployment_id, node_id) / "tmp" / name
+
+
+def folders_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
+    """The folders that the script of one attempt writes files into for dray to keep, on one node
+    (`ray_workers.node.job_folders`)."""
+    return runtime_dir(deployment_id, node_id) / "folders" / job_id / str(attempt)
 
 
 def work_root(deployment_id: str) -> Path:

@@ -94,6 +94,29 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+@dataclass(frozen=True)
+class Activity:
+    """The work of a process and its children up to now."""
+
+    cpu_s: float
+    num_bytes: int
+    """Read and written, by files, pipes and sockets."""
+
+
+def activity_of(pid: int) -> Activity:
+    """Of the process with all its descendants that live; none of one that is gone."""
+    ticks = num_bytes = 0
+    pids = [pid]
+    for each in pids:
+        if fields := stat_fields(each):
+            ticks += sum(map(int, fields[11:15]))  # with children that ended
+            pids += children_of(each)
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{each}/io").read_text().splitlines()
+            num_bytes += sum(int(line.split()[1]) for line in lines[:2])  # rchar and wchar
+    return Activity(ticks / os.sysconf("SC_CLK_TCK"), num_bytes)
+
+
 def command(pid: int) -> str:
     """The name of a process, as `ps` shows it; empty if there is no such process."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ class RankExit:
     them."""
     log_lines_lost: int
     """Lines at the end of its output for which its node's disk had no room."""
+    ended_at: float
+    """Unix seconds at which its end was seen; infinite if that was not seen."""
 
     @classmethod
     def of(cls, rank: int, exit_code: int | None) -> RankExit:
@@ -37,6 +40,7 @@ class RankExit:
             is_stuck=False,
             memory_kills=0,
             log_lines_lost=0,
+            ended_at=math.inf,
         )
 
     @property
@@ -51,8 +55,17 @@ class RankExit:
         )
 
 
+SEEN_LATE_S = 0.25
+"""A rank without an error is seen gone so much later than it died, at the most; its peers may have
+reported the loss by then."""
+
+
 def judge(
-    ended: Sequence[RankExit], errors: Mapping[int, Frame], *, under_nccl: bool = False
+    ended: Sequence[RankExit],
+    errors: Mapping[int, Frame],
+    *,
+    under_nccl: bool = False,
+    is_script: bool = False,
 ) -> Outcome:
     """Which rank is to blame for the end of a group, and why it ended.
 
@@ -60,9 +73,11 @@ def judge(
     errors: the ERROR frames that ranks left.
     under_nccl: the ranks exchanged by NCCL, whose watchdog aborts a process that lost its peers
     before it can report an error.
+    is_script: a rank that ends with 0 before the others may be why they fail.
 
     When a rank dies, its peers fail too, in the collective that it left. They report `worker_lost`,
-    so a rank that failed for a reason of its own is the culprit.
+    so a rank that failed for a reason of its own is the culprit; of several, the one that failed
+    first, since the program of the others may hide the loss of their peer behind another error.
     """
     failed = [rank for rank in ended if rank.exit_code != 0]
     if not failed:
@@ -78,12 +93,47 @@ def judge(
     if under_nccl:
         causes |= {each.rank: Cause.WORKER_LOST for each in failed if _is_echo(each, causes)}
     own = [rank for rank in failed if causes.get(rank.rank) is not Cause.WORKER_LOST]
-    culprit = min(own or failed, key=lambda rank: rank.rank not in errors)
+    culprit = min(own or failed, key=lambda rank: _failed_at(rank, errors.get(rank.rank)))
+    if not own and is_script and (left := _left_before(ended, culprit, errors)):
+        message = (
+            f"rank {left.rank} ended with code 0 while the others went on, and rank "
+            f"{culprit.rank} lost it: {errors[culprit.rank].body['message']}"
+        )
+        return Outcome.of(Cause.USER_ERROR, message, left.rank, left.exit_code)
     if culprit.rank in errors:
         cause, message = causes[culprit.rank], str(errors[culprit.rank].body["message"])
     else:
         cause, message = _unexplained(culprit, is_echo=culprit.rank in causes)
     return Outcome.of(cause, message, culprit.rank, culprit.exit_code)
+
+
+def failed_by_echo(failed: Sequence[RankExit], errors: Mapping[int, Frame]) -> bool:
+    """Whether all of these ranks failed because they lost a peer."""
+    own = [errors.get(rank.rank) for rank in failed]
+    return all(error and error.body["cause"] == Cause.WORKER_LOST for error in own)
+
+
+def _failed_at(ended: RankExit, error: Frame | None) -> tuple[float, bool]:
+    """When it failed, by the clock of its node, and whether it left no error. A rank says itself
+    when it raised its error; another may claim a time, but none after its report."""
+    if error is None:
+        return ended.ended_at - SEEN_LATE_S, True
+    claimed = error.body.get("raised_at")
+    if isinstance(claimed, float) and 0.0 < claimed <= error.time:
+        return claimed, False
+    return error.time, False
+
+
+def _left_before(
+    ended: Sequence[RankExit], failed: RankExit, errors: Mapping[int, Frame]
+) -> RankExit | None:
+    """The first rank that ended well, if that was before this one failed."""
+    well = [rank for rank in ended if rank.exit_code == 0]
+    first = min(well, key=lambda rank: rank.ended_at, default=None)
+    if first is None or failed.rank not in errors:
+        return None
+    is_before = first.ended_at - SEEN_LATE_S <= _failed_at(failed, errors[failed.rank])[0]
+    return first if is_before else None
 
 
 def _is_echo(ended: RankExit, causes: Mapping[int, Cause]) -> bool:

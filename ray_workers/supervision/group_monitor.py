@@ -25,7 +25,8 @@ from ray_workers.shared.contracts import (
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankObservation, TimeCategory
 from ray_workers.shared.machine_pace import MachinePace
-from ray_workers.supervision.failure_attribution import RankExit
+from ray_workers.supervision import recovery_rules, script_hangs
+from ray_workers.supervision.failure_attribution import RankExit, failed_by_echo
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_policy import (
     Action,
@@ -43,6 +44,8 @@ from ray_workers.supervision.hang_detector import Hang, hang_report
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
+from ray_workers.supervision.script_hangs import ScriptLook, ScriptMemory, Signs
+from ray_workers.supervision.serving_ranks import serving_ranks
 from ray_workers.supervision.silence_watch import SilenceWatch
 from ray_workers.supervision.timings import Timings
 from ray_workers.supervision.worker_group import Member, WorkerGroup
@@ -71,8 +74,11 @@ class GroupMonitor:
         self._pace = pace
         self._timings = timings
         self._is_script = bool(spec.spec.get("script"))
+        self._serving = serving_ranks(spec.spec)
         self._silence = SilenceWatch(spec, group, pace, timings)
-        self._policy = GroupPolicy(timings, spec.recovers_in_place, self._is_script)
+        self._policy = GroupPolicy(
+            timings, spec.recovers_in_place, self._is_script, spec.min_workers is not None
+        )
         self._memory = GroupMemory()
         self._hung: set[int] = set()
         """Ranks that were killed because they hang, and are not seen gone yet."""
@@ -132,6 +138,7 @@ class GroupMonitor:
                 self._stopped(),
                 self._left(),
                 self._found_to_end(),
+                self._found_hanging(),
                 self._group.store_is_lost(),
             )
         ]
@@ -149,7 +156,7 @@ class GroupMonitor:
         runtime_s = self._spec.max_runtime_s
         deadline = None if runtime_s is None else time.monotonic() + runtime_s
         handled: set[asyncio.Future[RankExit]] = set()
-        while running := self._exits() - handled:
+        while (running := self._exits() - handled) and self._awaited() - handled:
             timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             either: set[asyncio.Future[Any]] = {*ends, *running}
             done, _ = await asyncio.wait(
@@ -179,8 +186,23 @@ class GroupMonitor:
         """Of the newest process of each rank, ended or not."""
         return {member.exit for member in self._group.placed if member.exit is not None}
 
+    def _awaited(self) -> set[asyncio.Future[RankExit]]:
+        """The same without those of ranks that serve the others, and need not end."""
+        placed, serving = self._group.placed, self._serving
+        return {m.exit for m in placed if m.exit is not None and m.rank not in serving}
+
+    @property
+    def _recovers_in_place(self) -> bool:
+        """Of a script: whether its processes follow their group into the next round."""
+        if not self._spec.recovers_in_place or not self._is_script:
+            return self._spec.recovers_in_place
+        running = {(member.seat, member.incarnation) for member in self._group.running}
+        return recovery_rules.are_prepared(self._observations, running)
+
     async def _recovers(self, lost: Sequence[Member]) -> bool:
-        if not self._spec.recovers_in_place:
+        if self._is_script and self._spec.recovers_in_place:
+            await self.observe()
+        if not self._recovers_in_place:
             return False
         ranks = {member.rank for member in lost}
         vanished = any(member.end.exit_code is None for member in lost)
@@ -197,8 +219,21 @@ class GroupMonitor:
         Not where they wait for a place in a next round, which will not come.
         """
         running = [m.exit for m in self._group.running if m.exit is not None]
-        if running and not self._spec.recovers_in_place:
+        if running and not self._recovers_in_place:
             await asyncio.wait(running, timeout=self._pace.stretched(self._timings.echo_s))
+            if self._is_script:
+                await self._let_the_culprit_end()
+
+    async def _let_the_culprit_end(self) -> None:
+        """Wait for another rank of a script while all that failed so far lost a peer: the peer may
+        close its connections long before it has reported its own error."""
+        deadline = time.monotonic() + self._pace.stretched(self._timings.culprit_s)
+        while (left_s := deadline - time.monotonic()) > 0:
+            running = [m.exit for m in self._group.running if m.exit is not None]
+            failed = [end for end in self._group.ended() if end.exit_code != 0]
+            if not running or not failed_by_echo(failed, await self._nodes.errors()):
+                return
+            await asyncio.wait(running, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
     # Ends other than the ranks' exits.
 
@@ -237,6 +272,62 @@ class GroupMonitor:
                 continue
             if outcome is not None:
                 return outcome
+
+    async def _found_hanging(self) -> Outcome:
+        """Until the ranks of a script hang at the same place; ranks that stand apart are ended."""
+        if not self._is_script:
+            await asyncio.Event().wait()
+        limit_s, memory = self._spec.spec["script"].get("hang_limit_s"), ScriptMemory()
+        while True:
+            await asyncio.sleep(self._timings.script_look_period_s)
+            if self._hung or self._recovery.state.regrouping is not None:
+                memory = ScriptMemory()
+                continue
+            look = await self._look_at_script()
+            if look is None:
+                memory = ScriptMemory()
+                continue
+            memory = memory.after(look)
+            signs = script_hangs.signs_of(memory, limit_s, self._timings)
+            if not signs.is_suspect:
+                continue
+            hang = await self._judge_script(look, signs, has_limit=limit_s is not None)
+            if hang is None:  # one sign may last for hours
+                await asyncio.sleep(signs.limit_s / 4)
+            elif outcome := await self._end_hang(hang, look.ranks):
+                return outcome
+
+    async def _look_at_script(self) -> ScriptLook | None:
+        """None where a rank is not seen, or is on its way."""
+        activity = await self._nodes.activity()
+        ranks = tuple(self._newest())
+        if not ranks or len(ranks) != len(self._group.placed):
+            return None
+        own = {(m.seat, m.incarnation): m.rank for m in self._group.running}
+        done = {own[key]: each for key, each in activity.items() if key in own}
+        return ScriptLook(self._pace.time(), ranks, done)
+
+    async def _judge_script(
+        self, look: ScriptLook, signs: Signs, *, has_limit: bool
+    ) -> Hang | None:
+        """The hang, if there is enough to show it; reads the stacks of all ranks twice."""
+        earlier = await self._stacks_by_rank()
+        has_reported = any(one.status.first_at for one in look.ranks)
+        if has_limit and script_hangs.is_over_limit(signs, has_reported=has_reported):
+            return script_hangs.blame(look, signs, earlier)
+        await asyncio.sleep(self._timings.script_stacks_apart_s)
+        now = self._newest()
+        if not script_hangs.same_processes(look.ranks, now) or any(
+            one.status.since != other.status.since
+            for one, other in zip(look.ranks, now, strict=True)
+        ):
+            return None  # it has reported, or another process runs
+        return script_hangs.hang_of(look, signs, earlier, await self._stacks_by_rank())
+
+    async def _stacks_by_rank(self) -> dict[int, str]:
+        seats = {member.seat: member.rank for member in self._group.running}
+        stacks = await self._nodes.stacks(list(seats))
+        return {seats[seat]: text for seat, text in stacks.items() if seat in seats}
 
     def _pause_s(self) -> float:
         if self._drills.waiting or self._recovery.state.regrouping is not None:
@@ -311,7 +402,7 @@ class GroupMonitor:
                 f"all ranks stood still at the same place for {hang.waited_s:.1f} s",
             )
         self._hung |= {observation.rank for observation in hang.culprits}
-        if not self._spec.recovers_in_place:
+        if not self._recovers_in_place:
             self._hang_outcome = _ended_by_hang(hang, str(report.phase))
         for observation in hang.culprits:
             await self._signal(observation.rank, signal.SIGKILL)

@@ -100,6 +100,11 @@ class End:
     outcome: Outcome
 
 
+NOT_PREPARED = (
+    "elastic is for scripts that call dray.train.prepare(), which shares the batches out "
+    "anew: call it, or leave elastic out"
+)
+
 Action = TakeIn | Confirm | Inject | Gather | EndHang | End
 
 
@@ -109,7 +114,9 @@ class GroupPolicy:
 
     timings: Timings
     recovers_in_place: bool
+    """Of a script: whether it does if it calls `train.prepare`."""
     is_script: bool
+    is_elastic: bool
 
     def decide(
         self, seen: GroupObservation, memory: GroupMemory, now: float
@@ -117,6 +124,8 @@ class GroupPolicy:
         """The actions, in order. now: seconds at the machines' usual pace."""
         recovery = seen.recovery
         actions: list[Action] = []
+        if self.is_script and self.is_elastic and _is_unprepared(seen):
+            return [End(Outcome.of(Cause.CANNOT_RUN, NOT_PREPARED))], memory
         if recovery.grants and not recovery.is_taking_in:
             actions.append(TakeIn(recovery.grants[0]))
         if trains_again := _trains_again(seen):
@@ -153,7 +162,10 @@ class GroupPolicy:
     def _judge_script(
         self, seen: GroupObservation, actions: list[Action], memory: GroupMemory, now: float
     ) -> tuple[list[Action], GroupMemory]:
-        """A script does not say what it does, so only its stopped processes hang."""
+        """Only stopped processes of a script hang: also one that shows where it is, because it
+        calls `train.prepare`, may be there for as long as it likes."""
+        if self.recovers_in_place:  # how long its steps take counts for ranks left behind
+            memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
         stopped = tuple(rank for rank in seen.ranks if rank.state == "T")
         if not stopped or seen.is_ending_hang:
             return actions, replace(memory, suspicion=Suspicion())
@@ -206,6 +218,11 @@ class GroupPolicy:
     def _limits(self, seen: GroupObservation, memory: GroupMemory) -> HangLimits:
         patience = 1.0 if self.recovers_in_place else PATIENCE
         return HangLimits(self.timings, patience, memory.steps.slowest_s, seen.slowness)
+
+
+def _is_unprepared(seen: GroupObservation) -> bool:
+    """Whether a script has reported a step and not called `train.prepare`."""
+    return any(rank.status.first_at and not rank.status.is_prepared for rank in seen.ranks)
 
 
 def _forming_since(seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:

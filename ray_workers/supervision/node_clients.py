@@ -15,6 +15,7 @@ from ray_workers.node.ray_calls import result_within
 from ray_workers.shared.contracts import AttemptSpec, Frame, ProcessKind, SilentProcess, agent_name
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.shared.machine_pace import MachinePace
+from ray_workers.shared.procfs import Activity
 from ray_workers.shared.silence import Silence, SilenceLimits
 from ray_workers.supervision.timings import Timings
 
@@ -105,6 +106,10 @@ class NodeClients:
     async def observations(self) -> list[RankObservation]:
         """Every process that left a page, also the dead. Of a node that does not answer, none."""
         return [one for answer in await self._all("observations") for one in answer]
+
+    async def activity(self) -> dict[tuple[int, int], Activity]:
+        """The work of every living process so far, by its rank and incarnation."""
+        return {key: one for answer in await self._all("activity") for key, one in answer.items()}
 
     async def learn_pace(self) -> None:
         """Ask how slow the machines are; without an answer they are as slow as before."""

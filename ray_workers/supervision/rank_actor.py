@@ -11,12 +11,14 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -24,11 +26,14 @@ from dray.train.spool import SpoolWriter, begin_count, segments
 from ray_workers.node import rank_environment
 from ray_workers.node.forkserver.client import ForkedProcess
 from ray_workers.node.forkserver.forked_child import Given
+from ray_workers.node.found_metrics.finder import MetricFinder
 from ray_workers.node.node_address import own_address
 from ray_workers.node.storage_access import StorageAccess, needs_access
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import FrameKind, RankTask, repr_name
 from ray_workers.shared.heartbeat import RankAssignment
+from ray_workers.shared.peer_ports import SHARE_PORTS, host_and_port, reserved_port
+from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
 from ray_workers.shared.store_proxy import StoreForwarder
 from ray_workers.supervision.failure_attribution import RankExit
 from ray_workers.supervision.timings import Timings
@@ -53,9 +58,16 @@ class RankActor:
         self._has_ended = False
         self._storage: StorageAccess | None = None
         self._forwarder: StoreForwarder | None = None
+        self._reserved: socket.socket | None = None
 
     def __repr__(self) -> str:
         return repr_name(self._job_name, self._name)
+
+    async def reserve_port(self) -> str:
+        """`host:port` that no other program of the node gets, for the process to listen at."""
+        address = own_address()
+        self._reserved = reserved_port(address)
+        return host_and_port(self._reserved)
 
     async def start(self, task: RankTask, socket_path: str, store_secret: bytes) -> int:
         """Fork the training process, or the next one once that is gone; answer its pid.
@@ -72,12 +84,21 @@ class RankActor:
         # Empty for a rank without a GPU: it must not see those that others were granted.
         visible = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
         task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})
+        if self._reserved is not None and task.spec["script"]["framework"] not in SHARE_PORTS:
+            self._reserved.close()
         begin_count(Path(task.spool_dir))
+        self._finder = MetricFinder(task, since=time.time()) if task.spec.get("script") else None
+        has_secrets = bool((task.spec.get("environment") or {}).get("secrets"))
+        masker = await asyncio.to_thread(_masker_of, task) if has_secrets else Masker({})
         self._process = await self._fork(task, socket_path)
         self._has_ended = False
         self._page_prefix = task.page_prefix
         spool = Path(task.spool_dir), self._process.output, task.spool_limit_bytes
         self._log = LogPump(*spool, self._timings)
+        self._log.mask(masker)
+        if self._finder is not None:
+            self._log.show_to(self._finder.saw)
+            self._finder.begin()
         self._gauges = asyncio.ensure_future(export_progress(task, self._timings))
         return self._process.pid
 
@@ -90,7 +111,7 @@ class RankActor:
                 request["given"] = Given.STORAGE
                 return await ForkedProcess.start(socket_path, request, theirs.fileno())
         credentials = rank_environment.credentials(os.environ)
-        if task.spec.get("script") or not credentials:
+        if runs_user_code(task.spec) or not credentials:
             return await ForkedProcess.start(socket_path, request)
         with open(os.memfd_create("credentials"), "r+b") as file:
             file.write(json.dumps(credentials).encode())
@@ -101,11 +122,14 @@ class RankActor:
     async def wait(self) -> RankExit:
         """Answer when the process and its whole session are seen gone."""
         assert self._process is not None, "start() comes first"
-        log, gauges = self._log, self._gauges
+        log, gauges, finder = self._log, self._gauges, self._finder
         code = await self._process.wait()
+        ended_at = time.time()
         self._has_ended = True
         log.finish()
         gauges.cancel()
+        if finder is not None and (note := await finder.finish()):
+            log.add(note)
         if self._storage is not None:
             self._storage.close()
         rank = int(self._name.split(":")[-2])
@@ -116,6 +140,7 @@ class RankActor:
             is_stuck=code is None and bool(self._process.left),
             memory_kills=self._process.memory_kills,
             log_lines_lost=await log.lines_lost_at_the_end(),
+            ended_at=ended_at,
         )
 
     async def ping(self) -> None:
@@ -156,6 +181,21 @@ class RankActor:
         self._process.signal(signal.SIGKILL)
 
 
+def runs_user_code(spec: Mapping[str, Any]) -> bool:
+    """Whether a job's ranks run code of its user: a script, or a model of the user's own."""
+    return bool(spec.get("script")) or (spec.get("model") or {}).get("name") == "imported"
+
+
+def _masker_of(task: RankTask) -> Masker:
+    """For the rank's output. A rank whose secrets can't be read fails by itself."""
+    environment = task.spec.get("environment") or {}
+    try:
+        names = environment.get("secrets") or ()
+        return Masker(read_secrets(task.environment_policy.secrets_dir, names))
+    except SecretUnavailable:
+        return Masker({})
+
+
 class LogPump:
     """Copies a process's output, line by line, to its log spool and to this actor's own log.
 
@@ -172,9 +212,24 @@ class LogPump:
         self._tail: deque[tuple[int, str]] = deque()
         """Lines, with their numbers, that found no room on the spool, oldest first."""
         self._tail_bytes = 0
+        self._saw: Callable[[str], None] | None = None
+        self._masker = Masker({})
         os.set_blocking(output, False)
         asyncio.get_running_loop().add_reader(output, self._pump)
         self._draining = asyncio.ensure_future(self._drain_now_and_then())
+
+    def show_to(self, saw: Callable[[str], None]) -> None:
+        """Call this with each line."""
+        self._saw = saw
+
+    def mask(self, masker: Masker) -> None:
+        """Write no value of these secrets, also where the process prints one."""
+        self._masker = masker
+
+    def add(self, text: str) -> None:
+        """Add a line of dray's own."""
+        self._keep(self._line, text)
+        self._line += 1
 
     def _pump(self) -> bool:
         """Take what is there; False at the end of the output."""
@@ -186,7 +241,11 @@ class LogPump:
             self._close()
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
-        while len(self._rest) > LOG_LINE_BYTES:
+        # A secret that is only half there is not masked: no line is cut within so many bytes.
+        most = LOG_LINE_BYTES + self._masker.longest
+        if len(self._rest) > most:
+            self._rest = self._masker.data(self._rest)
+        while len(self._rest) > most:
             lines.append(self._rest[:LOG_LINE_BYTES])
             self._rest = self._rest[LOG_LINE_BYTES:]
         self._write(lines)
@@ -195,9 +254,10 @@ class LogPump:
     def _write(self, lines: list[bytes]) -> None:
         self._drain()
         for line in lines:
-            text = line.decode(errors="replace").rstrip("\r")
-            self._keep(self._line, text)
-            self._line += 1
+            text = self._masker.data(line).decode(errors="replace").rstrip("\r")
+            self.add(text)
+            if self._saw is not None:
+                self._saw(text)
             with contextlib.suppress(OSError):  # the disk may have no room for the actor's own log
                 sys.stdout.write(text + "\n")
         with contextlib.suppress(OSError):

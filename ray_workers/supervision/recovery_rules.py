@@ -77,7 +77,7 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
     launched upon a gradient that never came cannot be told from a good one.
     """
     if document.script is not None:
-        return "a script does not recover in place, because only it knows its state"
+        return "a script recovers in place only if it calls dray.train.prepare()"
     if num_workers == 1:
         return "a single rank does not recover in place, because nobody else holds its state"
     if has_gpus:
@@ -90,6 +90,27 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
     if document.takes_local_steps:
         return "ranks that take steps by themselves do not recover in place: each has its own state"
     return None
+
+
+def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
+    """Whether such a job recovers in place, or may: of a script its processes show whether they
+    have called `train.prepare` (`are_prepared`)."""
+    script = document.script
+    if script is None:
+        return why_never(document, num_workers=num_workers, has_gpus=has_gpus) is None
+    is_one_program = script.framework == "torch" and not script.roles
+    return is_one_program and num_workers > 1 and not has_gpus
+
+
+def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:
+    """Whether the running processes of a script follow their group into the next round. A process
+    that has not called `train.prepare` yet is no obstacle where another one has: it runs the same
+    program, and takes its place there.
+
+    observations, running: as for `num_holders`.
+    """
+    seen = [one for one in observations if (one.rank, one.incarnation) in running]
+    return any(one.status.is_prepared for one in seen)
 
 
 def refused(

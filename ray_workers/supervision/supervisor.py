@@ -45,6 +45,7 @@ from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
+from ray_workers.supervision.script_folders import ScriptFolders
 from ray_workers.supervision.slot_time import SlotTimeLedger
 from ray_workers.supervision.timings import Timings
 from ray_workers.supervision.worker_group import SlotsUnavailable, WorkerGroup
@@ -73,6 +74,7 @@ class Supervisor:
             paths.spool_dir(spec.deployment_id, own_node_id, spec.job_id, spec.attempt),
             spec.spool_limit_bytes,
         )
+        self._folders = ScriptFolders(spec, self._nodes, timings)
         self._drills = FaultInjector(self._reporter)
         parts = (spec, self._group, self._nodes, self._reporter)
         self._recovery = RecoveryController(*parts, self._book_slots, pace, timings)
@@ -200,6 +202,7 @@ class Supervisor:
         for chore in chores:
             chore.cancel()
         await self._release()
+        outcome = await self._folders.keep(outcome, self._are_not_awaited)
         await self._report_ledger()
         is_of_node = self._nodes.was_one_silent or await self._group.has_lost_a_node()
         if outcome.cause is Cause.WORKER_LOST and is_of_node:
@@ -268,10 +271,11 @@ class Supervisor:
         errors = {}
         if any(rank.exit_code != 0 for rank in ended):
             errors = await self._nodes.all_errors(self._are_not_awaited)
-        return judge(ended, errors, under_nccl=under_nccl)
+        is_script = bool(self._spec.spec.get("script"))
+        return judge(ended, errors, under_nccl=under_nccl, is_script=is_script)
 
     async def _build(self) -> None:
-        code = asyncio.ensure_future(self._nodes.put_code(self._spec))
+        code = asyncio.gather(self._nodes.put_code(self._spec), self._folders.begin())
         try:
             await self._group.acquire()
             self._book_slots()

@@ -50,6 +50,8 @@ class Timings:
     """After the announcement of a round, by when every rank has cut its older connections."""
     echo_s: float = 1.0
     """For the ranks that lost another one to fail by themselves, at the usual pace."""
+    culprit_s: float = 10.0
+    """For a rank of a script that the others lost to report why, at the usual pace."""
     drill_grace_s: float = 30.0
     """For the group to leave when a drill preempts it."""
 
@@ -93,6 +95,12 @@ class Timings:
     """The same before the first step of a round, in which kernels are chosen and buffers made."""
     stopped_hang_s: float = 5.0
     """For which a stopped process may be in any phase, whatever the pace."""
+    script_hang_s: float = 900.0
+    """For which a script may report nothing, or stand still, if its user has set no limit."""
+    script_look_period_s: float = 5.0
+    """Between two looks at what the processes of a script do."""
+    script_stacks_apart_s: float = 30.0
+    """Between two looks at the stacks of a script that may hang."""
     sure_s: float = 1.0
     """For which a culprit must be observed to stand still: after the whole machine was stopped, all
     ranks look as still until they go on."""
@@ -102,6 +110,8 @@ class Timings:
     """After which a node that does not answer is passed over."""
     stacks_wait_s: float = 4.0
     """For which an agent waits for the stacks of its ranks."""
+    files_answer_limit_s: float = 30.0
+    """The same for the list of a script's files, of which there may be many."""
     ask_again_pause_s: float = 0.2
     """After an agent failed at once, as an agent does that restarts."""
 

@@ -38,6 +38,7 @@ from ray_workers.shared.contracts import (
 )
 from ray_workers.shared.heartbeat import RankAssignment, prefix_of
 from ray_workers.shared.machine_pace import MachinePace
+from ray_workers.shared.peer_ports import HAVE_PEERS
 from ray_workers.supervision.failure_attribution import RankExit
 from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.timings import Timings
@@ -111,6 +112,7 @@ class WorkerGroup:
         self._own_address = own_address
         self._store: ForkedProcess | None = None
         self._store_port, self._store_secret = 0, b""
+        self._peers: tuple[str, ...] = ()
         self._num_slots_ever = 0
         self._num_seats_ever = 0
         self._node_ids = {part.node_id for part in spec.slices} | {own_node_id}
@@ -163,6 +165,9 @@ class WorkerGroup:
                 self._create_members(slots, node_rank)
         finally:
             self._store_port, self._store_secret = await store
+        if (self._spec.spec.get("script") or {}).get("framework") in HAVE_PEERS:
+            addresses = await asyncio.gather(*(m.actor.reserve_port.remote() for m in self.members))
+            self._peers = tuple(addresses)
         await asyncio.gather(*(self._start_process(member, 0) for member in self.members))
 
     async def _start_store(self) -> tuple[int, bytes]:
@@ -236,8 +241,10 @@ class WorkerGroup:
             spool_dir=str(paths.spool_dir(*place) / key),
             temp_dir=str(paths.temp_dir(*place)),
             work_dir=str(paths.work_root(spec.deployment_id) / spec.job_id),
+            folders_dir=str(paths.folders_dir(*place)),
             page_prefix=prefix_of(paths.page_dir(*place), member.seat, member.incarnation),
             generation=0 if is_first else AWAITING,
+            peers=self._peers,
         )
         return RankTask.of(spec, seat)
 

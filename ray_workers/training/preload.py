@@ -27,6 +27,8 @@ _MODULES = (
     "ray_workers.training.loop.rank_main",
     "ray_workers.training.loop.trainer",
     "ray_workers.training.elastic.store_server",
+    "dray.train.prepared.loader",
+    "dray.train.prepared.saving",
 )
 
 

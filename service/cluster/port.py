@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply
+from ray_workers.shared.contracts import (
+    AttemptSpec,
+    Drill,
+    EnvironmentPolicy,
+    Grant,
+    NodeEnvironment,
+    PollReply,
+)
 from ray_workers.shared.quarantine import Quarantined
 
 
@@ -118,6 +125,17 @@ class Cluster(Protocol):
 
     async def attempts(self) -> list[AttemptRef]:
         """Every attempt of this deployment that the cluster still knows."""
+
+    async def prepare_environment(
+        self,
+        node_id: str,
+        environment: Mapping[str, Any],
+        policy: EnvironmentPolicy,
+        keeps_all: bool,
+    ) -> NodeEnvironment:
+        """How far a node is with an environment (`JobSpec.environment` as JSON data); begins to
+        build it if nobody has. Harmless to repeat. keeps_all: no package of the node may be
+        replaced."""
 
     async def kept_jobs(self) -> list[str]:
         """Jobs whose working directory is on a node."""

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 
 from dray.spec import Script
+from dray.spec.roles import Framework
 from service.code.uploads import CodeUploads, StoredFile, code_not_found
 from service.domain.errors import CodeNotFound, CodeUnfit
 
@@ -25,31 +26,56 @@ async def why_unfit(uploads: CodeUploads, script: Script | None, owner: str) -> 
         files = await uploads.files(owner, script.code)
     except CodeNotFound:
         return code_unfit(script.code)
-    if script.module is not None:
-        return _without_module(script.module, files)
-    assert script.entrypoint is not None, "a script has one or the other"
-    path = posixpath.normpath(script.entrypoint)
+    if script.module is not None and (unfit := _without_module(script.module, files)) is not None:
+        return unfit
+    programs = {"/script/entrypoint": script.entrypoint} | {
+        f"/script/roles/{name}/entrypoint": role.entrypoint for name, role in script.roles.items()
+    }
+    for pointer, entrypoint in programs.items():
+        if entrypoint is None:
+            continue
+        unfit = await _why_program_unfit(uploads, files, entrypoint, pointer, script.framework)
+        if unfit is not None:
+            return unfit
+    return None
+
+
+async def _why_program_unfit(
+    uploads: CodeUploads,
+    files: Sequence[StoredFile],
+    entrypoint: str,
+    pointer: str,
+    framework: Framework,
+) -> CodeUnfit | None:
+    """pointer: that of the field that names the program."""
+    path = posixpath.normpath(entrypoint)
     file = next((file for file in files if file.path == path), None)
-    if file is None or ".." in script.entrypoint.split(
-        "/"
-    ):  # out of a folder that may not be there
+    if file is None or ".." in entrypoint.split("/"):  # out of a folder that may not be there
         return CodeUnfit(
-            f"there is no file {script.entrypoint!r} in the code",
-            pointer="/script/entrypoint",
-            hint=_what_there_is(files),
+            f"there is no file {entrypoint!r} in the code",
+            pointer=pointer,
+            hint=what_there_is(files),
         )
     if not path.endswith(".py") or file.size_bytes > LARGEST_PARSED_BYTES:
         return None
     source = b"".join([piece async for piece in uploads.pieces(file)])
-    if (fault := _syntax_fault(source)) is not None:
-        return CodeUnfit(f"{path} is not Python: {fault}", pointer="/script/entrypoint")
+    if (fault := syntax_fault(source)) is not None:
+        return CodeUnfit(f"{path} is not Python: {fault}", pointer=pointer)
+    if framework == "mpi" and (line := _imports_mpi4py(source)) is not None:
+        return CodeUnfit(
+            f"{path} imports mpi4py in line {line}: its ranks find each other through the daemons "
+            "of mpirun, which dray does not run",
+            pointer=pointer,
+            hint="use torch.distributed, whose gloo backend has MPI's collectives, or "
+            "dray.train.hvd",
+        )
     return None
 
 
-def code_unfit(identity: str) -> CodeUnfit:
+def code_unfit(identity: str, pointer: str = "/script/code") -> CodeUnfit:
     """The error of a job that names code that its owner did not upload."""
     missing = code_not_found(identity)
-    return CodeUnfit(missing.message, pointer="/script/code", hint=missing.hint)
+    return CodeUnfit(missing.message, pointer=pointer, hint=missing.hint)
 
 
 def _without_module(module: str, files: Sequence[StoredFile]) -> CodeUnfit | None:
@@ -65,18 +91,29 @@ def _without_module(module: str, files: Sequence[StoredFile]) -> CodeUnfit | Non
     return CodeUnfit(
         f"there is no module {module} in the code: neither {base}.py nor {base}/__main__.py",
         pointer="/script/module",
-        hint=_what_there_is(files),
+        hint=what_there_is(files),
     )
 
 
-def _what_there_is(files: Sequence[StoredFile]) -> str:
+def what_there_is(files: Sequence[StoredFile]) -> str:
     programs = [file.path for file in files if file.path.endswith(".py")]
     shown = sorted(programs, key=lambda path: (path.count("/"), path))[:SHOWN]
     more = f" and {len(programs) - len(shown)} more" if len(programs) > len(shown) else ""
     return f"it has {', '.join(shown)}{more}" if shown else "it has no Python file"
 
 
-def _syntax_fault(source: bytes) -> str | None:
+def _imports_mpi4py(source: bytes) -> int | None:
+    """The line in which the program imports mpi4py, wherever it is run from; None if in none."""
+    for statement in ast.parse(source).body:
+        match statement:
+            case ast.Import(names=names) if any(n.name.split(".")[0] == "mpi4py" for n in names):
+                return statement.lineno
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] == "mpi4py":
+                return statement.lineno
+    return None
+
+
+def syntax_fault(source: bytes) -> str | None:
     """Where the first error of a Python file is, and what; None if there is none."""
     try:
         with warnings.catch_warnings():

@@ -91,6 +91,12 @@ class Settings(BaseSettings):
     """Most that a node keeps of them, and the largest source that is read."""
     data_credentials_dir: Path | None = None
     """Folder on each node with the files that `data.credentials` names."""
+    secrets_dir: Path | None = None
+    """Folder on each node with the files that `environment.secrets` names."""
+    environment_limit_bytes: int = Field(20 << 30, ge=1 << 20)
+    """Most that the environments of a machine take together with the installer's cache."""
+    environment_build_limit_s: float = Field(1800.0, gt=0)
+    """How long an environment may take to be built on a node."""
     s3_endpoint_url: str | None = Field(None, pattern=r"^https?://[^\s/@?#]+/?$")
     """Where data of `s3://` are served, if not by AWS."""
 
@@ -102,6 +108,8 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(1 << 20, ge=1024)
     code_limit_bytes: int = Field(512 << 20, ge=1 << 20)
     """Most bytes that the files of one upload may have together."""
+    takes_functions: bool = True
+    """Whether jobs of `submit_function`, which are pickles, are taken."""
     log_limit_bytes: int = Field(256 << 20, ge=1024)
     """Most log text that is kept of one job; further lines are counted."""
     spool_limit_bytes: int = Field(64 << 20, ge=1 << 20)

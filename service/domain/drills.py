@@ -50,12 +50,6 @@ def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Re
     """None if the drill can be tried."""
     if kind is DrillKind.PREEMPT and rank != 0:
         return Refusal("/rank", "a preemption takes the whole job; leave the rank out")
-    if kind is DrillKind.STALL and job.is_script:
-        return Refusal(
-            "/kind",
-            "a script is not watched for hangs, because only it knows what it does",
-            hint="kill tries whether it is started again, preempt whether it leaves and resumes",
-        )
     if rank >= job.world_size:
         ranks = "only rank 0" if job.world_size == 1 else f"ranks 0 to {job.world_size - 1}"
         return Refusal("/rank", f"there is no rank {rank}: the job has {ranks}")

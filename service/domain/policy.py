@@ -60,6 +60,9 @@ class WaitingJob:
     """Order of submission."""
     request: Request
     not_before: datetime | None = None
+    preparing: str | None = None
+    """Set while its environment is not ready on the nodes where it would start: it takes no slot
+    and no claim."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +251,10 @@ class _Round:
             self._backing_off.append(job)
             message = f"is tried again at {job.not_before:%H:%M:%S} UTC, its last attempt failed"
             return Wait(job.job_id, Reason("backing_off", message), position)
+        if job.preparing is not None:
+            self._backing_off.append(job)
+            reason = Reason("preparing_environment", job.preparing)
+            return Wait(job.job_id, reason, position)
         request = job.request
         slices = pack_most(request.bundle, request.least, request.num_workers, self._open)
         if slices is None:

@@ -54,9 +54,9 @@ GIVE_UP_CODES = frozenset(
 """Why a job fails: its own fault, or one of the cluster or of a data source after that budget was
 spent."""
 
-UNFIT_CODES = frozenset({"document_refused", "runtime_exceeded"})
-"""Why a job that is due is not started: another release stored what this one refuses, or it has run
-for as long as it may."""
+UNFIT_CODES = frozenset({"document_refused", "runtime_exceeded", "cannot_run"})
+"""Why a job that is due is not started: another release stored what this one refuses, it has run
+for as long as it may, or its environment can't be installed."""
 
 RETRY_CODES = frozenset(
     {

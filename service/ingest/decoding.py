@@ -199,6 +199,7 @@ def _error(body: Body) -> ErrorReport:
         type=text(body, "type", MAX_CODE_CHARS),
         message=clean(str(body.get("message", "")))[:MAX_MESSAGE_CHARS],
         traceback=clean(str(body.get("traceback", "")))[-MAX_TRACEBACK_CHARS:],
+        raised_at=number_or_none(body, "raised_at"),
     )
 
 

@@ -34,7 +34,8 @@ def take(session: Session, job: JobRow, report: DrillReport, at: datetime, now: 
     state, message = report.state, report.message
     if not drills.is_news(DrillState(row.state), state):
         return
-    if row.resumes:
+    recovered = state is DrillState.PASSED and report.recovery_s is not None  # a prepared script
+    if row.resumes and not recovered:
         if row.state == DrillState.STRUCK:
             return  # the next attempt shows how it went
         state = DrillState.STRUCK if state is DrillState.PASSED else state

@@ -101,7 +101,8 @@ async def _addresses(host: str) -> list[Address]:
     loop = asyncio.get_running_loop()
     looking = loop.run_in_executor(_lookups, socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM)
     try:
-        found = await asyncio.wait_for(looking, LOOKUP_TIMEOUT_S)
+        async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+            found = await looking
     except (OSError, UnicodeError, TimeoutError):
         return []
     return [ipaddress.ip_address(str(place[0]).split("%", 1)[0]) for *_, place in found]

@@ -14,7 +14,7 @@ from dray import views
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.checkpoints import init_from
-from service.code import entrypoints
+from service.code import entrypoints, models
 from service.code.uploads import CodeUploads
 from service.config.settings import Settings
 from service.db.models import EventRow, JobRow
@@ -90,6 +90,7 @@ class Jobs:
         resolved = await self._plans.resolve_parallelism(spec)
         spec = resolved.spec
         unfit = await entrypoints.why_unfit(self.code, spec.script, owner)
+        unfit = unfit or await models.why_unfit(self.code, spec, owner, self._settings.storage_url)
         now = self._clock()
         job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
 
@@ -258,9 +259,10 @@ def not_found(job_id: str) -> NotFound:
 
 def _use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> None:
     """Keep the code that the job names from being deleted; CodeUnfit if it is gone."""
-    code = spec.script.code if spec.script else None
+    code = spec.code
     if code is not None and code_repository.use(session, owner, code, now) is None:
-        raise entrypoints.code_unfit(code)
+        pointer = "/script/code" if spec.script else "/model/code"
+        raise entrypoints.code_unfit(code, pointer)
 
 
 def _refuse_impossible(session: Session, request: policy.Request) -> None:
@@ -308,7 +310,7 @@ def _new_row(
         bundle=dict(request.bundle),
         init_from=origin.as_row() if origin else None,
         init_from_job=origin.job if origin else None,
-        code=spec.script.code if spec.script else None,
+        code=spec.code,
         state=JobState.QUEUED,
         reason_code="submitted",
         reason_message="waits for the scheduler's first look",

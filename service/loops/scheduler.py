@@ -8,6 +8,7 @@ someone else won.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -15,7 +16,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, CodeRef
-from ray_workers.supervision.recovery_rules import why_never
+from ray_workers.supervision.recovery_rules import may_recover
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.config.settings import Settings
 from service.db.notifications import QUEUE, Signals
@@ -24,7 +25,7 @@ from service.db.session import touch
 from service.domain import policy
 from service.jobs import data_policy
 from service.lifecycle import resizing, transitions
-from service.loops import mtbf, queue_view
+from service.loops import environments, mtbf, queue_view
 from service.loops.cluster_watcher import ClusterWatcher
 from service.loops.fencing import LoopDatabase
 from service.loops.launches import Launches
@@ -59,10 +60,14 @@ class Scheduler:
         self._deployment_id = deployment_id
         self._halted = halted
         self._impossible_since: dict[str, datetime] = {}
+        policy_ = environments.policy_of(settings)
+        self._gate = environments.EnvironmentGate(
+            database, environments.Preparations(cluster, signals, policy_)
+        )
 
     async def run(self) -> None:
         """Until cancelled."""
-        with self._signals.subscribe(QUEUE) as woken:
+        with self._signals.subscribe(QUEUE) as woken, contextlib.closing(self._gate):
             while True:
                 try:
                     await self.run_once()
@@ -83,7 +88,7 @@ class Scheduler:
             self._impossible_since.clear()
         if not waiting and not growing:
             return 0
-        decisions = policy.plan(_snapshot(cluster, waiting, live, full), now)
+        decisions = await self._gate.plan(_snapshot(cluster, waiting, live, full), now, cluster)
         have_run = {job.job_id for job in waiting if job.attempt > 0}
         decisions = [
             self._patient(decision, place, now, has_run=decision.job_id in have_run)
@@ -160,6 +165,7 @@ class Scheduler:
         if claimed is None:
             return False
         self._launches.claimed(job.job_id, claimed.attempt)
+        await self._gate.note_ready(job.job_id, claimed.attempt)
         spec = AttemptSpec(
             deployment_id=self._deployment_id,
             job_id=job.job_id,
@@ -174,6 +180,7 @@ class Scheduler:
             start_timeout_s=self._settings.start_timeout_s,
             max_runtime_s=claimed.max_runtime_s,
             data_policy=data_policy.policy_of(self._settings),
+            environment_policy=environments.policy_of(self._settings),
             spool_limit_bytes=self._settings.spool_limit_bytes,
             furthest_step=claimed.furthest_step,
             min_workers=claimed.min_workers,
@@ -200,7 +207,7 @@ class Scheduler:
 def _recovers_in_place(claimed: transitions.Claimed, bundle: Mapping[str, float]) -> bool:
     # As many as it asks for: an elastic group that begins with one may have more later.
     num_workers = claimed.spec.resources.num_workers
-    return not why_never(claimed.spec, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))
+    return may_recover(claimed.spec, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))
 
 
 def _code_of(claimed: transitions.Claimed, storage_url: str) -> CodeRef | None:

@@ -15,11 +15,14 @@ from typing import Any, TypeVar
 from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import (
     AttemptSpec,
+    BuildState,
     Cause,
     Drill,
+    EnvironmentPolicy,
     Frame,
     FrameKind,
     Grant,
+    NodeEnvironment,
     Outcome,
     Phase,
     PollReply,
@@ -29,6 +32,7 @@ from tests.fakes.attempt import FakeAttempt, Play
 from tests.fakes.node import FakeNode, Pulse
 
 T = TypeVar("T")
+READY = NodeEnvironment(BuildState.READY, "", packages=("hello==1.0",), replaced=(), log="")
 PATIENCE_S = 60.0
 """Longest wait of a test for something that must come."""
 
@@ -58,6 +62,11 @@ class FakeCluster:
     """While set, no grant of slots comes to an attempt."""
     launches: list[AttemptSpec] = field(default_factory=list)
     """Every launch that reached the cluster."""
+    environments: dict[str, NodeEnvironment | None] = field(default_factory=dict)
+    """What its nodes answer on every environment, by node; None: the node does not answer. A node
+    that is not named is ready."""
+    preparations: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Every question for an environment: the node, and the environment."""
     num_polls: int = 0
     """How often it was asked what became of an attempt."""
     crowds: dict[str, int] = field(default_factory=dict)
@@ -216,6 +225,23 @@ class FakeCluster:
             for (job_id, number), attempt in self._attempts.items()
             if attempt.supervised
         ]
+
+    async def prepare_environment(
+        self,
+        node_id: str,
+        environment: Mapping[str, Any],
+        policy: EnvironmentPolicy,
+        keeps_all: bool,
+    ) -> NodeEnvironment:
+        self._check()
+        self.preparations.append((node_id, dict(environment)))
+        if node_id not in self.nodes:
+            raise ClusterUnavailable(f"the node {node_id} is gone")
+        answer = self.environments.get(node_id, READY)
+        if answer is None:
+            await self.until(lambda: self.environments.get(node_id, READY) is not None)
+            return self.environments.get(node_id, READY) or READY
+        return answer
 
     async def kept_jobs(self) -> list[str]:
         self._check()

@@ -25,7 +25,9 @@ def cancel_what_is_left(client: Client) -> None:
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service on SQLite with an embedded Ray of four slots."""
-    service = Service(tmp_path_factory.mktemp("embedded") / "home", {"DRAY_LOCAL_SLOTS": "4"})
+    folder = tmp_path_factory.mktemp("embedded")
+    settings = {"DRAY_LOCAL_SLOTS": "4", "DRAY_SECRETS_DIR": str(folder / "secrets")}
+    service = Service(folder / "home", settings)
     service.start()
     yield service
     assert service.stop() == 0

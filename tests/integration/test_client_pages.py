@@ -25,7 +25,7 @@ def test_every_block_does_what_the_page_of_the_sdk_says(
     embedded: Service, client: Client, tmp_path: Path
 ) -> None:
     said = run_tour(embedded, tmp_path, blocks_of(SDK), takes_s=TOUR_TAKES_S)
-    seen, checked, failed, listed, read, swept, keyed = said
+    seen, checked, failed, listed, read, called, swept, keyed = said
 
     assert "1 QUEUED" in seen
     assert re.search(r"^SUCCEEDED 0\.\d+$", seen, flags=re.MULTILINE)
@@ -40,6 +40,8 @@ def test_every_block_does_what_the_page_of_the_sdk_says(
     assert "best/manifest.json" in read
     assert re.search(r"model\.safetensors \d+ bytes", read)
     assert (tmp_path / "model" / "model.safetensors").is_file()
+    assert "adding 3 numbers" in called
+    assert called.strip().endswith("6")
     assert len(re.findall(r"^lr .*: accuracy 0\.\d+$", swept, flags=re.MULTILINE)) == 2
     assert "1 job" in keyed
     assert not list(client.jobs(label={"tour": "sdk-sweep"}))

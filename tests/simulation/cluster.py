@@ -10,8 +10,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from ray_workers.shared.contracts import AttemptSpec, Cause, Drill, Grant, Outcome, Phase, PollReply
+from ray_workers.shared.contracts import (
+    AttemptSpec,
+    Cause,
+    Drill,
+    EnvironmentPolicy,
+    Grant,
+    NodeEnvironment,
+    Outcome,
+    Phase,
+    PollReply,
+)
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from tests.simulation.attempt import Key, SimAttempt, SimNode, read
 
@@ -187,6 +198,15 @@ class SimCluster:
             self.gone.append(attempt)
         for node in self.nodes.values():
             node.spools.pop(key, None)
+
+    async def prepare_environment(
+        self,
+        node_id: str,
+        environment: Mapping[str, Any],
+        policy: EnvironmentPolicy,
+        keeps_all: bool,
+    ) -> NodeEnvironment:
+        raise NotImplementedError("no job has an environment here")
 
     async def kept_jobs(self) -> list[str]:
         self._check()

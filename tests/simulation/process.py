@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -194,3 +194,9 @@ class Network:
 
     async def attempts(self) -> list[AttemptRef]:
         return await self._reach("attempts", self._cluster.attempts)
+
+    async def kept_jobs(self) -> list[str]:
+        return await self._reach("kept_jobs", self._cluster.kept_jobs)
+
+    async def drop_jobs(self, job_ids: Sequence[str]) -> None:
+        await self._reach("drop_jobs", lambda: self._cluster.drop_jobs(job_ids))

@@ -28,8 +28,10 @@ from tests.simulation.scenarios import Injection, Story
 pytestmark = [pytest.mark.usefixtures("_quiet"), pytest.mark.timeout(TIMEOUT_S)]
 
 SHARE = 8
-PARTS = 12
-"""Of a story's steps: every twelfth, from the first, from the second, and so on."""
+PARTS = 24
+"""Of a story's steps: every 24th, from the first, from the second, and so on."""
+QUARTERS = 4
+"""Parts of the steps of shorter stories."""
 IN_PARTS = soak_but(range(PARTS), short=[seeds().start % PARTS])
 """`make test` tries the steps of one part, another one each time."""
 
@@ -72,11 +74,12 @@ STORIES = [scenarios.one_takes_over, scenarios.one_launches_late]
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-@pytest.mark.parametrize("half", soak_but(range(2), short=[seeds().start % 2]))
+@pytest.mark.parametrize("part", soak_but(range(QUARTERS), short=[seeds().start % QUARTERS]))
 def test_stopped_at_any_step_past_its_lease_it_does_nothing_of_before(
-    folder: Path, story: Story, half: int
+    folder: Path, story: Story, part: int
 ) -> None:
-    _inject_at(_fault_points(story, folder)[half::2], story, scenarios.stop_for_long, folder)
+    steps = _fault_points(story, folder)[part::QUARTERS]
+    _inject_at(steps, story, scenarios.stop_for_long, folder)
 
 
 @SOAK

@@ -67,7 +67,8 @@ class ForkedProcess:
                 connection.sendall(line[sent:])
             connection.setblocking(False)
             reader, writer = await asyncio.open_unix_connection(sock=connection)
-            answer = await asyncio.wait_for(reader.readline(), FORK_TIMEOUT_S)
+            async with asyncio.timeout(FORK_TIMEOUT_S):
+                answer = await reader.readline()
             if not answer:
                 raise ForkFailed("the forkserver closed the connection without an answer")
             reply = json.loads(answer)
@@ -162,7 +163,8 @@ async def _ask(socket_path: str, request: dict[str, Any]) -> dict[str, Any]:
             if not is_own_unix(writer.get_extra_info("socket")):
                 raise ForkFailed("another user listens there")
             writer.write(json.dumps(request).encode() + b"\n")
-            line = await asyncio.wait_for(reader.readline(), FORK_TIMEOUT_S)
+            async with asyncio.timeout(FORK_TIMEOUT_S):
+                line = await reader.readline()
         finally:
             writer.close()
         if not line:

@@ -50,6 +50,7 @@ from typing import Any
 
 from ray_workers.node import session_records
 from ray_workers.node.forkserver import rank_init
+from ray_workers.shared.paths import preloaded_path
 from ray_workers.shared.peer_credentials import is_own_unix
 from ray_workers.shared.prctl import PR_SET_CHILD_SUBREAPER, prctl
 from ray_workers.shared.procfs import (
@@ -455,6 +456,8 @@ def main(path: str, find: Find = find_members) -> None:
     if len(names) != 1:
         # Some libraries keep a thread of their own, as allocators do; most can be forked.
         print(f"the preload left threads, and a fork copies only one: {names}", flush=True)  # noqa: T201
+    with contextlib.suppress(OSError):  # no room for it on the disk
+        preloaded_path(path).write_text("\n".join(sorted({n.split(".")[0] for n in sys.modules})))
     gc.collect()
     gc.freeze()
     # The socket gets its name when it listens: a client that finds it there may connect.

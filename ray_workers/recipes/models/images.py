@@ -16,6 +16,8 @@ from ray_workers.training.core.errors import DataError
 from ray_workers.training.data.sampler import share
 
 GROUPS = 8
+Options = spec.Cnn | spec.ResNet | spec.Mlp | spec.Imported
+"""The models of a classifier."""
 Shape = tuple[int, int, int]
 """(channels, height, width)"""
 

@@ -21,6 +21,10 @@ class EntrypointError(Exception):
     """The script is not where `script.entrypoint` says."""
 
 
+class ModelError(Exception):
+    """The model that `model.import` names can't be made, or does not fit the data."""
+
+
 class SourceUnavailableError(Exception):
     """A source did not answer, or broke off, however often it was asked; later it may."""
 
@@ -45,7 +49,7 @@ class PartsLostError(Exception):
 
 # The words of gloo, NCCL and the store when the other end is gone. Gloo raises a bare RuntimeError,
 # so its words are all there is to go by.
-_PEER_IS_GONE = re.compile(
+PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused)|connection .*closed by peer|socket closed"
     r"|broken pipe|remote process exited|timed out waiting|nccl communicator was aborted"
     r"|watchdog caught collective operation timeout"
@@ -74,7 +78,7 @@ def cause_of(error: BaseException) -> Cause:
             return Cause.WORKER_LOST
         # Exactly RuntimeError: a ConnectionResetError of the script's own is the script's.
         if type(seen) in (RuntimeError, dist.DistError, dist.DistBackendError) and (
-            _PEER_IS_GONE.search(str(seen))
+            PEER_IS_GONE.search(str(seen))
         ):
             return Cause.WORKER_LOST
     for seen in chain_of(error):
@@ -103,7 +107,7 @@ def chain_of(error: BaseException, *, has_context: bool = True) -> Iterator[Base
         following = following.__cause__ or (None if is_hidden else following.__context__)
 
 
-_DETERMINISTIC = (EntrypointError, SyntaxError, ModuleNotFoundError)
+_DETERMINISTIC = (EntrypointError, ModelError, SyntaxError, ModuleNotFoundError)
 _NO_SUCH_NAME = "cannot import name"
 _IN_A_CHILD = re.compile(
     rf"^(ModuleNotFoundError|SyntaxError|IndentationError|TabError|ImportError: {_NO_SUCH_NAME})\b",

@@ -43,6 +43,8 @@ FORMING_LIMIT_S = 5400.0
 """How long connecting to ranks that are known to be there may take (`whole_limit_s`); less than a
 second on a machine at its usual pace."""
 LOOK_S = 0.002
+FINISH_LOOK_S = 0.1
+"""The pause between two looks, at most, while a rank of a script waits for the others' ends."""
 WATCH_S = 0.25
 WATCH_TURNS = 2
 """After so many looks at the announced round a rank's connections are cut. Mostly the rank finds
@@ -83,6 +85,8 @@ class RendezvousHandler:
         self._device = torch.device(task.device)
         self._connections = Connections()
         self._watcher: threading.Thread | None = None
+        self._store: Store | None = None
+        """Of this round."""
         self._address = (task.master_addr, task.master_port)
 
     @property
@@ -155,7 +159,7 @@ class RendezvousHandler:
             self.place.rank,
             self.place.world_size,
         )
-        store = PrefixStore(f"generation-{generation}", whole)
+        self._store = store = PrefixStore(f"generation-{generation}", whole)
         store.set(f"here-{rank}", "1")
         everybody = [f"here-{other}" for other in range(world_size)]
         self._wait(lambda: store.check(everybody), MEETING_LIMIT_S, "the other ranks to come")
@@ -200,6 +204,21 @@ class RendezvousHandler:
         if self.is_alone or self._device.type != "cpu":
             return None
         return self._connections.sent_bytes()
+
+    def finish(self) -> None:
+        """Return once all ranks of this round have called this. It is no collective, so that a
+        rank which comes here too early upsets no operation of the others. GroupChanged if another
+        round is announced first."""
+        if self.is_alone:
+            return
+        assert self._store is not None
+        self._store.set(f"finished-{self.place.rank}", "1")
+        everybody = [f"finished-{rank}" for rank in range(self.place.world_size)]
+        pause_s = LOOK_S
+        while not self._store.check(everybody):
+            self.check()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, FINISH_LOOK_S)
 
     def leave(self) -> None:
         """End the group: the training is over on all ranks."""

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 
 from dray import train
-from dray.spec import JobSpec
+from dray.spec import Imported, JobSpec
 from dray.train.storage_room import is_storage_fault
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
@@ -29,11 +30,13 @@ from ray_workers.shared.contracts import (
 )
 from ray_workers.shared.frames import ErrorReport
 from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.shared.script_folders import checkpoint_dir, output_dir
 from ray_workers.shared.stack_writer import dump_on
-from ray_workers.training.core.errors import cause_of
+from ray_workers.training.core.errors import cause_of, chain_of
 from ray_workers.training.core.failure_reason import reason_of
 from ray_workers.training.core.script_time import ScriptTime
 from ray_workers.training.devices import is_gpu, module_of
+from ray_workers.training.loop import elastic_error, frameworks, job_environment, prepared
 from ray_workers.training.loop.run import run
 from ray_workers.training.loop.script import run_script
 from ray_workers.training.loop.trainer import Preempted
@@ -57,9 +60,10 @@ def main(task: RankTask) -> int:
             train.wait_until_written(page.move)
         return code
     except BaseException as error:
+        raised_at = time.time()  # what follows may take long
         text = traceback.format_exc()
         print(text, file=sys.stderr, flush=True)  # noqa: T201
-        _report_error(cause_of(error), error, text)
+        _report_error(cause_of(error), error, reason_of(error), text, raised_at)
         return STORAGE_EXIT_CODE if is_storage_fault(error) else 1
     finally:
         sys.stdout.flush()
@@ -70,8 +74,12 @@ def _train(task: RankTask, page: HeartbeatPage) -> int:
     try:
         spec = JobSpec.model_validate(task.spec)
         _enter(task, spec)
-        if spec.script is not None:
-            run_script(spec.script, Path(task.work_dir), ScriptTime(page, task.furthest_step))
+        script = None if spec.script is None else spec.script.for_rank(task.rank)
+        job_environment.enter(task, spec.environment, script)
+        if script is not None:
+            frameworks.refuse_mpi4py(task.world_size)
+            with prepared.following(task, page):
+                run_script(script, Path(task.work_dir), ScriptTime(page, task.furthest_step))
         else:
             _run_recipe(task, spec, page)
     except Preempted:
@@ -97,12 +105,16 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
         "LOCAL_RANK": "0" if virtual else str(task.local_rank),
         "LOCAL_WORLD_SIZE": str(task.local_world_size),
         "GROUP_RANK": str(task.node_rank),
+        "GROUP_WORLD_SIZE": str(task.num_nodes),
         "ROLE_RANK": str(task.rank),
         "ROLE_WORLD_SIZE": str(task.world_size),
         "ROLE_NAME": "worker",
         "MASTER_ADDR": task.master_addr,
         "MASTER_PORT": str(task.master_port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": str(elastic_error.path_of(task)),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "TORCHELASTIC_RESTART_COUNT": str(task.incarnation),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": f"{task.job_id}-{task.attempt}",
@@ -123,7 +135,13 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
     if task.device == "cpu" and _is_loopback(task.master_addr):
         # All ranks are here: keep gloo from looking its interface up by the host's name.
         variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    return variables | dict(task.env)
+    if spec.script is not None:
+        folders = Path(task.folders_dir)
+        variables["DRAY_OUTPUT_DIR"] = str(output_dir(folders))
+        variables["DRAY_CHECKPOINT_DIR"] = str(checkpoint_dir(folders, task.folder_url))
+        variables = frameworks.adapted(variables, task, spec.script)
+    own = spec.environment.env if spec.environment is not None else {}
+    return variables | own | dict(task.env)
 
 
 def _enter(task: RankTask, spec: JobSpec) -> None:
@@ -131,6 +149,9 @@ def _enter(task: RankTask, spec: JobSpec) -> None:
     variables = environment(task, spec)
     os.environ.update(variables)
     Path(variables["TMPDIR"]).mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name in ("DRAY_OUTPUT_DIR", "DRAY_CHECKPOINT_DIR"):
+        if name in variables:
+            Path(variables[name]).mkdir(parents=True, exist_ok=True, mode=0o700)
     tempfile.tempdir = None  # the parent may have looked it up already
     os.environ["DRAY_SPOOL_PID"] = str(os.getpid())
     # The parent's pool was sized for the parent, before this process had its variables.
@@ -159,6 +180,8 @@ def _run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
     assert spec.recipe is not None
     if is_gpu(device := torch.device(task.device)):
         module_of(device).set_device(0)
+    if isinstance(spec.model, Imported):
+        sys.path.insert(0, task.work_dir)
     run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy), page)
 
 
@@ -167,19 +190,31 @@ def _exit_code(leaving: SystemExit) -> int:
     code = leaving.code
     if code is None or code == 0:
         return 0
+    raised_at = time.time()
     if not isinstance(code, int):
         print(code, file=sys.stderr, flush=True)  # noqa: T201
-    _report_error(Cause.USER_ERROR, leaving, traceback.format_exc())
+    # An exit from the handler of an error that a lost peer caused is an echo of that loss, too.
+    is_echo = any(cause_of(each) is Cause.WORKER_LOST for each in chain_of(leaving))
+    reason, text = reason_of(leaving), traceback.format_exc()
+    if recorded := elastic_error.recorded(Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))):
+        words, stack = recorded
+        is_echo = is_echo or elastic_error.is_echo(words)
+        reason, text = f"{words} (then {reason})", stack or text
+    cause = Cause.WORKER_LOST if is_echo else Cause.USER_ERROR
+    _report_error(cause, leaving, reason, text, raised_at)
     return code & 0xFF if isinstance(code, int) else 1
 
 
-def _report_error(cause: Cause, error: BaseException, text: str) -> None:
+def _report_error(
+    cause: Cause, error: BaseException, reason: str, text: str, raised_at: float
+) -> None:
     try:
         report = ErrorReport(
             cause=cause,
             type=type(error).__qualname__,
-            message=reason_of(error),
-            traceback=text[-MAX_TRACEBACK_CHARS:],
+            message=job_environment.masked(reason),
+            traceback=job_environment.masked(text)[-MAX_TRACEBACK_CHARS:],
+            raised_at=raised_at,
         )
         train.emit(report.KIND, report.body())
     except OSError as error:

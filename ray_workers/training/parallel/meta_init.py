@@ -21,7 +21,12 @@ def materialise(model: nn.Module, device: torch.device, seed: int) -> None:
 
     Every module that has parameters of its own draws them in its `reset_parameters`, and fills what
     buffers it has on the meta device. Other buffers have their numbers already.
+
+    A model of the user's own, which has its numbers already, is only moved.
     """
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        model.to(device)
+        return
     kept = {
         name: buffer.to(device, copy=True)
         for name, buffer in model.named_buffers()

@@ -24,8 +24,10 @@ from ray_workers.shared.contracts import (
     AttemptSpec,
     Cause,
     Drill,
+    EnvironmentPolicy,
     Frame,
     Grant,
+    NodeEnvironment,
     Outcome,
     Phase,
     PollReply,
@@ -252,6 +254,12 @@ class RayCluster:
         self._agents.look_again(ref.node_ids)
         if not await self._unowned.are_released((ref.job_id, ref.attempt), ref.node_ids):
             return _nothing_new(cursor, Phase.STOPPING)
+        ends = [a.keep_output.remote(ref.job_id, ref.attempt, []) for a in agents.values()]
+        kept = await asyncio.gather(
+            *(result_within(ANSWER_LIMIT_S, end) for end in ends), return_exceptions=True
+        )
+        if None in kept:  # a node still copies; one that does not answer is judged below
+            return _nothing_new(cursor, Phase.STOPPING)
         reads = await asyncio.gather(
             *(self._read_orphan(ref, node, dict(cursor), max_bytes) for node in agents),
             return_exceptions=True,
@@ -351,6 +359,19 @@ class RayCluster:
         found |= await self._unowned.keys(kept)
         nodes = self._agents.node_ids
         return [AttemptRef(*key, self._session, nodes) for key in sorted(found)]
+
+    async def prepare_environment(
+        self,
+        node_id: str,
+        environment: Mapping[str, Any],
+        policy: EnvironmentPolicy,
+        keeps_all: bool,
+    ) -> NodeEnvironment:
+        for agent in self._agents.of([node_id]).values():
+            call = agent.prepare_environment.remote(dict(environment), policy, keeps_all)
+            answer: NodeEnvironment = await result_within(AGENT_WAIT_S, call)
+            return answer
+        raise ClusterUnavailable(f"the node {node_id} is gone")
 
     async def kept_jobs(self) -> list[str]:
         answers = await self._of_agents(lambda agent: agent.kept_jobs.remote())

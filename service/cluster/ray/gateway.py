@@ -26,7 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply
+from ray_workers.shared.contracts import (
+    AttemptSpec,
+    Drill,
+    EnvironmentPolicy,
+    Grant,
+    NodeEnvironment,
+    PollReply,
+)
 from ray_workers.shared.silence import Silence, SilenceLimits
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.cluster.ray.embedded import CODE_ROOT, Daemon, EmbeddedRay
@@ -137,6 +144,17 @@ class GatewayCluster:
 
     async def attempts(self) -> list[AttemptRef]:
         answer: list[AttemptRef] = await self._call("attempts")
+        return answer
+
+    async def prepare_environment(
+        self,
+        node_id: str,
+        environment: Mapping[str, Any],
+        policy: EnvironmentPolicy,
+        keeps_all: bool,
+    ) -> NodeEnvironment:
+        asked = (node_id, dict(environment), policy, keeps_all)
+        answer: NodeEnvironment = await self._call("prepare_environment", *asked)
         return answer
 
     async def kept_jobs(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -186,6 +186,13 @@ def _in_state(states: tuple[JobState, ...]) -> Select[Any]:
         .where(c.state.in_(states), c.deleted_at.is_(None))
         .order_by(c.priority.desc(), c.number)
     )
+
+
+def documents(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The documents of these jobs, as far as they are there."""
+    c = JobRow.__table__.c
+    found = session.connection().execute(select(c.id, c.spec).where(c.id.in_(job_ids)))
+    return {row.id: row.spec for row in found}
 
 
 def note_waiting(

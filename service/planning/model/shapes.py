@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dray.spec import Gpt, JobSpec
+from dray.spec import Gpt, Imported, JobSpec
 from service.domain.toy_datasets import SKLEARN
 
 BYTES = 256
@@ -32,6 +32,8 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
     """
     if spec.script is not None:
         raise Unknown("a script brings its own model, of which nothing is known before it runs")
+    if isinstance(spec.model, Imported):
+        raise Unknown("nothing is known of a model of your own before it runs")
     if isinstance(spec.model, Gpt):
         return _of_text(spec.model, vocabulary)
     source, data = spec.data.source, spec.data

@@ -76,7 +76,14 @@ def test_a_large_body_is_taken_and_refused_by_the_same_rules(http: httpx.Client)
     script = {"entrypoint": "a.py", "args": ["x" * 100] * 1000}
     taken = post(http, {"script": script, "labels": labels})
     assert taken.status_code == 201
-    assert taken.json()["spec"]["script"] == {**script, "module": None, "code": None}
+    unset: dict[str, object] = {
+        "module": None,
+        "code": None,
+        "framework": "torch",
+        "roles": {},
+        "hang_limit_s": None,
+    }
+    assert taken.json()["spec"]["script"] == {**script, **unset}
     refused = post(http, {"script": {**script, "argz": 1}, "labels": labels})
     assert (refused.status_code, refused.json()["pointer"]) == (422, "/script/argz")
 

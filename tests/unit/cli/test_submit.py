@@ -124,3 +124,18 @@ def test_a_syntax_error_is_found_at_submit(cli: Cli, folder: Path) -> None:
     (folder / "train.py").write_text("x = 1\nif x\n")
     cli("submit", "train.py", exits=2)
     assert "train.py is not Python: line 2" in cli.err
+
+
+def test_a_recipes_own_model_travels_with_the_folder(cli: Cli, folder: Path) -> None:
+    (folder / "net.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
+    document = "recipe: image_classification\nmodel: {import: 'net:Net', args: {width: 3}}\n"
+    (folder / "job.yaml").write_text(document)
+    job = cli.json("submit", "--code", ".", "job.yaml")
+    model = job["spec"]["model"]
+    assert (model["import"], model["args"]) == ("net:Net", {"width": 3})
+    assert model["code"].startswith("code-")
+    paths = {file["path"] for file in cli.json("code", job["id"])}
+    assert {"job.yaml", "net.py"} <= paths
+    (folder / "plain.yaml").write_text("recipe: image_classification\n")
+    cli("submit", "--code", ".", "plain.yaml", exits=2)
+    assert "has no script, and no model.import" in cli.err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -160,11 +159,3 @@ class Absent:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name == "onnxscript":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-def test_training_does_not_wait_for_what_exports() -> None:
-    code = "import sys, ray_workers.recipes; print('onnx' in sys.modules)"
-    said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert said.stdout.strip() == "False"

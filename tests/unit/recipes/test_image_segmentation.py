@@ -18,6 +18,7 @@ from ray_workers.shared.contracts import DataPolicy
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.parallel.meta_init import materialise
+from tests.marks import SOAK
 from tests.unit.training.jobs import series, weights
 from tests.unit.training.ranks import run_ranks
 
@@ -178,6 +179,7 @@ def test_the_result_is_rebuilt_from_its_files_and_predicts_the_same(
     assert segmenter.predict(images[:, :, :21, :19]).shape == (4, 21, 19)
 
 
+@SOAK
 def test_it_learns_to_tell_discs_from_boxes(source: str, tmp_path: Path) -> None:
     assert run_ranks(tmp_path, document(source), world_size=1) == [0]
     dice, iou = (list(series(tmp_path, f"val/{name}").values()) for name in ("dice", "iou"))

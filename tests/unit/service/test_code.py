@@ -11,9 +11,10 @@ import pytest
 from sqlalchemy import func, select
 
 from dray.code.manifest import PART_BYTES, FileEntry
+from service.code import models
 from service.code.entrypoints import LARGEST_PARSED_BYTES
 from service.code.uploads import KEPT
-from service.db.models import Base
+from service.db.models import Base, JobRow
 from service.db.session import Database
 from service.domain.errors import BadUpload, CodeUnfit, StorageUnavailable, UploadTooLarge
 from service.storage.storage import Storage
@@ -218,18 +219,45 @@ async def test_a_pack_that_was_never_written_is_swept(
         ({"entrypoint": "none/../train.py"}, "/script/entrypoint", "no file 'none/../train.py'"),
         ({"entrypoint": "bad.py"}, "/script/entrypoint", "bad.py is not Python: line 2"),
         ({"module": "package.none"}, "/script/module", "no module package.none"),
+        (
+            {"entrypoint": "train.py", "roles": {"worker": {}, "ps": {"entrypoint": "ps.py"}}},
+            "/script/roles/ps/entrypoint",
+            "no file 'ps.py'",
+        ),
+        (
+            {"module": "package.main", "roles": {"eval": {"entrypoint": "bad.py"}}},
+            "/script/roles/eval/entrypoint",
+            "bad.py is not Python",
+        ),
+        (
+            {"entrypoint": "mpi.py", "framework": "mpi"},
+            "/script/entrypoint",
+            "mpi.py imports mpi4py in line 2: its ranks find each other through the daemons",
+        ),
+        (
+            {"entrypoint": "mpi_too.py", "framework": "mpi"},
+            "/script/entrypoint",
+            "imports mpi4py in line 1",
+        ),
     ],
 )
 async def test_a_program_that_can_not_run_is_found_at_submit(
-    service: Service, script: dict[str, str], pointer: str, words: str
+    service: Service, script: dict[str, Any], pointer: str, words: str
 ) -> None:
-    entries = {"train.py": PROGRAM, "bad.py": b"x = 1\nif x\n", "package/main.py": PROGRAM}
+    entries = {
+        "train.py": PROGRAM,
+        "bad.py": b"x = 1\nif x\n",
+        "package/main.py": PROGRAM,
+        "mpi.py": b"import os\nfrom mpi4py import MPI\n",
+        "mpi_too.py": b"import mpi4py.MPI\n",
+    }
     await service.jobs.code.put_parts({sha(data): data for data in entries.values()}, "ann")
     code = await service.jobs.code.describe([entry(n, d) for n, d in entries.items()], "ann")
     with pytest.raises(CodeUnfit, match=words) as caught:
         await _submit(service, code=code.id, **script)
     assert caught.value.pointer == pointer
     assert await _submit(service, code=code.id, module="package.main")
+    assert await _submit(service, code=code.id, entrypoint="train.py", framework="mpi")
     assert await _submit(service, code=code.id, module="torch.distributed.run")
 
 
@@ -237,3 +265,58 @@ async def test_a_program_that_takes_long_to_parse_is_not_parsed(service: Service
     code = await upload(service, big_py=b"if x\n" + b"#" * LARGEST_PARSED_BYTES)
     assert LARGEST_PARSED_BYTES <= 256 << 10  # in which the service does nothing else
     assert await _submit(service, code=code, entrypoint="big.py")
+
+
+NET = b"import torch\n\nclass Net(torch.nn.Module):\n    pass\n\nsmall = other = Net\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "hint"),
+    [
+        ("none:Net", r"no module none in the code: neither none.py nor none/__init__.py", "net.py"),
+        ("package.none:Net", "no module package.none", "net.py"),
+        ("net:Other", "net.py defines no Other", "it defines Net, other, small, torch"),
+        ("bad:Net", "bad.py is not Python: line 1", None),
+    ],
+)
+async def test_a_model_that_is_not_in_the_code_is_found_at_submit(
+    service: Service, target: str, words: str, hint: str | None
+) -> None:
+    files = {
+        "net.py": NET,
+        "package/__init__.py": b"from .net import *\n",
+        "package/net.py": NET,
+        "bad.py": b"class\n",
+    }
+    await service.jobs.code.put_parts({sha(data): data for data in files.values()}, "ann")
+    code = await service.jobs.code.describe([entry(n, d) for n, d in files.items()], "ann")
+    with pytest.raises(CodeUnfit, match=words) as caught:
+        await _submit_model(service, target, code.id)
+    assert caught.value.pointer == "/model/import"
+    assert hint is None or hint in (caught.value.hint or "")
+    for fit in ("net:Net", "net:small", "package.net:Net", "package:Net"):
+        job_id = await _submit_model(service, fit, code.id)
+        query = select(JobRow.code, JobRow.spec).where(JobRow.id == job_id)
+        kept, document = service.database.read_sync(lambda s, q=query: s.execute(q).one())
+        assert (kept, document["model"]["import"]) == (code.id, fit)
+    with pytest.raises(CodeUnfit, match="no code") as caught:
+        await _submit_model(service, "net:Net", code.id, owner="bea")
+    assert caught.value.pointer == "/model/code"
+
+
+async def _submit_model(service: Service, target: str, code: str, owner: str = "ann") -> str:
+    from tests.unit.service.helpers import spec
+
+    document = spec(model={"import": target, "code": code})
+    job, _ = await service.jobs.submit(document, owner=owner)
+    return job.id
+
+
+async def test_a_model_of_ones_own_needs_storage_that_is_a_folder(service: Service) -> None:
+    from tests.unit.service.helpers import spec
+
+    document = spec(model={"import": "net:Net"})
+    assert await models.why_unfit(service.jobs.code, document, "ann", "file:///x") is None
+    unfit = await models.why_unfit(service.jobs.code, document, "ann", "s3://bucket")
+    assert unfit is not None
+    assert "storage that is a folder" in unfit.message

@@ -138,6 +138,18 @@ async def test_a_drill_that_is_mended_in_place_passes_by_what_is_told(service: S
     assert live.drills == ()
 
 
+async def test_a_kill_of_a_script_that_recovers_in_place_passes_by_what_is_told(
+    service: Service,
+) -> None:
+    job_id = await two_ranks(service, **SCRIPT)
+    drill = await service.faults.drill(job_id, asking(rank=1))
+    service.report(job_id, 1, [drilled(drill.id, "struck", message="killed rank 1")])
+    done = drilled(drill.id, "passed", step=50, recovery_s=0.414, steps_lost=0)
+    service.report(job_id, 1, [regrouping(1), regrouped(1), done])
+    passed = await service.faults.get_drill(job_id, drill.id)
+    assert (passed.state, passed.recovery_s, passed.steps_lost) == (DrillState.PASSED, 0.414, 0)
+
+
 @pytest.mark.parametrize("struck", [True, False])
 async def test_a_drill_whose_attempt_ended_has_failed(service: Service, struck: bool) -> None:
     job_id = await two_ranks(service, max_retries=0)
@@ -186,20 +198,18 @@ UNMENDED: dict[str, dict[str, Any]] = {
 }
 
 
-async def test_a_script_is_not_stalled_for_nobody_would_notice(service: Service) -> None:
-    job_id = await two_ranks(service, **SCRIPT)
-    with pytest.raises(DrillImpossible, match="a script is not watched for hangs") as refused:
-        await service.faults.drill(job_id, asking("stall"))
-    assert refused.value.pointer == "/kind"
-
-
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [
         (SCRIPT, "kill"),
+        (SCRIPT, "stall"),
         *((fields, kind) for fields in UNMENDED.values() for kind in ("kill", "stall")),
     ],
-    ids=["a script, kill", *(f"{name}, {kind}" for name in UNMENDED for kind in ("kill", "stall"))],
+    ids=[
+        "a script, kill",
+        "a script, stall",
+        *(f"{name}, {kind}" for name in UNMENDED for kind in ("kill", "stall")),
+    ],
 )
 async def test_what_is_not_mended_in_place_passes_a_drill_when_it_is_started_again(
     service: Service, fields: dict[str, Any], kind: str

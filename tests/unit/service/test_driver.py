@@ -69,6 +69,7 @@ class Ground:
         self.agent = SimpleNamespace(
             slowness=SimpleNamespace(remote=lambda *_: answer(slowness)),
             read=SimpleNamespace(remote=lambda *_: answer(read)),
+            keep_output=SimpleNamespace(remote=lambda *_: answer("kept")),
         )
         agents = SimpleNamespace(of=lambda _: {"n": self.agent}, get=lambda _: self)
         monkeypatch.setattr(self.cluster, "_agents", agents)

@@ -41,7 +41,6 @@ def test_a_drill_only_goes_on_and_its_end_stays(state: DrillState, told: DrillSt
         (DrillKind.KILL, 0, 100, JOB, "/at_step", "ends with step 100"),
         (DrillKind.PREEMPT, 0, 3, JOB, "/at_step", "already done"),
         (DrillKind.PREEMPT, 1, None, JOB, "/rank", "the whole job"),
-        (DrillKind.STALL, 0, None, SCRIPT, "/kind", "not watched for hangs"),
     ],
 )
 def test_a_drill_that_makes_no_sense_is_refused_with_its_field(
@@ -57,6 +56,7 @@ def test_a_drill_that_makes_no_sense_is_refused_with_its_field(
     ("kind", "rank", "at_step", "job"),
     [
         (DrillKind.KILL, 1, None, JOB),
+        (DrillKind.STALL, 0, None, SCRIPT),
         (DrillKind.KILL, 1, 11, JOB),
         (DrillKind.STALL, 0, 99, JOB),
         (DrillKind.PREEMPT, 0, 50, JOB),

@@ -567,6 +567,14 @@ def test_any_other_interval_of_checkpoints_is_refused_where_it_stands(every: Any
     assert caught.value.pointer == "/checkpoint/every_steps"
 
 
+def test_an_elastic_script_shares_its_batches_out_as_prepare_does() -> None:
+    script = {"script": {"entrypoint": "a.py"}, "resources": {"num_workers": 4}}
+    spec = JobSpec.model_validate(script | {"elastic": {"min_workers": 2}})
+    assert spec.elastic is not None
+    with pytest.raises(ValidationError, match="does not know the loss"):
+        JobSpec.model_validate(script | {"elastic": {"min_workers": 2, "exact": True}})
+
+
 def test_an_elastic_job_says_with_how_few_it_goes_on() -> None:
     fields = {"elastic": {"min_workers": 2}, "resources": {"num_workers": 4}}
     spec = JobSpec.model_validate(recipe("image_classification", **fields))

@@ -76,6 +76,8 @@ def make_task(
         checkpoint_url=(base / "checkpoints").as_uri(),
         artifact_url=(base / "artifacts").as_uri(),
         work_dir=str(home / "work" / "job"),
+        folders_dir=str(base / "folders"),
+        folder_url=(home / "checkpoint-folder").as_uri(),
         resume_from=tuple(resume_from),
         init_from=init_from,
         device=device,

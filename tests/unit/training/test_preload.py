@@ -17,6 +17,7 @@ found = {
     "tasks": len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1,
     "cuda": torch.cuda.is_initialized(),
     "ray": "ray" in sys.modules,
+    "onnx": "onnx" in sys.modules,
 }
 from pathlib import Path
 from ray_workers.shared.contracts import RankTask
@@ -46,5 +47,6 @@ def test_the_preload_is_safe_to_fork_and_training_imports_nothing_more(tmp_path:
     assert found["tasks"] == 1
     assert found["cuda"] is False
     assert found["ray"] is False
+    assert found["onnx"] is False, "training does not wait for what exports"
     assert found["code"] == 0
     assert found["late"] == []

@@ -19,6 +19,7 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.loop.trainer import Batch, Trainer
 from ray_workers.training.parallel.optim import optimizer_step
+from tests.marks import soak
 from tests.unit.training.jobs import (
     assert_same,
     change_the_data,
@@ -38,10 +39,10 @@ EVERYTHING_ON = {"max_grad_norm": 1.0, "micro_batch_size": 40}
     ("world_size", "options"),
     [
         (1, {}),
-        (2, {}),
+        soak(2, {}),
         (3, {}),
         (2, {"precision": "fp16", "ema": {"decay": 0.9}}),
-        (2, {"optimizer": {"name": "adafactor", "lr": 0.01}, "label_smoothing": 0.1}),
+        soak(2, {"optimizer": {"name": "adafactor", "lr": 0.01}, "label_smoothing": 0.1}),
         (1, {"early_stopping": {"patience": 1, "min_delta": 0.01}}),
     ],
     ids=["alone", "two", "three", "fp16 and average", "adafactor", "early stopping"],
@@ -308,7 +309,7 @@ def test_a_resume_on_other_data_is_refused(tmp_path: Path) -> None:
     assert "is not the one that the checkpoint of step 2 was trained on" in error["message"]
 
 
-@pytest.mark.parametrize("loader_workers", [0, 2])
+@pytest.mark.parametrize("loader_workers", [soak(0), 2])
 def test_samples_read_from_a_mapped_file_go_on_to_the_bit_after_a_kill(
     tmp_path: Path, loader_workers: int
 ) -> None:

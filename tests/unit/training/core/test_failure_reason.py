@@ -40,7 +40,7 @@ def fail(number: int) -> None:
 
 def test_an_error_in_a_pool_has_the_place_there() -> None:
     with (
-        multiprocessing.get_context("spawn").Pool(1) as pool,
+        multiprocessing.get_context("fork").Pool(1) as pool,
         pytest.raises(ValueError, match="row 7") as caught,
     ):
         pool.apply(fail, (7,))

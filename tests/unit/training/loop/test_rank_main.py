@@ -18,6 +18,7 @@ from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import STORAGE_EXIT_CODE, RankTask
 from ray_workers.shared.heartbeat import TimeCategory
 from ray_workers.training.loop.rank_main import environment
+from tests.marks import soak
 from tests.unit.training.ranks import frames, make_task, run_ranks
 
 RECIPE = {"recipe": "image_classification", "model": {"name": "mlp"}}
@@ -222,7 +223,7 @@ def refuse_reports(number: int, task: RankTask) -> None:
     SpoolWriter._write = refuse  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("end", ["", "import sys; sys.exit()"])
+@pytest.mark.parametrize("end", [soak(""), "import sys; sys.exit()"])
 def test_a_rank_does_not_end_well_before_its_last_report_is_written(
     tmp_path: Path, end: str
 ) -> None:

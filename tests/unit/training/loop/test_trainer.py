@@ -20,6 +20,7 @@ from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, RankTask
 from ray_workers.training.checkpoint import checkpoint_files, interval
 from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
 from ray_workers.training.loop.trainer import Trainer
+from tests.marks import SOAK
 from tests.unit.training.jobs import (
     change_the_data,
     digits,
@@ -213,6 +214,7 @@ def test_the_best_checkpoint_is_measured_and_outlives_newer_ones(tmp_path: Path)
     assert left == {f"step-{step:012d}" for step in (best, 24)}
 
 
+@SOAK  # fp16 does, and more
 def test_bf16_computes_otherwise_and_learns_nearly_the_same(alone: Path, tmp_path: Path) -> None:
     assert run_ranks(tmp_path, document(1, precision="bf16"), world_size=1) == [0]
     losses, exact = series(tmp_path, "train/loss"), series(alone, "train/loss")
@@ -221,7 +223,7 @@ def test_bf16_computes_otherwise_and_learns_nearly_the_same(alone: Path, tmp_pat
 
 
 def test_digits_are_learned(tmp_path: Path) -> None:
-    spec = document(2, epochs=10, global_batch_size=256, optimizer={"lr": 0.003})
+    spec = document(2, epochs=5, global_batch_size=128, optimizer={"lr": 0.006})
     spec |= {"model": {"name": "cnn", "width": 16}}
     assert run_ranks(tmp_path, spec, world_size=2) == [0, 0]
     assert list(series(tmp_path, "val/accuracy").values())[-1] >= 0.97

@@ -30,7 +30,7 @@ def with_dropout(folder: Path, num_workers: int, parallel: dict[str, Any], **tra
 @pytest.mark.parametrize(
     ("parallel", "how"),
     [
-        ({}, "selective"),
+        soak({}, "selective"),
         soak({"tensor": 2}, "selective"),
         ({"shard": 2}, "full"),
         soak({"pipeline": 2}, "full"),

@@ -41,8 +41,8 @@ def text(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any)
 
 
 def brief(folder: Path, num_workers: int, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
-    """The same over 8 steps, a short batch among them, for more than two ranks: they take long on
-    a small machine, and `benchmarks equality` does all 20."""
+    """The same over 8 steps, a short batch among them: 20 take long on a small machine, and
+    `benchmarks equality` does them."""
     source = work.write_text(folder, num_sentences=250)
     made: dict[str, Any] = work.document(
         source, num_workers, parallel, **({"max_steps": 8} | train)
@@ -117,14 +117,28 @@ TRIED = [
     "data x shard x pipeline",
 ]
 """`python -m benchmarks equality` tries all that there are."""
-SHORT = {"shard", "shard, ZeRO 1", "tensor", "context", "pipeline", "shard x tensor"}
+SHORT = {"shard", "shard, ZeRO 1", "tensor", "context", "pipeline", "data x shard"}
 """Of `make test`: one an axis, and a product of two."""
 
 
 @pytest.mark.parametrize("mesh", soak_but(TRIED, short=SHORT))
 def test_a_gpt_learns_the_same(undisturbed: Undisturbed, mesh: str) -> None:
-    num_ranks, parallel = work.MESHES[mesh]
-    make = brief if num_ranks > 2 else text
+    assert_learns_the_same(undisturbed, brief, *work.MESHES[mesh])
+
+
+@SOAK
+@pytest.mark.parametrize("mesh", [mesh for mesh in TRIED if work.MESHES[mesh][0] == 2])
+def test_a_gpt_learns_the_same_over_twenty_steps(undisturbed: Undisturbed, mesh: str) -> None:
+    assert_learns_the_same(undisturbed, text, *work.MESHES[mesh])
+
+
+def assert_learns_the_same(
+    undisturbed: Undisturbed,
+    make: Callable[..., dict[str, Any]],
+    num_ranks: int,
+    parallel: dict[str, Any],
+) -> None:
+    """As one process alone does."""
     together, alone = undisturbed(make, num_ranks, parallel), undisturbed(make, 1, {})
     assert furthest(together, alone) < EQUAL
     for key in ("train/loss", "train/grad_norm", "val/loss", "val/accuracy", "val/perplexity"):
@@ -145,7 +159,7 @@ def _in_fp64(task: RankTask) -> None:
     torch.set_default_dtype(torch.float64)
 
 
-@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("zero", [soak(1), 3])
 def test_a_share_of_fewer_samples_than_micro_batches_counts_for_what_it_is(
     undisturbed: Undisturbed, zero: int
 ) -> None:
@@ -193,6 +207,7 @@ def blocks(home: Path, num_workers: int, parallel: dict[str, Any]) -> dict[str, 
     return spec | {"model": {"name": "resnet", "depth": 14, "width": 8}}
 
 
+@SOAK  # fp16 is, and more
 def test_bf16_is_as_good_as_that_of_replicas(undisturbed: Undisturbed) -> None:
     replicas = undisturbed(digits, 2, {}, precision="bf16")
     together = undisturbed(digits, 2, {"shard": 2}, precision="bf16")
@@ -202,7 +217,7 @@ def test_bf16_is_as_good_as_that_of_replicas(undisturbed: Undisturbed) -> None:
 HALF_SENT = {"param_dtype": "fp16", "reduce_dtype": "fp16"}
 
 
-@pytest.mark.parametrize("scale", [2.0**16, 2.0**28], ids=["as it is", "too large"])
+@pytest.mark.parametrize("scale", [soak(2.0**16), 2.0**28], ids=["as it is", "too large"])
 def test_fp16_is_as_good_as_that_of_replicas(undisturbed: Undisturbed, scale: float) -> None:
     """Also where the gradients overflow, and the first steps change nothing on any rank."""
     before = functools.partial(_begin_with_scale, scale=scale)

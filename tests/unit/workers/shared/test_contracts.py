@@ -12,10 +12,12 @@ from dray import views
 from dray.train.checkpoints import CheckpointRef
 from ray_workers.node.agent import NodeReport
 from ray_workers.node.attempt_residue import AttemptResidue
+from ray_workers.node.job_folders import FilesKept, FolderPlan
 from ray_workers.shared import contracts
 from ray_workers.shared.contracts import (
     AttemptSpec,
     DataPolicy,
+    EnvironmentPolicy,
     Outcome,
     PollReply,
     RankTask,
@@ -23,6 +25,7 @@ from ray_workers.shared.contracts import (
     Slice,
 )
 from ray_workers.shared.frames import Report
+from ray_workers.shared.procfs import Activity
 from ray_workers.supervision.failure_attribution import RankExit
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot
 from service.cluster.ray.node_agents import GatewayConfig
@@ -52,7 +55,18 @@ def test_an_attempt_is_as_large_as_its_slices_and_crosses_by_pickle() -> None:
 
 
 CROSS = [
-    *(AttemptSpec, RankTask, PollReply, Outcome, DataPolicy, contracts.Frame, contracts.Drill),
+    *(
+        AttemptSpec,
+        RankTask,
+        PollReply,
+        Outcome,
+        DataPolicy,
+        EnvironmentPolicy,
+        contracts.NodeEnvironment,
+        contracts.Frame,
+        contracts.Drill,
+    ),
+    *(FolderPlan, FilesKept, Activity),
     *(contracts.Grant, contracts.SilentProcess, AttemptResidue, NodeReport, RankExit),
     *(ClusterNode, ClusterSnapshot, AttemptRef, Claimed, GatewayConfig, *Report.__subclasses__()),
 ]
@@ -76,6 +90,7 @@ def test_a_rank_gets_all_that_its_attempt_says_of_it() -> None:
         resume_from=(ref,),
         init_from=ref,
         data_policy=DataPolicy.open("/c"),
+        environment_policy=EnvironmentPolicy("/s", limit_bytes=7, build_limit_s=3.0),
         spool_limit_bytes=77,
         furthest_step=12,
         worker_mtbf_s=345.0,

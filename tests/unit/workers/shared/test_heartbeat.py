@@ -120,7 +120,7 @@ def seen(
     incarnation: int, uses: dict[TimeCategory, float], *, alive: TimeCategory | None = None
 ) -> RankObservation:
     status = RankStatus(
-        1, RankPhase.COMPUTE, 0, 0.0, 0, 0, 0.0, 1, alive or TimeCategory.USEFUL, uses
+        1, RankPhase.COMPUTE, 0, 0.0, 0, 0, 0.0, 1, alive or TimeCategory.USEFUL, uses, False
     )
     return RankObservation(0, incarnation, status, 2.0, "R" if alive else "")
 

@@ -28,6 +28,7 @@ def observation(
     first_at: float = 1.0,
     since: float = 0.0,
     state: str = "S",
+    is_prepared: bool = False,
 ) -> RankObservation:
     status = RankStatus(
         step=step,
@@ -40,6 +41,7 @@ def observation(
         pid=100 + rank,
         use=TimeCategory.USEFUL,
         uses=dict.fromkeys(TIME_CATEGORIES, 0.0),
+        is_prepared=is_prepared,
     )
     return RankObservation(rank, incarnation, status, age_s, state)
 

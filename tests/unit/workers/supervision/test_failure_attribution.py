@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, Frame, FrameKind
-from ray_workers.supervision.failure_attribution import RankExit, judge
+from ray_workers.supervision.failure_attribution import RankExit, failed_by_echo, judge
 
 
 def said(rank: int, cause: Cause, message: str) -> dict[int, Frame]:
@@ -48,9 +48,67 @@ def test_a_kill_where_memory_was_short_says_what_to_do() -> None:
     assert "2 processes for want of memory: lower train.micro_batch_size" in outcome.message
 
 
-def test_of_several_reasons_one_with_an_error_is_named() -> None:
+def test_of_reasons_at_unknown_times_one_with_an_error_is_named() -> None:
     outcome = judge(exits(3, 1), said(1, Cause.USER_ERROR, "the sky is red"))
     assert (outcome.rank, outcome.message) == (1, "the sky is red")
+
+
+def failing(rank: int, at: float, *, said_at: float | None = None) -> dict[int, Frame]:
+    """An error of its own that a rank raised, and reported at `said_at`."""
+    body = {"cause": "user_error", "type": "E", "message": f"E of {rank}", "traceback": ""}
+    frame_at = at if said_at is None else said_at
+    return {rank: Frame(rank, 0, FrameKind.ERROR, frame_at, {**body, "raised_at": at})}
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_of_several_errors_the_one_that_was_raised_first_is_named(first: int) -> None:
+    errors = {}
+    for rank in range(3):
+        # The traceback of the first takes so long that its report comes last.
+        at, said_at = (100.0, 160.0) if rank == first else (101.0 + rank, 102.0 + rank)
+        errors |= failing(rank, at, said_at=said_at)
+    outcome = judge(exits(1, 1, 1), errors, is_script=True)
+    assert (outcome.rank, outcome.message) == (first, f"E of {first}")
+
+
+def test_a_killed_rank_is_named_before_those_that_hide_its_loss_behind_errors_of_their_own() -> (
+    None
+):
+    killed = replace(RankExit.of(1, -9), ended_at=100.1)
+    echo = replace(RankExit.of(0, 1), ended_at=100.3)
+    outcome = judge([echo, killed], failing(0, 100.0), is_script=True)
+    assert (outcome.rank, outcome.exit_code, outcome.cause) == (1, -9, Cause.WORKER_LOST)
+    killed = replace(killed, ended_at=109.0)
+    assert judge([echo, killed], failing(0, 100.0), is_script=True).rank == 0
+
+
+@pytest.mark.parametrize("claimed", [1e30, -5.0, float("nan"), "soon", None])
+def test_no_rank_can_claim_another_time_than_a_past_one(claimed: object) -> None:
+    errors = failing(0, 100.0) | failing(1, 99.0)
+    errors[0].body["raised_at"] = claimed  # type: ignore[index]
+    assert judge(exits(1, 1), errors).rank == 1
+
+
+def test_a_rank_of_a_script_that_ends_well_before_the_others_is_why_they_fail() -> None:
+    left = replace(RankExit.of(1, 0), ended_at=100.0)
+    errors = said(0, Cause.WORKER_LOST, "Connection closed by peer")
+    errors[0] = replace(errors[0], time=100.2)
+    outcome = judge([RankExit.of(0, 1), left], errors, is_script=True)
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.USER_ERROR, 1, 0)
+    assert outcome.message == (
+        "rank 1 ended with code 0 while the others went on, and rank 0 lost it: "
+        "Connection closed by peer"
+    )
+    assert judge([RankExit.of(0, 1), left], errors).cause is Cause.WORKER_LOST, "of a recipe"
+    later = replace(left, ended_at=107.0)
+    assert judge([RankExit.of(0, 1), later], errors, is_script=True).rank == 0
+
+
+def test_only_ranks_that_all_lost_a_peer_failed_by_echo() -> None:
+    echo = said(0, Cause.WORKER_LOST, "peer is gone")
+    assert failed_by_echo(exits(1), echo)
+    assert not failed_by_echo(exits(1, -9), echo)
+    assert not failed_by_echo(exits(1, 1), echo | said(1, Cause.USER_ERROR, "the sky is red"))
 
 
 def test_where_all_lost_someone_the_first_is_named() -> None:

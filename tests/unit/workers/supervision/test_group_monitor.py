@@ -19,17 +19,19 @@ from ray_workers.shared.contracts import (
     Drill,
     DrillKind,
     DrillState,
+    Frame,
     FrameKind,
     Outcome,
     Slice,
 )
 from ray_workers.shared.heartbeat import RankObservation, RankPhase, RankStatus, TimeCategory
 from ray_workers.shared.machine_pace import MachinePace
+from ray_workers.shared.procfs import Activity
 from ray_workers.supervision.failure_attribution import RankExit
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.recovery import RecoveryController
-from ray_workers.supervision.recovery_rules import why_never
+from ray_workers.supervision.recovery_rules import may_recover
 from ray_workers.supervision.timings import Timings
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.wire import attempt_spec
@@ -43,7 +45,13 @@ UNRECOVERED: dict[str, dict[str, Any]] = {
     "GPUs": {"resources": {"num_workers": 2, "gpus_per_worker": 1}},
 }
 PATIENCE_S = 60.0
-QUICK = Timings(look_period_s=0.01, sure_s=0.0)
+QUICK = Timings(
+    look_period_s=0.01,
+    sure_s=0.0,
+    script_look_period_s=0.01,
+    script_stacks_apart_s=0.0,
+    echo_s=0.01,
+)
 RECIPE = {"recipe": "image_classification", "resources": {"num_workers": 2}}
 SCRIPT = {"script": {"entrypoint": "train.py"}, "resources": {"num_workers": 2}}
 STACK = 'Thread 0x1 (most recent call first):\n  File "loop.py", line 1 in _step\n'
@@ -52,14 +60,12 @@ STACK = 'Thread 0x1 (most recent call first):\n  File "loop.py", line 1 in _step
 def attempt(document: dict[str, Any]) -> AttemptSpec:
     workers = document["resources"]["num_workers"]
     has_gpus = "gpus_per_worker" in document["resources"]
-    unrecovered = why_never(
-        JobSpec.model_validate(document), num_workers=workers, has_gpus=has_gpus
-    )
+    recovers = may_recover(JobSpec.model_validate(document), num_workers=workers, has_gpus=has_gpus)
     return attempt_spec(
         spec=document,
         slices=(Slice("n", workers),),
         bundle={"CPU": 1.0} | ({"GPU": 1.0} if has_gpus else {}),
-        recovers_in_place=unrecovered is None,
+        recovers_in_place=recovers,
     )
 
 
@@ -72,6 +78,10 @@ class Standing:
         self.takes_signals = True
         self.num_observed = 0
         self.slots: list[Any] = []
+        self.stack_of: dict[int, str] = {}
+        self.left: dict[int, Frame] = {}
+        """ERROR frames."""
+        self.num_errors_asked = 0
         self._exits: list[asyncio.Future[RankExit]] = [
             asyncio.get_running_loop().create_future() for _ in range(num_ranks)
         ]
@@ -95,10 +105,21 @@ class Standing:
         return self.seen
 
     async def stacks(self, seats: Sequence[int]) -> dict[int, str]:
-        return dict.fromkeys(seats, STACK)
+        return {seat: self.stack_of.get(seat, STACK) for seat in seats}
 
-    async def errors(self) -> dict[int, Any]:
-        return {}
+    async def activity(self) -> dict[tuple[int, int], Activity]:
+        return {(one.rank, one.incarnation): Activity(1.0, 0) for one in self.seen}
+
+    async def errors(self) -> dict[int, Frame]:
+        self.num_errors_asked += 1
+        return self.left
+
+    def ended(self) -> list[RankExit]:
+        return [member.end for member in self.placed if member.exit.done()]
+
+    def end(self, rank: int, code: int) -> None:
+        self.placed[rank].end = RankExit.of(rank, code)
+        self._exits[rank].set_result(self.placed[rank].end)
 
     async def signal(self, node_id: str, seat: int, number: int) -> bool:
         self.signals.append((seat, number))
@@ -131,7 +152,7 @@ async def test_time_that_no_process_accounts_for_is_of_no_use_once_there_was_a_s
     group = Standing(2)
     monitor = monitor_of(SCRIPT, group, Reports())
     assert monitor.use is TimeCategory.STARTING
-    status = RankStatus(step, RankPhase.COMPUTE, 0, 0.0, 0, 0, first_at, 100, use, {})
+    status = RankStatus(step, RankPhase.COMPUTE, 0, 0.0, 0, 0, first_at, 100, use, {}, False)
     group.seen = [RankObservation(0, 0, status, 0.1, "S")]
     await monitor.observe()
     assert monitor.use is otherwise
@@ -187,6 +208,34 @@ async def test_where_nobody_is_to_blame_the_attempt_ends_too() -> None:
         [],
         [[]],
     )
+
+
+async def test_a_group_ends_with_the_ranks_that_are_served() -> None:
+    roles = {"ps": {"num_workers": 1}, "worker": {"num_workers": 2}}
+    document = {
+        "script": {"entrypoint": "train.py", "roles": roles},
+        "resources": {"num_workers": 3},
+    }
+    group, watching = watched(document, Reports())
+    for member in group.placed[1:]:
+        await asyncio.sleep(0.02)
+        assert not watching.done()
+        member.end = RankExit.of(member.rank, 0)
+        member.exit.set_result(member.end)
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None
+    assert [member.rank for member in group.running] == [0]
+
+
+async def test_a_group_ends_with_a_server_that_fails() -> None:
+    roles = {"ps": {"num_workers": 1}, "worker": {"num_workers": 1}}
+    document = {
+        "script": {"entrypoint": "train.py", "roles": roles},
+        "resources": {"num_workers": 2},
+    }
+    group, watching = watched(document, Reports())
+    group.placed[0].exit.set_result(group.placed[0].end)
+    group.placed[1].exit.set_result(group.placed[1].end)  # the echo
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None
 
 
 async def test_a_group_whose_ranks_end_well_ends_without_an_outcome() -> None:
@@ -255,3 +304,73 @@ async def test_a_fault_is_injected_into_a_rank_and_reported() -> None:
     assert group.signals == [(0, signal.SIGKILL)]
     states = [body["state"] for body in reports.of(FrameKind.DRILL)]
     assert states == [DrillState.WAITING, DrillState.STRUCK]
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+async def test_a_killed_rank_of_a_script_is_replaced_if_the_script_is_prepared(
+    is_prepared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[Any]] = []
+
+    async def recover(_: Any, lost: Sequence[Any], **kind: Any) -> bool:
+        asked.append(lost)
+        return False
+
+    monkeypatch.setattr(RecoveryController, "recover", recover)
+    group, watching = watched(SCRIPT, Reports())
+    group.seen = [observation(0, is_prepared=is_prepared)]
+    await group.signal("n", 1, signal.SIGKILL)
+    if not is_prepared:  # the others fail in the collective without it
+        await group.signal("n", 0, signal.SIGKILL)
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None
+    assert bool(asked) is is_prepared
+
+
+@pytest.mark.parametrize("limit_s", [60, None])
+async def test_a_script_that_hangs_is_ended_with_the_rank_that_stands_apart(
+    limit_s: int | None,
+) -> None:
+    document = SCRIPT | {"script": {"entrypoint": "train.py", "hang_limit_s": limit_s}}
+    group, watching = watched(document, reports := Reports())
+    waits = 'File "/p/torch/distributed/distributed_c10d.py", line 3 in all_reduce'
+    group.stack_of = {0: waits}
+    group.seen = [observation(rank, age_s=1000.0) for rank in (0, 1)]
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    said = "rank 1 stood still for 1000.0 s in compute, and was ended"
+    assert outcome == Outcome.of(Cause.WORKER_LOST, said, 1)
+    (bundle,) = reports.of(FrameKind.HANG)
+    assert (bundle["culprits"], bundle["limit_s"]) == ([1], limit_s or 900.0)
+    assert [rank["stack"] for rank in bundle["ranks"]] == [waits, STACK]
+
+
+async def test_a_script_whose_ranks_all_stand_at_the_same_place_is_ended_as_a_whole() -> None:
+    document = SCRIPT | {"script": {"entrypoint": "train.py", "hang_limit_s": 60}}
+    group, watching = watched(document, Reports())
+    group.seen = [observation(rank, age_s=61.0) for rank in (0, 1)]
+    outcome = await asyncio.wait_for(watching, PATIENCE_S)
+    assert outcome.message == "all ranks stood still at the same place for 61.0 s"
+    assert group.signals == []
+
+
+async def test_a_script_that_is_silent_and_shows_no_other_sign_goes_on() -> None:
+    group, watching = watched(SCRIPT, reports := Reports())
+    group.seen = [observation(rank, age_s=1000.0) for rank in (0, 1)]
+    group.stack_of = {0: STACK, 1: ""}
+    async with asyncio.timeout(PATIENCE_S):
+        while group.num_observed < 20:
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    assert (group.signals, reports.all) == ([], [])
+
+
+async def test_the_rank_that_the_others_lost_has_time_to_say_why() -> None:
+    group, watching = watched(SCRIPT, Reports())
+    echo = {"cause": "worker_lost", "message": "Connection closed by peer"}
+    group.left = {0: Frame(0, 0, FrameKind.ERROR, 1.0, echo)}
+    group.end(0, 1)
+    async with asyncio.timeout(PATIENCE_S):
+        while not group.num_errors_asked:
+            await asyncio.sleep(0.01)
+    assert not watching.done()
+    group.end(1, 1)
+    assert await asyncio.wait_for(watching, PATIENCE_S) is None

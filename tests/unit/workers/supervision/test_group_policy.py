@@ -29,9 +29,9 @@ from tests.unit.workers.supervision.observed import observation
 
 TIMINGS = Timings()
 STEP_S = TIMINGS.hang_s[RankPhase.COMPUTE]
-ELASTIC = GroupPolicy(TIMINGS, recovers_in_place=True, is_script=False)
-FIXED = GroupPolicy(TIMINGS, recovers_in_place=False, is_script=False)
-SCRIPT = GroupPolicy(TIMINGS, recovers_in_place=False, is_script=True)
+ELASTIC = GroupPolicy(TIMINGS, recovers_in_place=True, is_script=False, is_elastic=False)
+FIXED = GroupPolicy(TIMINGS, recovers_in_place=False, is_script=False, is_elastic=False)
+SCRIPT = GroupPolicy(TIMINGS, recovers_in_place=False, is_script=True, is_elastic=False)
 REGROUPING = Regrouping((1,), began_at=0.0, furthest_step=10)
 ANNOUNCED = RecoveryState(round=1, regrouping=REGROUPING, announced_at=0.0)
 LACKING = RecoveryState(round=1, regrouping=REGROUPING, num_lacking=2, lacking_since=0.0)
@@ -98,6 +98,36 @@ def script(state: str, **fields: Any) -> GroupObservation:
 
 def test_a_running_script_is_not_judged_for_it_does_not_say_what_it_does() -> None:
     assert decide(script("S"), at=[0.0, 9.0, 1000.0], policy=SCRIPT) == []
+
+
+ELASTIC_SCRIPT = GroupPolicy(TIMINGS, recovers_in_place=True, is_script=True, is_elastic=True)
+
+
+def test_an_elastic_script_that_is_not_prepared_ends_once_it_has_reported_a_step() -> None:
+    (end,) = decide(seen(observation(0), observation(1)), at=[0.0], policy=ELASTIC_SCRIPT)
+    assert isinstance(end, End)
+    assert end.outcome.cause is Cause.CANNOT_RUN
+    assert "dray.train.prepare()" in end.outcome.message
+    is_starting = seen(observation(0, first_at=0.0, step=0))
+    assert decide(is_starting, at=[0.0], policy=ELASTIC_SCRIPT) == []
+    is_prepared = seen(observation(0, is_prepared=True))
+    assert decide(is_prepared, at=[0.0], policy=ELASTIC_SCRIPT) == []
+    assert decide(seen(observation(0)), at=[0.0], policy=SCRIPT) == []
+
+
+def test_a_prepared_script_that_recovers_may_be_as_slow_as_its_steps_are() -> None:
+    """Rank 0 computes a step in the old round; its steps take a minute each."""
+    memory = GroupMemory()
+    for step in range(3):
+        ranks = [observation(rank, step=step, is_prepared=True) for rank in (0, 1)]
+        actions, memory = ELASTIC_SCRIPT.decide(seen(*ranks), memory, 60.0 * step)
+        assert actions == []
+    late = [observation(0, age_s=599.0, step=2, is_prepared=True)]
+    recovery = RecoveryState(round=1, regrouping=REGROUPING, announced_at=120.0)
+    for now in (130.0, 140.0):
+        group = seen(*late, num_running=2, num_placed=2, recovery=recovery)
+        actions, memory = ELASTIC_SCRIPT.decide(group, memory, now)
+        assert actions == []
 
 
 def test_a_stopped_process_of_a_script_is_ended_after_a_while() -> None:

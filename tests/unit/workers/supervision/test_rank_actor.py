@@ -13,6 +13,7 @@ import pytest
 from dray import train
 from dray.train import spool
 from ray_workers.shared import spool_reader
+from ray_workers.shared.secret_files import Masker
 from ray_workers.supervision import rank_actor
 from ray_workers.supervision.rank_actor import LogPump, _last_metrics
 from ray_workers.supervision.timings import Timings
@@ -144,3 +145,29 @@ def test_the_speed_that_a_script_reports_is_shown_as_a_recipes_is(
     assert _last_metrics(tmp_path) == {"step": 4, "train/loss": 0.25}
     train.report(5, {"perf/samples_per_s": 60.0}, samples_per_s=70)
     assert _last_metrics(tmp_path) == {"step": 5, "perf/samples_per_s": 60.0}
+
+
+async def test_no_line_has_a_secret_wherever_the_output_is_cut(directory: Path) -> None:
+    canary = "canary-5f1d"
+    source, sink = os.pipe()
+    log = LogPump(directory.with_suffix(".metrics"), source, 1 << 20, Timings())
+    log.mask(Masker({"TOKEN": canary}))
+    filling = rank_actor.LOG_LINE_BYTES
+    for text in (f"a {canary} b\n", canary[:5], f"{canary[5:]}\n", f"end {canary}"):
+        os.write(sink, text.encode())
+        log._pump()
+    os.write(sink, b"\n")
+    for before in range(filling - len(canary) - 1, filling + 2):
+        # In pieces, so that the line is cut while it grows.
+        os.write(sink, b"x" * before + canary[:4].encode())
+        log._pump()
+        os.write(sink, canary[4:].encode() + b"y" * 50 + b"\n")
+        log._pump()
+    os.close(sink)
+    log.finish()
+    assert await log.lines_lost_at_the_end() == 0
+    data = spool_reader.read(directory, 0, 1 << 30)
+    texts = [frame.body["text"] for frame in spool_reader.decode("r0.0.log", data)]
+    assert texts[:3] == ["a *** b", "***", "end ***"]
+    assert canary not in "".join(texts)
+    assert "".join(texts).count("***") == 3 + len(canary) + 3

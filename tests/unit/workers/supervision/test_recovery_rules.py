@@ -40,6 +40,32 @@ def why_never(changes: dict[str, Any], *, workers: int = 2, gpus: bool = False) 
     return recovery_rules.why_never(document, num_workers=workers, has_gpus=gpus)
 
 
+@pytest.mark.parametrize(
+    ("changes", "kind", "may"),
+    [
+        (RECIPE, {}, True),
+        (RECIPE, {"has_gpus": True}, False),
+        (SCRIPT, {}, True),
+        (SCRIPT, {"num_workers": 1}, False),
+        (SCRIPT, {"has_gpus": True}, False),
+        ({"script": {"entrypoint": "train.py", "framework": "jax"}}, {}, False),
+    ],
+)
+def test_a_script_of_one_program_on_cpu_may_recover(
+    changes: dict[str, Any], kind: dict[str, Any], may: bool
+) -> None:
+    document = JobSpec.model_validate({"resources": {"num_workers": 2}} | changes)
+    asked = {"num_workers": 2, "has_gpus": False} | kind
+    assert recovery_rules.may_recover(document, **asked) is may
+
+
+def test_a_script_is_prepared_once_a_running_process_of_it_shows_that() -> None:
+    seen = [observation(0, is_prepared=True), observation(1)]
+    assert recovery_rules.are_prepared(seen, {(0, 0), (1, 0)})
+    assert not recovery_rules.are_prepared(seen, {(1, 0)})
+    assert not recovery_rules.are_prepared([], {(0, 0)})
+
+
 def test_a_group_that_holds_one_state_together_recovers() -> None:
     assert why_never(RECIPE) is None
 
@@ -47,8 +73,8 @@ def test_a_group_that_holds_one_state_together_recovers() -> None:
 @pytest.mark.parametrize(
     ("changes", "kind", "said"),
     [
-        (SCRIPT, {}, "only it knows its state"),
-        (SCRIPT, {"workers": 1}, "only it knows its state"),
+        (SCRIPT, {}, "only if it calls dray.train.prepare"),
+        (SCRIPT, {"workers": 1}, "only if it calls dray.train.prepare"),
         (RECIPE, {"workers": 1}, "nobody else holds its state"),
         (RECIPE, {"gpus": True}, "half a step on"),
         (RECIPE | {"parallel": {"shard": 2}}, {}, "each has parts that nobody else has"),

@@ -31,7 +31,7 @@ def rank(
     has_reported = now is not TimeCategory.UNREPORTED
     step, first_at = (7, 1e9) if has_reported else (0, 0.0)
     uses = dict.fromkeys(TIME_CATEGORIES, 0.0) | uses
-    status = RankStatus(step, phase, 0, 0.0, 0, 0, first_at, 1, now, uses)
+    status = RankStatus(step, phase, 0, 0.0, 0, 0, first_at, 1, now, uses, False)
     return RankObservation(number, 0, status, age_s, "S" if alive else "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,7 +86,8 @@ async def test_a_killed_process_that_an_overloaded_machine_does_not_end_in_time_
     cluster.pace.learn(20.0)
 
     async def wait() -> RankExit:
-        return RankExit(0, None, not is_stuck, is_stuck, memory_kills=0, log_lines_lost=0)
+        gone = RankExit.of(0, None)
+        return replace(gone, lost_forkserver=not is_stuck, is_stuck=is_stuck)
 
     member = cluster.group.members[0]
     member.actor = SimpleNamespace(wait=SimpleNamespace(remote=wait))

@@ -1,0 +1,98 @@
+"""A function as a job: pickled by the client, uploaded as code, and called on every rank."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from dray.errors import SpecError
+
+ENTRYPOINT: Final = "dray_function.py"
+"""The program of such a job, by which a server knows it."""
+PICKLE: Final = "function.pkl"
+RESULT: Final = "result.pkl"
+"""Name of the artifact with the result of rank 0."""
+
+_PROGRAM = '''"""Calls the function that `submit_function` of dray's client has sent."""
+
+from dray.train.functions import call
+
+call({pickle!r}, python={python!r})
+'''
+
+
+def write(folder: Path, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Write the files of the job's code into an empty folder.
+
+    A function of a notebook, of a script or of a module of one's own travels with what it refers
+    to there; packages are imported on the node. SpecError for what can't be pickled.
+    """
+    cloudpickle = _cloudpickle()
+    with _by_value(cloudpickle, sys.modules.get(getattr(function, "__module__", ""))):
+        try:
+            data = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+        except Exception as error:  # whatever the objects' own methods raise
+            raise SpecError(
+                f"the function can't be sent: {type(error).__name__}: {error}",
+                hint="open files, locks and connections in the function itself",
+            ) from error
+    (folder / PICKLE).write_bytes(data)
+    program = _PROGRAM.format(pickle=PICKLE, python=list(sys.version_info[:2]))
+    (folder / ENTRYPOINT).write_text(program)
+
+
+def document(
+    function: Callable[..., Any], num_workers: int, spec: Mapping[str, Any] | None, code: str
+) -> dict[str, Any]:
+    """The job document. spec: its other parts. SpecError if they name another program."""
+    parts = dict(spec or {})
+    for part in ("script", "recipe"):
+        if part in parts:
+            raise SpecError("the job runs the function: leave this out", pointer=f"/{part}")
+    resources = {**parts.pop("resources", {}), "num_workers": num_workers}
+    name = getattr(function, "__name__", "function").strip("<>") or "function"
+    script = {"entrypoint": ENTRYPOINT, "code": code}
+    return {"name": name, **parts, "script": script, "resources": resources}
+
+
+def load_result(path: Path) -> Any:
+    """The result in a downloaded artifact. Unpickling runs code that the job chose."""
+    return _cloudpickle().loads(path.read_bytes())
+
+
+def _cloudpickle() -> Any:
+    try:
+        import cloudpickle
+    except ImportError:
+        raise SpecError(
+            "functions need the package cloudpickle: pip install 'dray[functions]'"
+        ) from None
+    return cloudpickle
+
+
+@contextmanager
+def _by_value(cloudpickle: Any, module: ModuleType | None) -> Iterator[None]:
+    """Pickle the functions and classes of a module of the user's own as they are, since the node
+    can't import it."""
+    if module is None or module.__name__ == "__main__" or not _is_own(module):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_own(module: ModuleType) -> bool:
+    """Whether a module is in none of the folders of installed packages."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return False
+    installed: Sequence[str] = list(sysconfig.get_paths().values())
+    return not any(Path(file).is_relative_to(folder) for folder in installed)

@@ -1,0 +1,176 @@
+"""The part of a job document that says which packages and variables its ranks have."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from dray.spec.fields import Document, wrong
+
+MAX_TEXT: Final = 256 << 10
+"""Characters of all variables together, and of the requirements."""
+OWN_VARIABLES: Final = frozenset(
+    {
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+        *("CUDA_VISIBLE_DEVICES", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "TF_CONFIG"),
+        *("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+        *("DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"),
+        *("DMLC_NUM_SERVER", "DMLC_NUM_WORKER"),
+    }
+)
+"""Variables that ranks get from dray, besides those that begin with one of OWN_PREFIXES."""
+OWN_PREFIXES: Final = ("DRAY_", "TORCHELASTIC_", "RAY_", "OMPI_COMM_WORLD_")
+_READ_AT_START: Final = ("LD_", "PYTHON", "MALLOC_", "GLIBC_")
+_HAVE_EFFECT: Final = ("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
+"""Of these, those that ask for what ranks do anyway, or that only child processes heed."""
+_FILE_OPTIONS: Final = (
+    *("-r", "--requirement", "--requirements", "-c", "--constraint", "--constraints"),
+    *("-e", "--editable"),
+)
+
+
+def is_read_at_start(name: str) -> bool:
+    """Whether a process reads a variable before its first line of Python, and never again."""
+    return name.startswith(_READ_AT_START) and name not in _HAVE_EFFECT
+
+
+def _unfit_variable(name: str) -> str | None:
+    if name in OWN_VARIABLES or name.startswith(OWN_PREFIXES):
+        return f"{name} is set by dray itself"
+    return None
+
+
+def _not_our_own(name: str) -> str:
+    if (why := _unfit_variable(name)) is not None:
+        raise ValueError(why)
+    return name
+
+
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("must not contain a NUL character")
+    return value
+
+
+def _travels(line: str) -> str:
+    """Refuse a line of requirements that names a file of the user's machine."""
+    word = re.split(r"[\s=]", line.strip(), maxsplit=1)[0]
+    if word in _FILE_OPTIONS or re.match(r"-[rce]\S", word):
+        raise ValueError(
+            f"{word} names a file, and no files come along with requirements: write its lines here"
+        )
+    if word.startswith(("./", "../", "~")) or word == ".":
+        raise ValueError(f"{word} is a path of your machine: upload the package with the code")
+    for url in re.findall(r"[a-z+]+://\S+", line):
+        if _has_password(url):
+            raise ValueError(
+                "a URL holds a password or token: give the index as environment.index, and its "
+                "credentials as a secret"
+            )
+    return line
+
+
+def _has_password(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.password) or bool(parts.username and parts.scheme.startswith("http"))
+    except ValueError:
+        return False
+
+
+def _without_password(url: str) -> str:
+    if _has_password(url):
+        raise ValueError("must hold no name or password: they belong into the file of a secret")
+    return url
+
+
+def _all_travel(text: str) -> str:
+    for line in text.splitlines():
+        if not line.lstrip().startswith("#"):
+            _travels(line)
+    return text
+
+
+VariableName = Annotated[
+    str,
+    StringConstraints(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"),
+    AfterValidator(_not_our_own),
+]
+VariableValue = Annotated[str, StringConstraints(max_length=128 << 10), AfterValidator(_no_nul)]
+PackageSpec = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\n\r\x00]+$"),
+    AfterValidator(_travels),
+]
+ShellCommand = Annotated[
+    str, StringConstraints(min_length=1, max_length=16 << 10), AfterValidator(_no_nul)
+]
+
+
+class PackageIndex(Document):
+    """A package index that is asked before the usual one."""
+
+    url: Annotated[
+        str,
+        StringConstraints(max_length=2048, pattern=r"^(https?|file)://[^\s#]+$"),
+        AfterValidator(_without_password),
+    ]
+    """Its URL, as `pip install --index-url` takes it."""
+    secret: VariableName | None = None
+    """Secret with its credentials, in the form `NAME:PASSWORD` or only a token."""
+
+
+class Environment(Document):
+    """Packages and variables of the ranks. Packages are installed once on each node, beside those
+    that the node has, while the job waits and holds no slot."""
+
+    python_packages: Annotated[list[PackageSpec], Field(max_length=1000)] = []
+    """Requirements as pip takes them, such as `transformers>=4.50`."""
+    requirements: (
+        Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_all_travel)] | None
+    ) = None
+    """Text of a requirements file, instead of `python_packages`; `dray submit --requirements FILE`
+    fills it in."""
+    index: PackageIndex | None = None
+    """Index of private packages."""
+    setup: Annotated[list[ShellCommand], Field(max_length=100)] = []
+    """Shell commands that are run once on each node after the packages are installed, in the
+    folder that they are installed in."""
+    env: Annotated[dict[VariableName, VariableValue], Field(max_length=1000)] = {}
+    """Environment variables of every rank."""
+    secrets: Annotated[list[VariableName], Field(max_length=100)] = []
+    """Names of files in the nodes' folder of secrets (`DRAY_SECRETS_DIR`). Ranks get the content of
+    each as the environment variable of that name."""
+
+    @property
+    def is_built(self) -> bool:
+        """Whether nodes have to install something or run a command for it."""
+        return bool(self.python_packages or (self.requirements or "").strip() or self.setup)
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.python_packages and self.requirements is not None:
+            raise wrong(
+                "/environment/requirements", "is instead of python_packages: give one of the two"
+            )
+        if sum(len(name) + len(value) for name, value in self.env.items()) > MAX_TEXT:
+            raise wrong("/environment/env", f"has more than {MAX_TEXT} characters together")
+        both = sorted(set(self.env) & set(self.secrets))
+        if both:
+            raise wrong("/environment/secrets", f"has {both[0]}, which env sets as well")
+        return self
+
+
+def check_recipe(environment: Environment) -> None:
+    """ValueError, with the field, for variables that the ranks of a recipe never see in time."""
+    for name in environment.env:
+        if is_read_at_start(name):
+            raise wrong(
+                f"/environment/env/{name}",
+                "is read when an interpreter starts, and the ranks of a recipe are forked from one "
+                "that runs: set it on the nodes (DRAY_RANK_ENV)",
+            )

@@ -1,0 +1,44 @@
+"""Calls a function that `dray.functions` has packed, on one rank of its job."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from dray.functions import RESULT
+from dray.train.reporting import context, save_artifact
+
+
+def call(path: str, *, python: Sequence[int]) -> None:
+    """Call the function in a file; what it returns on rank 0 becomes an artifact of the job.
+
+    python: major and minor version of the interpreter that packed it. SystemExit with the reason
+    for another one, whose bytecode differs.
+    """
+    here = list(sys.version_info[:2])
+    if list(python) != here:
+        theirs, ours = (".".join(map(str, version)) for version in (python, here))
+        sys.exit(
+            f"the function was sent by Python {theirs}, and this node has Python {ours}: a pickled "
+            "function runs on the same minor version alone"
+        )
+    import cloudpickle
+
+    function, args, kwargs = pickle.loads(Path(path).read_bytes())
+    result = function(*args, **kwargs)
+    if context().rank != 0:
+        return
+    try:
+        data = cloudpickle.dumps(result)
+    except Exception as error:  # whatever the objects' own methods raise
+        raise TypeError(
+            f"the function returned a {type(result).__name__} that can't be pickled: {error}; "
+            "return plain values, and save files by dray.train.save_artifact"
+        ) from error
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, RESULT)
+        file.write_bytes(data)
+        save_artifact(file)

@@ -1,0 +1,177 @@
+"""The global batches of each epoch, and each rank's share of them.
+
+An epoch's order is drawn from (seed, epoch), and each batch is cut into contiguous shares, one for
+each rank. So the number of ranks decides which rank computes a sample, and not which samples are
+computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from dray.train.prepared.randomness import derive_seed, seed_generators
+
+
+class BatchShare(NamedTuple):
+    """A rank's part of a global batch."""
+
+    indices: list[int]
+    """Of the data set; never empty. Where a batch has fewer samples than there are ranks, a share
+    repeats a neighbour's sample, because an exchange waits for every rank."""
+    num_global: int
+    """Samples of the global batch."""
+    is_empty: bool
+    """The sample is a neighbour's, and counts for nothing."""
+
+    @property
+    def num_counted(self) -> int:
+        return 0 if self.is_empty else len(self.indices)
+
+
+class BatchPlan:
+    """The batches of a `DataLoader`: its `batch_size` is that of the global batch."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        """Raises ValueError for a loader whose batches can't be numbered."""
+        dataset = loader.dataset
+        if isinstance(dataset, IterableDataset):
+            raise ValueError(
+                "prepare() needs a data set with a length and an index: of an IterableDataset no "
+                "batch can be found again"
+            )
+        if loader.batch_sampler is None:
+            raise ValueError("prepare() needs a DataLoader with a batch_size or a batch_sampler")
+        self._loader = loader
+        self._seed = seed
+        self._epoch = -1
+        self._order: torch.Tensor | None = None
+        self._batches: Sequence[Sequence[int]] = ()
+
+    def num_batches(self, epoch: int) -> int:
+        self._enter(epoch)
+        if self._order is None:
+            return len(self._batches)
+        size = self._batch_size
+        whole, rest = divmod(len(self._order), size)
+        return whole + (1 if rest and not self._drops_last else 0)
+
+    def share(self, epoch: int, batch: int, rank: int, world_size: int) -> BatchShare:
+        """The share of one rank; batches count from 0."""
+        self._enter(epoch)
+        if self._order is None:
+            whole = list(self._batches[batch])
+        else:
+            first = batch * self._batch_size
+            whole = self._order[first : first + self._batch_size].tolist()
+        num = len(whole)
+        start, stop = num * rank // world_size, num * (rank + 1) // world_size
+        is_empty = start == stop
+        if is_empty:
+            start = min(start, num - 1)
+            stop = start + 1
+        return BatchShare(whole[start:stop], num, is_empty)
+
+    @property
+    def _batch_size(self) -> int:
+        assert isinstance(self._loader.batch_sampler, BatchSampler)
+        return self._loader.batch_sampler.batch_size
+
+    @property
+    def _drops_last(self) -> bool:
+        assert isinstance(self._loader.batch_sampler, BatchSampler)
+        return self._loader.batch_sampler.drop_last
+
+    def _enter(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            return
+        seed = derive_seed("order", self._seed, epoch)
+        is_shuffled = _whole_order(self._loader)
+        if is_shuffled is None:
+            self._order, self._batches = None, self._sampled(epoch, seed)
+        elif is_shuffled:
+            generator = torch.Generator().manual_seed(seed)
+            self._order = torch.randperm(_size(self._loader), generator=generator)
+        else:
+            self._order = torch.arange(_size(self._loader))
+        self._epoch = epoch
+
+    def _sampled(self, epoch: int, seed: int) -> list[list[int]]:
+        """The batches that a sampler of the user's own draws, the same on every rank."""
+        loader = self._loader
+        for sampler in (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
+            set_epoch = getattr(sampler, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+            generator = getattr(sampler, "generator", None)
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(seed)
+        seed_generators(seed)
+        assert loader.batch_sampler is not None
+        return [list(batch) for batch in loader.batch_sampler]
+
+
+def _size(loader: DataLoader[Any]) -> int:
+    return len(loader.dataset)  # type: ignore[arg-type]
+
+
+def _whole_order(loader: DataLoader[Any]) -> bool | None:
+    """Whether an epoch shuffles the whole data set; None where a sampler decides otherwise."""
+    if type(loader.batch_sampler) is not BatchSampler:
+        return None
+    sampler = loader.batch_sampler.sampler
+    if isinstance(sampler, SequentialSampler):
+        return False
+    if isinstance(sampler, DistributedSampler):  # dray divides the batches itself
+        return sampler.shuffle
+    if isinstance(sampler, RandomSampler):
+        is_whole = not sampler.replacement and sampler.num_samples == _size(loader)
+        return True if is_whole else None
+    return None
+
+
+class SeededDataset(torch.utils.data.Dataset[Any]):
+    """A data set whose samples are read with generators that start from a seed of the batch, also
+    in the loader's worker processes."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, asked: Sequence[tuple[int, int]]) -> list[Any]:
+        """asked: (seed, index) of each sample of a batch."""
+        seed_generators(asked[0][0])
+        indices = [index for _, index in asked]
+        read = getattr(self._dataset, "__getitems__", None)
+        return list(read(indices)) if read else [self._dataset[index] for index in indices]
+
+
+class RemainingShares:
+    """A rank's shares of an epoch's batches from one of them on, as `SeededDataset` takes them."""
+
+    def __init__(
+        self, plan: BatchPlan, seed: int, epoch: int, first: int, rank: int, world_size: int
+    ) -> None:
+        self._plan = plan
+        self._seed = seed
+        self._epoch = epoch
+        self._first = first
+        self._place = (rank, world_size)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for batch in range(self._first, self._plan.num_batches(self._epoch)):
+            seed = derive_seed("samples", self._seed, self._epoch, batch, *self._place)
+            share = self._plan.share(self._epoch, batch, *self._place)
+            yield [(seed, index) for index in share.indices]
+
+    def __len__(self) -> int:
+        return self._plan.num_batches(self._epoch) - self._first

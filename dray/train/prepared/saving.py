@@ -1,0 +1,116 @@
+"""Checkpoints of a prepared script: copied between two batches, and written beside the training."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dray.train import reporting
+from dray.train.prepared.session import TrainingSession
+from dray.train.storage_room import log
+
+FILE = "prepared.pt"
+
+
+class Saver:
+    """Saves the state of a session on rank 0; one save is in flight at most."""
+
+    def __init__(
+        self, session: TrainingSession, *, every_steps: int | None, every_s: float | None, keep: int
+    ) -> None:
+        """every_steps, every_s: a save is due after so many steps, or seconds; None for never."""
+        self._session = session
+        self._every_steps = every_steps
+        self._every_s = every_s
+        self._keep = keep
+        self._is_asked = False
+        self._writer = ThreadPoolExecutor(1, "dray-checkpoint")
+        self._writing: Future[None] | None = None
+        self._saved_step = session.steps
+        self._saved_at = time.monotonic()
+
+    def ask(self) -> None:
+        """Have the state of the next batch saved."""
+        self._is_asked = True
+
+    def at_batch(self) -> None:
+        """Save if that is due; the state is that of the batch that comes."""
+        session = self._session
+        is_due, self._is_asked = self._is_asked or self._is_due(), False
+        if session.group.rank != 0:
+            return
+        if session.group.is_asked_to_leave:
+            self.save()
+            self.wait()
+            session.group.leave()
+        elif is_due:
+            self.save()
+
+    def _is_due(self) -> bool:
+        steps = self._session.steps - self._saved_step
+        if not steps:
+            return False
+        if self._every_steps is not None and steps >= self._every_steps:
+            return True
+        is_writing = self._writing is not None and not self._writing.done()
+        waited_s = time.monotonic() - self._saved_at
+        return self._every_s is not None and waited_s >= self._every_s and not is_writing
+
+    def save(self) -> None:
+        """Copy the state and begin to write it; waits for the save before, if that still runs."""
+        session = self._session
+        if session.steps == self._saved_step:
+            return
+        self.wait()
+        session.enter_save()
+        state = on_host(session.state())
+        self._saved_step, self._saved_at = session.steps, time.monotonic()
+        self._writing = self._writer.submit(self._write, state, session.steps)
+
+    def _write(self, state: dict[str, Any], step: int) -> None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="dray-prepared-") as folder:
+                torch.save(state, Path(folder, FILE))
+                reporting.save_checkpoint(folder, step, keep=self._keep)
+        except Exception as error:  # a disk or a storage may raise anything, and the job goes on
+            log(f"the checkpoint of step {step} could not be saved: {error}. Training goes on")
+
+    def wait(self) -> None:
+        """Return once no save is in flight."""
+        if self._writing is not None:
+            self._writing.result()
+
+
+def load() -> dict[str, Any] | None:
+    """The state of the newest intact checkpoint of an earlier attempt; None if there is none.
+
+    Raises ValueError for a checkpoint that the script has saved by itself.
+    """
+    found = reporting.load_checkpoint()
+    if found is None:
+        return None
+    path = found.path / FILE
+    if not path.is_file():
+        raise ValueError(
+            f"the checkpoint of step {found.step} was saved by save_checkpoint(), and prepare() "
+            "can't read it: a prepared script has its checkpoints saved by train.checkpoint()"
+        )
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
+    return state
+
+
+def on_host(value: Any) -> Any:
+    """A copy of a state with its tensors in the host's memory."""
+    if isinstance(value, torch.Tensor):
+        copied = value.detach().to("cpu")
+        return copied.clone() if copied.data_ptr() == value.data_ptr() else copied
+    if isinstance(value, dict):
+        return {key: on_host(one) for key, one in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)([on_host(one) for one in value])
+    return value

@@ -1,0 +1,310 @@
+"""`init`, `prepare` and the calls of a prepared script; see docs/scripts.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, TypeVar, overload
+
+from dray.train import reporting
+from dray.train.reporting import Context
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader
+
+    from dray.train.prepared.group import Group
+    from dray.train.prepared.loader import PreparedLoader
+    from dray.train.prepared.saving import Saver
+    from dray.train.prepared.session import TrainingSession
+
+CHECKPOINT_EVERY_S = 300.0
+
+
+@dataclass(frozen=True)
+class InitOptions:
+    """The arguments of `init`."""
+
+    seed: int | None
+    checkpoint_every_steps: int | None
+    checkpoint_every_s: float | None
+    keep: int
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """How far a prepared script is."""
+
+    step: int
+    """Optimizer steps done."""
+    epoch: int
+    """Of the batch at hand, from 0."""
+    total_steps: int | None
+    """Steps of the whole training, if they are known."""
+
+
+@dataclass
+class _Prepared:
+    session: TrainingSession
+    saver: Saver
+    loader: PreparedLoader | None
+
+
+@dataclass
+class _State:
+    """The calls of this process so far."""
+
+    new_group: Callable[[], Group] | None = None
+    """Given by dray in a process that it starts; unset alone and under torchrun."""
+    options: InitOptions | None = None
+    tracked: dict[str, Any] | None = None
+    prepared: _Prepared | None = None
+    num_epochs: int | None = None
+
+
+_state = _State()
+
+
+def drive(new_group: Callable[[], Group]) -> None:
+    """Set the group that `prepare` joins; dray calls this before it runs a script."""
+    global _state
+    _state = _State(new_group=new_group)
+
+
+def init(
+    *,
+    seed: int | None = None,
+    checkpoint_every_steps: int | None = None,
+    checkpoint_every_s: float | None = CHECKPOINT_EVERY_S,
+    keep: int = 2,
+) -> Context:
+    """Have this script recover in place: call it first, and `prepare` before the loop.
+
+    seed: from which the order of the data and all random numbers follow; torch's initial seed if
+    not given. checkpoint_every_steps, checkpoint_every_s: a checkpoint is saved beside the training
+    after so many steps or seconds, whichever comes first; None for never. keep: the newest
+    checkpoints to keep.
+
+    Raises ValueError for a number that makes no sense, RuntimeError if it is called twice.
+    """
+    if _state.options is not None:
+        raise RuntimeError("init() was called before: one call belongs to a process")
+    if checkpoint_every_steps is not None and checkpoint_every_steps < 1:
+        raise ValueError(f"checkpoint_every_steps is {checkpoint_every_steps}: give 1 or more")
+    if checkpoint_every_s is not None and not checkpoint_every_s > 0:
+        raise ValueError(f"checkpoint_every_s is {checkpoint_every_s}: give seconds above 0")
+    if keep < 1:
+        raise ValueError(f"keep is {keep}: give 1 or more")
+    _state.options = InitOptions(seed, checkpoint_every_steps, checkpoint_every_s, keep)
+    return reporting.context()
+
+
+def track(name: str, tracked: Any) -> None:
+    """Have an object with `state_dict` and `load_state_dict` come along in checkpoints and to
+    processes that take another's place; call it before `prepare`."""
+    _check_init("track")
+    if _state.prepared is not None:
+        raise RuntimeError("track() comes before prepare(), which restores what is tracked")
+    for method in ("state_dict", "load_state_dict"):
+        if not callable(getattr(tracked, method, None)):
+            raise ValueError(f"track() was given {name}, which has no {method}()")
+    _state.tracked = {**(_state.tracked or {}), name: tracked}
+
+
+Model = TypeVar("Model", bound="nn.Module")
+AnyOptimizer = TypeVar("AnyOptimizer", bound="Optimizer")
+
+
+@overload
+def prepare(
+    model: Model, optimizer: AnyOptimizer, loader: DataLoader[Any], **tracked: Any
+) -> tuple[Model, AnyOptimizer, PreparedLoader]: ...
+
+
+@overload
+def prepare(
+    model: Model, optimizer: AnyOptimizer, loader: None = None, **tracked: Any
+) -> tuple[Model, AnyOptimizer, None]: ...
+
+
+def prepare(
+    model: Model,
+    optimizer: AnyOptimizer,
+    loader: DataLoader[Any] | None = None,
+    **tracked: Any,
+) -> tuple[Model, AnyOptimizer, PreparedLoader | None]:
+    """Join the other ranks and restore the newest state: a peer's, a checkpoint's, or none.
+
+    Returns the model and the optimizer themselves, and a loader that hands out this rank's share of
+    each global batch: the loader's `batch_size` is that of all ranks together. From here on the
+    gradients are averaged over the ranks at the end of each backward pass.
+
+    tracked: further objects with `state_dict` and `load_state_dict`, such as `scheduler=` and
+    `scaler=`. Raises ValueError for a model without parameters or a loader that can't be divided.
+    """
+    _check_init("prepare")
+    if _state.prepared is not None:
+        raise RuntimeError("prepare() was called before: one model belongs to a process")
+    for name, one in tracked.items():
+        if one is not None:
+            track(name, one)
+    from dray.train.prepared import group as groups
+    from dray.train.prepared import saving
+    from dray.train.prepared.loader import PreparedLoader
+    from dray.train.prepared.session import TrainingSession
+
+    options = _state.options
+    assert options is not None
+    group = (_state.new_group or groups.group_of_environment)()
+    session = TrainingSession(group, model, optimizer, _state.tracked or {}, seed=options.seed)
+    session.begin(saving.load)
+    saver = saving.Saver(
+        session,
+        every_steps=options.checkpoint_every_steps,
+        every_s=options.checkpoint_every_s,
+        keep=options.keep,
+    )
+    session.on_batch = saver.at_batch
+    divided = None if loader is None else PreparedLoader(loader, session)
+    _state.prepared = _Prepared(session, saver, divided)
+    return model, optimizer, divided
+
+
+def epochs(number: int) -> Iterator[int]:
+    """Count epochs from the one at which the job is up to `number`, for `for epoch in epochs(3)`
+    around the loop over the loader."""
+    prepared = _check_prepared("epochs")
+    if prepared.loader is None:
+        raise RuntimeError("epochs() counts passes over a loader, and prepare() was given none")
+    _state.num_epochs = number
+    first = prepared.session.position.epoch
+    for epoch in range(first, number):
+        if prepared.session.is_over and epoch > first:
+            return
+        prepared.loader.skip_to(epoch)
+        yield epoch
+
+
+def progress(*, total_steps: int | None = None) -> TrainingProgress:
+    """How far the training is. total_steps: of the whole training, from which the time that is left
+    is computed, and after which the loader ends; `epochs` knows it by itself."""
+    prepared = _check_prepared("progress")
+    session = prepared.session
+    if total_steps is not None:
+        session.total_steps = total_steps
+    return TrainingProgress(session.steps, session.position.epoch, _total_steps(prepared))
+
+
+def no_sync() -> AbstractContextManager[None]:
+    """A context whose backward passes add gradients up without exchanging them; the next pass
+    outside of it exchanges the sum."""
+    prepared = _check_prepared("no_sync")
+    return prepared.session.no_exchange()
+
+
+def checkpoint() -> None:
+    """Have a checkpoint saved before the next batch, beside the training. To be called by every
+    rank or by rank 0."""
+    _check_prepared("checkpoint").saver.ask()
+
+
+@overload
+def report(
+    step: SupportsIndex,
+    values: Mapping[str, SupportsFloat],
+    *,
+    epoch: int | None = None,
+    total_steps: int | None = None,
+    samples_per_s: float | None = None,
+) -> None: ...
+
+
+@overload
+def report(step: Mapping[str, SupportsFloat]) -> None: ...
+
+
+def report(
+    step: SupportsIndex | Mapping[str, SupportsFloat],
+    values: Mapping[str, SupportsFloat] | None = None,
+    *,
+    epoch: int | None = None,
+    total_steps: int | None = None,
+    samples_per_s: float | None = None,
+) -> None:
+    """Record metrics of one step of this rank, which the API serves as the job's metrics.
+
+    step: optimizer steps done, 1 for the first. Report a key once for a step. A prepared script
+        gives the values alone: the step, the epoch and the total are known.
+    values: real numbers by key; NaN and infinities are kept. A key is lower-case words joined
+        by `/`, such as `val/accuracy`.
+    epoch, total_steps, samples_per_s: rank 0's are shown as the job's progress.
+
+    A call costs one small write to a file on this node and never waits for the network. Raises
+    ValueError for a key or value that cannot be stored. Does nothing outside of dray.
+    """
+    if isinstance(step, Mapping):
+        if values is not None:
+            raise TypeError("report() was given two sets of values")
+        _report_values(step)
+    elif values is None:
+        raise TypeError("report() needs the metrics of the step, such as {'train/loss': loss}")
+    else:
+        reporting.report(
+            step, values, epoch=epoch, total_steps=total_steps, samples_per_s=samples_per_s
+        )
+
+
+def is_prepared() -> bool:
+    """Whether this process has called `prepare`."""
+    return _state.prepared is not None
+
+
+def finish() -> None:
+    """At the end of a script that ended well: wait for the last checkpoint and the other ranks."""
+    prepared = _state.prepared
+    if prepared is not None:
+        prepared.session.finish()
+        prepared.saver.wait()
+
+
+def _report_values(values: Mapping[str, SupportsFloat]) -> None:
+    """Record metrics of the step that was just done, with the progress."""
+    prepared = _check_prepared("report")
+    session = prepared.session
+    if session.is_void or session.is_skipping:
+        return  # the step is done again, or another process has reported it
+    # A loss with a gradient is as good as one without.
+    numbers = {
+        key: value.detach() if hasattr(value, "detach") else value for key, value in values.items()
+    }
+    reporting.report(
+        session.steps, numbers, epoch=session.position.epoch, total_steps=_total_steps(prepared)
+    )
+
+
+def _total_steps(prepared: _Prepared) -> int | None:
+    if prepared.session.total_steps is not None:
+        return prepared.session.total_steps
+    if _state.num_epochs is None or prepared.loader is None:
+        return None
+    session = prepared.session
+    position = session.position
+    if not session.steps:
+        return None
+    per_epoch = len(prepared.loader)
+    # Several batches may make a step.
+    batches = position.epoch * per_epoch + min(position.batch + 1, per_epoch)
+    return max(session.steps, round(_state.num_epochs * per_epoch * session.steps / batches))
+
+
+def _check_init(call: str) -> None:
+    if _state.options is None:
+        raise RuntimeError(f"{call}() needs train.init(), which comes first")
+
+
+def _check_prepared(call: str) -> _Prepared:
+    if _state.prepared is None:
+        raise RuntimeError(f"{call}() needs train.prepare(), which comes first")
+    return _state.prepared

@@ -1,0 +1,97 @@
+"""A copy of a script's checkpoint folder in storage that is no folder, such as `s3://`.
+
+Files that have stopped changing are copied there now and then, and all of them at the end. The next
+attempt finds them again, on whichever node it runs. A file that the script deletes is deleted
+there, by the node on which it was deleted. Links are copied as the files that they lead to, if
+those are in the folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import stat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dray.train import files
+
+PERIOD_S = 15.0
+"""Pause between two looks at the folder."""
+
+
+class _Stamp(NamedTuple):
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+class FolderMirror:
+    """One folder and its copy. Its methods block; one thread at a time may call them."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder = folder
+        self._url = url.rstrip("/")
+        self._copied: dict[str, _Stamp] = {}
+        self._seen: dict[str, _Stamp] = {}
+        """As of the last look."""
+
+    def restore(self) -> int:
+        """Fetch every file of the copy; how many there are. Raises whatever the storage does."""
+        filesystem, root = _url_to_fs(self._url)
+        filesystem.invalidate_cache()
+        found = filesystem.find(root) if filesystem.exists(root) else []
+        for place in found:
+            name = str(place).removeprefix(str(root)).lstrip("/")
+            target = self._folder / name
+            if not target.resolve().is_relative_to(self._folder.resolve()):
+                raise ValueError(f"{place} is outside of the folder")
+            files.fetch(f"{self._url}/{name}", target)
+        self._copied = self._stamps()
+        return len(found)
+
+    def copy(self, *, everything: bool) -> None:
+        """Copy the files that have changed since they were copied, and that have not changed since
+        the last look; with `everything` also those that have. Raises whatever the storage does, and
+        the next call goes on."""
+        stamps = self._stamps()
+        for name, stamp in stamps.items():
+            is_quiet = everything or self._seen.get(name) == stamp
+            if self._copied.get(name) == stamp or not is_quiet:
+                continue
+            try:
+                files.store(self._folder / name, f"{self._url}/{name}")
+            except FileNotFoundError:
+                continue  # deleted meanwhile
+            if self._stamp(name) == stamp:  # else it was torn, and is copied again
+                self._copied[name] = stamp
+        for name in self._copied.keys() - stamps.keys():
+            files.remove_file(f"{self._url}/{name}")
+            del self._copied[name]
+        self._seen = stamps
+
+    def _stamps(self) -> dict[str, _Stamp]:
+        found = {}
+        for at, _, names in os.walk(self._folder):
+            for entry in names:
+                name = str(Path(at, entry).relative_to(self._folder))
+                stamp = self._stamp(name)
+                if stamp is not None and name.isprintable():
+                    found[name] = stamp
+        return found
+
+    def _stamp(self, name: str) -> _Stamp | None:
+        path = self._folder / name
+        try:
+            if not path.resolve(strict=True).is_relative_to(self._folder.resolve()):
+                return None
+            status = path.stat()
+        except (OSError, RuntimeError):
+            return None
+        is_file = stat.S_ISREG(status.st_mode)
+        return _Stamp(status.st_size, status.st_mtime_ns, status.st_ino) if is_file else None
+
+
+def _url_to_fs(url: str) -> tuple[Any, str]:
+    filesystem, root = importlib.import_module("fsspec").core.url_to_fs(url)
+    return filesystem, root

@@ -1,0 +1,1 @@
+"""Metrics that a script does not report itself, taken from its output and its loggers' files."""

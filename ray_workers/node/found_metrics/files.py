@@ -1,0 +1,205 @@
+"""Metrics in the files that a script's loggers write: event files of TensorBoard, and tables."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ray_workers.node.found_metrics.event_files import Damaged, records, scalars
+from ray_workers.node.found_metrics.points import FoundPoint, is_key, number_in, step_in
+
+MAX_ENTRIES = 20_000
+"""Entries that one look at the folders goes through, those nearest to the top first."""
+MAX_FILES = 200
+READ_BYTES = 4 << 20
+"""Bytes of one file that one look reads."""
+MAX_HEADER_BYTES = 64 << 10
+PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages"})
+EVENTS = ".tfevents."
+TABLES = ("metrics.csv", "results.csv")
+"""Of lightning's CSVLogger, and of ultralytics."""
+STEP_COLUMNS = ("step", "epoch")
+
+
+class MetricFiles:
+    """Follows the files below some folders that were written since a time.
+
+    A file of before, such as one of an earlier attempt or of the upload, is followed from its end
+    on. Links are not followed.
+    """
+
+    def __init__(self, folders: Sequence[Path], sources: frozenset[str], since: float) -> None:
+        """since: Unix seconds."""
+        self._folders = folders
+        self._sources = sources
+        self._since = since
+        self._files: dict[str, _EventFile | _Table] = {}
+        self._runs: dict[str, str] = {}
+        """The folder that each tag was first found in."""
+        self.has_more = False
+        """Whether the last look left something to read."""
+
+    def read(self) -> list[FoundPoint]:
+        """The numbers that were written since the last call, file by file."""
+        for path in self._found():
+            if path not in self._files and len(self._files) < MAX_FILES:
+                kind = _EventFile if EVENTS in os.path.basename(path) else _Table  # noqa: PTH119
+                with contextlib.suppress(OSError):
+                    self._files[path] = kind(path, self._since)
+        points: list[FoundPoint] = []
+        self.has_more = False
+        for path, file in self._files.items():
+            with contextlib.suppress(OSError):
+                read = file.read()
+                self.has_more = self.has_more or file.has_more
+                points += self._by_run(read, path) if isinstance(file, _EventFile) else read
+        return points
+
+    def _found(self) -> Iterator[str]:
+        """Files of loggers."""
+        folders, left = [str(folder) for folder in self._folders], MAX_ENTRIES
+        for folder in folders:
+            try:
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except OSError:
+                continue
+            left -= len(entries)
+            if left < 0:
+                return
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        if not entry.name.startswith(".") and entry.name not in PASSED_OVER:
+                            folders.append(entry.path)
+                    elif self._is_wanted(entry.name) and entry.is_file(follow_symlinks=False):
+                        yield entry.path
+
+    def _is_wanted(self, name: str) -> bool:
+        if "tensorboard" in self._sources and EVENTS in name:
+            return True
+        return "csv" in self._sources and name in TABLES
+
+    def _by_run(self, points: Sequence[FoundPoint], path: str) -> Iterator[FoundPoint]:
+        """A tag that several folders have is named after its folder in all but the first."""
+        folder = os.path.dirname(path)  # noqa: PTH120
+        for point in points:
+            if self._runs.setdefault(point.key, folder) == folder:
+                yield point
+            else:
+                named = f"{Path(folder).name}/{point.key}"
+                if is_key(named):
+                    yield point._replace(key=named)
+
+
+class _Followed:
+    """A file that grows."""
+
+    def __init__(self, path: str, since: float) -> None:
+        self._path = path
+        self._offset = 0
+        self._size_then = -1, -1.0
+        self.has_more = False
+        with self._open() as descriptor:
+            status = os.fstat(descriptor)
+            if status.st_mtime < since:
+                self._offset = status.st_size
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[int]:
+        """OSError for what is no plain file."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(f"{self._path} is no file")
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[int | None]:
+        """The file, if it was written to since the last time or was not read to its end."""
+        with self._open() as descriptor:
+            status = os.fstat(descriptor)
+            now = status.st_size, status.st_mtime
+            if now == self._size_then and not self.has_more:
+                yield None
+                return
+            self._size_then = now
+            if status.st_size < self._offset:
+                self._offset = 0  # it was written anew
+            yield descriptor
+
+
+class _EventFile(_Followed):
+    _is_damaged = False
+
+    def read(self) -> list[FoundPoint]:
+        if self._is_damaged:
+            return []
+        with self._changed() as descriptor:
+            if descriptor is None:
+                return []
+            data = os.pread(descriptor, READ_BYTES, self._offset)
+            size = os.fstat(descriptor).st_size
+        points: list[FoundPoint] = []
+        end = 0
+        try:
+            for after, event in records(data):
+                if self._offset + after > size:
+                    break
+                points += scalars(event)
+                end = after
+        except Damaged:
+            self._is_damaged = True
+        self._offset += end
+        self.has_more = end > 0 and self._offset < size and not self._is_damaged
+        return points
+
+
+class _Table(_Followed):
+    _header: tuple[str, ...] = ()
+
+    def read(self) -> list[FoundPoint]:
+        with self._changed() as descriptor:
+            if descriptor is None:
+                return []
+            head = os.pread(descriptor, MAX_HEADER_BYTES, 0)
+            line, ended, _ = head.partition(b"\n")
+            header = tuple(name.strip() for name in _cells(line))
+            step_at = next((header.index(name) for name in STEP_COLUMNS if name in header), None)
+            if not ended or step_at is None:
+                return []
+            if header != self._header:  # another column came, and the file was written anew
+                if self._header:
+                    self._offset = 0
+                self._header = header
+            start = max(self._offset, len(line) + 1)
+            data = os.pread(descriptor, READ_BYTES, start)
+            size = os.fstat(descriptor).st_size
+        rows = data[: data.rfind(b"\n") + 1]
+        self._offset = start + len(rows)
+        self.has_more = bool(rows) and len(data) == READ_BYTES and self._offset < size
+        return [point for row in rows.splitlines() for point in self._of_row(row, step_at)]
+
+    def _of_row(self, row: bytes, step_at: int) -> Iterator[FoundPoint]:
+        cells = _cells(row)
+        step = step_in(cells[step_at]) if step_at < len(cells) else None
+        if step is None:
+            return
+        for name, cell in zip(self._header, cells, strict=False):
+            value = number_in(cell)
+            if name not in STEP_COLUMNS and value is not None and is_key(name):
+                yield FoundPoint(name, step, value)
+
+
+def _cells(line: bytes) -> list[str]:
+    text = line.decode(errors="replace").replace("\0", "")
+    try:
+        return next(csv.reader([text]), [])
+    except csv.Error:  # a cell that is too large
+        return []

@@ -1,0 +1,141 @@
+"""Metrics in the lines that a script prints."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dray.patterns import compile_pattern
+from ray_workers.node.found_metrics.points import FoundPoint, is_key, number_in, step_in
+
+SEARCHES_PER_S = 20_000
+"""Most searches of a second, each of some microseconds: a script that prints more than can be
+looked at must not wait for it."""
+MAX_DICT_CHARS = 4096
+
+
+class LinePatterns:
+    """Looks for the metrics of a document in one line after the other."""
+
+    def __init__(
+        self, metrics: Sequence[Mapping[str, Any]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """metrics: `dray.spec.Metric` of patterns, as JSON data."""
+        self._patterns = [
+            _LinePattern(metric["name"], metric["pattern"], metric["step"]) for metric in metrics
+        ]
+        self._clock = clock
+        self._allowed, self._since = float(SEARCHES_PER_S), clock()
+        self.num_skipped = 0
+        """Lines that were not looked at, because too many came at once."""
+
+    def take(self, line: str) -> list[FoundPoint]:
+        """The metrics in a line. Parts that a carriage return separates, as those of a progress
+        bar, are looked at one by one."""
+        found: list[FoundPoint] = []
+        for part in line.split("\r") if "\r" in line else (line,):
+            if not self._may_look():
+                self.num_skipped += 1
+                break
+            for pattern in self._patterns:
+                point = pattern.take(part)
+                if point is not None:
+                    found.append(point)
+        return found
+
+    def _may_look(self) -> bool:
+        """Whether there is time for all patterns; what was not used of a second is gone after
+        it."""
+        now = self._clock()
+        new = (now - self._since) * SEARCHES_PER_S
+        self._allowed, self._since = min(SEARCHES_PER_S, self._allowed + new), now
+        if self._allowed < len(self._patterns):
+            return False
+        self._allowed -= len(self._patterns)
+        return True
+
+
+class _LinePattern:
+    def __init__(self, key: str, pattern: str, step: str | None) -> None:
+        self._key = key
+        self._value = compile_pattern(pattern)
+        self._step: Any = compile_pattern(step) if step is not None else None
+        self._newest = 0
+
+    def take(self, line: str) -> FoundPoint | None:
+        if self._step is not None:
+            found = self._step.search(line)
+            step = step_in(found.group(1) or "") if found else None
+            self._newest = self._newest if step is None else step
+        found = self._value.search(line)
+        value = number_in(found.group(1) or "") if found else None
+        if value is None:
+            return None
+        if self._step is None:
+            self._newest += 1
+        return FoundPoint(self._key, self._newest, value)
+
+
+_ENTRY = re.compile(r"'([^']{1,100})': '?([^',{}]{1,40})")
+_BAR = re.compile(r"\s*\d{1,3}%\|[^|]*\| (\d{1,15})/(\d{1,15}) \[")
+"""A bar of tqdm that has no description, as that of the Trainer."""
+
+
+class TrainerLines:
+    """Metrics of the Trainer of transformers, which prints each record as a dict.
+
+    A record says no step. The Trainer's progress bar does, which it draws anew after each record; a
+    record waits for that. Without a bar the records of the training are numbered from 1.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, float] | None = None
+        self._total: str | None = None
+        """Steps of the first bar, which is that of the training; evaluations have others."""
+        self._newest = 0
+
+    def take(self, line: str) -> list[FoundPoint]:
+        return [point for part in line.split("\r") for point in self._take(part)]
+
+    def _take(self, part: str) -> Iterator[FoundPoint]:
+        text = part.strip()
+        if text.startswith("{'") and text.endswith("}") and len(text) <= MAX_DICT_CHARS:
+            entries = dict(_ENTRY.findall(text))
+            if "epoch" in entries:
+                yield from self.finish()
+                self._waiting = _named(entries)
+        elif self._waiting is not None or self._total is None:
+            found = _BAR.match(part)
+            if found and self._total in (None, found.group(2)):
+                self._total = found.group(2)
+                if self._waiting is not None:
+                    yield from self._place(int(found.group(1)))
+
+    def finish(self) -> list[FoundPoint]:
+        """The record that still waits for its step."""
+        if self._waiting is None:
+            return []
+        is_of_training = any(key.startswith("train/") for key in self._waiting)
+        return self._place(self._newest + 1 if is_of_training else self._newest)
+
+    def _place(self, step: int) -> list[FoundPoint]:
+        assert self._waiting is not None
+        self._newest = max(self._newest, step)
+        points = [FoundPoint(key, self._newest, value) for key, value in self._waiting.items()]
+        self._waiting = None
+        return points
+
+
+def _named(entries: dict[str, str]) -> dict[str, float]:
+    """The numbers, by the names that the Trainer gives them for TensorBoard: `train/loss`,
+    `eval/loss`."""
+    named: dict[str, float] = {}
+    for name, text in entries.items():
+        value = number_in(text)
+        kind, _, rest = name.partition("_")
+        key = f"{kind}/{rest}" if kind in ("eval", "test") and rest else f"train/{name}"
+        if value is not None and name != "epoch" and is_key(key):
+            named[key] = value
+    return named

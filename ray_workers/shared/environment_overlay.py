@@ -1,0 +1,147 @@
+"""Environments on a node: folders of packages that lie over the node's own, found by their content.
+
+    environments/KEY.json     description of a finished environment; without it nothing is finished
+    environments/FOLDER/site  its packages, which ranks have ahead of the node's (PYTHONPATH)
+    environments/FOLDER/log   the output of the installer and of the setup commands
+
+The description is made last and in one step, so a builder that dies leaves nothing that counts.
+A rank holds a shared lock on its environment's folder; the folder is not removed meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import platform
+import site
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import dray
+from ray_workers.shared.paths import machine_root
+
+_DECIDING = ("python_packages", "requirements", "index", "setup")
+"""Fields of `environment` that decide what is installed."""
+OWN_PACKAGES = frozenset({"dray", "ray_workers"})
+
+
+@dataclass(frozen=True)
+class EnvironmentRecord:
+    """The description of a finished environment."""
+
+    folder: str
+    packages: tuple[str, ...]
+    """`name==version` of those that differ from the node's own."""
+    modules: tuple[str, ...]
+    """Names of their modules, without a dot."""
+    size_bytes: int
+
+
+def environments_dir() -> Path:
+    """Environments of all deployments of this user on this machine."""
+    return machine_root() / "environments"
+
+
+def key_of(environment: Mapping[str, Any], *, keeps_all: bool) -> str:
+    """The name of an environment on this node: by what is asked for, the interpreter, the node's
+    own distributions and dray's version. keeps_all: none of the node's own may be replaced."""
+    described = {
+        **{name: environment.get(name) or None for name in _DECIDING},
+        "keeps_all": keeps_all,
+        "python": [platform.python_version(), sys.executable, os.uname().machine],
+        "distributions": sorted(distributions()),
+        "dray": dray.__version__,
+    }
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def distributions() -> list[str]:
+    """Names, with versions, of the packages that are installed where this interpreter looks."""
+    found = []
+    for folder in (*site.getsitepackages(), site.getusersitepackages()):
+        with contextlib.suppress(OSError):
+            names = [path.name for path in Path(folder).iterdir()]
+            found += [name for name in names if name.endswith((".dist-info", ".egg-info"))]
+    return found
+
+
+def find(root: Path, key: str) -> EnvironmentRecord | None:
+    """The finished environment of this name, which counts as used now."""
+    path = root / f"{key}.json"
+    record = read_record(path)
+    if record is None or not (root / record.folder / "site").is_dir():
+        return None
+    with contextlib.suppress(FileNotFoundError):
+        os.utime(path)
+    return record
+
+
+def read_record(path: Path) -> EnvironmentRecord | None:
+    """The description in a file; None if there is none, or not a whole one."""
+    try:
+        data = json.loads(path.read_text())
+        data["packages"], data["modules"] = tuple(data["packages"]), tuple(data["modules"])
+        return EnvironmentRecord(**data)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write_record(root: Path, key: str, record: EnvironmentRecord) -> None:
+    partial = root / f"{record.folder}.json.partial"
+    with partial.open("w") as file:
+        json.dump(asdict(record), file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(root / f"{key}.json")
+
+
+def hold(root: Path, record: EnvironmentRecord) -> int:
+    """A descriptor that keeps the environment from being removed while any process has it open.
+    FileNotFoundError if the environment has just been removed."""
+    lock = os.open(root / record.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    if not (root / record.folder / "site").is_dir():
+        os.close(lock)
+        raise FileNotFoundError(record.folder)
+    return lock
+
+
+def variables(root: Path, record: EnvironmentRecord, known: Mapping[str, str]) -> dict[str, str]:
+    """PYTHONPATH and PATH by which child processes find the environment as well."""
+    packages = root / record.folder / "site"
+    path = [str(packages), *filter(None, [known.get("PYTHONPATH")])]
+    programs = [str(packages / "bin"), *filter(None, [known.get("PATH")])]
+    return {"PYTHONPATH": os.pathsep.join(path), "PATH": os.pathsep.join(programs)}
+
+
+def replaced_in(modules: Mapping[str, Any], record: EnvironmentRecord) -> list[str]:
+    """Modules of the environment that are imported already from elsewhere."""
+    return sorted(name for name in record.modules if name in modules)
+
+
+def enter(root: Path, record: EnvironmentRecord) -> None:
+    """Have this process import from the environment first, as an interpreter started with
+    PYTHONPATH would; its `.pth` files count, too."""
+    packages = str(root / record.folder / "site")
+    sys.path.insert(0, packages)
+    site.addsitedir(packages)
+    importlib.invalidate_caches()
+
+
+def modules_in(packages: Path) -> tuple[str, ...]:
+    """Names of the modules in a folder of packages, without a dot."""
+    found = set()
+    for entry in os.scandir(packages):
+        name = entry.name
+        if entry.is_dir() and "." not in name and name not in ("bin", "__pycache__"):
+            found.add(name)
+        elif name.endswith((".py", ".so")):
+            found.add(name.split(".")[0])
+    return tuple(sorted(found))

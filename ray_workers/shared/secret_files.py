@@ -1,0 +1,91 @@
+"""Secrets of jobs: files that the cluster's operator laid on the nodes, by name.
+
+A job's document names a secret; the file of that name is read on the node, in the rank's process
+and in its rank actor, which masks the value in the rank's output. The value itself is never sent
+anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+MAX_BYTES = 64 << 10
+MASK = "***"
+MIN_MASKED = 4
+"""Characters; a shorter value, or line of a value, would mask a good part of any text."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class SecretUnavailable(Exception):
+    """A node has no such secret, or its file may be read by others. The message shows no value."""
+
+
+def read_secrets(folder: str | None, names: Iterable[str]) -> dict[str, str]:
+    """The values by name, without a newline at their end. SecretUnavailable."""
+    return {name: _read(folder, name) for name in names}
+
+
+def _read(folder: str | None, name: str) -> str:
+    if folder is None:
+        raise SecretUnavailable(
+            f"the job asks for the secret {name}, but this cluster has no folder of secrets "
+            "(DRAY_SECRETS_DIR)"
+        )
+    if not _NAME.fullmatch(name):
+        raise SecretUnavailable("the name of a secret has letters, digits and _")
+    try:
+        fd = os.open(Path(folder, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise SecretUnavailable(
+            f"the secret {name} can't be read on this node: {error.strerror}"
+        ) from None
+    try:
+        _refuse_if_open_to_others(os.fstat(fd), name)
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(MAX_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(data) > MAX_BYTES or b"\0" in data:
+        raise SecretUnavailable(
+            f"the secret {name} must have at most {MAX_BYTES >> 10} KiB and no NUL character"
+        )
+    try:
+        return data.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        raise SecretUnavailable(f"the secret {name} is not text in UTF-8") from None
+
+
+def _refuse_if_open_to_others(status: os.stat_result, name: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise SecretUnavailable(f"the secret {name} is no regular file")
+    if status.st_uid not in (0, os.getuid()):
+        raise SecretUnavailable(f"the secret {name} belongs to another user than dray's or root")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise SecretUnavailable(
+            f"the secret {name} can be read by other users of this node: its file must have the "
+            "mode 0600 or 0400"
+        )
+
+
+class Masker:
+    """Replaces secret values in text and bytes. Of a value with several lines each line is one."""
+
+    def __init__(self, secrets: Mapping[str, str]) -> None:
+        parts = {line for value in secrets.values() for line in [value, *value.splitlines()]}
+        # Longest first, so that no value that contains another one is left in part.
+        found = sorted((p for p in parts if len(p) >= MIN_MASKED), key=len, reverse=True)
+        self._text = re.compile("|".join(map(re.escape, found))) if found else None
+        encoded = [part.encode() for part in found]
+        self._bytes = re.compile(b"|".join(map(re.escape, encoded))) if encoded else None
+        self.longest = max(map(len, encoded), default=0)
+        """Bytes of the longest value: a text that is cut must be cut behind so many more."""
+
+    def text(self, text: str) -> str:
+        return text if self._text is None else self._text.sub(MASK, text)
+
+    def data(self, data: bytes) -> bytes:
+        return data if self._bytes is None else self._bytes.sub(MASK.encode(), data)

@@ -1,0 +1,107 @@
+"""The folders of a script on all nodes of its attempt: made before it, kept once it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Set
+from dataclasses import replace
+from typing import Any
+
+from ray_workers.node.job_folders import FilesKept, FolderPlan
+from ray_workers.shared.contracts import AttemptSpec, Cause, Outcome, attempt_prefix, folder_url
+from ray_workers.supervision.node_clients import CodeUnavailable, NodeClients
+from ray_workers.supervision.timings import Timings
+
+AreGivenUp = Callable[[Set[str]], Awaitable[bool]]
+
+
+class ScriptFolders:
+    """Those of one attempt; a recipe has none."""
+
+    def __init__(self, spec: AttemptSpec, nodes: NodeClients, timings: Timings) -> None:
+        self._nodes = nodes
+        self._timings = timings
+        self._plans = plans_of(spec) if spec.spec.get("script") else {}
+
+    async def begin(self) -> None:
+        """Make the folders on every node; CodeUnavailable if a node can't have them."""
+        limit_s = self._timings.code_limit_s
+        asked = {
+            node_id: self._nodes.ask(node_id, "begin_folders", plan, limit_s=limit_s)
+            for node_id, plan in self._plans.items()
+        }
+        for node_id, problem in zip(asked, await asyncio.gather(*asked.values()), strict=True):
+            if problem is not None:
+                message = f"the script's folders can't be made on the node {node_id}: {problem}"
+                raise CodeUnavailable(message)
+
+    async def keep(self, outcome: Outcome, are_given_up: AreGivenUp) -> Outcome:
+        """The outcome, once the files of every node are in the storage and reported. An attempt
+        whose files are lost is no success; others say so."""
+        if not self._plans or outcome.cause is Cause.SLOTS_UNAVAILABLE:
+            return outcome
+        found = await asyncio.gather(
+            *(
+                self._until_answered(node_id, are_given_up, "output_names")
+                for node_id in self._plans
+            )
+        )
+        taken: set[str] = set()
+        ends = []
+        for node_id, names in zip(self._plans, found, strict=True):
+            theirs = sorted(taken.intersection(names or ()))
+            taken.update(names or ())
+            ends.append(self._until_answered(node_id, are_given_up, "keep_output", theirs))
+        return with_files(outcome, await asyncio.gather(*ends))
+
+    async def _until_answered(
+        self, node_id: str, are_given_up: AreGivenUp, method: str, *arguments: Any
+    ) -> Any:
+        """The agent's answer, however often it must be asked; None of a node that is given up."""
+        limit_s = self._timings.files_answer_limit_s
+        while True:
+            try:
+                answer = await self._nodes.ask(node_id, method, *arguments, limit_s=limit_s)
+                if answer is not None:
+                    return answer
+            except KeyError:
+                return None  # a node that is gone
+            except Exception:  # a TimeoutError, or an error of Ray
+                if await are_given_up({node_id}):
+                    return None
+            await asyncio.sleep(self._timings.ask_again_pause_s)
+
+
+def plans_of(spec: AttemptSpec) -> dict[str, FolderPlan]:
+    """By node, in the order of the ranks."""
+    plans: dict[str, FolderPlan] = {}
+    rank = 0
+    base = f"{spec.storage_url.rstrip('/')}/{attempt_prefix(spec.job_id, spec.attempt)}"
+    for part in spec.slices:
+        if part.node_id not in plans:
+            plans[part.node_id] = FolderPlan(
+                rank=rank,
+                node_rank=len(plans),
+                output_url=f"{base}/output",
+                folder_url=folder_url(spec.storage_url, spec.job_id),
+                spool_limit_bytes=spec.spool_limit_bytes,
+            )
+        rank += part.num_workers
+    return plans
+
+
+def with_files(outcome: Outcome, ends: list[FilesKept | None]) -> Outcome:
+    """The outcome with a word on files that were not kept. None of a node that is gone."""
+    lost = ["a node that had some is gone" if e is None else e.problem for e in ends]
+    problems = [problem for problem in lost if problem]
+    left_out = [end.left_out for end in ends if end is not None and end.left_out]
+    if problems:
+        said = f"the files in the script's folders were not all kept: {'; '.join(problems)}"
+        if outcome.cause is Cause.SUCCEEDED:
+            cause = Cause.NODE_LOST if None in ends else Cause.INFRASTRUCTURE
+            outcome = replace(outcome, cause=cause, message=f"every rank ended well, but {said}")
+        else:
+            outcome = replace(outcome, message=f"{outcome.message}; {said}")
+    if left_out:
+        outcome = replace(outcome, message=f"{outcome.message}; {'; '.join(left_out)}")
+    return outcome

@@ -1,0 +1,95 @@
+"""Whether the model that a recipe takes from uploaded code is there."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator
+
+from dray.spec import Imported, JobSpec
+from service.code.entrypoints import (
+    LARGEST_PARSED_BYTES,
+    code_unfit,
+    syntax_fault,
+    what_there_is,
+)
+from service.code.uploads import CodeUploads
+from service.domain.errors import CodeNotFound, CodeUnfit
+
+WHERE = "/model/import"
+
+
+async def why_unfit(
+    uploads: CodeUploads, spec: JobSpec, owner: str, storage_url: str
+) -> CodeUnfit | None:
+    """Why the model that `model.import` names can't be trained; None if it may be, also where it
+    is of a package that nodes have. StorageUnavailable."""
+    model = spec.model
+    if not isinstance(model, Imported):
+        return None
+    if not storage_url.startswith("file:"):
+        return CodeUnfit(
+            "a model of your own needs storage that is a folder: its ranks run your code, so they "
+            "get no credentials of the node, and the recipe writes its checkpoints itself",
+            pointer=WHERE,
+            hint="train it by a script: dray.train hands its files to a process of dray",
+        )
+    if model.code is None:
+        return None
+    try:
+        files = {file.path: file for file in await uploads.files(owner, model.code)}
+    except CodeNotFound:
+        return code_unfit(model.code, "/model/code")
+    base = model.module.replace(".", "/")
+    file = files.get(f"{base}.py") or files.get(f"{base}/__init__.py")
+    if file is None:
+        return CodeUnfit(
+            f"there is no module {model.module} in the code: neither {base}.py nor "
+            f"{base}/__init__.py",
+            pointer=WHERE,
+            hint=what_there_is(list(files.values())),
+        )
+    if file.size_bytes > LARGEST_PARSED_BYTES:
+        return None
+    source = b"".join([piece async for piece in uploads.pieces(file)])
+    if (fault := syntax_fault(source)) is not None:
+        return CodeUnfit(f"{file.path} is not Python: {fault}", pointer=WHERE)
+    names = _names_of(source)
+    if names is None or model.attribute in names:
+        return None
+    shown = ", ".join(sorted(names)[:10]) or "nothing"
+    return CodeUnfit(
+        f"{file.path} defines no {model.attribute}", pointer=WHERE, hint=f"it defines {shown}"
+    )
+
+
+def _names_of(source: bytes) -> set[str] | None:
+    """Names at the top of a module; None where more of them may come by other ways."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            body = ast.parse(source).body
+    except (RecursionError, MemoryError):
+        return None
+    found: set[str] = set()
+    for statement in body:
+        match statement:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                found.add(name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                if any(one.name == "*" for one in names):
+                    return None
+                found |= {one.asname or one.name.split(".")[0] for one in names}
+            case ast.Assign(targets=targets):
+                found |= {name for target in targets for name in _bound(target)}
+            case ast.AnnAssign(target=target):
+                found |= set(_bound(target))
+            case ast.Expr(value=ast.Constant()):
+                pass
+            case _:  # a condition, a loop, a call: it may define anything
+                return None
+    return found
+
+
+def _bound(target: ast.expr) -> Iterator[str]:
+    return (node.id for node in ast.walk(target) if isinstance(node, ast.Name))

@@ -1,0 +1,60 @@
+"""The events by which a job's history tells of its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from ray_workers.shared.contracts import NodeEnvironment
+from service.db.repositories import jobs as repository
+from service.domain.states import Trigger
+from service.domain.text import clean
+from service.lifecycle.transitions import move, remark
+
+MAX_MESSAGE = 2000
+MAX_NAMED = 5
+
+
+def note_preparing(session: Session, job_id: str, message: str, now: datetime) -> None:
+    """Say once that the job's environment is being prepared."""
+    job = repository.lock(session, job_id)
+    if job is not None and job.state == JobState.QUEUED:
+        code = "preparing_environment"
+        remark(session, job, type_="environment", code=code, message=message, now=now)
+
+
+def note_ready(
+    session: Session, job_id: str, attempt: int, answers: Sequence[NodeEnvironment], now: datetime
+) -> None:
+    """Say what the attempt that was just claimed finds on its nodes, and how its ranks start."""
+    job = repository.lock(session, job_id)
+    if job is None or job.attempt != attempt:
+        return
+    packages = sorted({package for answer in answers for package in answer.packages})
+    replaced = sorted({name for answer in answers for name in answer.replaced})
+    number = f"{len(packages)} package{'' if len(packages) == 1 else 's'}"
+    message = f"the environment is ready: {number} beside those of the nodes"
+    if replaced:
+        message += (
+            f"; it replaces {', '.join(replaced[:MAX_NAMED])}, which training processes have "
+            "imported before they are forked, so each rank starts a fresh interpreter"
+        )
+    log = next((answer.log for answer in answers if answer.log), "")
+    data = {"packages": packages, "replaced": replaced, "log": clean(log)}
+    code = "environment_ready"
+    remark(session, job, type_="environment", code=code, message=message, now=now, data=data)
+
+
+def fail(
+    session: Session, job_id: str, attempt_seen: int, answer: NodeEnvironment, now: datetime
+) -> bool:
+    """End a waiting job whose environment can't be installed; False if the job has moved on."""
+    job = repository.lock(session, job_id)
+    if job is None or job.state != JobState.QUEUED or job.attempt != attempt_seen:
+        return False
+    message = clean(f"its environment can't be prepared: {answer.message}"[:MAX_MESSAGE])
+    data = {"log": clean(answer.log)}
+    return move(session, job, Trigger.FAIL, code="cannot_run", message=message, now=now, data=data)

@@ -1,0 +1,293 @@
+"""Environments of jobs that are about to start: asked for on the nodes of their plan.
+
+A job whose environment is not ready on each of these nodes waits, and holds no slot meanwhile. The
+nodes are asked beside the scheduler's rounds, so a node that does not answer holds up the jobs that
+would start there and no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from dray.spec import Environment
+from ray_workers.shared.contracts import BuildState, EnvironmentPolicy, NodeEnvironment
+from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
+from service.config.settings import Settings
+from service.db.notifications import QUEUE, Signals
+from service.db.repositories import jobs as repository
+from service.domain import policy
+from service.lifecycle import environments as lifecycle
+from service.loops.fencing import LoopDatabase
+
+logger = logging.getLogger(__name__)
+
+BELIEVED_S = 30.0
+"""How long an answer counts before the node is asked again. It is much less than the time for
+which a node keeps an environment that nobody uses."""
+MAX_PLANS = 5
+"""How often a round plans anew without jobs whose environment is not ready; those that the last
+plan would start wait for the next round."""
+FORGOTTEN_S = 60.0
+"""After how long without a job that waits for it a node is no longer asked for an environment."""
+BUILDING_S = 0.1
+"""Before a node that builds is asked again; its answer takes a while by itself."""
+ASK_AGAIN_S = 1.0
+"""Before a node that did not answer, or met an index that did not, is asked again."""
+
+
+def policy_of(settings: Settings) -> EnvironmentPolicy:
+    """The operator's settings, as nodes get them."""
+    folder = settings.secrets_dir
+    return EnvironmentPolicy(
+        secrets_dir=None if folder is None else str(folder.absolute()),
+        limit_bytes=settings.environment_limit_bytes,
+        build_limit_s=settings.environment_build_limit_s,
+    )
+
+
+@dataclass(frozen=True)
+class WantedEnvironment:
+    """The part of a job's document that nodes prepare."""
+
+    environment: Mapping[str, Any]
+    keeps_all: bool
+    """Whether the packages of the node have to stay: those of a recipe."""
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> WantedEnvironment | None:
+        """None if there is nothing to prepare."""
+        found = document.get("environment")
+        if found is None:
+            return None
+        try:
+            environment = Environment.model_validate(found)
+        except ValidationError:
+            return None  # of another release; the claim refuses the document
+        index_secret = environment.index is not None and environment.index.secret is not None
+        if not (environment.is_built or environment.secrets or index_secret):
+            return None
+        # Variables are no business of the node's agent.
+        asked = environment.model_dump(mode="json", exclude={"env"})
+        return cls(asked, keeps_all=document.get("script") is None)
+
+    @property
+    def digest(self) -> str:
+        text = json.dumps([self.environment, self.keeps_all], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass
+class _Question:
+    """A question to one node, until its answer is final."""
+
+    wanted: WantedEnvironment
+    node_id: str
+    wanted_at: float
+    """When a job needed the answer last, by the loop's clock."""
+    answer: NodeEnvironment | None = None
+    answered_at: float = 0.0
+    silent: str = "has not answered yet"
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        return self.answer is not None and self.answer.state in (
+            BuildState.READY,
+            BuildState.FAILED,
+        )
+
+    @property
+    def sentence(self) -> str:
+        """How far the node is."""
+        if self.answer is None:
+            return self.silent
+        if self.answer.state is BuildState.UNREACHABLE:
+            return f"tries again: {self.answer.message}"
+        return self.answer.message
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """The nodes of a plan and an environment."""
+
+    answers: tuple[NodeEnvironment, ...]
+    """Of the nodes that are ready."""
+    failure: NodeEnvironment | None
+    waiting: str | None
+    """Why the job waits; None if all nodes are ready or one has failed."""
+
+    is_long: bool
+    """Whether a node has said that it takes a while."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.waiting is None and self.failure is None
+
+
+class Preparations:
+    """Answers of nodes on environments. For one event loop."""
+
+    def __init__(self, cluster: Cluster, signals: Signals, policy: EnvironmentPolicy) -> None:
+        self._cluster = cluster
+        self._signals = signals
+        self._policy = policy
+        self._questions: dict[tuple[str, str], _Question] = {}
+
+    def check(
+        self, wanted: WantedEnvironment, node_ids: Sequence[str], names: Mapping[str, str]
+    ) -> Readiness:
+        """How far these nodes are; those that have not said are asked. names: hosts by node."""
+        found = {node_id: self._question(wanted, node_id) for node_id in node_ids}
+        answers = [q.answer for q in found.values() if q.is_settled and q.answer is not None]
+        failure = next((a for a in answers if a.state is BuildState.FAILED), None)
+        missing = {node: question for node, question in found.items() if not question.is_settled}
+        waiting = None
+        if missing and failure is None:
+            told = "; ".join(f"{names.get(n, n)} {q.sentence}" for n, q in missing.items())
+            waiting = f"its environment is being prepared: {told}"
+        ready = tuple(a for a in answers if a.state is BuildState.READY)
+        is_long = any(question.answer is not None for question in missing.values())
+        return Readiness(ready, failure, waiting, is_long)
+
+    def _question(self, wanted: WantedEnvironment, node_id: str) -> _Question:
+        now = asyncio.get_running_loop().time()
+        key = (wanted.digest, node_id)
+        known = self._questions.get(key)
+        if known is None or (known.is_settled and now - known.answered_at > BELIEVED_S):
+            known = self._questions[key] = _Question(wanted, node_id, now)
+            known.task = asyncio.ensure_future(self._ask(known))
+        known.wanted_at = now
+        self._forget(now)
+        return known
+
+    def _forget(self, now: float) -> None:
+        for key, question in list(self._questions.items()):
+            if now - question.wanted_at > FORGOTTEN_S:
+                del self._questions[key]
+
+    def forget_failure(self, wanted: WantedEnvironment, node_ids: Collection[str]) -> None:
+        """A job has failed for it: the next one is another try."""
+        for node_id in node_ids:
+            question = self._questions.get((wanted.digest, node_id))
+            if question is not None and question.is_settled:
+                del self._questions[(wanted.digest, node_id)]
+
+    async def _ask(self, question: _Question) -> None:
+        """Ask until the node is ready, has failed, or no job wants to know."""
+        loop, wanted = asyncio.get_running_loop(), question.wanted
+        while loop.time() - question.wanted_at <= FORGOTTEN_S:
+            try:
+                question.answer = await self._cluster.prepare_environment(
+                    question.node_id, wanted.environment, self._policy, wanted.keeps_all
+                )
+            except ClusterUnavailable as error:
+                question.answer, question.silent = None, f"does not answer: {error}"
+            except Exception:
+                logger.exception("a node could not be asked for an environment")
+                question.answer, question.silent = None, "could not be asked"
+            question.answered_at = loop.time()
+            if question.is_settled:
+                self._signals.publish(QUEUE)
+                return
+            building = question.answer and question.answer.state is BuildState.BUILDING
+            await asyncio.sleep(BUILDING_S if building else ASK_AGAIN_S)
+
+    def close(self) -> None:
+        for question in self._questions.values():
+            if question.task is not None:
+                question.task.cancel()
+
+
+class EnvironmentGate:
+    """Plans, and lets jobs start whose environment is ready on every node of the plan."""
+
+    def __init__(self, database: LoopDatabase, preparations: Preparations) -> None:
+        self._database = database
+        self._preparations = preparations
+        self._wanted: dict[str, WantedEnvironment | None] = {}
+        """By job, of those that were about to start and have not gone."""
+        self._ready: dict[str, tuple[NodeEnvironment, ...]] = {}
+        self._told: set[str] = set()
+
+    def close(self) -> None:
+        self._preparations.close()
+
+    async def plan(
+        self, snapshot: policy.Snapshot, now: datetime, cluster: ClusterSnapshot | None
+    ) -> list[policy.Decision]:
+        """As `policy.plan`; a job whose environment is not ready takes no slot and waits, and one
+        whose environment can't be installed fails."""
+        there = {job.job_id for job in snapshot.queue} | {g.job_id for g in snapshot.growing}
+        self._wanted = {job_id: w for job_id, w in self._wanted.items() if job_id in there}
+        self._told &= there
+        names = {} if cluster is None else {n.node_id: n.hostname for n in cluster.nodes}
+        attempts = {job.job_id: job.attempt for job in snapshot.queue}
+        waiting: dict[str, str] = {}
+        for _ in range(MAX_PLANS):
+            queue = tuple(replace(j, preparing=waiting.get(j.job_id)) for j in snapshot.queue)
+            decisions = policy.plan(replace(snapshot, queue=queue), now)
+            held = await self._held(decisions, attempts, names)
+            decisions = [d for d in decisions if d.job_id not in held]
+            if not held:
+                break
+            waiting |= held
+        return decisions
+
+    async def _held(
+        self,
+        decisions: Sequence[policy.Decision],
+        attempts: Mapping[str, int],
+        names: Mapping[str, str],
+    ) -> dict[str, str]:
+        """Why each of the jobs that would start now, or grow, may not yet."""
+        due = [d for d in decisions if isinstance(d, policy.Start | policy.Grow)]
+        unknown = [d.job_id for d in due if d.job_id not in self._wanted]
+        if unknown:
+            found = await self._database.read(lambda s, _: repository.documents(s, unknown))
+            self._wanted |= {job_id: WantedEnvironment.of(d) for job_id, d in found.items()}
+        held: dict[str, str] = {}
+        for decision in due:
+            wanted = self._wanted.get(decision.job_id)
+            if wanted is None:
+                continue
+            node_ids = [part.node_id for part in decision.slices]
+            readiness = self._preparations.check(wanted, node_ids, names)
+            if readiness.is_ready:
+                self._ready[decision.job_id] = readiness.answers
+                continue
+            reason = readiness.waiting or "its environment can't be prepared"
+            held[decision.job_id] = reason
+            if isinstance(decision, policy.Start):
+                await self._tell(decision.job_id, attempts[decision.job_id], readiness, reason)
+            if readiness.failure is not None:
+                self._preparations.forget_failure(wanted, node_ids)
+        return held
+
+    async def _tell(self, job_id: str, attempt: int, readiness: Readiness, reason: str) -> None:
+        failure = readiness.failure
+        if failure is not None:
+            await self._database.write(
+                lambda s, at: lifecycle.fail(s, job_id, attempt, failure, at)
+            )
+        elif readiness.is_long and job_id not in self._told:
+            self._told.add(job_id)
+            await self._database.write(
+                lambda s, at: lifecycle.note_preparing(s, job_id, reason, at)
+            )
+
+    async def note_ready(self, job_id: str, attempt: int) -> None:
+        """Put into the job's history what it found, once it was claimed."""
+        answers = self._ready.pop(job_id, None)
+        if answers:
+            await self._database.write(
+                lambda s, at: lifecycle.note_ready(s, job_id, attempt, answers, at)
+            )

@@ -1,0 +1,37 @@
+"""docs/moving.md tells the truth: its blocks are run in their order, as a new user would."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dray import Client
+from tests.integration.harness import ROOT, Service
+from tests.integration.tour import blocks_of, run_tour
+
+PAGE = (ROOT / "docs" / "moving.md").read_text()
+TOUR_TAKES_S = 270
+LINE = "y = 3.0 x + 1.0"
+
+
+@pytest.mark.ray
+def test_every_block_does_what_the_page_says(
+    embedded: Service, client: Client, tmp_path: Path
+) -> None:
+    by_torchrun, by_dray, with_metrics, unbreakable = run_tour(
+        embedded, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S
+    )
+    losses = re.findall(r"loss=\S+", by_torchrun)
+    assert LINE in by_torchrun
+    assert len(losses) == 4
+    assert re.findall(r"loss=\S+", by_dray) == losses  # the very same training
+    assert LINE in by_dray
+    assert "SUCCEEDED" in by_dray
+    assert (tmp_path / "line" / "result" / "line.pt").is_file()
+    assert "train/loss" in with_metrics
+    assert unbreakable.count(LINE) == 2
+    job = next(client.jobs(name="line-with-metrics"))
+    series = client.metrics(job.id).series["train/loss"]
+    assert list(series.steps) == list(range(50, 401, 50))

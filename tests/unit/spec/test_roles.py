@@ -1,0 +1,92 @@
+"""Roles of a script: who is which rank, who need not end, and what a framework does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from dray.spec import JobSpec
+from dray.spec.roles import role_of, serving_ranks
+
+SERVERS: dict[str, Any] = {"chief": {}, "worker": {"num_workers": 2}, "ps": {"args": ["--serve"]}}
+
+
+def job(roles: dict[str, Any], framework: str = "torch", **document: Any) -> JobSpec:
+    script = {"entrypoint": "a.py", "args": ["x"], "framework": framework, "roles": roles}
+    return JobSpec.model_validate({"script": script, **document})
+
+
+def test_ranks_are_numbered_role_by_role_and_run_their_roles_command() -> None:
+    roles = {**SERVERS, "evaluator": {"entrypoint": "eval.py"}}
+    spec = job(roles, "tensorflow", resources={"cpus_per_worker": 2})
+    assert spec.script is not None
+    assert (spec.resources.num_workers, spec.resources.cpus_per_worker) == (5, 2)
+    assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
+    found = [role_of(spec.script.roles, rank) for rank in range(5)]
+    assert found == [("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0), ("evaluator", 0)]
+    commands = [spec.script.for_rank(rank) for rank in range(5)]
+    assert [one.entrypoint for one in commands] == ["a.py"] * 4 + ["eval.py"]
+    assert [one.args for one in commands] == [["x"]] * 3 + [["--serve"]] + [["x"]]
+    with pytest.raises(IndexError, match="no rank 5 among 5"):
+        role_of(spec.script.roles, 5)
+
+
+@pytest.mark.parametrize(
+    ("roles", "serving"),
+    [
+        (SERVERS, {1, 2, 3}),
+        ({**SERVERS, "evaluator": {}}, {1, 2, 3}),
+        ({"worker": {"num_workers": 2}, "ps": {"num_workers": 2}}, {2, 3}),
+        ({"scheduler": {}, "server": {}, "worker": {}}, {0, 1}),
+        ({"actor": {}, "ps": {"serves": False}, "replay": {"serves": True}}, {2}),
+        ({}, set()),
+    ],
+)
+def test_the_job_does_not_wait_for_ranks_that_serve(
+    roles: dict[str, Any], serving: set[int]
+) -> None:
+    script = job(roles).script
+    assert script is not None
+    assert serving_ranks(script.roles) == serving
+
+
+@pytest.mark.parametrize(
+    ("roles", "framework", "pointer", "words"),
+    [
+        ({"ps": {}, "server": {}}, "torch", "/script/roles", "would never end"),
+        ({"master": {}}, "tensorflow", "/script/roles/master", "has chief, worker, ps, evaluator"),
+        ({"chief": {"num_workers": 2}}, "tensorflow", "/script/roles/chief/num_workers", "1"),
+        ({}, "mxnet", "/script/roles", "lacks scheduler and server and worker"),
+        ({"worker": {}, "server": {}}, "mxnet", "/script/roles", "lacks scheduler: "),
+        (
+            {"scheduler": {"num_workers": 2}, "server": {}, "worker": {}},
+            "mxnet",
+            "/script/roles/scheduler/num_workers",
+            "must be 1",
+        ),
+    ],
+)
+def test_roles_that_a_framework_does_not_have_are_refused(
+    roles: dict[str, Any], framework: str, pointer: str, words: str
+) -> None:
+    with pytest.raises(ValidationError, match=words) as caught:
+        job(roles, framework)
+    assert caught.value.errors()[0]["ctx"]["pointer"] == pointer
+
+
+def test_a_number_of_workers_that_is_not_the_roles_is_refused() -> None:
+    with pytest.raises(ValidationError, match="the roles of the script have 4 workers") as caught:
+        job(SERVERS, resources={"num_workers": 3})
+    assert caught.value.errors()[0]["ctx"]["pointer"] == "/resources/num_workers"
+    assert job(SERVERS, resources={"num_workers": 4}).resources.num_workers == 4
+
+
+@pytest.mark.parametrize(
+    "roles", [{"ps": {"num_workers": True}}, {"ps": 3}, {"ps": {"num_workers": 0}}, {"P S": {}}, 7]
+)
+def test_a_role_that_is_none_is_refused_by_its_own_field(roles: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        job(roles)
+    assert caught.value.errors()[0]["loc"][:2] == ("script", "roles")

@@ -1,0 +1,172 @@
+"""A rank finds the packages, variables and secrets of its job, forked or in a fresh interpreter.
+
+The canary is the value of a secret: no file that leaves the rank may have it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.train.spool import segments
+from ray_workers.node.environments import Build
+from ray_workers.shared import environment_overlay as overlay
+from ray_workers.shared.contracts import STORAGE_EXIT_CODE, EnvironmentPolicy, RankTask
+from ray_workers.shared.paths import NODE_TMPDIR
+from ray_workers.training.loop import fresh_main, job_environment, rank_main
+from tests.unit.training.ranks import make_task
+from tests.wheels import from_wheels, make_wheel
+
+CANARY = "canary-5f1d"
+_context = multiprocessing.get_context("forkserver")
+
+
+def _rank(text: str, temporary: str, output: str) -> None:
+    os.environ[NODE_TMPDIR] = temporary
+    fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    code = rank_main.main(RankTask.from_json(text))
+    os._exit(code)
+
+
+class Node:
+    """A folder for everything, with a program that a rank runs."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.output = folder / "output"
+        self.policy = replace(EnvironmentPolicy.open(), secrets_dir=str(folder / "secrets"))
+        (folder / "secrets").mkdir()
+        (folder / "secrets" / "TOKEN").write_text(f"{CANARY}\n")
+        (folder / "secrets" / "TOKEN").chmod(0o600)
+        (folder / "tmp").mkdir()
+        monkeypatch.setenv(NODE_TMPDIR, str(folder / "tmp"))
+
+    def build(self, environment: dict[str, Any]) -> None:
+        asked = {name: environment.get(name) for name in ("requirements", "index", "setup")}
+        asked["python_packages"] = []
+        key = overlay.key_of(asked, keeps_all=False)
+        Build(overlay.environments_dir(), key, asked, self.policy, keeps_all=False).run()
+
+    def run(self, environment: dict[str, Any], program: str) -> int | None:
+        path = self.folder / "train.py"
+        path.write_text(program)
+        spec = {"script": {"entrypoint": str(path)}, "environment": environment}
+        task = replace(make_task(self.folder, spec), environment_policy=self.policy)
+        arguments = (task.to_json(), str(self.folder / "tmp"), str(self.output))
+        process = _context.Process(target=_rank, args=arguments)
+        process.start()
+        process.join(60)
+        return process.exitcode
+
+    def spooled(self) -> str:
+        """Everything that the rank reported."""
+        spools = self.folder / "attempt-1" / "spool"
+        keys = sorted(path.name for path in spools.iterdir())
+        return "".join(path.read_text() for key in keys for _, path in segments(spools / key))
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(tmp_path, monkeypatch)
+
+
+def test_a_forked_rank_has_packages_variables_and_secrets_and_so_have_its_children(
+    node: Node,
+) -> None:
+    make_wheel(node.folder / "w", "hello_pkg", "3.1")
+    environment = {
+        **from_wheels(node.folder / "w", "hello-pkg"),
+        "env": {"MY_FLAG": "on", "OMP_NUM_THREADS": "2"},
+        "secrets": ["TOKEN"],
+    }
+    node.build(environment)
+    code = node.run(
+        environment,
+        "import os, subprocess, sys, torch\n"
+        "import hello_pkg, dray, ray_workers\n"
+        "from importlib.metadata import version\n"
+        "here = os.environ\n"
+        "print(hello_pkg.VERSION, version('hello-pkg'), here['MY_FLAG'], len(here['TOKEN']))\n"
+        "print(torch.get_num_threads(), 'canary' in open('/proc/self/environ').read())\n"
+        "subprocess.run([sys.executable, '-c', 'import hello_pkg; print(hello_pkg.VERSION)'])\n",
+    )
+    output = node.output.read_text()
+    assert code == 0, output
+    assert output.splitlines() == [f"3.1 3.1 on {len(CANARY)}", "2 False", "3.1"]
+
+
+def test_a_package_that_is_preloaded_gives_the_rank_a_fresh_interpreter(node: Node) -> None:
+    make_wheel(node.folder / "w", "numpy", "0.0.1")
+    environment = {
+        **from_wheels(node.folder / "w", "numpy==0.0.1"),
+        "env": {"MY_FLAG": "on", "PYTHONHASHSEED": "7"},
+        "secrets": ["TOKEN"],
+    }
+    node.build(environment)
+    code = node.run(
+        environment,
+        "import os, sys\n"
+        "loaded = {name.split('.')[0] for name in sys.modules}\n"
+        "import numpy\n"
+        "from dray import train\n"
+        "train.report(3, {'x': 1.0})\n"
+        "here = os.environ\n"
+        "print(numpy.VERSION, here['RANK'], here['MY_FLAG'], here['TOKEN'] != '', here['TMPDIR'])\n"
+        "print(sorted(loaded & {'torch', 'pydantic', 'ray', 'numpy'}), sys.argv, __name__)\n"
+        "print(TOKEN_IN := 'canary' in open('/proc/self/environ').read(), hash('a') % 1000)\n",
+    )
+    output = node.output.read_text()
+    assert code == 0, output
+    first, second, third = output.splitlines()
+    assert first.startswith("0.0.1 0 on True ")
+    assert second == f"[] [{str(node.folder / 'train.py')!r}] __main__"
+    assert third.startswith("False ")
+    assert '"step":3' in node.spooled().replace(" ", "")
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["forked", "fresh"])
+def test_no_value_of_a_secret_is_in_the_error_that_a_rank_reports(
+    node: Node, *, replaces: bool
+) -> None:
+    name = "numpy" if replaces else "hello_pkg"
+    make_wheel(node.folder / "w", name, "0.0.1")
+    environment = {**from_wheels(node.folder / "w", f"{name}==0.0.1"), "secrets": ["TOKEN"]}
+    node.build(environment)
+    code = node.run(
+        environment, "import os\nraise ValueError('no access with ' + os.environ['TOKEN'])\n"
+    )
+    assert code == 1
+    told = node.spooled()
+    assert "no access with ***" in told
+    assert CANARY not in told
+
+
+def test_an_exit_code_and_a_missing_module_are_told_by_a_fresh_interpreter(node: Node) -> None:
+    environment = {"env": {"PYTHONHASHSEED": "7"}}
+    assert node.run(environment, "import sys; sys.exit(5)\n") == 5
+    assert "exited with code 5" in node.spooled()
+
+
+def test_a_missing_module_is_no_reason_for_another_try(node: Node) -> None:
+    environment = {"env": {"PYTHONHASHSEED": "7"}}
+    assert node.run(environment, "import no_such_module_here\n") == 1
+    assert '"cannot_run"' in node.spooled()
+
+
+def test_an_environment_that_is_gone_is_the_infrastructures(node: Node) -> None:
+    assert node.run({"python_packages": ["hello"]}, "print(1)\n") == STORAGE_EXIT_CODE
+    told = node.spooled()
+    assert '"infrastructure"' in told
+    assert "not on this node any more" in told
+
+
+def test_the_names_of_both_sides_agree() -> None:
+    assert fresh_main.TASK_FD == job_environment.TASK_FD
+    assert fresh_main.__name__ == job_environment.FRESH_MAIN

@@ -1,0 +1,121 @@
+"""A training program that calls `train.prepare`, and runs of it with ranks that die."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ray_workers.shared.contracts import RankTask
+from tests.unit.training.ranks import run_ranks
+
+PROGRAM = """
+    import os
+    import torch
+    import json
+    from torch import nn
+    from dray import train
+
+    OUT = {out!r}
+    {options}
+    FIRST = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+    def die(rank, now):
+        if FIRST and now and int(os.environ["RANK"]) == rank:
+            os.kill(os.getpid(), 9)
+
+    train.init(checkpoint_every_s=None, **INIT)
+    torch.manual_seed(0)
+    x = torch.randn(60, 6)
+    y = x.sum(1, keepdim=True) + 0.1
+    model = nn.Sequential(nn.Linear(6, 16), *MIDDLE, nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+    data = torch.utils.data.TensorDataset(x, y, torch.arange(60))
+    loader = torch.utils.data.DataLoader(data, batch_size=12, shuffle=True, num_workers=WORKERS)
+    model, optimizer, loader = train.prepare(model, optimizer, loader, scheduler=scheduler)
+    START()
+    for epoch in (train.epochs(3) if COUNTS else range(3)):
+        for inputs, targets, numbers in loader:
+            step = train.progress().step + 1
+            NUMBERS(step, numbers)
+            BEFORE(step)
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            AFTER_BACKWARD(step)
+            optimizer.step()
+            scheduler.step()
+            AFTER_STEP(step)
+            train.report({{"train/loss": loss.item(), "lr": scheduler.get_last_lr()[0]}})
+        AFTER_EPOCH(epoch)
+    state = [model.state_dict(), optimizer.state_dict(), scheduler.state_dict()]
+    torch.save(state, f"{{OUT}}/state-{{train.context().rank}}.pt")
+    AT_END()
+"""
+
+DEFAULTS = {
+    "INIT": "{}",
+    "WORKERS": "0",
+    "COUNTS": "True",
+    "MIDDLE": "[nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2)]",
+    "NUMBERS": "lambda step, numbers: None",
+    "START": "lambda: None",
+    "BEFORE": "lambda step: None",
+    "AFTER_BACKWARD": "lambda step: None",
+    "AFTER_STEP": "lambda step: None",
+    "AFTER_EPOCH": "lambda epoch: None",
+    "AT_END": "lambda: None",
+}
+
+
+def program(home: Path, **options: str) -> dict[str, Any]:
+    """The document of the program with these expressions in place of `DEFAULTS`."""
+    home.mkdir(parents=True, exist_ok=True)
+    lines = "\n    ".join(f"{name} = {value}" for name, value in {**DEFAULTS, **options}.items())
+    text = textwrap.dedent(PROGRAM).format(out=str(home), options=lines.replace("\n    ", "\n"))
+    path = home / "train_it.py"
+    path.write_text(text)
+    return {"script": {"entrypoint": str(path)}}
+
+
+def run(
+    home: Path,
+    world_size: int,
+    before: Callable[[RankTask], None] | None = None,
+    **options: str,
+) -> list[Any]:
+    """Run the program, with ranks that are killed replaced; the final state, which is the same on
+    all ranks."""
+    document = program(home, **options)
+    codes = run_ranks(home, document, world_size=world_size, before=before, recovers=True)
+    assert codes == [0] * world_size
+    return final_state(home, world_size)
+
+
+def final_state(home: Path, world_size: int) -> list[Any]:
+    states = [torch.load(home / f"state-{rank}.pt") for rank in range(world_size)]
+    for other in states[1:]:
+        assert_same(states[0], other)
+    found: list[Any] = states[0]
+    return found
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Equal all the way down, tensors to the bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    else:
+        assert one == other

@@ -1,0 +1,155 @@
+"""A rank of a prepared script dies: no step is lost, and the ending is equal to the bit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.train.prepared import exchange as exchange_module
+from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
+from ray_workers.training.core.faultpoints import FaultPoint, arm
+from tests.marks import soak_but
+from tests.unit.training.prepared.programs import DEFAULTS, assert_same, final_state, program, run
+from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
+    @functools.cache
+    def state(world_size: int, start: str = DEFAULTS["START"]) -> list[Any]:
+        return run(tmp_path_factory.mktemp("undisturbed"), world_size, START=start)
+
+    return state
+
+
+POINTS = {
+    "before the first backward pass": {"BEFORE": "lambda step: die({rank}, step == 1)"},
+    "before a backward pass": {"BEFORE": "lambda step: die({rank}, step == 7)"},
+    "between backward pass and step": {"AFTER_BACKWARD": "lambda step: die({rank}, step == 7)"},
+    "after the step": {"AFTER_STEP": "lambda step: die({rank}, step == 7)"},
+    "after an epoch": {"AFTER_EPOCH": "lambda epoch: die({rank}, epoch == 1)"},
+    "at the end": {"AT_END": "lambda: die({rank}, True)"},
+    "when the steps are done": {
+        "AT_END": "lambda: die({rank}, True)",
+        "START": "lambda: train.progress(total_steps=13)",
+    },
+    "in an epoch counted by range": {
+        "BEFORE": "lambda step: die({rank}, step == 12)",
+        "COUNTS": "False",
+    },
+}
+
+
+CASES = [
+    f"{point}, rank {rank} of {size}" for point in POINTS for rank in (0, 1) for size in (2, 3)
+]
+SHORT = ("between backward pass and step, rank 0 of 2", "after an epoch, rank 1 of 3")
+
+
+@pytest.mark.parametrize("case", soak_but(CASES, short=SHORT))
+def test_a_rank_is_killed(
+    tmp_path: Path,
+    undisturbed: Callable[..., list[Any]],
+    case: str,
+) -> None:
+    point, where = case.rsplit(", ", 1)
+    rank, world_size = (int(word) for word in where.split() if word.isdigit())
+    options = {name: text.format(rank=rank) for name, text in POINTS[point].items()}
+    state = run(tmp_path, world_size, **options)
+    assert replaced(tmp_path) == [rank]
+    assert_same(state, undisturbed(world_size, options.get("START", DEFAULTS["START"])))
+
+
+def test_a_rank_whose_exchange_the_others_ended_gets_its_result(
+    tmp_path: Path, undisturbed: Callable[..., list[Any]]
+) -> None:
+    """Rank 1 takes step 7 for broken off, which rank 0 has done; rank 2 dies in step 8."""
+    state = run(tmp_path, 3, before=miss_the_end, BEFORE="lambda step: die(2, step == 8)")
+    assert replaced(tmp_path) == [2]
+    assert_same(state, undisturbed(3))
+
+
+def miss_the_end(task: RankTask) -> None:
+    if task.rank != 1 or task.incarnation:
+        return
+
+    def break_the_next() -> None:
+        exchange = exchange_module.GradientExchange
+        run_it = exchange.run
+
+        def fail_after(*args: Any) -> Any:
+            exchange.run = run_it  # type: ignore[method-assign]
+            run_it(*args)
+            raise RuntimeError("Connection closed by peer")
+
+        exchange.run = fail_after  # type: ignore[method-assign]
+
+    arm(FaultPoint.BEFORE_EXCHANGE, break_the_next, at_step=7)
+
+
+@pytest.mark.parametrize("asked_in", ["AFTER_BACKWARD", "AFTER_STEP"])
+def test_a_script_that_is_asked_to_leave_loses_no_step(
+    tmp_path: Path, undisturbed: Callable[..., list[Any]], asked_in: str
+) -> None:
+    stops = 'os.environ["DRAY_ATTEMPT"] == "1" and step == 7 and os.kill(os.getpid(), 15)'
+    document = program(tmp_path, **{asked_in: f"lambda step: {stops}"})
+    assert run_ranks(tmp_path, document, world_size=2) == [LEFT_EXIT_CODE] * 2
+    (ref,) = checkpoint_refs(tmp_path)
+    assert ref.step == 7
+    codes = run_ranks(tmp_path, document, world_size=2, attempt=2, resume_from=[ref])
+    assert codes == [0, 0]
+    assert_same(final_state(tmp_path, 2), undisturbed(2))
+    (receipt,) = frames(tmp_path, attempt=2, kind="resumed")
+    assert receipt["step"] == 7
+    steps = [frame["step"] for frame in frames(tmp_path, attempt=2, kind="metrics")]
+    assert steps == list(range(8, 16))
+
+
+def test_checkpoints_are_saved_beside_the_training_and_the_last_two_stay(tmp_path: Path) -> None:
+    document = program(tmp_path, INIT='{"checkpoint_every_steps": 4}')
+    assert run_ranks(tmp_path, document, world_size=2) == [0, 0]
+    assert [ref.step for ref in reversed(checkpoint_refs(tmp_path))] == [4, 8, 12]
+    dropped = [frame["step"] for frame in frames(tmp_path, kind="checkpoint_dropped")]
+    assert dropped == [4]
+
+
+def test_every_step_is_reported_once_with_its_epoch_and_total(tmp_path: Path) -> None:
+    run(tmp_path, 2, AFTER_STEP="lambda step: die(1, step == 7)")
+    told = frames(tmp_path, kind="metrics")
+    assert [frame["step"] for frame in told] == list(range(1, 16))
+    assert [frame["epoch"] for frame in told] == [0] * 5 + [1] * 5 + [2] * 5
+    assert {frame["total_steps"] for frame in told} == {15}
+
+
+@pytest.mark.soak
+def test_loader_processes_draw_the_same_numbers(
+    tmp_path: Path, undisturbed: Callable[..., list[Any]]
+) -> None:
+    # The processes of the tests may have no children of their own, and others would start the
+    # script anew.
+    allowed = "multiprocessing.current_process()._config.update(daemon=False)"
+    forks = 'multiprocessing.set_start_method("fork", force=True)'
+    state = run(
+        tmp_path,
+        2,
+        multiprocessing='__import__("multiprocessing")',
+        WORKERS="1",
+        START=f"lambda: ({allowed}, {forks})",
+        BEFORE="lambda step: die(1, step == 7)",
+    )
+    assert_same(state, undisturbed(2))
+
+
+def test_without_a_batch_to_go_on_from_the_checkpoint_is_left(tmp_path: Path) -> None:
+    """A script that breaks off its loop waits at its end, a step after its last batch."""
+    breaks = "lambda step: (step == 7 and (die(1, True), sys.exit(0)))"
+    document = program(tmp_path, AFTER_STEP=breaks, sys='__import__("sys")')
+    assert run_ranks(tmp_path, document, world_size=2, recovers=True) == [1, 1]
+    for rank in (0, 1):
+        (error,) = frames(tmp_path, rank=rank, kind="error")
+        assert error["cause"] == "worker_lost"
+        assert "the newest checkpoint has the state" in error["message"]

@@ -1,0 +1,309 @@
+"""Environments are built once a node, and a builder that fails or dies leaves nothing that counts.
+
+The wheels are made here, and uv is told to ask no index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_workers.node import environments
+from ray_workers.node.environments import Environments, make_room, sentence_of, state_of
+from ray_workers.shared import environment_overlay as overlay
+from ray_workers.shared.contracts import BuildState, EnvironmentPolicy, NodeEnvironment
+from ray_workers.shared.procfs import started_ticks
+from tests.wheels import from_wheels, make_wheel
+
+pytestmark = pytest.mark.anyio
+POLICY = EnvironmentPolicy.open()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Environments:
+    return Environments(tmp_path / "preloaded", tmp_path / "environments")
+
+
+async def settle(
+    node: Environments,
+    environment: dict[str, Any],
+    policy: EnvironmentPolicy = POLICY,
+    *,
+    keeps_all: bool = False,
+) -> NodeEnvironment:
+    """The answer as soon as the node no longer builds it."""
+    while True:
+        answer = await node.prepare(environment, policy, keeps_all=keeps_all)
+        if answer.state is not BuildState.BUILDING:
+            return answer
+
+
+async def test_a_package_is_installed_once_and_the_nodes_own_stay(
+    node: Environments, tmp_path: Path
+) -> None:
+    make_wheel(tmp_path / "w", "hello_pkg", "1.2", requires=["numpy", "packaging"])
+    wanted = from_wheels(tmp_path / "w", "hello-pkg")
+    first = await settle(node, wanted)
+    assert first.state is BuildState.READY, first
+    assert first.packages == ("hello-pkg==1.2",)
+    root = tmp_path / "environments"
+    record = overlay.find(root, overlay.key_of(wanted, keeps_all=False))
+    assert record is not None
+    assert record.modules == ("hello_pkg",)
+    packages = root / record.folder / "site"
+    assert not (packages / "numpy").exists()
+    marker = packages / "marker"
+    marker.touch()  # an environment that is built again would not have it
+    assert (await settle(node, wanted)).state is BuildState.READY
+    assert marker.exists()
+    ran = subprocess.run(
+        [sys.executable, "-c", "import hello_pkg; print(hello_pkg.VERSION)"],
+        env={**os.environ, **overlay.variables(root, record, os.environ)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == "1.2"
+
+
+async def test_what_is_asked_for_replaces_the_nodes_package_and_the_answer_says_so(
+    node: Environments, tmp_path: Path
+) -> None:
+    (tmp_path / "preloaded").write_text("numpy\ntorch\n")
+    make_wheel(tmp_path / "w", "numpy", "0.0.1")
+    wanted = from_wheels(tmp_path / "w", "numpy==0.0.1")
+    answer = await settle(node, wanted)
+    assert (answer.state, answer.replaced) == (BuildState.READY, ("numpy",))
+    kept = await settle(node, wanted, keeps_all=True)
+    assert kept.state is BuildState.FAILED
+    assert "numpy" in kept.message
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["no-such-package-here"], "no-such-package-here"),
+        (["hello-pkg<1", "hello-pkg>2"], "unsatisfiable"),
+        (["hello-pkg==77"], "hello-pkg==77"),
+    ],
+)
+async def test_what_can_not_be_installed_fails_with_the_installers_sentence(
+    node: Environments, tmp_path: Path, lines: list[str], words: str
+) -> None:
+    make_wheel(tmp_path / "w", "hello_pkg")
+    answer = await settle(node, from_wheels(tmp_path / "w", *lines))
+    assert answer.state is BuildState.FAILED
+    assert words in answer.message
+    assert "\n" not in answer.message
+    assert words in answer.log
+    left = [p.name for p in (tmp_path / "environments").iterdir() if p.suffix == ".json"]
+    assert left == []
+
+
+async def test_a_setup_command_runs_in_the_folder_and_its_failure_is_named(
+    node: Environments, tmp_path: Path
+) -> None:
+    make_wheel(tmp_path / "w", "hello_pkg")
+    good = from_wheels(tmp_path / "w", "hello-pkg") | {
+        "setup": ["python -c 'import hello_pkg; print(1)' > made.txt", "test -f hello_pkg.py"]
+    }
+    assert (await settle(node, good)).state is BuildState.READY
+    record = overlay.find(tmp_path / "environments", overlay.key_of(good, keeps_all=False))
+    assert record is not None
+    made = tmp_path / "environments" / record.folder / "site" / "made.txt"
+    assert made.read_text() == "1\n"
+    bad = await settle(node, {"setup": ["echo it is so; exit 7"]})
+    assert bad.state is BuildState.FAILED
+    assert bad.message == "the setup command 'echo it is so; exit 7' ended with code 7: it is so"
+
+
+async def test_a_build_that_takes_too_long_is_ended_with_all_it_started(
+    node: Environments, tmp_path: Path
+) -> None:
+    pid_file = tmp_path / "pid"
+    wanted = {"setup": [f"sleep 1000 & echo $! > {pid_file}; wait"]}
+    answer = await settle(node, wanted, replace(POLICY, build_limit_s=0.5))
+    assert answer.state is BuildState.FAILED
+    assert "was not built within 0.5 s" in answer.message
+    assert started_ticks(int(pid_file.read_text())) is None
+
+
+async def test_an_index_that_does_not_answer_is_asked_again(
+    node: Environments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    wanted = {"requirements": "--index-url http://127.0.0.1:1/simple\nhello-pkg\n"}
+    answer = await settle(node, wanted)
+    assert answer.state is BuildState.UNREACHABLE
+    assert "127.0.0.1:1" in answer.message
+
+
+async def test_two_nodes_of_a_machine_build_it_once(tmp_path: Path) -> None:
+    root, runs = tmp_path / "environments", tmp_path / "runs"
+    wanted = {"setup": [f"echo run >> {runs}"]}
+    nodes = [Environments(tmp_path / "preloaded", root) for _ in range(3)]
+    answers = await asyncio.gather(*(settle(node, wanted) for node in nodes))
+    assert {answer.state for answer in answers} == {BuildState.READY}
+    assert runs.read_text() == "run\n"
+
+
+async def test_a_holder_of_the_lock_that_stands_still_is_not_waited_for_without_end(
+    node: Environments, tmp_path: Path
+) -> None:
+    wanted = {"setup": ["true"]}
+    root = tmp_path / "environments"
+    root.mkdir(mode=0o700)
+    with (root / f".lock-{overlay.key_of(wanted, keeps_all=False)}").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        answer = await settle(node, wanted, replace(POLICY, build_limit_s=1.0))
+    assert answer.state is BuildState.READY
+
+
+async def test_what_a_killed_builder_left_is_no_environment_and_goes(
+    node: Environments, tmp_path: Path
+) -> None:
+    wanted = {"setup": ["true"]}
+    root = tmp_path / "environments"
+    key = overlay.key_of(wanted, keeps_all=False)
+    half = root / f"{key}-0000"
+    (half / "site" / "torch").mkdir(parents=True)
+    root.chmod(0o700)
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as left:
+        (half / environments.PID).write_text(f"{left.pid} {started_ticks(left.pid)}")
+        assert (await settle(node, wanted)).state is BuildState.READY
+        record = overlay.find(root, key)
+        assert record is not None
+        assert record.folder != half.name
+        assert left.wait() < 0  # when a build is over, the node clears up
+    while half.exists():
+        await asyncio.sleep(0.01)
+    assert (root / record.folder).is_dir()
+
+
+async def test_environments_go_by_their_last_use_and_never_while_a_rank_has_one(
+    node: Environments, tmp_path: Path
+) -> None:
+    root = tmp_path / "environments"
+    big = "head -c 200000 /dev/zero > big"
+    all_wanted: list[dict[str, Any]] = [{"setup": [big, f"true {n}"]} for n in range(4)]
+    records = []
+    for number, wanted in enumerate(all_wanted):
+        await settle(node, wanted)
+        key = overlay.key_of(wanted, keeps_all=False)
+        record = overlay.find(root, key)
+        assert record is not None
+        records.append(record)
+        used_at = time.time() - (8000 if number < 3 else 1) + number
+        os.utime(root / f"{key}.json", (used_at, used_at))
+    held = overlay.hold(root, records[0])
+    make_room(root, 250_000)
+    there = [(root / record.folder).is_dir() for record in records]
+    os.close(held)
+    assert there == [True, False, False, True]
+    assert overlay.find(root, overlay.key_of(all_wanted[1], keeps_all=False)) is None
+    assert (await settle(node, all_wanted[1])).state is BuildState.READY
+
+
+async def test_a_secret_that_is_missing_or_open_to_others_is_named(
+    node: Environments, tmp_path: Path
+) -> None:
+    policy = replace(POLICY, secrets_dir=str(tmp_path))
+    missing = await settle(node, {"secrets": ["TOKEN"]}, policy)
+    assert missing.state is BuildState.FAILED
+    assert "TOKEN" in missing.message
+    (tmp_path / "TOKEN").write_text("hush-hush")
+    (tmp_path / "TOKEN").chmod(0o644)
+    opened = await settle(node, {"secrets": ["TOKEN"]}, policy)
+    assert "0600" in opened.message
+    assert "hush" not in opened.message
+    (tmp_path / "TOKEN").chmod(0o600)
+    assert (await settle(node, {"secrets": ["TOKEN"]}, policy)).state is BuildState.READY
+
+
+class PrivateIndex(BaseHTTPRequestHandler):
+    """An index with one wheel, for those who know the password."""
+
+    wheel: Path
+    expected: str
+
+    def do_GET(self) -> None:
+        if self.headers.get("Authorization") != self.expected:
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", "Basic")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        body, kind = self.wheel.read_bytes(), "application/octet-stream"
+        if not self.path.endswith(".whl"):
+            link = f'<a href="{self.wheel.name}">{self.wheel.name}</a>'
+            body, kind = link.encode(), "text/html"
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def private_index(tmp_path: Path) -> Iterator[str]:
+    wheel = make_wheel(tmp_path / "w", "hello_pkg", "6.0")
+    expected = "Basic " + base64.b64encode(b"me:canary-77").decode()
+    handler = type("Handler", (PrivateIndex,), {"wheel": wheel, "expected": expected})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/simple"
+        server.shutdown()
+
+
+async def test_a_private_index_gets_the_secrets_password_and_no_file_of_the_node_has_it(
+    node: Environments, tmp_path: Path, private_index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", private_index)  # no other index is asked
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    for name, value in {"GOOD": "me:canary-77\n", "WRONG": "me:canary-88"}.items():
+        (folder / name).write_text(value)
+        (folder / name).chmod(0o600)
+    policy = replace(POLICY, secrets_dir=str(folder))
+    index = {"url": private_index, "secret": "WRONG"}
+    wrong = await settle(node, {"python_packages": ["hello-pkg"], "index": index}, policy)
+    assert wrong.state is BuildState.FAILED
+    assert "hello-pkg" in wrong.message
+    index = {"url": private_index, "secret": "GOOD"}
+    right = await settle(node, {"python_packages": ["hello-pkg"], "index": index}, policy)
+    assert right.packages == ("hello-pkg==6.0",), right
+    assert "canary" not in f"{wrong}{right}"
+    for path in (tmp_path / "environments").rglob("*"):
+        assert not path.is_file() or b"canary" not in path.read_bytes(), path
+
+
+def test_uvs_words_become_one_sentence() -> None:
+    text = "Using Python\nerror: No solution found\n  cause: Because a was not found\n"
+    assert sentence_of(text) == "No solution found: Because a was not found"
+    assert state_of(text) is BuildState.FAILED
+    refused = "Failed to fetch: https://x\n cause: HTTP status client error (401 Unauthorized)"
+    assert state_of(refused) is BuildState.FAILED
+    gone = "Failed to fetch: https://x\n cause: HTTP status server error (503 Service Unavailable)"
+    assert state_of(gone) is BuildState.UNREACHABLE

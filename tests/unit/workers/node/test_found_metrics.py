@@ -1,0 +1,247 @@
+"""Metrics are found in the output and the files of scripts that do not report them."""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_workers.node.found_metrics import files, finder, lines
+from ray_workers.node.found_metrics.event_files import masked_crc32c
+from ray_workers.node.found_metrics.files import MetricFiles
+from ray_workers.node.found_metrics.finder import MetricFinder, sources_of
+from ray_workers.node.found_metrics.lines import LinePatterns, TrainerLines
+from ray_workers.node.found_metrics.points import FoundPoint
+from ray_workers.shared import spool_reader
+from ray_workers.shared.script_folders import output_dir
+from tests.wire import rank_task
+
+BOTH = frozenset(("tensorboard", "csv"))
+WRITTEN_BY_TENSORBOARDX = base64.b64decode(
+    "GAAAAAAAAACjf0siCTyoS6COwdpBGg1icmFpbi5FdmVudDoy7b/YxhoAAAAAAAAAEpvYLQkAAABA/FTZQRABKg0K"
+    "CwoEbG9zcxUAAAA/jbAuOR4AAAAAAAAA2dwSMgkAAABA/FTZQRACKhEKDwoDYWNjQggIASIEAACAPuqysvkiAAAA"
+    "AAAAAHgRPf0JAAAAQPxU2UEQAyoVChMKA2FjY0IMCAIyCAAAAAAAAOg/2rWF0zEAAAAAAAAAnYOD6QkAAABA/FTZ"
+    "QRADKiQKIgoEaGlzdEIaCAISBBICCAIyEAAAAAAAAOg/AAAAAAAA8D/hqm1b"
+)
+"""`loss` 0.5 at step 1; `acc` 0.25 at 2 and 0.75 at 3, as tensors; `hist`, two numbers, at 3."""
+
+
+def metric(**fields: Any) -> dict[str, Any]:
+    return {"name": None, "pattern": None, "step": None, "source": None, "rank": 0, **fields}
+
+
+def record(data: bytes) -> bytes:
+    head = struct.pack("<Q", len(data))
+    return head + struct.pack("<I", masked_crc32c(head)) + data + bytes(4)
+
+
+def event(tag: str, step: int, value: float) -> bytes:
+    one = bytes([10, len(tag)]) + tag.encode() + b"\x15" + struct.pack("<f", value)
+    summary = bytes([10, len(one)]) + one
+    return record(bytes([16, step, 42, len(summary)]) + summary)
+
+
+def event_file(folder: Path, name: str = "events.out.tfevents.1.host") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name
+
+
+# Lines.
+
+
+def test_a_pattern_finds_numbers_and_counts_them_or_reads_their_step() -> None:
+    found = LinePatterns(
+        [
+            metric(name="train/loss", pattern=r"loss=(\S+)", step=r"step (\d+)"),
+            metric(name="val/acc", pattern=r"acc (\S+)"),
+        ]
+    )
+    assert found.take("step 10 loss=0.5, lr 1") == [FoundPoint("train/loss", 10, 0.5)]
+    assert found.take("step 20") == []
+    (point,) = found.take("loss=nan")
+    assert (point.step, math.isnan(point.value)) == (20, True)
+    assert found.take("acc 1e-3.") == [FoundPoint("val/acc", 1, 0.001)]
+    assert found.take("acc high") == [], "no number"
+    assert found.take("a bar\racc 7\racc 8") == [
+        FoundPoint("val/acc", 2, 7.0),
+        FoundPoint("val/acc", 3, 8.0),
+    ]
+    assert found.take("acc -inf \x00\ufffd") == [FoundPoint("val/acc", 4, -math.inf)]
+
+
+@pytest.mark.parametrize("pattern", [r"((a+)+)$".replace("(a+)", "(?:a+)"), r"(?:x*)*y(\d)"])
+def test_no_pattern_takes_long(pattern: str) -> None:
+    found = LinePatterns([metric(name="x", pattern=pattern)])
+    began = time.process_time()
+    assert found.take("a" * 4096 + "x" * 4096 + "!") == []
+    assert time.process_time() - began < 0.2
+
+
+def test_of_more_lines_than_can_be_searched_some_are_passed_over() -> None:
+    now = 0.0
+    found = LinePatterns([metric(name="x", pattern="x (1)")] * 2, clock=lambda: now)
+    taken = sum(len(found.take("x 1")) for _ in range(lines.SEARCHES_PER_S))
+    assert taken == lines.SEARCHES_PER_S
+    assert found.num_skipped == lines.SEARCHES_PER_S // 2
+    now = 0.001
+    assert found.take("x 1"), "a moment later there is time again"
+
+
+def test_records_of_the_trainer_get_the_step_of_its_bar() -> None:
+    found = TrainerLines()
+    record_ = "{'loss': 0.5, 'grad_norm': nan, 'learning_rate': '5e-05', 'epoch': 0.1}"
+    assert found.take("Map: 100%|####| 7/7 [00:00<00:00]\n") == []
+    assert found.take("  0%|          | 0/100 [00:00<?, ?it/s]") == []
+    assert found.take(f"\r          \r{record_}") == []
+    points = found.take("\r 10%|#         | 10/100 [00:01<00:09, 9.9it/s]")
+    assert [(p.key, p.step) for p in points] == [
+        ("train/loss", 10),
+        ("train/grad_norm", 10),
+        ("train/learning_rate", 10),
+    ]
+    assert found.take("{'eval_loss': 0.4, 'epoch': 0.1}") == []
+    assert found.take("\r100%|##########| 4/4 [00:01<00:09, 9.9it/s]") == [], "an evaluation's bar"
+    assert found.take("\r 10%|#   | 10/100 [00:01<]") == [FoundPoint("eval/loss", 10, 0.4)]
+
+
+def test_records_of_a_trainer_without_a_bar_are_numbered() -> None:
+    found = TrainerLines()
+    points = [
+        point
+        for line in ("{'loss': 2, 'epoch': 1}", "{'eval_loss': 3, 'epoch': 1}", "{'loss': 1}")
+        for point in found.take(line)
+    ]
+    points += found.take("{'loss': 1.0, 'epoch': 2}") + found.finish()
+    assert points == [
+        FoundPoint("train/loss", 1, 2.0),
+        FoundPoint("eval/loss", 1, 3.0),
+        FoundPoint("train/loss", 2, 1.0),
+    ]
+
+
+# Files.
+
+
+def test_scalars_of_event_files_are_read_as_they_grow(tmp_path: Path) -> None:
+    found = MetricFiles([tmp_path], BOTH, since=0.0)
+    path = event_file(tmp_path / "runs" / "a")
+    path.write_bytes(WRITTEN_BY_TENSORBOARDX[:90])  # in the midst of a record
+    assert found.read() == [FoundPoint("loss", 1, 0.5)]
+    path.write_bytes(WRITTEN_BY_TENSORBOARDX)
+    assert found.read() == [FoundPoint("acc", 2, 0.25), FoundPoint("acc", 3, 0.75)]
+    assert found.read() == []
+
+
+def test_a_tag_of_several_runs_is_named_after_its_folder(tmp_path: Path) -> None:
+    for name in ("train", "validation"):
+        event_file(tmp_path / "logs" / name).write_bytes(event("epoch_loss", 3, 1.5))
+    points = MetricFiles([tmp_path], BOTH, since=0.0).read()
+    assert [point.key for point in points] == ["epoch_loss", "validation/epoch_loss"]
+
+
+def test_long_records_are_passed_over_and_damaged_files_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "READ_BYTES", 1 << 10)
+    image = record(bytes(2 << 20))
+    path = event_file(tmp_path)
+    path.write_bytes(event("a", 1, 1.0) + image + event("a", 2, 2.0) + b"garbage" * 9)
+    event_file(tmp_path, "x.tfevents.2").write_bytes(os.urandom(4096))
+    event_file(tmp_path, "y.tfevents.2").write_bytes(record(b"\xff" * 40))
+    found = MetricFiles([tmp_path], BOTH, since=0.0)
+    points = found.read()
+    while found.has_more:
+        points += found.read()
+    assert points == [FoundPoint("a", 1, 1.0), FoundPoint("a", 2, 2.0)]
+
+
+def test_files_of_before_links_and_pipes_are_not_read(tmp_path: Path) -> None:
+    old = event_file(tmp_path / "uploaded")
+    old.write_bytes(event("old", 1, 1.0))
+    os.utime(old, (100, 100))
+    outside = event_file(tmp_path.parent / "another")
+    outside.write_bytes(event("theirs", 1, 1.0))
+    event_file(tmp_path, "link.tfevents.1").symlink_to(outside)
+    (tmp_path / "folder").symlink_to(outside.parent)
+    os.mkfifo(tmp_path / "pipe.tfevents.1")
+    found = MetricFiles([tmp_path], BOTH, since=200.0)
+    assert found.read() == []
+    with old.open("ab") as file:
+        file.write(event("old", 2, 2.0))
+    assert found.read() == [FoundPoint("old", 2, 2.0)], "what is appended is of this process"
+
+
+def test_tables_are_read_row_by_row_also_when_a_column_comes(tmp_path: Path) -> None:
+    found = MetricFiles([tmp_path], BOTH, since=0.0)
+    path = tmp_path / "lightning_logs" / "version_0" / "metrics.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text("epoch,step,train_loss\n0,9,0.5\n0,19,0.")
+    assert found.read() == [FoundPoint("train_loss", 9, 0.5)]
+    path.write_text("epoch,step,train_loss,val_loss\n0,9,0.5,\n0,19,0.25,\n0,19,,nan\n")
+    points = found.read()
+    assert points[:2] == [FoundPoint("train_loss", 9, 0.5), FoundPoint("train_loss", 19, 0.25)]
+    assert (points[2].key, points[2].step) == ("val_loss", 19)
+    (tmp_path / "results.csv").write_text("   epoch,  train/box_loss\n 1, 1.5\n")
+    (tmp_path / "other.csv").write_text("step,x\n1,1\n")
+    assert found.read() == [FoundPoint("train/box_loss", 1, 1.5)]
+
+
+# Both, on a spool.
+
+
+def test_the_sources_of_a_rank() -> None:
+    assert sources_of([], 0) == BOTH
+    assert sources_of([], 1) == frozenset()
+    assert sources_of([metric(name="x", pattern="(x)")], 0) == BOTH
+    assert sources_of([metric(source="none")], 0) == {"none"}
+    everywhere = [metric(source="csv", rank="all")]
+    assert sources_of(everywhere, 3) == {"csv"}
+
+
+@pytest.mark.anyio
+async def test_each_step_of_a_key_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finder, "MAX_KEYS", 3)
+    spool_dir, work_dir = tmp_path / "r0.0.metrics", tmp_path / "work"
+    task = rank_task(
+        spool_dir=str(spool_dir),
+        work_dir=str(work_dir),
+        folders_dir=str(tmp_path / "folders"),
+        spec={"metrics": [metric(name="loss", pattern=r"loss (\S+)", step=r"^(\d+)")]},
+    )
+    found = MetricFinder(task, since=0.0)
+    found.begin()
+    for line in ("1 loss 3", "1 loss 4", "2 loss 2", "1 loss 9"):
+        found.saw(line)
+    event_file(work_dir / "runs").write_bytes(WRITTEN_BY_TENSORBOARDX)
+    output = output_dir(tmp_path / "folders")
+    event_file(output).write_bytes(event("more", 1, 1.0))
+    assert await found.finish() is None
+    data = spool_reader.read(tmp_path / "r0.0.found", 0, 1 << 20)
+    bodies = [frame.body for frame in spool_reader.decode("r0.0.found", data)]
+    assert bodies == [
+        {"step": 1, "values": {"loss": 3.0}},
+        {"step": 2, "values": {"loss": 2.0}},
+        {"step": 1, "values": {"more": 1.0}},
+        {"step": 2, "values": {"acc": 0.25}},
+        {"step": 3, "values": {"acc": 0.75}},
+    ]
+
+
+@pytest.mark.anyio
+async def test_a_script_without_metrics_leaves_no_spool(tmp_path: Path) -> None:
+    none = str(tmp_path / "none")
+    spool_dir = str(tmp_path / "r0.0.metrics")
+    task = rank_task(spool_dir=spool_dir, work_dir=none, folders_dir=none)
+    found = MetricFinder(task, since=0.0)
+    found.begin()
+    found.saw("a line")
+    assert await found.finish() is None
+    assert not list(tmp_path.iterdir())

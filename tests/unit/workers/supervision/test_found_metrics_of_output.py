@@ -1,0 +1,62 @@
+"""What a rank's process prints is searched for metrics on its way to the log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ray_workers.node.found_metrics import lines
+from ray_workers.node.found_metrics.finder import MetricFinder
+from ray_workers.shared import spool_reader
+from ray_workers.supervision.rank_actor import LOG_LINE_BYTES, LogPump, runs_user_code
+from ray_workers.supervision.timings import Timings
+from tests.wire import rank_task
+
+pytestmark = pytest.mark.anyio
+
+
+def bodies(folder: Path, stream: str) -> list[dict[str, object]]:
+    key = spool_reader.spool_key(0, 0, stream)
+    data = spool_reader.read(folder / key, 0, 1 << 30)
+    return [dict(frame.body) for frame in spool_reader.decode(key, data)]
+
+
+async def test_metrics_are_found_in_text_bytes_and_lines_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "SEARCHES_PER_S", 100)
+    source, sink = os.pipe()
+    metric = {"name": "loss", "pattern": r"loss=(\S+)", "step": None, "source": None, "rank": 0}
+    task = rank_task(
+        spool_dir=str(tmp_path / "r0.0.metrics"),
+        work_dir=str(tmp_path / "work"),
+        folders_dir=str(tmp_path / "folders"),
+        spec={"metrics": [metric, {**metric, "name": None, "pattern": None, "source": "none"}]},
+    )
+    finder = MetricFinder(task, since=0.0)
+    log = LogPump(Path(task.spool_dir), source, 1 << 20, Timings())
+    log.show_to(finder.saw)
+    os.write(sink, b"loss=0.5\n\xff\xfe\x00 loss=0.25\n" + b"x" * (2 * LOG_LINE_BYTES) + b"\n")
+    log._pump()
+    os.write(sink, b"\n" * 200 + b"loss=9\n")
+    os.close(sink)
+    log.finish()
+    note = await finder.finish()
+    assert note is not None
+    log.add(note)
+    assert await log.lines_lost_at_the_end() == 0
+    assert bodies(tmp_path, "found") == [
+        {"step": 1, "values": {"loss": 0.5}},
+        {"step": 2, "values": {"loss": 0.25}},
+    ]
+    last = bodies(tmp_path, "log")[-1]
+    assert str(last["text"]).startswith("dray: 10")
+    assert str(last["text"]).endswith("lines were not searched for metrics: too many came at once")
+
+
+def test_a_rank_with_a_model_of_the_users_own_gets_no_credentials_as_a_script_gets_none() -> None:
+    assert runs_user_code({"script": {"entrypoint": "a.py"}, "model": None})
+    assert runs_user_code({"script": None, "model": {"name": "imported"}})
+    assert not runs_user_code({"script": None, "model": {"name": "cnn"}})

@@ -1,0 +1,114 @@
+"""The folders of a script are made on each node before it starts, and kept once it has ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ray_workers.node.job_folders import FilesKept
+from ray_workers.shared.contracts import Cause, Outcome, Slice
+from ray_workers.supervision.node_clients import CodeUnavailable
+from ray_workers.supervision.script_folders import ScriptFolders, plans_of, with_files
+from ray_workers.supervision.timings import Timings
+from tests.wire import attempt_spec
+
+pytestmark = pytest.mark.anyio
+
+SPEC = attempt_spec(
+    spec={"script": {"entrypoint": "train.py"}},
+    slices=(Slice("a", 2), Slice("b", 1), Slice("a", 1)),
+    storage_url="s3://bucket/dray/",
+)
+DONE = Outcome.of(Cause.SUCCEEDED, "every rank ended with code 0")
+FAILED = Outcome.of(Cause.USER_ERROR, "KeyError", 1, 1)
+KEPT = FilesKept(1, None, "")
+
+
+class Nodes:
+    """Agents that answer each question from a list; an error is raised, and the last one stays."""
+
+    def __init__(self, **answers: list[Any]) -> None:
+        self.answers = answers
+        self.asked: list[tuple[Any, ...]] = []
+
+    async def ask(self, node_id: str, method: str, *arguments: Any, limit_s: float) -> Any:
+        self.asked.append((node_id, method, *arguments))
+        left = self.answers[f"{node_id}_{method}"]
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def folders(nodes: Nodes, **fields: Any) -> ScriptFolders:
+    spec = attempt_spec(**{**vars(SPEC), **fields})
+    return ScriptFolders(spec, nodes, Timings(ask_again_pause_s=0.0))  # type: ignore[arg-type]
+
+
+async def never(_: Any) -> bool:
+    return False
+
+
+async def always(_: Any) -> bool:
+    return True
+
+
+def test_each_node_has_a_plan_with_its_first_rank() -> None:
+    plans = plans_of(SPEC)
+    assert {node: (plan.rank, plan.node_rank) for node, plan in plans.items()} == {
+        "a": (0, 0),
+        "b": (2, 1),
+    }
+    assert plans["b"].output_url == "s3://bucket/dray/jobs/job/attempts/1/output"
+    assert plans["b"].folder_url == "s3://bucket/dray/jobs/job/checkpoint-folder"
+
+
+async def test_a_node_that_cannot_have_the_folders_is_a_reason_not_to_start() -> None:
+    nodes = Nodes(a_begin_folders=[None], b_begin_folders=["the bucket is gone"])
+    with pytest.raises(CodeUnavailable, match="on the node b: the bucket is gone"):
+        await folders(nodes).begin()
+
+
+async def test_names_that_two_nodes_use_are_told_to_the_later_one() -> None:
+    nodes = Nodes(
+        a_output_names=[["log", "model"]],
+        b_output_names=[TimeoutError(), ["log", "more"]],
+        a_keep_output=[None, None, KEPT],
+        b_keep_output=[ConnectionError(), KEPT],
+    )
+    assert await folders(nodes).keep(DONE, never) == DONE
+    assert ("b", "keep_output", ["log"]) in nodes.asked
+    assert ("a", "keep_output", []) in nodes.asked
+
+
+async def test_a_node_that_is_gone_with_its_files_is_no_success() -> None:
+    nodes = Nodes(
+        a_output_names=[[]],
+        b_output_names=[TimeoutError()],
+        a_keep_output=[KEPT],
+        b_keep_output=[TimeoutError()],
+    )
+    outcome = await folders(nodes).keep(DONE, always)
+    assert outcome.cause is Cause.NODE_LOST
+    assert "a node that had some is gone" in outcome.message
+
+
+async def test_a_recipe_and_a_script_without_slots_have_no_files() -> None:
+    nodes = Nodes()
+    assert await folders(nodes, spec={"recipe": "r"}).keep(DONE, never) == DONE
+    none = Outcome.of(Cause.SLOTS_UNAVAILABLE, "others use the cluster")
+    assert await folders(nodes).keep(none, never) == none
+
+
+def test_files_that_are_lost_end_a_success_and_those_left_out_are_told() -> None:
+    full = FilesKept(1, "no space left", "")
+    outcome = with_files(DONE, [KEPT, full])
+    assert outcome.cause is Cause.INFRASTRUCTURE
+    assert outcome.message.endswith("were not all kept: no space left")
+    failed = with_files(FAILED, [full])
+    assert (failed.cause, failed.rank) == (Cause.USER_ERROR, 1)
+    assert failed.message.startswith("KeyError; the files in the script's folders")
+    told = with_files(DONE, [FilesKept(0, None, "1 file of DRAY_OUTPUT_DIR can't be kept: 'x'")])
+    assert told.cause is Cause.SUCCEEDED
+    assert told.message == f"{DONE.message}; 1 file of DRAY_OUTPUT_DIR can't be kept: 'x'"
