@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
@@ -114,6 +113,8 @@ class AsyncJobRun:
 
     async def result(self) -> Any:
         await self.wait()
+        import asyncio  # the command line, which loads this module, does without it
+
         folder = await asyncio.to_thread(tempfile.TemporaryDirectory)
         with folder as name:
             (path,) = await self._client.download(self.id, name, functions.RESULT)

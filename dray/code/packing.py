@@ -237,7 +237,9 @@ def _rules_of(folder: Path) -> list[_Rules]:
         except OSError:
             continue
         lines = [line for line in re.split("\r?\n", text) if _is_pattern(line)]
-        found.append(_Rules(folder, GitIgnoreSpec.from_lines(lines), name == ".drayignore"))
+        # Not by RE2, where that is installed: it takes no name that is not UTF-8.
+        spec = GitIgnoreSpec.from_lines(lines, backend="simple")
+        found.append(_Rules(folder, spec, name == ".drayignore"))
     return found
 
 
@@ -246,7 +248,7 @@ def _is_pattern(line: str) -> bool:
     from pathspec import GitIgnoreSpec
 
     try:
-        GitIgnoreSpec.from_lines([line])
+        GitIgnoreSpec.from_lines([line], backend="simple")
     except (ValueError, re.error):
         return False
     return True

@@ -101,6 +101,8 @@ class FolderKeeper:
     async def drop(self, key: Key) -> None:
         """Delete the folders of an attempt here; what was to be kept of them is in the storage."""
         if key in self._mirrors:
-            self._mirrors.pop(key)[1].cancel()
+            mirror, task = self._mirrors.pop(key)
+            task.cancel()
+            await asyncio.to_thread(mirror.end)
         self._ends.pop(key, None)
         await asyncio.to_thread(job_folders.remove, self._folder(key))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ class _Stamp(NamedTuple):
 
 
 class FolderMirror:
-    """One folder and its copy. Its methods block; one thread at a time may call them."""
+    """One folder and its copy. Its methods block, and wait for each other."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder = folder
@@ -35,6 +36,14 @@ class FolderMirror:
         self._copied: dict[str, _Stamp] = {}
         self._seen: dict[str, _Stamp] = {}
         """As of the last look."""
+        self._lock = threading.Lock()
+        self._has_ended = False
+
+    def end(self) -> None:
+        """Copy nothing any more: the folder may be deleted then, which deletes nothing of the
+        copy."""
+        with self._lock:
+            self._has_ended = True
 
     def restore(self) -> int:
         """Fetch every file of the copy; how many there are. Raises whatever the storage does."""
@@ -53,7 +62,13 @@ class FolderMirror:
     def copy(self, *, everything: bool) -> None:
         """Copy the files that have changed since they were copied, and that have not changed since
         the last look; with `everything` also those that have. Raises whatever the storage does, and
-        the next call goes on."""
+        the next call goes on; OSError where the folder can't be read, which deletes nothing of the
+        copy."""
+        with self._lock:
+            if not self._has_ended:
+                self._copy(everything=everything)
+
+    def _copy(self, *, everything: bool) -> None:
         stamps = self._stamps()
         for name, stamp in stamps.items():
             is_quiet = everything or self._seen.get(name) == stamp
@@ -72,7 +87,9 @@ class FolderMirror:
 
     def _stamps(self) -> dict[str, _Stamp]:
         found = {}
-        for at, _, names in os.walk(self._folder):
+        if self._folder.is_symlink():
+            raise NotADirectoryError("a link has taken the place of DRAY_CHECKPOINT_DIR")
+        for at, _, names in os.walk(self._folder, onerror=_unless_deleted):
             for entry in names:
                 name = str(Path(at, entry).relative_to(self._folder))
                 stamp = self._stamp(name)
@@ -90,6 +107,12 @@ class FolderMirror:
             return None
         is_file = stat.S_ISREG(status.st_mode)
         return _Stamp(status.st_size, status.st_mtime_ns, status.st_ino) if is_file else None
+
+
+def _unless_deleted(error: OSError) -> None:
+    """Raise the error of a folder that can't be read: its files are not to count as deleted."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _url_to_fs(url: str) -> tuple[Any, str]:

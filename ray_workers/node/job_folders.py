@@ -82,7 +82,7 @@ def plan_in(folder: Path) -> FolderPlan | None:
         return None
 
 
-class Listing:
+class OutputFiles:
     """The files below a folder, by their relative paths in order, without those that can't be kept.
 
     Names that are not plain text, and links that lead out of the folder, are left out; so are
@@ -141,7 +141,7 @@ class Listing:
 
 def names_in(folder: Path) -> list[str]:
     """The files of the attempt's output folder that can be kept."""
-    return list(Listing(output_dir(folder)).files)
+    return list(OutputFiles(output_dir(folder)).files)
 
 
 def keep_output(folder: Path, spool_dir: Path, taken: Collection[str]) -> FilesKept:
@@ -155,7 +155,7 @@ def keep_output(folder: Path, spool_dir: Path, taken: Collection[str]) -> FilesK
         return FilesKept(0, None, "")
     if done.exists():
         return FilesKept(**json.loads(done.read_text()))
-    listing = Listing(output_dir(folder))
+    listing = OutputFiles(output_dir(folder))
     kept = _keep(plan, listing, spool_dir, frozenset(taken))
     partial = folder / "kept.partial"
     partial.write_text(json.dumps(asdict(kept)))
@@ -163,7 +163,9 @@ def keep_output(folder: Path, spool_dir: Path, taken: Collection[str]) -> FilesK
     return kept
 
 
-def _keep(plan: FolderPlan, listing: Listing, spool_dir: Path, taken: Collection[str]) -> FilesKept:
+def _keep(
+    plan: FolderPlan, listing: OutputFiles, spool_dir: Path, taken: Collection[str]
+) -> FilesKept:
     deadline = time.monotonic() + storage_room.WAIT_S
 
     def keep(name: str, path: Path) -> ArtifactReport:

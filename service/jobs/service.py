@@ -28,6 +28,7 @@ from service.domain.errors import (
     JobFinished,
     JobLive,
     NotFound,
+    StorageUnavailable,
     Unsatisfiable,
 )
 from service.domain.events import ACTOR, ANONYMOUS
@@ -233,11 +234,17 @@ class Jobs:
         """Complete deletions that were cut off; answers how many.
 
         At a start all of them; later, when another process may be deleting, those begun `before`.
+        A job whose files can't be deleted now is left for the next time.
         """
         hidden = await self._database.read(lambda s: repository.marked_deleted(s, before))
+        erased = 0
         for job_id in hidden:
-            await self._erase(job_id)
-        return len(hidden)
+            try:
+                await self._erase(job_id)
+                erased += 1
+            except (OSError, StorageUnavailable) as error:
+                logger.warning("the files of the deleted job %s stay for now: %s", job_id, error)
+        return erased
 
     async def _erase(self, job_id: str) -> None:
         await asyncio.to_thread(self._storage.delete_tree, f"jobs/{job_id}")

@@ -155,10 +155,12 @@ class Storage:
         """Delete everything under the key, if there is anything."""
         if self._folder is not None:
             path = self._folder / check_key(key)
-            if path.is_symlink() or path.is_file():
-                path.unlink(missing_ok=True)
-            elif path.exists():
-                shutil.rmtree(path)
+            try:
+                _delete(path)
+            except OSError as error:
+                raise StorageUnavailable(
+                    f"{key} can't be deleted from the storage: {_why(error)}"
+                ) from error
             return
         remote = self._remote(key)
         try:
@@ -172,6 +174,35 @@ class Storage:
 
     def _remote(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"
+
+
+def _delete(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    elif path.exists():
+        try:
+            shutil.rmtree(path)
+        except PermissionError:
+            _allow_deletion(path)
+            shutil.rmtree(path)
+
+
+def _allow_deletion(path: Path) -> None:
+    """Give back the permissions that a script has taken from folders below a path; no link is
+    followed."""
+    _make_writable(path)
+    for at, names, _ in os.walk(path):
+        for name in names:
+            _make_writable(Path(at, name))
+
+
+def _make_writable(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # a link, or another user's: the deletion says so
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            Path(f"/proc/self/fd/{descriptor}").chmod(0o700)
+        finally:
+            os.close(descriptor)
 
 
 def _why(error: OSError) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dray.train.prepared import compat_torch
 from dray.train.prepared.exchange import GradientExchange
 from dray.train.prepared.group import Group, LoopPhase, everyones
 from dray.train.prepared.randomness import derive_seed, seed_generators
@@ -167,10 +168,7 @@ class TrainingSession:
     def _gradient_came(self, _: Tensor) -> None:
         if not self._is_queued:
             self._is_queued = True
-            # Public hooks run before a gradient is added up, or know no end of the pass; DDP and
-            # FSDP use this one.
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._backward_ended)
+            compat_torch.when_backward_ends(self._backward_ended)
 
     def _backward_ended(self) -> None:
         """At the end of a backward pass, in the thread that called it."""

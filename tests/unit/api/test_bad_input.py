@@ -144,10 +144,10 @@ INVALID |= {
         "more than the 1 of resources.num_workers",
     ),
     "elastic without min_workers": ({**GOOD, "elastic": {}}, "/elastic/min_workers", "is missing"),
-    "an elastic script": (
-        {"script": {"entrypoint": "a.py"}, "elastic": {"min_workers": 1}},
-        "/elastic",
-        "the world of a script can't change while it runs",
+    "an exact elastic script": (
+        {"script": {"entrypoint": "a.py"}, "elastic": {"min_workers": 1, "exact": True}},
+        "/elastic/exact",
+        "is for recipes",
     ),
     "elastic on GPUs": (
         {**GOOD, "elastic": {"min_workers": 1}, "resources": {"gpus_per_worker": 1}},

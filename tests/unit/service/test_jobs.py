@@ -281,6 +281,29 @@ async def test_a_deletion_that_was_cut_off_is_finished_later(
     assert await service.jobs.finish_deletions() == 0
 
 
+async def test_a_job_that_cannot_be_erased_does_not_keep_others_or_the_service_from_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [await service.submit() for _ in range(3)]
+    delete_tree = service.storage.delete_tree
+
+    def fail(key: str) -> None:
+        if key == f"jobs/{jobs[0]}" or is_down:
+            raise PermissionError(1, "Operation not permitted")
+        delete_tree(key)
+
+    is_down = True
+    monkeypatch.setattr(service.storage, "delete_tree", fail)
+    for job_id in jobs:
+        await service.jobs.cancel(job_id)
+        with pytest.raises(OSError, match="permitted"):
+            await service.jobs.delete(job_id)
+    is_down = False
+    assert await service.jobs.finish_deletions() == 2
+    monkeypatch.undo()
+    assert await service.jobs.finish_deletions() == 1
+
+
 async def test_waiting_ends_when_the_state_changes(service: Service) -> None:
     job_id = await service.submit()
     waiting = asyncio.create_task(service.jobs.wait(job_id, wait_s=30))

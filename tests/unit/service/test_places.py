@@ -148,5 +148,5 @@ def test_settings_come_from_the_environment_and_the_dotenv_file(
 
 
 def test_a_password_is_not_printed_with_the_settings() -> None:
-    settings = Settings(database_url="postgresql://u:secret@h/d")
-    assert "secret" not in repr(settings)
+    settings = Settings(database_url="postgresql://u:hunter2@h/d")
+    assert "hunter2" not in repr(settings)

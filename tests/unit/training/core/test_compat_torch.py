@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from dray.train.prepared.compat_torch import when_backward_ends
 from ray_workers.training.core import compat_torch
 from tests.unit.training.ranks import run_in_group
 
@@ -128,6 +129,21 @@ def test_what_torch_imports_late_is_there() -> None:
 
 
 PACKAGES = ("api", "service", "ray_workers", "dray")
+
+
+def test_a_call_for_the_end_of_a_backward_pass_comes_after_the_gradients() -> None:
+    model = torch.nn.Linear(3, 1)
+    seen: list[torch.Tensor] = []
+
+    def hook(_: torch.Tensor) -> None:
+        when_backward_ends(lambda: seen.append(torch.cat([p.grad.flatten() for p in parameters])))
+
+    parameters = list(model.parameters())
+    parameters[0].register_post_accumulate_grad_hook(hook)
+    model(torch.ones(2, 3)).sum().backward()
+    assert [each.tolist() for each in seen] == [[2.0, 2.0, 2.0, 2.0]], CHANGED
+
+
 COMPAT = {"compat_torch.py", "compat_ray.py"}
 PRIVATE = re.compile(r"\b(torch|ray)(\.\w+)*\._(?!_|foreach_)\w+")
 """A private name by its path. `torch._foreach_*` is documented."""

@@ -12,7 +12,7 @@ from dray.train import files, storage_room
 from ray_workers.node import job_folders
 from ray_workers.node.folder_keeper import FolderKeeper
 from ray_workers.node.folder_mirror import FolderMirror
-from ray_workers.node.job_folders import FilesKept, FolderPlan, Listing, keep_output, names_in
+from ray_workers.node.job_folders import FilesKept, FolderPlan, OutputFiles, keep_output, names_in
 from ray_workers.shared import paths, spool_reader
 from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.script_folders import checkpoint_dir, output_dir
@@ -152,7 +152,7 @@ def test_a_folder_that_the_script_removed_has_no_files(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.output.rmdir()
     assert node.keep() == FilesKept(0, None, "")
-    assert Listing(node.output).files == {}
+    assert OutputFiles(node.output).files == {}
     assert keep_output(tmp_path / "no attempt", node.spools, ()) == FilesKept(0, None, "")
 
 
