@@ -183,6 +183,8 @@ def _hint(error: Error, pointer: str, root: type[BaseModel]) -> str | None:
         )
     if kind == "union_tag_invalid":
         return _nearest(context["tag"], _quoted(context["expected_tags"]))
+    if kind == "string_type" and not isinstance(error.get("input"), list | Mapping | None):
+        return "write it in quotes"
     if kind in ("literal_error", "enum") and isinstance(error.get("input"), str):
         choices = _quoted(str(context.get("expected", "")))
         meant = MEANT_VALUES.get(as_ours(error["input"]))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dray.code.packing import PackedCode
 
 MODULE = "-m"
+LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "mpirun", "srun")
 
 
 @app.command()
@@ -127,6 +128,11 @@ def _document(words: list[str]) -> tuple[dict[str, Any], str]:
     if first.endswith(".py"):
         name = Path(first).stem
         return {"name": name, "script": {"entrypoint": first, "args": rest}}, first
+    if first in LAUNCHERS:
+        raise typer.BadParameter(
+            f"leave out {first} and its own options: the program comes first, as in "
+            "`dray submit --workers 2 -- train.py --lr 0.1`"
+        )
     if rest:
         raise typer.BadParameter(
             f"{rest[0]!r} is one argument too many: a program's own arguments come after --, and "

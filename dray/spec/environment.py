@@ -11,7 +11,10 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from dray.spec.fields import Document, wrong
 
 MAX_TEXT: Final = 256 << 10
-"""Characters of all variables together, and of the requirements."""
+"""Characters of the requirements, and bytes of all variables together."""
+MAX_VARIABLE_BYTES: Final = (128 << 10) - 2
+"""Of a variable's name and value in UTF-8. Linux starts no program with a longer one, whose `=` and
+NUL count as well."""
 OWN_VARIABLES: Final = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -157,8 +160,18 @@ class Environment(Document):
             raise wrong(
                 "/environment/requirements", "is instead of python_packages: give one of the two"
             )
-        if sum(len(name) + len(value) for name, value in self.env.items()) > MAX_TEXT:
-            raise wrong("/environment/env", f"has more than {MAX_TEXT} characters together")
+        total = 0
+        for name, value in self.env.items():
+            size = len(name.encode()) + len(value.encode())
+            if size > MAX_VARIABLE_BYTES:
+                raise wrong(
+                    f"/environment/env/{name}",
+                    f"has {size} bytes with its name, and a program is started with "
+                    f"{MAX_VARIABLE_BYTES} at most: put the text into a file of the code",
+                )
+            total += size
+        if total > MAX_TEXT:
+            raise wrong("/environment/env", f"has more than {MAX_TEXT} bytes together")
         both = sorted(set(self.env) & set(self.secrets))
         if both:
             raise wrong("/environment/secrets", f"has {both[0]}, which env sets as well")

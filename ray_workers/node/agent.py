@@ -350,8 +350,8 @@ class NodeAgent:
         """Make the folders of a script's attempt; why that can't be, if it can't."""
         return await self._folders.begin((job_id, attempt), plan)
 
-    async def output_names(self, job_id: str, attempt: int) -> list[str]:
-        """The files of an attempt's output folder that can be kept."""
+    async def output_names(self, job_id: str, attempt: int) -> list[str] | None:
+        """`FolderKeeper.names`; once nothing of the attempt runs here."""
         return await self._folders.names((job_id, attempt))
 
     async def keep_output(

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ray_workers.node.rank_environment import of_ranks
 from ray_workers.shared.contracts import BuildState, EnvironmentPolicy, NodeEnvironment
@@ -195,12 +195,27 @@ def _log_of(root: Path, key: str) -> str:
 
 def _tail(path: Path, most: int = LOG_CHARS) -> str:
     try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - most))
-            return file.read().decode(errors="replace").strip()
+        with open(path, "rb", opener=_at_once) as file:
+            return _end_of(file, most)
     except OSError:
         return ""
+
+
+def _end_of(file: BinaryIO, most: int) -> str:
+    file.seek(0, os.SEEK_END)
+    file.seek(max(0, file.tell() - most))
+    return file.read().decode(errors="replace").strip()
+
+
+def _append(log: Path, text: str) -> None:
+    """Add a line; nothing if a setup command has put something else in the log's place."""
+    with contextlib.suppress(OSError), open(log, "a", opener=_at_once) as file:
+        file.write(f"{text}\n")
+
+
+def _at_once(path: str, flags: int) -> int:
+    """An opener that follows no link, and waits for nobody at the other end of a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 @dataclass
@@ -329,8 +344,7 @@ class Build:
         path = os.pathsep.join(filter(None, [str(site), found.get("PYTHONPATH")]))
         programs = [str(site / "bin"), str(Path(sys.executable).parent), found.get("PATH", "")]
         found |= {"PYTHONPATH": path, "PATH": os.pathsep.join(programs)}
-        with log.open("a") as file:
-            file.write(f"$ {command}\n")
+        _append(log, f"$ {command}")
         code, output = self._run(["/bin/sh", "-c", command], site, log, found)
         if code != 0:
             last = output.strip().splitlines()[-1:] or [""]
@@ -345,7 +359,9 @@ class Build:
         masker = Masker(self._index_secret(environment))
         place = log.parent
         out = place / ".output"
-        with out.open("wb") as output:
+        out.unlink(missing_ok=True)
+        # Read by its descriptor: a setup command may put something else in the file's place.
+        with open(out, "w+b", opener=_at_once) as output:
             process = subprocess.Popen(
                 command,
                 cwd=folder,
@@ -355,23 +371,23 @@ class Build:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        try:
-            (place / PID).write_text(f"{process.pid} {started_ticks(process.pid)}")
-            code = process.wait(max(0.0, self._deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise BuildFailed(
-                f"it was not built within {self.policy.build_limit_s:g} s "
-                "(DRAY_ENVIRONMENT_BUILD_LIMIT_S)"
-            ) from None
-        finally:
-            # Also what it left behind, so that nothing writes to the folder any more.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            text = masker.text(_tail(out, OUTPUT_CHARS))
-            out.unlink(missing_ok=True)
-            with log.open("a") as file:
-                file.write(f"{text}\n")
+            try:
+                (place / PID).unlink(missing_ok=True)
+                (place / PID).write_text(f"{process.pid} {started_ticks(process.pid)}")
+                code = process.wait(max(0.0, self._deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise BuildFailed(
+                    f"it was not built within {self.policy.build_limit_s:g} s "
+                    "(DRAY_ENVIRONMENT_BUILD_LIMIT_S)"
+                ) from None
+            finally:
+                # Also what it left behind, so that nothing writes to the folder any more.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                text = masker.text(_end_of(output, OUTPUT_CHARS))
+                out.unlink(missing_ok=True)
+                _append(log, text)
         return code, text
 
     def _index_secret(self, environment: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,7 @@ class FolderKeeper:
     def __init__(self, deployment_id: str, node_id: str) -> None:
         self._node = (deployment_id, node_id)
         self._mirrors: dict[Key, tuple[FolderMirror, asyncio.Task[None]]] = {}
+        self._names: dict[Key, asyncio.Task[list[str]]] = {}
         self._ends: dict[Key, asyncio.Task[FilesKept]] = {}
 
     def _folder(self, key: Key) -> Path:
@@ -35,9 +36,12 @@ class FolderKeeper:
         checkpoint folder; why that can't be, if it can't."""
         try:
             await asyncio.to_thread(job_folders.begin, self._folder(key), plan)
-            if files.local_path(plan.folder_url) is None:
+            if files.local_path(plan.folder_url) is None and key not in self._mirrors:
                 mirror = self._mirror_of(key, plan)
                 await asyncio.to_thread(mirror.restore)
+                if job_folders.plan_in(self._folder(key)) is None:  # dropped meanwhile
+                    await asyncio.to_thread(job_folders.remove, self._folder(key))
+                    return "the attempt is over"
                 task = asyncio.ensure_future(self._copy_now_and_then(mirror))
                 self._mirrors[key] = mirror, task
         except Exception as error:  # whatever the client of a storage may raise
@@ -56,9 +60,22 @@ class FolderKeeper:
             except Exception:  # the storage may answer next time
                 traceback.print_exc()
 
-    async def names(self, key: Key) -> list[str]:
-        """The files of an attempt's output folder here."""
-        return await asyncio.to_thread(job_folders.names_in, self._folder(key))
+    async def names(self, key: Key) -> list[str] | None:
+        """The files of the output folder of an attempt that has ended; None until they are listed.
+        Ask again then."""
+        if key not in self._names:
+            self._names[key] = asyncio.ensure_future(self._list(key))
+        task = self._names[key]
+        await asyncio.wait({task}, timeout=ANSWER_S)
+        return task.result() if task.done() else None
+
+    async def _list(self, key: Key) -> list[str]:
+        """No name if they can't be listed, of which `keep` says the reason."""
+        try:
+            return await asyncio.to_thread(job_folders.names_in, self._folder(key))
+        except Exception:  # of the node's disk
+            traceback.print_exc()
+            return []
 
     async def keep(self, key: Key, taken: Collection[str]) -> FilesKept | None:
         """Have the files of an attempt that has ended copied to the storage; None until that is
@@ -104,5 +121,6 @@ class FolderKeeper:
             mirror, task = self._mirrors.pop(key)
             task.cancel()
             await asyncio.to_thread(mirror.end)
+        self._names.pop(key, None)
         self._ends.pop(key, None)
         await asyncio.to_thread(job_folders.remove, self._folder(key))

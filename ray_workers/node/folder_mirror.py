@@ -65,7 +65,9 @@ class FolderMirror:
         the next call goes on; OSError where the folder can't be read, which deletes nothing of the
         copy."""
         with self._lock:
-            if not self._has_ended:
+            # A folder that is gone altogether was deleted by another than the script, or will be
+            # made again by it.
+            if not self._has_ended and os.path.lexists(self._folder):
                 self._copy(everything=everything)
 
     def _copy(self, *, everything: bool) -> None:

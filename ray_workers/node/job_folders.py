@@ -91,10 +91,13 @@ class OutputFiles:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._root = folder.resolve()
+        self._root = folder.parent.resolve() / folder.name
         self._refused: list[str] = []
         self._num_refused = 0
         self.files: dict[str, Path] = {}
+        if self._root.is_symlink():
+            self._refuse(".", "a link has taken the place of the folder")
+            return
         for name, path in sorted(self._found()):
             if len(self.files) < MAX_FILES:
                 self.files[name] = path

@@ -16,7 +16,8 @@ from pathlib import Path
 MAX_BYTES = 64 << 10
 MASK = "***"
 MIN_MASKED = 4
-"""Characters; a shorter value, or line of a value, would mask a good part of any text."""
+"""Characters besides spaces at both ends; a shorter value, or line of a value, would mask a good
+part of any text."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -77,7 +78,7 @@ class Masker:
     def __init__(self, secrets: Mapping[str, str]) -> None:
         parts = {line for value in secrets.values() for line in [value, *value.splitlines()]}
         # Longest first, so that no value that contains another one is left in part.
-        found = sorted((p for p in parts if len(p) >= MIN_MASKED), key=len, reverse=True)
+        found = sorted((p for p in parts if len(p.strip()) >= MIN_MASKED), key=len, reverse=True)
         self._text = re.compile("|".join(map(re.escape, found))) if found else None
         encoded = [part.encode() for part in found]
         self._bytes = re.compile(b"|".join(map(re.escape, encoded))) if encoded else None

@@ -12,6 +12,7 @@ from dray import Client
 from dray.views import JobState
 from ray_workers.shared import paths
 from tests.integration.harness import Service, assert_promises
+from tests.marks import SOAK
 from tests.wheels import from_wheels, make_wheel
 
 pytestmark = pytest.mark.ray
@@ -80,6 +81,7 @@ def test_packages_variables_and_secrets_reach_ranks_and_secrets_nothing_else(
     assert_promises(embedded, client, job.id)
 
 
+@SOAK
 def test_another_numpy_than_the_nodes_gives_each_rank_a_fresh_interpreter(
     embedded: Service, client: Client, tmp_path: Path
 ) -> None:

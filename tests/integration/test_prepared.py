@@ -22,6 +22,7 @@ from tests.integration.harness import (
     wait_for_checkpoint,
     wait_for_step,
 )
+from tests.marks import SOAK
 
 pytestmark = pytest.mark.ray
 
@@ -78,7 +79,7 @@ def document(program: Path, **changes: Any) -> dict[str, Any]:
     return script(program, resources={"num_workers": 2}, **changes)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=SOAK)])
 def test_a_killed_rank_is_replaced_and_no_step_is_lost(
     embedded: Service, client: Client, program: Path, undisturbed: str, tmp_path: Path, rank: int
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_killed_rank_is_replaced_and_no_step_is_lost(
     assert_promises(embedded, client, job.id)
 
 
+@SOAK
 def test_a_job_that_is_asked_to_leave_goes_on_where_it_was(
     client: Client, program: Path, undisturbed: str, tmp_path: Path
 ) -> None:
@@ -109,6 +111,7 @@ def test_a_job_that_is_asked_to_leave_goes_on_where_it_was(
     assert list(all_metrics(client, job.id)["train/loss"].steps) == list(range(1, 201))
 
 
+@SOAK
 def test_an_elastic_script_that_is_not_prepared_says_what_to_call(
     client: Client, tmp_path: Path
 ) -> None:

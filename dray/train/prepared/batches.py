@@ -43,7 +43,13 @@ class BatchPlan:
     """The batches of a `DataLoader`: its `batch_size` is that of the global batch."""
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
-        """Raises ValueError for a loader whose batches can't be numbered."""
+        """Raises ValueError for a loader whose batches can't be numbered, and TypeError for an
+        object that is no DataLoader."""
+        if not isinstance(loader, DataLoader):
+            raise TypeError(
+                "prepare() takes the model, the optimizer and a torch DataLoader, in this order; "
+                f"the third is a {type(loader).__name__}"
+            )
         dataset = loader.dataset
         if isinstance(dataset, IterableDataset):
             raise ValueError(

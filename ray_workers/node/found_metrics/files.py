@@ -15,8 +15,10 @@ from ray_workers.node.found_metrics.points import FoundPoint, is_key, number_in,
 MAX_ENTRIES = 20_000
 """Entries that one look at the folders goes through, those nearest to the top first."""
 MAX_FILES = 200
-READ_BYTES = 4 << 20
-"""Bytes of one file that one look reads."""
+READ_BYTES = 2 << 20
+"""Bytes of one file that one look reads; more than the longest record."""
+POINTS_PER_LOOK = 20_000
+"""After so many a look ends, and the next one begins with the next file."""
 MAX_HEADER_BYTES = 64 << 10
 PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages"})
 EVENTS = ".tfevents."
@@ -40,6 +42,7 @@ class MetricFiles:
         self._files: dict[str, _EventFile | _Table] = {}
         self._runs: dict[str, str] = {}
         """The folder that each tag was first found in."""
+        self._turn = 0
         self.has_more = False
         """Whether the last look left something to read."""
 
@@ -52,11 +55,18 @@ class MetricFiles:
                     self._files[path] = kind(path, self._since)
         points: list[FoundPoint] = []
         self.has_more = False
-        for path, file in self._files.items():
+        paths = list(self._files)
+        turn, self._turn = self._turn, 0
+        for path in paths[turn:] + paths[:turn]:
+            file = self._files[path]
             with contextlib.suppress(OSError):
                 read = file.read()
                 self.has_more = self.has_more or file.has_more
                 points += self._by_run(read, path) if isinstance(file, _EventFile) else read
+            if len(points) >= POINTS_PER_LOOK:
+                self._turn = (paths.index(path) + 1) % len(paths)
+                self.has_more = True
+                break
         return points
 
     def _found(self) -> Iterator[str]:

@@ -13,6 +13,9 @@ from ray_workers.node.found_metrics.points import FoundPoint, is_key, number_in,
 SEARCHES_PER_S = 20_000
 """Most searches of a second, each of some microseconds: a script that prints more than can be
 looked at must not wait for it."""
+SEARCH_SHARE = 0.25
+"""Most time of a second that all searches take together: there are patterns and lines of which one
+search takes a tenth of a second."""
 MAX_DICT_CHARS = 4096
 
 
@@ -20,16 +23,22 @@ class LinePatterns:
     """Looks for the metrics of a document in one line after the other."""
 
     def __init__(
-        self, metrics: Sequence[Mapping[str, Any]], clock: Callable[[], float] = time.monotonic
+        self,
+        metrics: Sequence[Mapping[str, Any]],
+        clock: Callable[[], float] = time.monotonic,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """metrics: `dray.spec.Metric` of patterns, as JSON data."""
+        """metrics: `dray.spec.Metric` of patterns, as JSON data. timer: for what a search takes."""
         self._patterns = [
             _LinePattern(metric["name"], metric["pattern"], metric["step"]) for metric in metrics
         ]
         self._clock = clock
+        self._timer = timer
         self._allowed, self._since = float(SEARCHES_PER_S), clock()
+        self._allowed_s = SEARCH_SHARE
         self.num_skipped = 0
-        """Lines that were not looked at, because too many came at once."""
+        """Lines that were not looked at, or not for all patterns, because too many came at once or
+        a search takes too long."""
 
     def take(self, line: str) -> list[FoundPoint]:
         """The metrics in a line. Parts that a carriage return separates, as those of a progress
@@ -39,18 +48,33 @@ class LinePatterns:
             if not self._may_look():
                 self.num_skipped += 1
                 break
-            for pattern in self._patterns:
-                point = pattern.take(part)
-                if point is not None:
-                    found.append(point)
+            if not self._look(part, found):
+                self.num_skipped += 1
+                break
         return found
+
+    def _look(self, part: str, found: list[FoundPoint]) -> bool:
+        """Whether there was time for all patterns."""
+        began = self._timer()
+        for pattern in self._patterns:
+            if self._allowed_s <= 0.0:
+                return False
+            point = pattern.take(part)
+            if point is not None:
+                found.append(point)
+            ended = self._timer()
+            self._allowed_s -= ended - began
+            began = ended
+        return True
 
     def _may_look(self) -> bool:
         """Whether there is time for all patterns; what was not used of a second is gone after
         it."""
         now = self._clock()
-        new = (now - self._since) * SEARCHES_PER_S
-        self._allowed, self._since = min(SEARCHES_PER_S, self._allowed + new), now
+        passed_s = now - self._since
+        self._since = now
+        self._allowed = min(SEARCHES_PER_S, self._allowed + passed_s * SEARCHES_PER_S)
+        self._allowed_s = min(SEARCH_SHARE, self._allowed_s + passed_s * SEARCH_SHARE)
         if self._allowed < len(self._patterns):
             return False
         self._allowed -= len(self._patterns)

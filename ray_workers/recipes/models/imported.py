@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import random
+import sys
+import sysconfig
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -50,6 +54,8 @@ def at_hand(options: spec.Imported) -> nn.Module:
 
 
 def _made(options: spec.Imported) -> nn.Module:
+    if _is_of_python(options.module):
+        raise ModelError(f"{options.module} is of Python's own library, which has no models")
     module = importlib.import_module(options.module)
     make = getattr(module, options.attribute, None)
     if make is None:
@@ -58,6 +64,16 @@ def _made(options: spec.Imported) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(f"{options.target} made {_said(model)}, and no torch.nn.Module")
     return model
+
+
+def _is_of_python(name: str) -> bool:
+    """Whether a module is one of Python's own, and no file of the user's that has its name."""
+    top = name.partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return False
+    found = importlib.util.find_spec(top)
+    place = Path((found and found.origin) or "")
+    return not place.is_file() or place.is_relative_to(sysconfig.get_path("stdlib"))
 
 
 def _check(

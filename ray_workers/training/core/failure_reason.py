@@ -8,6 +8,7 @@ import re
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from ray_workers.training.core.errors import chain_of
@@ -34,25 +35,42 @@ _REMOTE = ("RemoteTraceback", "_RemoteTraceback")
 """Causes that only carry the traceback of a process in a pool, as text."""
 
 
-def reason_of(error: BaseException) -> str:
+def reason_of(error: BaseException, masked: Callable[[str], str] = str) -> str:
     """`TypeName: message (file, line n)`; with the error that it came from, if there is one.
 
-    dray's own errors are sentences already, and stay as they are.
+    dray's own errors are sentences already, and stay as they are. masked: takes secrets out of a
+    text, which it must see before the text is cut.
     """
     if _is_ours(error):
-        return _text_of(error)[:MAX_CHARS] or type(error).__name__
+        return masked(_text_of(error))[:MAX_CHARS] or type(error).__name__
     chain = list(chain_of(error))
     remote = next((e for e in chain if type(e).__name__ in _REMOTE), None)
-    words = [_sentence(each, remote) for each in chain if each is not remote]
+    words = [_sentence(each, remote, masked) for each in chain if each is not remote]
     reason = words[0] if len(words) == 1 else f"{words[0]}; it came from {words[-1]}"
     return reason[:MAX_CHARS]
+
+
+def traceback_of(error: BaseException) -> str:
+    """The error's traceback as Python prints it. If a script raised the error, it begins in the
+    script, without the frames of dray and runpy that called it."""
+    whole = error.__traceback__
+    first, in_runpy = whole, False
+    while first is not None:
+        is_runpy = first.tb_frame.f_globals.get("__name__") == "runpy"
+        if in_runpy and not is_runpy:
+            break
+        in_runpy = in_runpy or is_runpy
+        first = first.tb_next
+    return "".join(traceback.format_exception(type(error), error, first or whole))
 
 
 def _is_ours(error: BaseException) -> bool:
     return type(error).__module__.split(".")[0] in ("ray_workers", "dray")
 
 
-def _sentence(error: BaseException, remote: BaseException | None) -> str:
+def _sentence(
+    error: BaseException, remote: BaseException | None, masked: Callable[[str], str]
+) -> str:
     text, where = _text_of(error), ""
     place = _place(error)
     if remote is not None:
@@ -71,7 +89,7 @@ def _sentence(error: BaseException, remote: BaseException | None) -> str:
         words = f"{name}: {text}" if text else name
     if place is not None:
         where += f"{', ' if where else ''}{_short(place[0])}, line {place[1]}"
-    words = " ".join(words.split())[:MAX_TEXT_CHARS]
+    words = " ".join(masked(words).split())[:MAX_TEXT_CHARS]
     return f"{words} ({where})" if where else words
 
 

@@ -31,6 +31,7 @@ from ray_workers.training.core.script_time import ScriptTime
 
 TASK_FD = "DRAY_FRESH_TASK_FD"
 MAX_TRACEBACK_CHARS = 32_000
+MAX_REASON_CHARS = 2000
 _CANNOT_RUN = (SyntaxError, ModuleNotFoundError)
 """Errors in which the same code ends whenever it runs."""
 
@@ -54,7 +55,7 @@ def main() -> int:
     except BaseException as error:
         raised_at, text = time.time(), traceback.format_exc()
         print(text, file=sys.stderr, flush=True)  # noqa: T201
-        cause, reason = _explained(error)
+        cause, reason = _explained(error, masker)
         _report(cause, error, reason, text, masker, raised_at)
         return STORAGE_EXIT_CODE if is_storage_fault(error) else 1
     finally:
@@ -113,7 +114,7 @@ def _exit_code(leaving: SystemExit, masker: Masker) -> int:
     return code & 0xFF if isinstance(code, int) else 1
 
 
-def _explained(error: BaseException) -> tuple[Cause, str]:
+def _explained(error: BaseException, masker: Masker) -> tuple[Cause, str]:
     """The cause of an error, and the sentence on it."""
     if "torch" in sys.modules:
         # The words of torch's own errors are known there; another torch may lack what it imports.
@@ -121,7 +122,7 @@ def _explained(error: BaseException) -> tuple[Cause, str]:
             from ray_workers.training.core.errors import cause_of
             from ray_workers.training.core.failure_reason import reason_of
 
-            return cause_of(error), reason_of(error)
+            return cause_of(error), reason_of(error, masker.text)
         except (ImportError, AttributeError):
             pass
     cause = Cause.CANNOT_RUN if isinstance(error, _CANNOT_RUN) else Cause.USER_ERROR
@@ -129,7 +130,7 @@ def _explained(error: BaseException) -> tuple[Cause, str]:
         cause = Cause.INFRASTRUCTURE
     where = traceback.extract_tb(error.__traceback__)[-1:]
     place = f" ({Path(where[0].filename).name}, line {where[0].lineno})" if where else ""
-    return cause, f"{type(error).__qualname__}: {error}{place}"[:2000]
+    return cause, f"{type(error).__qualname__}: {error}{place}"
 
 
 def _report(
@@ -144,7 +145,7 @@ def _report(
         report = ErrorReport(
             cause=cause,
             type=type(error).__qualname__,
-            message=masker.text(reason),
+            message=masker.text(reason)[:MAX_REASON_CHARS],
             traceback=masker.text(text)[-MAX_TRACEBACK_CHARS:],
             raised_at=raised_at,
         )

@@ -10,7 +10,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +32,7 @@ from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.script_folders import checkpoint_dir, output_dir
 from ray_workers.shared.stack_writer import dump_on
 from ray_workers.training.core.errors import cause_of, chain_of
-from ray_workers.training.core.failure_reason import reason_of
+from ray_workers.training.core.failure_reason import reason_of, traceback_of
 from ray_workers.training.core.script_time import ScriptTime
 from ray_workers.training.devices import is_gpu, module_of
 from ray_workers.training.loop import elastic_error, frameworks, job_environment, prepared
@@ -61,9 +60,10 @@ def main(task: RankTask) -> int:
         return code
     except BaseException as error:
         raised_at = time.time()  # what follows may take long
-        text = traceback.format_exc()
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
-        _report_error(cause_of(error), error, reason_of(error), text, raised_at)
+        text = traceback_of(error)
+        print(text, end="", file=sys.stderr, flush=True)  # noqa: T201
+        reason = reason_of(error, job_environment.masked)
+        _report_error(cause_of(error), error, reason, text, raised_at)
         return STORAGE_EXIT_CODE if is_storage_fault(error) else 1
     finally:
         sys.stdout.flush()
@@ -195,7 +195,7 @@ def _exit_code(leaving: SystemExit) -> int:
         print(code, file=sys.stderr, flush=True)  # noqa: T201
     # An exit from the handler of an error that a lost peer caused is an echo of that loss, too.
     is_echo = any(cause_of(each) is Cause.WORKER_LOST for each in chain_of(leaving))
-    reason, text = reason_of(leaving), traceback.format_exc()
+    reason, text = reason_of(leaving, job_environment.masked), traceback_of(leaving)
     if recorded := elastic_error.recorded(Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))):
         words, stack = recorded
         is_echo = is_echo or elastic_error.is_echo(words)

@@ -84,6 +84,14 @@ def test_a_field_unlike_all_others_is_told_what_there_is() -> None:
     assert "warmup_steps" in refused.hint
 
 
+@pytest.mark.parametrize(
+    ("given", "hint"), [(400, "write it in quotes"), (True, "write it in quotes"), (["a"], None)]
+)
+def test_a_number_in_the_place_of_a_text_needs_quotes(given: Any, hint: str | None) -> None:
+    refused = refusal({"script": {"entrypoint": "a.py", "args": ["--steps", given]}})
+    assert (refused.pointer, refused.hint) == ("/script/args/1", hint)
+
+
 def test_a_misspelt_choice_is_told_the_nearest() -> None:
     refused = refusal(job(train={"optimizer": {"name": "adamv"}}))
     assert refused.pointer == "/train/optimizer/name"

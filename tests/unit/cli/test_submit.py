@@ -90,6 +90,7 @@ def test_a_dry_run_shows_what_would_be_packed_and_sends_nothing(
         (["--code", "nothing", "train.py"], "is no folder"),
         (["--include", "no.txt", "train.py"], "there is no such file"),
         (["job.yaml", "extra"], "one argument too many"),
+        (["--", "torchrun", "--nproc-per-node", "2", "train.py"], "leave out torchrun"),
         (["--include", ".env", "job.yaml"], "--include needs --code"),
         (["ignored.py"], "ignored.py is left out of the upload"),
         (["--", "-m"], "needs the name of a module"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +88,32 @@ def test_the_result_is_rebuilt_with_its_code_at_hand(tmp_path: Path) -> None:
     (tmp_path / "my_net.py").unlink()
     with pytest.raises(ImportError, match=r"dray code JOB FOLDER"):
         recipes.load(folder)
+
+
+def test_results_that_name_a_function_of_python_do_not_call_it(tmp_path: Path) -> None:
+    """Otherwise who loads the files of another's job would run a command of that other."""
+    work = build()
+    folder, done = tmp_path / "artifacts", tmp_path / "done"
+    folder.mkdir()
+    work.write_results(work.model, {"val/loss": 1.0}, 3, folder)
+    config = (folder / "config.json").read_text()
+    for name, command in {"os:system": f"touch {done}", "subprocess:call": None}.items():
+        changed = json.loads(config)
+        args = {"command": command} if command else {"args": ["touch", str(done)]}
+        changed["spec"]["model"] |= {"import": name, "args": args}
+        (folder / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(ModelError, match="Python's own library"):
+            recipes.load(folder)
+    assert not done.exists()
+
+
+def test_a_module_of_the_users_own_may_have_a_name_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "antigravity.py").write_text(NET)
+    monkeypatch.delitem(sys.modules, "antigravity", raising=False)
+    options = Imported.model_validate({"import": "antigravity:Net"})
+    assert isinstance(imported.at_hand(options), nn.Module)
 
 
 @pytest.mark.parametrize(

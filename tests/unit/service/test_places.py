@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import uuid
@@ -12,6 +13,7 @@ import pytest
 
 from service.config.home_lock import HomeInUse, HomeLock
 from service.config.settings import Settings
+from service.domain.errors import StorageUnavailable
 from service.storage.storage import BadKey, Storage, check_key
 
 HOLD = """
@@ -86,6 +88,44 @@ def test_a_link_can_not_lead_out_of_the_storage(tmp_path: Path) -> None:
         storage.read_bytes("link")
     storage.delete_tree("link")
     assert secret.exists()
+
+
+def test_folders_without_permissions_are_deleted_and_no_link_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Storage((tmp_path / "storage").as_uri())
+    storage.write_bytes("jobs/a/x/y/file", b"f")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o500)
+    (tmp_path / "storage" / "jobs" / "a" / "link").symlink_to(elsewhere)
+    for name in ("x/y", "x", "."):
+        (tmp_path / "storage" / "jobs" / "a" / name).chmod(0o500)
+    rmtree = shutil.rmtree
+
+    def as_no_root(path: Path) -> None:
+        for at, _, _ in os.walk(path):
+            if not Path(at).stat().st_mode & 0o200:
+                raise PermissionError(13, "Permission denied")
+        rmtree(path)
+
+    monkeypatch.setattr(shutil, "rmtree", as_no_root)
+    storage.delete_tree("jobs/a")
+    assert not (tmp_path / "storage" / "jobs" / "a").exists()
+    assert elsewhere.stat().st_mode & 0o777 == 0o500
+
+
+def test_a_deletion_that_fails_is_told_as_an_error_of_the_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Storage((tmp_path / "storage").as_uri())
+    storage.write_bytes("jobs/a/file", b"f")
+
+    def fail(_: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    with pytest.raises(StorageUnavailable, match="Read-only"):
+        storage.delete_tree("jobs/a")
 
 
 def test_a_write_that_fails_leaves_what_was_there(

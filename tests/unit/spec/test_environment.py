@@ -23,6 +23,8 @@ def of(environment: dict[str, Any], **job: Any) -> JobSpec:
         ({"env": {"A-B": "1"}}, "/environment/env/A-B", "pattern"),
         ({"env": {"A": "x\0y"}}, "/environment/env/A", "NUL"),
         ({"env": {"A": "x" * 130000, "B": "y" * 130000, "C": "z" * 9000}}, "/environment/env", ""),
+        ({"env": {"A": "é" * 66000}}, "/environment/env/A", "a program is started with"),
+        ({"env": {"A": "x" * (128 << 10)}}, "/environment/env/A", "a program is started with"),
         ({"python_packages": ["-r all.txt"]}, "/environment/python_packages/0", "names a file"),
         ({"python_packages": ["-eyes"]}, "/environment/python_packages/0", "names a file"),
         ({"python_packages": ["../mine"]}, "/environment/python_packages/0", "your machine"),

@@ -148,6 +148,18 @@ def test_no_value_of_a_secret_is_in_the_error_that_a_rank_reports(
     assert CANARY not in told
 
 
+@pytest.mark.parametrize(("fresh", "before"), [(False, 780), (True, 1980)], ids=str)
+def test_a_reason_is_cut_after_its_secrets_are_masked(
+    node: Node, before: int, *, fresh: bool
+) -> None:
+    environment = {"env": {"PYTHONHASHSEED": "7"} if fresh else {}, "secrets": ["TOKEN"]}
+    text = f"raise ValueError('x' * {before} + os.environ['TOKEN'])"
+    assert node.run(environment, f"import os\n{text}\n") == 1
+    told = node.spooled()
+    assert "x" * 700 in told
+    assert CANARY[:5] not in told
+
+
 def test_an_exit_code_and_a_missing_module_are_told_by_a_fresh_interpreter(node: Node) -> None:
     environment = {"env": {"PYTHONHASHSEED": "7"}}
     assert node.run(environment, "import sys; sys.exit(5)\n") == 5

@@ -104,7 +104,11 @@ def test_what_a_script_raises_is_told_and_ends_it_with_1(tmp_path: Path) -> None
     assert error["cause"] == "user_error"
     assert error["type"] == "ValueError"
     assert error["message"] == "ValueError: loss is NaN (train_it.py, line 2)"
+    begin, first, *_, last = error["traceback"].splitlines()
+    assert begin == "Traceback (most recent call last):"
+    assert first.endswith('train_it.py", line 4, in <module>')
     assert "in fail" in error["traceback"]
+    assert last == "ValueError: loss is NaN"
 
 
 def test_a_segfault_leaves_its_stack_in_the_log(tmp_path: Path) -> None:

@@ -223,6 +223,7 @@ WRONG = {
     "init twice": (_twice, "called before"),
     "endless data": (lambda: _prepare(DataLoader(Endless())), "IterableDataset"),
     "no batches": (lambda: _prepare(DataLoader(samples(), batch_size=None)), "a batch_size"),
+    "no loader": (lambda: _prepare(samples()), "a torch DataLoader, in this order; the third is a"),
     "nothing to train": (lambda: _prepare(model=nn.Tanh()), "without a parameter"),
     "no state": (lambda: _prepare(meter=3), "meter, which has no state_dict"),
     "no steps": (lambda: train.init(checkpoint_every_steps=0), "give 1 or more"),

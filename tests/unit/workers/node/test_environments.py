@@ -130,6 +130,18 @@ async def test_a_setup_command_runs_in_the_folder_and_its_failure_is_named(
     assert bad.message == "the setup command 'echo it is so; exit 7' ended with code 7: it is so"
 
 
+async def test_a_setup_command_that_puts_pipes_in_the_place_of_files_stops_no_builder(
+    node: Environments,
+) -> None:
+    pipes = "cd ..; for each in log .output .pid; do rm -f $each; mkfifo $each; done"
+    answer = await asyncio.wait_for(settle(node, {"setup": [pipes, "echo next"]}), 30)
+    assert answer.state is BuildState.READY, answer
+    failed = {"setup": [pipes, "echo the reason; exit 3"]}
+    answer = await asyncio.wait_for(settle(node, failed), 30)
+    assert answer.message.endswith("ended with code 3: the reason")
+    assert answer.log == ""
+
+
 async def test_a_build_that_takes_too_long_is_ended_with_all_it_started(
     node: Environments, tmp_path: Path
 ) -> None:

@@ -93,6 +93,21 @@ def test_of_more_lines_than_can_be_searched_some_are_passed_over() -> None:
     assert found.take("x 1"), "a moment later there is time again"
 
 
+def test_patterns_that_take_long_get_a_share_of_the_time_and_no_more() -> None:
+    clock = 0.0
+    took = iter(range(10**6))
+    pattern = metric(name="a", pattern=r"a=(\d+)")
+    # Each search takes 0.1 s by this timer.
+    found = LinePatterns([pattern] * 64, lambda: clock, lambda: next(took) * 0.1)
+    assert len(found.take("a=1")) == 3
+    assert found.take("a=2") == []
+    assert found.num_skipped == 2
+    clock = 60.0
+    assert len(found.take("a=3")) in (2, 3)
+    assert found.take("\r".join(["a=4"] * 1000)) == []
+    assert found.num_skipped == 4
+
+
 def test_records_of_the_trainer_get_the_step_of_its_bar() -> None:
     found = TrainerLines()
     record_ = "{'loss': 0.5, 'grad_norm': nan, 'learning_rate': '5e-05', 'epoch': 0.1}"
@@ -159,6 +174,22 @@ def test_long_records_are_passed_over_and_damaged_files_left(
     while found.has_more:
         points += found.read()
     assert points == [FoundPoint("a", 1, 1.0), FoundPoint("a", 2, 2.0)]
+
+
+def test_one_look_takes_no_more_than_it_can_and_every_file_has_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "POINTS_PER_LOOK", 3)
+    for name in "abc":
+        written = b"".join(event(name, step, 1.0) for step in (1, 2))
+        event_file(tmp_path, f"events.out.tfevents.{name}").write_bytes(written)
+    found = MetricFiles([tmp_path], BOTH, since=0.0)
+    looks = []
+    while True:
+        looks.append([point.key for point in found.read()])
+        if not found.has_more:
+            break
+    assert looks == [["a", "a", "b", "b"], ["c", "c"]]
 
 
 def test_files_of_before_links_and_pipes_are_not_read(tmp_path: Path) -> None:

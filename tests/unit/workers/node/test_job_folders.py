@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dray.train import files, storage_room
-from ray_workers.node import job_folders
+from ray_workers.node import folder_keeper, job_folders
 from ray_workers.node.folder_keeper import FolderKeeper
 from ray_workers.node.folder_mirror import FolderMirror
 from ray_workers.node.job_folders import FilesKept, FolderPlan, OutputFiles, keep_output, names_in
@@ -156,6 +160,42 @@ def test_a_folder_that_the_script_removed_has_no_files(tmp_path: Path) -> None:
     assert keep_output(tmp_path / "no attempt", node.spools, ()) == FilesKept(0, None, "")
 
 
+def test_a_link_in_the_place_of_the_output_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "private").write_text("p")
+    for number, target in enumerate((str(tmp_path / "elsewhere"), "output", "nowhere")):
+        node = Node(tmp_path, rank=number)
+        node.output.rmdir()
+        node.output.symlink_to(target)
+        kept = node.keep()
+        assert (kept.num_kept, kept.problem) == (0, None)
+        assert "'.' (a link has taken the place of the folder)" in kept.left_out
+        assert names_in(node.folder) == []
+
+
+@pytest.mark.anyio
+async def test_a_listing_that_takes_long_or_fails_is_answered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(paths.NODE_TMPDIR, str(tmp_path))
+    monkeypatch.setattr(folder_keeper, "ANSWER_S", 0.001)
+    may_end, calls = threading.Event(), []
+
+    def listing(folder: Path) -> list[str]:
+        calls.append(folder)
+        may_end.wait(30)
+        raise OSError("the disk is broken")
+
+    monkeypatch.setattr(job_folders, "names_in", listing)
+    keeper, key = FolderKeeper("d", "n"), ("j", 1)
+    assert await keeper.names(key) is None
+    assert await keeper.names(key) is None
+    may_end.set()
+    while (names := await keeper.names(key)) is None:
+        pass
+    assert (names, len(calls)) == ([], 1)
+
+
 @pytest.mark.anyio
 async def test_a_node_makes_keeps_and_drops_the_folders_of_an_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -167,7 +207,9 @@ async def test_a_node_makes_keeps_and_drops_the_folders_of_an_attempt(
     assert await keeper.begin(key, plan) is None
     folder = paths.folders_dir("d", "n", "j", 1)
     (output_dir(folder) / "a").write_text("x")
-    assert await keeper.names(key) == ["a"]
+    while (names := await keeper.names(key)) is None:
+        pass
+    assert names == ["a"]
     assert checkpoint_dir(folder, plan.folder_url) == tmp_path / "storage" / "jobs" / "j" / "f"
     while (kept := await keeper.keep(key, [])) is None:
         pass
@@ -229,3 +271,89 @@ def test_a_mirror_copies_again_what_changed_meanwhile(
     mine.copy(everything=True)
     mirror(tmp_path / "b", url).restore()
     assert (tmp_path / "b" / "w.pt").read_text() == "longer"
+
+
+def test_a_mirror_deletes_nothing_because_its_folder_is_gone_or_another(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, folder = mirror(tmp_path / "a", url), tmp_path / "a"
+    (folder / "w.pt").write_text("w")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "private").write_text("p")
+    mine.copy(everything=True)
+
+    def unreadable(_: Path, *, onerror: Callable[[OSError], None]) -> Iterator[Any]:
+        onerror(PermissionError("may not be read"))
+        yield from ()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "walk", unreadable)
+        with pytest.raises(PermissionError):
+            mine.copy(everything=True)
+    shutil.rmtree(folder)
+    mine.copy(everything=True)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NotADirectoryError):
+        mine.copy(everything=True)
+    folder.unlink()
+    folder.mkdir()
+    mine.end()
+    mine.copy(everything=True)  # an attempt that is dropped
+    assert mirror(tmp_path / "b", url).restore() == 1
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["w.pt"]
+
+
+@pytest.mark.anyio
+async def test_a_copy_that_is_under_way_at_the_end_is_not_overtaken(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, store = mirror(tmp_path / "a", url), files.store
+    path, is_storing, may_store = tmp_path / "a" / "w.pt", threading.Event(), threading.Event()
+    path.write_text("old")
+
+    def slow(source: Path, to: str) -> tuple[int, str]:
+        text = source.read_text()
+        is_storing.set()
+        may_store.wait(30)
+        (tmp_path / "copy").write_text(text)
+        return store(tmp_path / "copy", to)
+
+    monkeypatch.setattr(files, "store", slow)
+    first = asyncio.ensure_future(asyncio.to_thread(mine.copy, everything=True))
+    await asyncio.to_thread(is_storing.wait, 30)
+    path.write_text("newer")
+    monkeypatch.setattr(files, "store", store)
+    second = asyncio.ensure_future(asyncio.to_thread(mine.copy, everything=True))
+    await asyncio.wait({second}, timeout=0.05)
+    may_store.set()
+    await asyncio.gather(first, second)
+    mirror(tmp_path / "b", url).restore()
+    assert (tmp_path / "b" / "w.pt").read_text() == "newer"
+
+
+@pytest.mark.anyio
+async def test_an_attempt_that_is_dropped_while_its_folder_is_fetched_leaves_nothing(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(paths.NODE_TMPDIR, str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    source = mirror(tmp_path / "a", url)
+    (tmp_path / "a" / "w.pt").write_text("w")
+    source.copy(everything=True)
+    keeper, key, fetch = FolderKeeper("d", "n"), ("j", 1), files.fetch
+    is_fetching, may_fetch = threading.Event(), threading.Event()
+
+    def slow(place: str, target: Path) -> tuple[int, str]:
+        is_fetching.set()
+        may_fetch.wait(30)
+        return fetch(place, target)
+
+    monkeypatch.setattr(files, "fetch", slow)
+    plan = FolderPlan(0, 0, f"{url}/output", url, 1 << 20)
+    beginning = asyncio.ensure_future(keeper.begin(key, plan))
+    await asyncio.to_thread(is_fetching.wait, 30)
+    await keeper.drop(key)
+    may_fetch.set()
+    assert await beginning == "the attempt is over"
+    assert not paths.folders_dir("d", "n", "j", 1).exists()
+    assert mirror(tmp_path / "b", url).restore() == 1

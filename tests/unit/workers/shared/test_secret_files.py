@@ -43,5 +43,7 @@ def test_values_and_their_lines_are_masked_the_longest_first() -> None:
     assert masker.text("x hunter2-and-more, hunter2 y") == "x ***, *** y"
     assert masker.data(b"\xffsecond line\xff") == b"\xff***\xff"
     assert masker.longest == len("first line\nsecond line")
+    indented = Masker({"A": "{\n      \n    }"})
+    assert indented.text("        x = {1:     }") == "        x = {1:     }"
     plain = Masker({"A": "abc", "B": ""})
     assert (plain.text("abc"), plain.longest) == ("abc", 0)
