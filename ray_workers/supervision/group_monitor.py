@@ -294,7 +294,7 @@ class GroupMonitor:
             hang = await self._judge_script(look, signs, has_limit=limit_s is not None)
             if hang is None:  # one sign may last for hours
                 await asyncio.sleep(signs.limit_s / 4)
-            elif outcome := await self._end_hang(hang, look.ranks):
+            elif outcome := await self._end_hang(hang, look.ranks, Cause.USER_ERROR):
                 return outcome
 
     async def _look_at_script(self) -> ScriptLook | None:
@@ -389,8 +389,13 @@ class GroupMonitor:
         if report is not None:
             self._drills.passed(report)
 
-    async def _end_hang(self, hang: Hang, ranks: Sequence[RankObservation]) -> Outcome | None:
-        """Report where every rank was, and kill the culprits; an Outcome if there are none."""
+    async def _end_hang(
+        self, hang: Hang, ranks: Sequence[RankObservation], cause: Cause = Cause.WORKER_LOST
+    ) -> Outcome | None:
+        """Report where every rank was, and kill the culprits; an Outcome if there are none.
+
+        cause: USER_ERROR of a program that stands still by itself, since it may do so each time.
+        """
         seats = {member.seat: member.rank for member in self._group.running}
         by_seat = await self._nodes.stacks(list(seats))
         stacks = {seats[seat]: text for seat, text in by_seat.items()}
@@ -398,12 +403,12 @@ class GroupMonitor:
         self._reporter.report(report)
         if not hang.culprits:
             return Outcome.of(
-                Cause.WORKER_LOST,
+                cause,
                 f"all ranks stood still at the same place for {hang.waited_s:.1f} s",
             )
         self._hung |= {observation.rank for observation in hang.culprits}
         if not self._recovers_in_place:
-            self._hang_outcome = _ended_by_hang(hang, str(report.phase))
+            self._hang_outcome = _ended_by_hang(hang, str(report.phase), cause)
         for observation in hang.culprits:
             await self._signal(observation.rank, signal.SIGKILL)
         return None
@@ -425,9 +430,9 @@ class GroupMonitor:
         return await self._nodes.signal(member.node_id, member.seat, number)
 
 
-def _ended_by_hang(hang: Hang, phase: str) -> Outcome:
+def _ended_by_hang(hang: Hang, phase: str, cause: Cause) -> Outcome:
     """Of a group that resumes from its checkpoint."""
     ranks = [observation.rank for observation in hang.culprits]
     who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
     message = f"{who} stood still for {hang.waited_s:.1f} s in {phase}, and was ended"
-    return Outcome.of(Cause.WORKER_LOST, message, ranks[0])
+    return Outcome.of(cause, message, ranks[0])

@@ -337,7 +337,7 @@ async def test_a_script_that_hangs_is_ended_with_the_rank_that_stands_apart(
     group.seen = [observation(rank, age_s=1000.0) for rank in (0, 1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
     said = "rank 1 stood still for 1000.0 s in compute, and was ended"
-    assert outcome == Outcome.of(Cause.WORKER_LOST, said, 1)
+    assert outcome == Outcome.of(Cause.USER_ERROR, said, 1)
     (bundle,) = reports.of(FrameKind.HANG)
     assert (bundle["culprits"], bundle["limit_s"]) == ([1], limit_s or 900.0)
     assert [rank["stack"] for rank in bundle["ranks"]] == [waits, STACK]
@@ -348,7 +348,8 @@ async def test_a_script_whose_ranks_all_stand_at_the_same_place_is_ended_as_a_wh
     group, watching = watched(document, Reports())
     group.seen = [observation(rank, age_s=61.0) for rank in (0, 1)]
     outcome = await asyncio.wait_for(watching, PATIENCE_S)
-    assert outcome.message == "all ranks stood still at the same place for 61.0 s"
+    said = "all ranks stood still at the same place for 61.0 s"
+    assert outcome == Outcome.of(Cause.USER_ERROR, said)
     assert group.signals == []
 
 
