@@ -19,7 +19,7 @@ from service.db.migrate import migrate
 from service.db.session import Database
 from service.domain.errors import DatabaseUnavailable
 from service.runtime import Runtime
-from tests.marks import soak
+from tests.marks import SOAK, soak
 from tests.unit.api.test_server import ROOT, command, refusal
 
 
@@ -114,12 +114,14 @@ def test_a_home_that_is_or_lies_below_a_file_is_named(tmp_path: Path, below: str
     assert "set DRAY_HOME" in text
 
 
+@SOAK
 def test_a_storage_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     text = refusal(command(tmp_path / "home", DRAY_STORAGE_URL=(tmp_path / "file").as_uri()))
     assert f"the storage {(tmp_path / 'file').as_uri()} is no folder" in text
 
 
+@SOAK
 def test_a_folder_of_the_database_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     url = f"sqlite:///{tmp_path}/file/dray.db"

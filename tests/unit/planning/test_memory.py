@@ -61,7 +61,7 @@ TRIED = [
     "data 2 x shard 2",
 ]
 """`python -m benchmarks planner` tries all that there are."""
-SHORT = {"cnn", "data 2", "shard 2, ZeRO 1", "pipeline 2"}
+SHORT = {"data 2", "shard 2, ZeRO 1", "pipeline 2"}
 """Of `make test`."""
 
 

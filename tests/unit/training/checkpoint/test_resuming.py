@@ -38,12 +38,12 @@ EVERYTHING_ON = {"max_grad_norm": 1.0, "micro_batch_size": 40}
 @pytest.mark.parametrize(
     ("world_size", "options"),
     [
-        (1, {}),
+        soak(1, {}),
         soak(2, {}),
         (3, {}),
         (2, {"precision": "fp16", "ema": {"decay": 0.9}}),
         soak(2, {"optimizer": {"name": "adafactor", "lr": 0.01}, "label_smoothing": 0.1}),
-        (1, {"early_stopping": {"patience": 1, "min_delta": 0.01}}),
+        soak(1, {"early_stopping": {"patience": 1, "min_delta": 0.01}}),
     ],
     ids=["alone", "two", "three", "fp16 and average", "adafactor", "early stopping"],
 )
