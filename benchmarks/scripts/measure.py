@@ -21,7 +21,7 @@ from benchmarks.scripts.contenders import (
 )
 
 NUM_RANKS = 2
-LONG = (20, 1700)
+LONG = (20, 2200)
 """Steps, and the width that makes them some 100 ms long on a slow core."""
 SHORT = (300, 64)
 MEGABYTES = 100
