@@ -92,33 +92,20 @@ def test_a_lost_node_is_done_without(tmp_path: Path, undisturbed: Path) -> None:
     assert seen == expected
 
 
-def test_a_group_grows_between_two_batches(tmp_path: Path, undisturbed: Path) -> None:
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_group_grows_between_two_batches(
+    tmp_path: Path, undisturbed: Path, world_size: int
+) -> None:
     leash = Leash(FaultPoint.STEP_ENDS, 4)
-    job = Resized(tmp_path, elastic(tmp_path, 3), 2, [], leash)
+    job = Resized(tmp_path, elastic(tmp_path, world_size + 1), world_size, [], leash)
     try:
         job.gang.start()
         job.until_step(4)
         job.gain()
         for process in job.gang.processes:
             process.join()
-        assert [process.exitcode for process in job.gang.processes] == [0, 0, 0]
+        assert [process.exitcode for process in job.gang.processes] == [0] * (world_size + 1)
     finally:
         job.gang.kill()
-    assert_learnt_the_same(tmp_path, undisturbed, 3)
-    assert batches(tmp_path) == batches(undisturbed)
-
-
-def test_one_rank_gets_another(tmp_path: Path, undisturbed: Path) -> None:
-    leash = Leash(FaultPoint.STEP_ENDS, 4)
-    job = Resized(tmp_path, elastic(tmp_path, 2), 1, [], leash)
-    try:
-        job.gang.start()
-        job.until_step(4)
-        job.gain()
-        for process in job.gang.processes:
-            process.join()
-        assert [process.exitcode for process in job.gang.processes] == [0, 0]
-    finally:
-        job.gang.kill()
-    assert_learnt_the_same(tmp_path, undisturbed, 2)
+    assert_learnt_the_same(tmp_path, undisturbed, world_size + 1)
     assert batches(tmp_path) == batches(undisturbed)
