@@ -85,7 +85,7 @@ def test_no_pattern_takes_long(pattern: str) -> None:
 
 def test_of_more_lines_than_can_be_searched_some_are_passed_over() -> None:
     now = 0.0
-    found = LinePatterns([metric(name="x", pattern="x (1)")] * 2, clock=lambda: now)
+    found = LinePatterns([metric(name="x", pattern="x (1)")] * 2, lambda: now, lambda: 0.0)
     taken = sum(len(found.take("x 1")) for _ in range(lines.SEARCHES_PER_S))
     assert taken == lines.SEARCHES_PER_S
     assert found.num_skipped == lines.SEARCHES_PER_S // 2
