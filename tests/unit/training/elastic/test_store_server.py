@@ -43,6 +43,10 @@ except ConnectionError:
 """
 
 
+STORE = "dray-store"
+"""Name of the process, among those that other tests may have left to end."""
+
+
 def _serve(write_end: int) -> None:
     os.dup2(write_end, 1)
     sys.stdout = os.fdopen(1, "w")
@@ -54,7 +58,7 @@ async def served() -> AsyncIterator[tuple[int, bytes]]:
     """The port and secret of a store in a process of its own."""
     read_end, write_end = os.pipe()
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=_serve, args=(write_end,), daemon=True)
+    process = context.Process(target=_serve, args=(write_end,), daemon=True, name=STORE)
     process.start()
     os.close(write_end)
     with os.fdopen(read_end) as output:
@@ -101,7 +105,7 @@ async def test_zeros_do_not_disturb_it(served: tuple[int, bytes]) -> None:
 
 
 async def test_one_that_is_stopped_is_not_heard(served: tuple[int, bytes]) -> None:
-    (process,) = multiprocessing.active_children()
+    (process,) = (one for one in multiprocessing.active_children() if one.name == STORE)
     assert process.pid is not None
     async with asyncio.timeout(PATIENCE_S):
         await store_proxy.hear(ADDRESS, served[0])

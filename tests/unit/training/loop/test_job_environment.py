@@ -63,6 +63,10 @@ class Node:
         process = _context.Process(target=_rank, args=arguments)
         process.start()
         process.join(60)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise AssertionError(f"the rank did not end: {self.output.read_text()}")
         return process.exitcode
 
     def spooled(self) -> str:
