@@ -25,7 +25,7 @@ CHAOS ?=
 PART ?=
 
 # What is covered whole: the states, the retries and the transitions. And how many storms help.
-SURE := service/domain/states.py,service/domain/retries.py,service/lifecycle/transitions.py
+SURE := service/domain/states.py,service/domain/attempts/retries.py,service/lifecycle/transitions.py
 COVERAGE_SEEDS ?= 100
 
 # Tests without Ray take what the tests on a real Ray, which mostly wait for something, leave of the

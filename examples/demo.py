@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from dray import Client
-from dray.cli.watch import watch
+from dray.cli.display.watch import watch
 from dray.views import JobState
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,23 +7,24 @@ import sys
 
 import typer
 
-from dray.cli import documents as _documents  # noqa: F401  registers its commands
-from dray.cli import exits, terminal
-from dray.cli import fault_injection as _faults  # noqa: F401  registers its commands
-from dray.cli import jobs as _jobs  # noqa: F401  registers its commands
-from dray.cli import listing as _listing  # noqa: F401  registers its commands
-from dray.cli import metrics as _metrics  # noqa: F401  registers its commands
-from dray.cli import plan as _plan  # noqa: F401  registers its commands
-from dray.cli import reading as _reading  # noqa: F401  registers its commands
-from dray.cli import results as _results  # noqa: F401  registers its commands
-from dray.cli import submit as _submit  # noqa: F401  registers its commands
+from dray.cli import exits
 from dray.cli.base import WrongUsage, app
+from dray.cli.commands import documents as _documents  # noqa: F401  registers its commands
+from dray.cli.commands import fault_injection as _faults  # noqa: F401  registers its commands
+from dray.cli.commands import jobs as _jobs  # noqa: F401  registers its commands
+from dray.cli.commands import listing as _listing  # noqa: F401  registers its commands
+from dray.cli.commands import metrics as _metrics  # noqa: F401  registers its commands
+from dray.cli.commands import plan as _plan  # noqa: F401  registers its commands
+from dray.cli.commands import reading as _reading  # noqa: F401  registers its commands
+from dray.cli.commands import results as _results  # noqa: F401  registers its commands
+from dray.cli.commands import submit as _submit  # noqa: F401  registers its commands
+from dray.cli.display import terminal
 from dray.cli.exits import Exit
 
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
-    from dray.cli.output import ReaderGone, flush, warn
+    from dray.cli.display.output import ReaderGone, flush, warn
     from dray.errors import DrayError
 
     terminal.prepare()
@@ -47,7 +48,7 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     """Run one command, with usage errors in dray's own form: typer's lines break inside words."""
-    from dray.cli.output import warn
+    from dray.cli.display.output import warn
 
     try:
         code = app(args=arguments, prog_name="dray", standalone_mode=False)

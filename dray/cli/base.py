@@ -121,7 +121,7 @@ def connect() -> Iterator[Client]:
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
     """Print `message` on Ctrl-C, which ends the command and not the job."""
-    from dray.cli.output import warn
+    from dray.cli.display.output import warn
 
     try:
         yield
@@ -139,7 +139,7 @@ class Failures:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        from dray.cli.output import warn
+        from dray.cli.display.output import warn
         from dray.errors import DrayError
 
         try:

@@ -73,7 +73,7 @@ def choose(
 ) -> dict[str, str]:
     """Ids of the jobs, each with its display name. A reference to no job, or to several, is printed
     as a failure, and the others are handled."""
-    from dray.cli.output import warn
+    from dray.cli.display.output import warn
 
     if not choice.is_by_rule:
         found = {}
@@ -98,8 +98,8 @@ def ask(what: str, jobs: Sequence[str], *, yes: bool) -> None:
     """Ask for confirmation on a terminal, and exit if it is denied; elsewhere require --yes."""
     import sys
 
+    from dray.cli.display.output import warn
     from dray.cli.exits import Exit
-    from dray.cli.output import warn
 
     if yes or not jobs:
         return

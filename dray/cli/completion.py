@@ -28,7 +28,7 @@ def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     from itertools import islice
 
     from dray._http.transport import Retry
-    from dray.cli.terminal import clean
+    from dray.cli.display.terminal import clean
     from dray.client import Client
     from dray.errors import DrayError
 

@@ -152,7 +152,7 @@ def _is_asked_for() -> bool:
 
 def _ask(op: str, url: str, path: Path | None = None) -> Any:
     """Let the process at the other end of the socket do the operation
-    (`ray_workers.node.storage_access`)."""
+    (`ray_workers.node.folders.storage_access`)."""
     global _answers
     owner = os.environ.get("DRAY_SPOOL_PID", str(os.getpid()))
     if owner != str(os.getpid()):

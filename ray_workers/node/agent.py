@@ -31,15 +31,15 @@ from ray_workers.node import (
     stack_collector,
 )
 from ray_workers.node.attempt_residue import AttemptResidue
-from ray_workers.node.code_cache import CodeCache
-from ray_workers.node.environments import Environments
-from ray_workers.node.folder_keeper import FolderKeeper
+from ray_workers.node.environments.environments import Environments
+from ray_workers.node.folders.code_cache import CodeCache
+from ray_workers.node.folders.folder_keeper import FolderKeeper
+from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.node.forkserver.client import ForkFailed, list_tasks, send_to_rank
 from ray_workers.node.forkserver.manager import ForkserverManager
 from ray_workers.node.gpu_memory import GpuMemory, NvmlMemory
-from ray_workers.node.job_folders import FilesKept, FolderPlan
 from ray_workers.node.node_address import own_address
-from ray_workers.shared import spool_reader, work_dir
+from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import (
     CodeRef,
     EnvironmentPolicy,
@@ -47,9 +47,9 @@ from ray_workers.shared.contracts import (
     FrameKind,
     NodeEnvironment,
 )
-from ray_workers.shared.disk_room import why_full
+from ray_workers.shared.folders import work_dir
+from ray_workers.shared.folders.disk_room import why_full
 from ray_workers.shared.heartbeat import RankObservation, observe_ranks
-from ray_workers.shared.machine_pace import WaitMeter
 from ray_workers.shared.paths import (
     code_dir,
     deployment_root,
@@ -62,9 +62,15 @@ from ray_workers.shared.paths import (
     temp_dir,
     work_root,
 )
-from ray_workers.shared.procfs import Activity, activity_of, children_of, count_idle_workers
+from ray_workers.shared.processes.machine_pace import WaitMeter
+from ray_workers.shared.processes.procfs import (
+    Activity,
+    activity_of,
+    children_of,
+    count_idle_workers,
+)
+from ray_workers.shared.processes.silence import SilenceLimits
 from ray_workers.shared.quarantine import QuarantineBook, Quarantined
-from ray_workers.shared.silence import SilenceLimits
 from ray_workers.shared.spool_reader import SpoolRead
 
 POLL_S = 0.05
@@ -304,7 +310,7 @@ class NodeAgent:
 
     async def slowness(self, job_id: str, attempt: int) -> float:
         """How many times slower than usual the slowest process of an attempt or of Ray runs here
-        for want of a CPU (`ray_workers.shared.machine_pace`)."""
+        for want of a CPU (`ray_workers.shared.processes.machine_pace`)."""
         ranks = [
             observation.status.pid
             for observation in await self.observations(job_id, attempt)
@@ -343,7 +349,7 @@ class NodeAgent:
     async def prepare_environment(
         self, environment: Mapping[str, object], policy: EnvironmentPolicy, keeps_all: bool
     ) -> NodeEnvironment:
-        """`ray_workers.node.environments.Environments.prepare`."""
+        """`ray_workers.node.environments.environments.Environments.prepare`."""
         return await self._environments.prepare(environment, policy, keeps_all=keeps_all)
 
     async def begin_folders(self, job_id: str, attempt: int, plan: FolderPlan) -> str | None:

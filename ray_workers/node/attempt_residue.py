@@ -9,7 +9,7 @@ from typing import Any
 
 from ray_workers.node import orphans, session_records
 from ray_workers.node.gpu_memory import GpuMemory
-from ray_workers.shared.procfs import command, find_members, started_ticks, stat_fields
+from ray_workers.shared.processes.procfs import command, find_members, started_ticks, stat_fields
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ray_workers.node import session_records
 from ray_workers.node.session_records import SessionRecord
-from ray_workers.shared.procfs import find_members, send_signal
+from ray_workers.shared.processes.procfs import find_members, send_signal
 
 CHECK_S = 0.05
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ray_workers.shared.paths import entries
-from ray_workers.shared.procfs import Session, boot_id, command, place, started_ticks
+from ray_workers.shared.processes.procfs import Session, boot_id, command, place, started_ticks
 
 SESSIONS = "sessions"
 OWNER = "owner.json"

@@ -1,7 +1,7 @@
 """Collects the current stacks of all threads of an attempt's ranks.
 
 On DUMP_SIGNAL each rank adds its stacks to a file beside its page
-(`ray_workers.shared.stack_writer`).
+(`ray_workers.shared.processes.stack_writer`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ray_workers.node.forkserver.client import ask_dump, list_tasks
 from ray_workers.shared.heartbeat import prefix_of, stack_path
-from ray_workers.shared.stack_writer import END
+from ray_workers.shared.processes.stack_writer import END
 
 STACK_LIMIT_BYTES = 64 << 10
 CHECK_S = 0.02

@@ -206,12 +206,12 @@ class AttemptSpec:
     than it began with."""
     recovers_in_place: bool
     """Whether a rank that is lost is replaced while the others go on
-    (`ray_workers.supervision.recovery_rules`)."""
+    (`ray_workers.supervision.rules.recovery_rules`)."""
     worker_mtbf_s: float
     """Mean time between losses of one worker that end an attempt; `checkpoint.every_steps: auto`
     goes by it."""
     silence_limit_s: float
-    """`ray_workers.shared.silence.SilenceLimits.replace_s`."""
+    """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
 
     @property
     def world_size(self) -> int:
@@ -416,7 +416,7 @@ class Seat:
     """Directory on this node that a script runs in; the job's own, in all of its attempts."""
     folders_dir: str
     """Directory on this node with the folders whose files dray keeps for a script
-    (`ray_workers.node.job_folders`)."""
+    (`ray_workers.node.folders.job_folders`)."""
     page_prefix: str
     """Prefix of the names of the process's page and of the files beside it
     (`ray_workers.shared.heartbeat`). A process without one is not observed, and its group does not

@@ -21,7 +21,7 @@ from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from ray_workers.shared.procfs import DEAD, stat_fields
+from ray_workers.shared.processes.procfs import DEAD, stat_fields
 
 _WORDS = 24
 _HEAD = struct.Struct(f"<{_WORDS}Q")

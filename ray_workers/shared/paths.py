@@ -159,7 +159,7 @@ def temp_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Pat
 
 def folders_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
     """The folders that the script of one attempt writes files into for dray to keep, on one node
-    (`ray_workers.node.job_folders`)."""
+    (`ray_workers.node.folders.job_folders`)."""
     return runtime_dir(deployment_id, node_id) / "folders" / job_id / str(attempt)
 
 

@@ -24,11 +24,14 @@ from ray_workers.shared.contracts import (
 )
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankObservation, TimeCategory
-from ray_workers.shared.machine_pace import MachinePace
-from ray_workers.supervision import recovery_rules, script_hangs
-from ray_workers.supervision.failure_attribution import RankExit, failed_by_echo
+from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.fault_injection import FaultInjector
-from ray_workers.supervision.group_policy import (
+from ray_workers.supervision.node_clients import NodeClients
+from ray_workers.supervision.recovery import RecoveryController
+from ray_workers.supervision.reporter import Reporter
+from ray_workers.supervision.rules import recovery_rules, script_hangs
+from ray_workers.supervision.rules.failure_attribution import RankExit, failed_by_echo
+from ray_workers.supervision.rules.group_policy import (
     Action,
     Confirm,
     End,
@@ -40,14 +43,11 @@ from ray_workers.supervision.group_policy import (
     Inject,
     TakeIn,
 )
-from ray_workers.supervision.hang_detector import Hang, hang_report
-from ray_workers.supervision.node_clients import NodeClients
-from ray_workers.supervision.recovery import RecoveryController
-from ray_workers.supervision.reporter import Reporter
-from ray_workers.supervision.script_hangs import ScriptLook, ScriptMemory, Signs
-from ray_workers.supervision.serving_ranks import serving_ranks
+from ray_workers.supervision.rules.hang_detector import Hang, hang_report
+from ray_workers.supervision.rules.script_hangs import ScriptLook, ScriptMemory, Signs
+from ray_workers.supervision.rules.serving_ranks import serving_ranks
+from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.silence_watch import SilenceWatch
-from ray_workers.supervision.timings import Timings
 from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 

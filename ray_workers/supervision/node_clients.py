@@ -14,10 +14,10 @@ from ray_workers.node import placement_groups
 from ray_workers.node.ray_calls import result_within
 from ray_workers.shared.contracts import AttemptSpec, Frame, ProcessKind, SilentProcess, agent_name
 from ray_workers.shared.heartbeat import RankObservation
-from ray_workers.shared.machine_pace import MachinePace
-from ray_workers.shared.procfs import Activity
-from ray_workers.shared.silence import Silence, SilenceLimits
-from ray_workers.supervision.timings import Timings
+from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.procfs import Activity
+from ray_workers.shared.processes.silence import Silence, SilenceLimits
+from ray_workers.supervision.rules.timings import Timings
 
 
 class CodeUnavailable(Exception):

@@ -24,19 +24,19 @@ import ray
 
 from dray.train.spool import SpoolWriter, begin_count, segments
 from ray_workers.node import rank_environment
+from ray_workers.node.folders.storage_access import StorageAccess, needs_access
 from ray_workers.node.forkserver.client import ForkedProcess
 from ray_workers.node.forkserver.forked_child import Given
 from ray_workers.node.found_metrics.finder import MetricFinder
 from ray_workers.node.node_address import own_address
-from ray_workers.node.storage_access import StorageAccess, needs_access
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import FrameKind, RankTask, repr_name
 from ray_workers.shared.heartbeat import RankAssignment
-from ray_workers.shared.peer_ports import SHARE_PORTS, host_and_port, reserved_port
+from ray_workers.shared.peers.peer_ports import SHARE_PORTS, host_and_port, reserved_port
+from ray_workers.shared.peers.store_proxy import StoreForwarder
 from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
-from ray_workers.shared.store_proxy import StoreForwarder
-from ray_workers.supervision.failure_attribution import RankExit
-from ray_workers.supervision.timings import Timings
+from ray_workers.supervision.rules.failure_attribution import RankExit
+from ray_workers.supervision.rules.timings import Timings
 
 LOG_TAIL_BYTES = 2 << 20
 """The newest output, which is kept while the spool is full, and written at the end."""

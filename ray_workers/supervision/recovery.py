@@ -21,13 +21,13 @@ from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.contracts import AttemptSpec, Grant
 from ray_workers.shared.frames import LossKind, RegroupedReport, RegroupingReport, ResizedReport
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
-from ray_workers.shared.machine_pace import MachinePace
-from ray_workers.supervision import recovery_rules
-from ray_workers.supervision.failure_attribution import RankExit
+from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.node_clients import NodeClients
-from ray_workers.supervision.recovery_rules import RecoveryState
 from ray_workers.supervision.reporter import Reporter
-from ray_workers.supervision.timings import Timings
+from ray_workers.supervision.rules import recovery_rules
+from ray_workers.supervision.rules.failure_attribution import RankExit
+from ray_workers.supervision.rules.recovery_rules import RecoveryState
+from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.worker_group import Member, SlotsUnavailable, WorkerGroup
 
 _NOT_STARTED = (ForkFailed, RayActorError, SlotsUnavailable, TimeoutError)

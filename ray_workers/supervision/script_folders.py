@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Set
 from dataclasses import replace
 from typing import Any
 
-from ray_workers.node.job_folders import FilesKept, FolderPlan
+from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.shared.contracts import AttemptSpec, Cause, Outcome, attempt_prefix, folder_url
 from ray_workers.supervision.node_clients import CodeUnavailable, NodeClients
-from ray_workers.supervision.timings import Timings
+from ray_workers.supervision.rules.timings import Timings
 
 AreGivenUp = Callable[[Set[str]], Awaitable[bool]]
 

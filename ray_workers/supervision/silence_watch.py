@@ -17,9 +17,9 @@ from ray.exceptions import RayActorError
 from ray_workers.node import compat_ray
 from ray_workers.node.ending import end_actor
 from ray_workers.shared.contracts import AttemptSpec, ProcessKind, SilentProcess
-from ray_workers.shared.machine_pace import MachinePace
-from ray_workers.shared.silence import Silence, SilenceLimits
-from ray_workers.supervision.timings import Timings
+from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.silence import Silence, SilenceLimits
+from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.worker_group import Member, WorkerGroup
 
 STORE = "store"

@@ -37,17 +37,17 @@ from ray_workers.shared.contracts import (
 )
 from ray_workers.shared.frames import LedgerReport
 from ray_workers.shared.heartbeat import TimeCategory
-from ray_workers.shared.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.shared.spool_reader import SpoolRead
-from ray_workers.supervision.failure_attribution import excused, judge
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
+from ray_workers.supervision.rules.failure_attribution import excused, judge
+from ray_workers.supervision.rules.slot_time import SlotTimeLedger
+from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_folders import ScriptFolders
-from ray_workers.supervision.slot_time import SlotTimeLedger
-from ray_workers.supervision.timings import Timings
 from ray_workers.supervision.worker_group import SlotsUnavailable, WorkerGroup
 
 

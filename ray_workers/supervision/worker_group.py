@@ -25,7 +25,7 @@ from ray_workers.node import placement_groups
 from ray_workers.node.ending import end_actor
 from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed
 from ray_workers.node.ray_calls import result_within
-from ray_workers.shared import paths, spool_reader, store_proxy
+from ray_workers.shared import paths, spool_reader
 from ray_workers.shared.contracts import (
     AWAITING,
     AttemptSpec,
@@ -37,11 +37,12 @@ from ray_workers.shared.contracts import (
     rank_name,
 )
 from ray_workers.shared.heartbeat import RankAssignment, prefix_of
-from ray_workers.shared.machine_pace import MachinePace
-from ray_workers.shared.peer_ports import HAVE_PEERS
-from ray_workers.supervision.failure_attribution import RankExit
+from ray_workers.shared.peers import store_proxy
+from ray_workers.shared.peers.peer_ports import HAVE_PEERS
+from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.rank_actor import RankActor
-from ray_workers.supervision.timings import Timings
+from ray_workers.supervision.rules.failure_attribution import RankExit
+from ray_workers.supervision.rules.timings import Timings
 
 ROLE = "worker"
 

@@ -14,8 +14,8 @@ from dray import views
 from dray.spec.recipes import MINIMISED
 from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as repository
+from service.domain.attempts.lineage import last_steps
 from service.domain.errors import CheckpointNotFound
-from service.domain.lineage import last_steps
 from service.storage.storage import BadKey, Storage, check_file_name
 
 MANIFEST = "manifest.json"

@@ -18,8 +18,8 @@ from dray.train.checkpoints import CheckpointRef
 from service.checkpoints import catalog
 from service.db.models import CheckpointRow, JobRow
 from service.db.repositories import jobs as repository
-from service.domain import continuing, weights
 from service.domain.errors import CheckpointInUse, InitFromDiffers, InitFromNotFound
+from service.domain.init_from import continuing, weights
 
 Wanted = Literal["latest", "best"] | int
 _TAKE_WEIGHTS = "let init_from.take be weights"

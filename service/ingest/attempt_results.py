@@ -21,8 +21,8 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import chunks as chunks_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
-from service.domain import ledger
-from service.domain.retries import (
+from service.domain.attempts import ledger
+from service.domain.attempts.retries import (
     MAX_ROLLBACKS,
     ROLLBACK_FACTOR,
     Budgets,

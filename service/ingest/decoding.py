@@ -35,7 +35,7 @@ from ray_workers.shared.frames import (
     ResumedReport,
     StragglersReport,
 )
-from service.domain import ledger
+from service.domain.attempts import ledger
 from service.domain.text import clean
 from service.ingest.frame_checks import (
     MAX_STEP,

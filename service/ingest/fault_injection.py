@@ -18,7 +18,7 @@ from service.checkpoints.catalog import began_at_step
 from service.db.models import AttemptRow, DrillRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as repository
-from service.domain import drills
+from service.domain.attempts import drills
 from service.domain.text import clean
 from service.ingest.frame_checks import BadFrame
 from service.lifecycle.transitions import remark

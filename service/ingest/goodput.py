@@ -11,7 +11,7 @@ from dray import views
 from ray_workers.shared.contracts import Cause
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import faults as repository
-from service.domain import ledger
+from service.domain.attempts import ledger
 
 SPEECHLESS = frozenset({Cause.SUPERVISOR_LOST, Cause.NODE_LOST})
 """Ends after which no supervisor can report the use of the last seconds."""

@@ -25,7 +25,7 @@ from ray_workers.shared.frames import (
 )
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import faults as repository
-from service.domain import drills
+from service.domain.attempts import drills
 from service.domain.progress import without_rates
 from service.domain.states import Trigger
 from service.ingest import fault_injection, goodput, hangs, resize_frames

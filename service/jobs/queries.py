@@ -20,8 +20,8 @@ from service.db.repositories import jobs as repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import Database
 from service.db.types import storable
-from service.domain import policy
 from service.domain.errors import ArtifactNotFound, CodeNotFound
+from service.domain.scheduling import policy
 from service.ingest import silent_processes
 from service.jobs import serializers
 from service.jobs.service import found, not_found

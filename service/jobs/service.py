@@ -23,7 +23,6 @@ from service.db.repositories import code as code_repository
 from service.db.repositories import jobs as repository
 from service.db.session import Database, notify
 from service.db.types import storable
-from service.domain import policy
 from service.domain.errors import (
     JobFinished,
     JobLive,
@@ -33,6 +32,7 @@ from service.domain.errors import (
 )
 from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
+from service.domain.scheduling import policy
 from service.domain.states import Trigger
 from service.jobs import data_policy, listing, serializers
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve

@@ -20,9 +20,9 @@ from service.db.notifications import QUEUE
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
-from service.domain import policy
-from service.domain.slots import count as count_of
-from service.domain.slots import workers
+from service.domain.scheduling import policy
+from service.domain.scheduling.slots import count as count_of
+from service.domain.scheduling.slots import workers
 from service.lifecycle.transitions import remark
 
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)

@@ -26,11 +26,11 @@ from service.db.repositories import code as code_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
-from service.domain import policy
+from service.domain.attempts.retries import ROLLBACK_FACTOR
 from service.domain.documents import DocumentRefused, read
 from service.domain.progress import without_rates
-from service.domain.retries import ROLLBACK_FACTOR
-from service.domain.slots import workers
+from service.domain.scheduling import policy
+from service.domain.scheduling.slots import workers
 from service.domain.states import Trigger, transition
 
 

@@ -24,7 +24,7 @@ from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.config.settings import Settings
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import jobs as repository
-from service.domain import policy
+from service.domain.scheduling import policy
 from service.lifecycle import environments as lifecycle
 from service.loops.fencing import LoopDatabase
 

@@ -12,14 +12,14 @@ from sqlalchemy.orm import Session
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import WORKER_MTBF_S, Cause
 from service.db.repositories import attempts as repository
-from service.domain.reliability import Seen, worker_mtbf_s
+from service.domain.attempts.reliability import Seen, worker_mtbf_s
 
 LOSSES = (Cause.WORKER_LOST, Cause.NODE_LOST, Cause.SUPERVISOR_LOST, Cause.INFRASTRUCTURE)
 """Not preemptions, before which a job saves, nor the user's own errors, which say nothing of the
 machines."""
 OVERLOAD = "the machine is overloaded"
-"""Words of `ray_workers.shared.machine_pace` in the reason of an attempt that ended because its
-machines were too slow: nothing of it was lost."""
+"""Words of `machine_pace` in the reason of an attempt that ended because its machines were too
+slow: nothing of it was lost."""
 LOOK_BACK = timedelta(days=30)
 
 

@@ -16,7 +16,7 @@ from ray_workers.shared.contracts import Drill, DrillKind, Grant, Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
-from service.domain import policy
+from service.domain.scheduling import policy
 from service.lifecycle import resizing
 
 UNFINISHED = tuple(state for state in JobState if not state.is_terminal)

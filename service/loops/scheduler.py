@@ -16,13 +16,13 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, CodeRef
-from ray_workers.supervision.recovery_rules import may_recover
+from ray_workers.supervision.rules.recovery_rules import may_recover
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.config.settings import Settings
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import storage as storage_repository
 from service.db.session import touch
-from service.domain import policy
+from service.domain.scheduling import policy
 from service.jobs import data_policy
 from service.lifecycle import resizing, transitions
 from service.loops import environments, mtbf, queue_view

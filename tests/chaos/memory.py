@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from ray_workers.shared.procfs import started_ticks
+from ray_workers.shared.processes.procfs import started_ticks
 from tests.integration.harness import eventually
 
 CGROUPS = Path("/sys/fs/cgroup")

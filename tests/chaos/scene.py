@@ -9,7 +9,7 @@ import signal
 from dataclasses import dataclass, field
 
 from dray import Client
-from ray_workers.shared.procfs import started_ticks
+from ray_workers.shared.processes.procfs import started_ticks
 from tests.chaos.ground import Ground
 from tests.chaos.kinds import Kind
 from tests.integration.harness import children_of, training_pids

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from ray_workers.shared.procfs import started_ticks
+from ray_workers.shared.processes.procfs import started_ticks
 from tests.chaos import plan
 from tests.chaos.ground import SILENCE_LIMIT_S, parent_of
 from tests.chaos.scene import STORE, Missed, Scene, Stopped, pid_of

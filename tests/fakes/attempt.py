@@ -25,7 +25,7 @@ from ray_workers.shared.contracts import (
     PollReply,
     Slice,
 )
-from ray_workers.supervision.failure_attribution import RankExit, judge
+from ray_workers.supervision.rules.failure_attribution import RankExit, judge
 from tests.fakes.node import FakeNode, Pulse
 
 ECHO_S = 0.05

@@ -11,7 +11,7 @@ import pytest
 from dray import Client
 from dray.views import DrillState, Hang, JobState
 from ray_workers.shared.heartbeat import RankPhase
-from ray_workers.supervision.timings import Timings
+from ray_workers.supervision.rules.timings import Timings
 from tests.integration.harness import (
     Service,
     assert_books_add_up,

@@ -18,7 +18,14 @@ from dray.views import JobState
 from ray_workers.node import session_records
 from ray_workers.node.session_records import SessionRecord
 from ray_workers.shared import paths
-from ray_workers.shared.procfs import boot_id, carry_mark, command, new_mark, place, started_ticks
+from ray_workers.shared.processes.procfs import (
+    boot_id,
+    carry_mark,
+    command,
+    new_mark,
+    place,
+    started_ticks,
+)
 from tests.integration.harness import Service, assert_nothing_left, eventually, script
 from tests.marks import SOAK
 

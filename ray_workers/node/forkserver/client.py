@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Any
 
-from ray_workers.shared.peer_credentials import is_own_unix
+from ray_workers.shared.peers.peer_credentials import is_own_unix
 
 FORK_TIMEOUT_S = 120.0
 """Longest wait for the forkserver to answer; its first answer comes after its preload."""

@@ -20,8 +20,8 @@ from ray_workers.node import orphans
 from ray_workers.node.forkserver.client import ForkFailed, list_tasks
 from ray_workers.node.rank_environment import of_ranks
 from ray_workers.shared.paths import NODE_TMPDIR, compiled_code_dir
-from ray_workers.shared.procfs import started_ticks
-from ray_workers.shared.silence import Silence, SilenceLimits
+from ray_workers.shared.processes.procfs import started_ticks
+from ray_workers.shared.processes.silence import Silence, SilenceLimits
 
 CODE_ROOT = Path(ray_workers.__file__).resolve().parents[1]
 CHECK_S = 0.2

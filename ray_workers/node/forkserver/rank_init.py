@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ray_workers.node.forkserver import forked_child
-from ray_workers.shared.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
-from ray_workers.shared.procfs import carry_mark
+from ray_workers.shared.processes.prctl import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+from ray_workers.shared.processes.procfs import carry_mark
 
 
 def run(

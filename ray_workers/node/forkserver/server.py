@@ -51,9 +51,9 @@ from typing import Any
 from ray_workers.node import session_records
 from ray_workers.node.forkserver import rank_init
 from ray_workers.shared.paths import preloaded_path
-from ray_workers.shared.peer_credentials import is_own_unix
-from ray_workers.shared.prctl import PR_SET_CHILD_SUBREAPER, prctl
-from ray_workers.shared.procfs import (
+from ray_workers.shared.peers.peer_credentials import is_own_unix
+from ray_workers.shared.processes.prctl import PR_SET_CHILD_SUBREAPER, prctl
+from ray_workers.shared.processes.procfs import (
     Session,
     boot_id,
     find_members,

@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ray_workers.shared.store_proxy import StoreProxy
+from ray_workers.shared.peers.store_proxy import StoreProxy
 
 if TYPE_CHECKING:
     from ray_workers.training.core.compat_torch import TCPStore

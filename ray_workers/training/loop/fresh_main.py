@@ -21,12 +21,13 @@ from typing import Any
 
 from dray import train
 from dray.train.storage_room import is_storage_fault
-from ray_workers.shared import heartbeat, work_dir
+from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause
+from ray_workers.shared.folders import work_dir
 from ray_workers.shared.frames import ErrorReport
 from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.shared.processes.stack_writer import dump_on
 from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
-from ray_workers.shared.stack_writer import dump_on
 from ray_workers.training.core.script_time import ScriptTime
 
 TASK_FD = "DRAY_FRESH_TASK_FD"

@@ -18,9 +18,9 @@ from typing import Final, NoReturn
 from dray.spec import Environment, Script
 from dray.spec.environment import is_read_at_start
 from dray.train.storage_room import StorageError
-from ray_workers.shared import environment_overlay as overlay
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.folders import environment_overlay as overlay
 from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
 
 FRESH_MAIN: Final = "ray_workers.training.loop.fresh_main"

@@ -27,10 +27,10 @@ from ray_workers.shared.contracts import (
     Cause,
     RankTask,
 )
+from ray_workers.shared.folders.script_folders import checkpoint_dir, output_dir
 from ray_workers.shared.frames import ErrorReport
 from ray_workers.shared.heartbeat import HeartbeatPage
-from ray_workers.shared.script_folders import checkpoint_dir, output_dir
-from ray_workers.shared.stack_writer import dump_on
+from ray_workers.shared.processes.stack_writer import dump_on
 from ray_workers.training.core.errors import cause_of, chain_of
 from ray_workers.training.core.failure_reason import reason_of, traceback_of
 from ray_workers.training.core.script_time import ScriptTime

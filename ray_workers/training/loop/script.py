@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dray import train
 from dray.spec import Script
-from ray_workers.shared import work_dir
+from ray_workers.shared.folders import work_dir
 from ray_workers.training.core.errors import EntrypointError
 from ray_workers.training.core.script_time import ScriptTime
 from ray_workers.training.elastic import process_group

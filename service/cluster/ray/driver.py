@@ -36,8 +36,8 @@ from ray_workers.shared.contracts import (
     namespace,
     supervisor_name,
 )
-from ray_workers.shared.machine_pace import OVERLOADED, USUAL, said_of
-from ray_workers.shared.silence import Silence, SilenceLimits
+from ray_workers.shared.processes.machine_pace import OVERLOADED, USUAL, said_of
+from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision.supervisor import Supervisor
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable

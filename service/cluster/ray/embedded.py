@@ -27,7 +27,7 @@ from pathlib import Path
 from ray_workers.node import orphans, rank_environment, session_records
 from ray_workers.node.rank_environment import NODE_ADDRESS, RANK_NICENESS, RAY_INSTANCE
 from ray_workers.shared import paths
-from ray_workers.shared.procfs import place
+from ray_workers.shared.processes.procfs import place
 from service.cluster.ray import start_failure
 
 CODE_ROOT = Path(__file__).resolve().parents[3]

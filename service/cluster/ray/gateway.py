@@ -34,7 +34,7 @@ from ray_workers.shared.contracts import (
     NodeEnvironment,
     PollReply,
 )
-from ray_workers.shared.silence import Silence, SilenceLimits
+from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.cluster.ray.embedded import CODE_ROOT, Daemon, EmbeddedRay
 from service.config import logging_setup
@@ -66,7 +66,7 @@ class RayTarget:
     storage_nonce: str
     embedded: EmbeddedRay | None
     silence_limit_s: float
-    """`ray_workers.shared.silence.SilenceLimits.replace_s`."""
+    """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
     log_format: logging_setup.LogFormat
     """Of the child's log, which goes to the service's stderr."""
     address: str = ""

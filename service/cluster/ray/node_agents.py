@@ -19,8 +19,8 @@ from ray_workers.node.agent import NodeAgent, NodeReport
 from ray_workers.node.ending import end_actor
 from ray_workers.shared.contracts import ProcessKind, SilentProcess, agent_name
 from ray_workers.shared.paths import nonce_path
+from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.shared.quarantine import Quarantined
-from ray_workers.shared.silence import Silence, SilenceLimits
 
 logger = logging.getLogger(__name__)
 

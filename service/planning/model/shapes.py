@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dray.spec import Gpt, Imported, JobSpec
-from service.domain.toy_datasets import SKLEARN
+from service.domain.init_from.toy_datasets import SKLEARN
 
 BYTES = 256
 CLASSES = 10

@@ -1,9 +1,9 @@
 """Bad input, phrase by phrase: a clear problem, nothing stored, nothing leaked.
 
 Sources of data that nobody may read are in `test_data_sources.py`, more than a thousand metric
-names in `tests/unit/service/test_metrics.py`, a stream's bad `Last-Event-ID` in `test_events.py`,
-a key that is in flight in `test_jobs.py`, the gate for web pages in `test_gate.py`, and
-preemptions and drills at fault in `test_bad_faults.py`.
+names in `tests/unit/service/telemetry/test_metrics.py`, a stream's bad `Last-Event-ID` in
+`test_events.py`, a key that is in flight in `test_jobs.py`, the gate for web pages in
+`test_gate.py`, and preemptions and drills at fault in `test_bad_faults.py`.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ def test_the_module_is_the_command() -> None:
 
 
 def test_the_cluster_says_how_full_the_storage_is() -> None:
-    from dray.cli.reading import _storage
+    from dray.cli.commands.reading import _storage
     from dray.views import StorageState
 
     assert _storage(StorageState()) is None

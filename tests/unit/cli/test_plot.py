@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from dray.cli.plot import Curve, Style, chart
+from dray.cli.display.plot import Curve, Style, chart
 
 
 def text_of(*curves: Curve, **style: object) -> list[str]:

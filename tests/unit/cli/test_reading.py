@@ -15,12 +15,13 @@ JOB = "job-01kamq6v3c7y2m5w9r4t8e1x0z"
 
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command of `dray.cli.reading` against a server that gives one answer."""
+    """Run a command of `dray.cli.commands.reading` against a server that gives one answer."""
 
     def command(answer: dict[str, Any], *arguments: str) -> list[str]:
         transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
         monkeypatch.setattr(
-            "dray.cli.reading.connect", lambda: Client("http://localhost", transport=transport)
+            "dray.cli.commands.reading.connect",
+            lambda: Client("http://localhost", transport=transport),
         )
         assert run(list(arguments)) == 0
         return capsys.readouterr().out.splitlines()

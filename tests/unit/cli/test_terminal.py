@@ -9,12 +9,12 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from dray.cli import terminal
 from dray.cli.completion import STATES
+from dray.cli.display import terminal
+from dray.cli.display.output import duration, say, write, write_data
+from dray.cli.display.tables import shortened, shortest_prefixes, table
+from dray.cli.display.terminal import display_width
 from dray.cli.exits import Exit
-from dray.cli.output import duration, say, write, write_data
-from dray.cli.tables import shortened, shortest_prefixes, table
-from dray.cli.terminal import display_width
 from tests.unit.cli.running import OnTerminal
 
 

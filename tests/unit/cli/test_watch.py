@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from dray import Client
-from dray.cli.output import duration, number, show_job, size
-from dray.cli.watch import _bar, ending, status, watch
+from dray.cli.display.output import duration, number, show_job, size
+from dray.cli.display.watch import _bar, ending, status, watch
 from dray.views import Job, JobState, Links, Progress, Reason
 from service.cluster.port import ClusterSnapshot
 from service.nodes import node_table

@@ -23,7 +23,7 @@ from sklearn.datasets import load_diabetes, load_wine
 
 import dray
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, RankTask
-from ray_workers.supervision.failure_attribution import RankExit, judge
+from ray_workers.supervision.rules.failure_attribution import RankExit, judge
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from tests.fakes import pretend_gpu, pretend_nccl
 from tests.marks import soak, soak_but

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ray_workers.node.forkserver import server as forkserver
 from ray_workers.shared.contracts import RankTask
-from ray_workers.shared.procfs import Session, find_members
+from ray_workers.shared.processes.procfs import Session, find_members
 
 GHOST = (1 << 22) + 1
 """Above the largest pid that Linux gives."""

@@ -14,7 +14,7 @@ from dray import train
 from dray.train import files, reporting
 from ray_workers.shared import heartbeat
 from ray_workers.shared.heartbeat import HeartbeatPage, RankObservation, RankPhase, TimeCategory
-from ray_workers.supervision.slot_time import SlotTimeLedger
+from ray_workers.supervision.rules.slot_time import SlotTimeLedger
 from ray_workers.training.core.script_time import ScriptTime
 
 

@@ -18,10 +18,10 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistStoreError
 
-from ray_workers.shared import store_proxy
 from ray_workers.shared.contracts import Cause
 from ray_workers.shared.heartbeat import HeartbeatPage
-from ray_workers.shared.store_proxy import MAX_UNPROVED, StoreForwarder
+from ray_workers.shared.peers import store_proxy
+from ray_workers.shared.peers.store_proxy import MAX_UNPROVED, StoreForwarder
 from ray_workers.training.core.errors import cause_of
 from ray_workers.training.core.faultpoints import FaultPoint, arm, disarm
 from ray_workers.training.elastic import store_server

@@ -15,7 +15,7 @@ import pytest
 from ray_workers.node import attempt_residue, gpu_memory, session_records
 from ray_workers.node.attempt_residue import AttemptResidue
 from ray_workers.node.gpu_memory import NvmlMemory
-from ray_workers.shared.procfs import carry_mark, started_ticks
+from ray_workers.shared.processes.procfs import carry_mark, started_ticks
 from ray_workers.shared.quarantine import QuarantineBook, Quarantined
 from tests.unit.workers.node.test_orphans import record
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_workers.node import code_cache
-from ray_workers.node.code_cache import BadCode, CodeCache
+from ray_workers.node.folders import code_cache
+from ray_workers.node.folders.code_cache import BadCode, CodeCache
 from ray_workers.shared.contracts import CodeRef
 
 FILES = {

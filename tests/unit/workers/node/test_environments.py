@@ -21,11 +21,13 @@ from typing import Any
 
 import pytest
 
-from ray_workers.node import environments
-from ray_workers.node.environments import Environments, make_room, sentence_of, state_of
-from ray_workers.shared import environment_overlay as overlay
+from ray_workers.node.environments.environments import Environments
+from ray_workers.node.environments.eviction import make_room
+from ray_workers.node.environments.layout import PID
+from ray_workers.node.environments.uv import sentence_of, state_of
 from ray_workers.shared.contracts import BuildState, EnvironmentPolicy, NodeEnvironment
-from ray_workers.shared.procfs import started_ticks
+from ray_workers.shared.folders import environment_overlay as overlay
+from ray_workers.shared.processes.procfs import started_ticks
 from tests.wheels import from_wheels, make_wheel
 
 pytestmark = pytest.mark.anyio
@@ -194,7 +196,7 @@ async def test_what_a_killed_builder_left_is_no_environment_and_goes(
     (half / "site" / "torch").mkdir(parents=True)
     root.chmod(0o700)
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as left:
-        (half / environments.PID).write_text(f"{left.pid} {started_ticks(left.pid)}")
+        (half / PID).write_text(f"{left.pid} {started_ticks(left.pid)}")
         assert (await settle(node, wanted)).state is BuildState.READY
         record = overlay.find(root, key)
         assert record is not None

@@ -14,7 +14,7 @@ import pytest
 from dray.spec import JobSpec
 from ray_workers.node.forkserver import client as forkserver_client
 from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed, list_tasks
-from ray_workers.shared import procfs
+from ray_workers.shared.processes import procfs
 from tests.unit.workers.forked import PATIENCE_S, Forked, Server, is_alive, light, server, until
 from tests.wire import rank_task
 

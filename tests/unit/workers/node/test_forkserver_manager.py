@@ -17,7 +17,7 @@ from ray_workers.node import session_records
 from ray_workers.node.forkserver import manager as forkserver_manager
 from ray_workers.node.forkserver.client import list_tasks
 from ray_workers.node.forkserver.manager import ForkserverManager
-from ray_workers.shared.silence import SilenceLimits
+from ray_workers.shared.processes.silence import SilenceLimits
 from tests.unit.workers.forked import PATIENCE_S, fork, is_alive, until
 from tests.unit.workers.node.test_escapes import AS_A_PROGRAM, ESCAPE
 

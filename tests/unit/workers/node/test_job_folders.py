@@ -13,13 +13,19 @@ from typing import Any
 import pytest
 
 from dray.train import files, storage_room
-from ray_workers.node import folder_keeper, job_folders
-from ray_workers.node.folder_keeper import FolderKeeper
-from ray_workers.node.folder_mirror import FolderMirror
-from ray_workers.node.job_folders import FilesKept, FolderPlan, OutputFiles, keep_output, names_in
+from ray_workers.node.folders import folder_keeper, job_folders
+from ray_workers.node.folders.folder_keeper import FolderKeeper
+from ray_workers.node.folders.folder_mirror import FolderMirror
+from ray_workers.node.folders.job_folders import (
+    FilesKept,
+    FolderPlan,
+    OutputFiles,
+    keep_output,
+    names_in,
+)
 from ray_workers.shared import paths, spool_reader
 from ray_workers.shared.contracts import FrameKind
-from ray_workers.shared.script_folders import checkpoint_dir, output_dir
+from ray_workers.shared.folders.script_folders import checkpoint_dir, output_dir
 from service.storage.storage import Storage, check_file_name
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from ray_workers.node import orphans, session_records
 from ray_workers.node.session_records import SessionRecord
-from ray_workers.shared import procfs
-from ray_workers.shared.procfs import carry_mark, new_mark, started_ticks
+from ray_workers.shared.processes import procfs
+from ray_workers.shared.processes.procfs import carry_mark, new_mark, started_ticks
 from tests.unit.workers.forked import PATIENCE_S, Server, is_alive, light, server, until
 from tests.unit.workers.node.test_escapes import AS_A_FORK, AS_A_PROGRAM, escaped
 

@@ -10,9 +10,9 @@ import pytest
 
 from ray_workers.node import stack_collector
 from ray_workers.node.forkserver.client import ForkFailed, ask_dump, list_tasks, send_to_rank
-from ray_workers.shared import procfs
 from ray_workers.shared.heartbeat import prefix_of, stack_path
-from ray_workers.shared.stack_writer import END
+from ray_workers.shared.processes import procfs
+from ray_workers.shared.processes.stack_writer import END
 from tests.unit.workers.forked import PATIENCE_S, Forked, Server, is_alive, light, server, until
 
 __all__ = ["light", "server"]
@@ -27,7 +27,7 @@ MANY_DUMPS = 300
 STUCK = """
 import signal, threading, time
 from pathlib import Path
-from ray_workers.shared.stack_writer import dump_on
+from ray_workers.shared.processes.stack_writer import dump_on
 def a_thread_of_its_own():
     time.sleep(600)
 def threads_come_and_go():

@@ -9,9 +9,9 @@ import fsspec
 import pytest
 
 from dray.train.checkpoints import CheckpointRef
+from ray_workers.node.folders.storage_access import StorageAccess, answer_to, needs_access
 from ray_workers.node.forkserver.client import ForkedProcess
 from ray_workers.node.forkserver.forked_child import Given
-from ray_workers.node.storage_access import StorageAccess, answer_to, needs_access
 from tests.unit.workers.forked import Forked, Server, light, server
 from tests.wire import rank_task
 

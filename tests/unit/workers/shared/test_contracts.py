@@ -12,7 +12,7 @@ from dray import views
 from dray.train.checkpoints import CheckpointRef
 from ray_workers.node.agent import NodeReport
 from ray_workers.node.attempt_residue import AttemptResidue
-from ray_workers.node.job_folders import FilesKept, FolderPlan
+from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.shared import contracts
 from ray_workers.shared.contracts import (
     AttemptSpec,
@@ -25,8 +25,8 @@ from ray_workers.shared.contracts import (
     Slice,
 )
 from ray_workers.shared.frames import Report
-from ray_workers.shared.procfs import Activity
-from ray_workers.supervision.failure_attribution import RankExit
+from ray_workers.shared.processes.procfs import Activity
+from ray_workers.supervision.rules.failure_attribution import RankExit
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot
 from service.cluster.ray.node_agents import GatewayConfig
 from service.lifecycle.transitions import Claimed

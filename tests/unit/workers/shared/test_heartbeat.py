@@ -22,7 +22,7 @@ from ray_workers.shared.heartbeat import (
     TimeCategory,
     UnreportedStep,
 )
-from ray_workers.supervision.slot_time import SlotTimeLedger
+from ray_workers.supervision.rules.slot_time import SlotTimeLedger
 
 
 def figures(step: int) -> UnreportedStep:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from ray_workers.shared.contracts import Cause, Outcome
-from ray_workers.shared.machine_pace import (
+from ray_workers.shared.processes.machine_pace import (
     MAX_SLOWNESS,
     OVERLOADED,
     CpuTime,
@@ -20,7 +20,7 @@ from ray_workers.shared.machine_pace import (
     WaitMeter,
     cpu_time,
 )
-from ray_workers.supervision.failure_attribution import excused
+from ray_workers.supervision.rules.failure_attribution import excused
 
 pytestmark = pytest.mark.anyio
 

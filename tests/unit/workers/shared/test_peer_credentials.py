@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed, list_tasks
-from ray_workers.shared import peer_credentials
 from ray_workers.shared.paths import UntrustedFolder, machine_root, own_folder
-from ray_workers.shared.peer_credentials import is_own_tcp, is_own_unix
+from ray_workers.shared.peers import peer_credentials
+from ray_workers.shared.peers.peer_credentials import is_own_tcp, is_own_unix
 from tests.unit.workers.forked import Server, light, until
 from tests.unit.workers.other_user import NOBODY, needs_root, run_as_another
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_workers.shared import peer_ports
-from ray_workers.shared.peer_ports import host_and_port, reserved_port
+from ray_workers.shared.peers import peer_ports
+from ray_workers.shared.peers.peer_ports import host_and_port, reserved_port
 
 
 def test_nobody_else_gets_a_reserved_port_but_a_server_that_shares_it(

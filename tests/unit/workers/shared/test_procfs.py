@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ray_workers.shared.procfs import count_idle_workers, num_memory_kills
+from ray_workers.shared.processes.procfs import count_idle_workers, num_memory_kills
 from tests.integration.harness import eventually
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ray_workers.shared.silence import MAX_GAP_S, AwakeClock, Silence, SilenceLimits
+from ray_workers.shared.processes.silence import MAX_GAP_S, AwakeClock, Silence, SilenceLimits
 
 
 class Hands:

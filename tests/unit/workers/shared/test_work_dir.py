@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_workers.shared import work_dir
+from ray_workers.shared.folders import work_dir
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from ray_workers.node.found_metrics import lines
 from ray_workers.node.found_metrics.finder import MetricFinder
 from ray_workers.shared import spool_reader
 from ray_workers.supervision.rank_actor import LOG_LINE_BYTES, LogPump, runs_user_code
-from ray_workers.supervision.timings import Timings
+from ray_workers.supervision.rules.timings import Timings
 from tests.wire import rank_task
 
 pytestmark = pytest.mark.anyio

@@ -25,14 +25,14 @@ from ray_workers.shared.contracts import (
     Slice,
 )
 from ray_workers.shared.heartbeat import RankObservation, RankPhase, RankStatus, TimeCategory
-from ray_workers.shared.machine_pace import MachinePace
-from ray_workers.shared.procfs import Activity
-from ray_workers.supervision.failure_attribution import RankExit
+from ray_workers.shared.processes.machine_pace import MachinePace
+from ray_workers.shared.processes.procfs import Activity
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.recovery import RecoveryController
-from ray_workers.supervision.recovery_rules import may_recover
-from ray_workers.supervision.timings import Timings
+from ray_workers.supervision.rules.failure_attribution import RankExit
+from ray_workers.supervision.rules.recovery_rules import may_recover
+from ray_workers.supervision.rules.timings import Timings
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.wire import attempt_spec
 

@@ -16,7 +16,7 @@ from ray_workers.shared import spool_reader
 from ray_workers.shared.secret_files import Masker
 from ray_workers.supervision import rank_actor
 from ray_workers.supervision.rank_actor import LogPump, _last_metrics
-from ray_workers.supervision.timings import Timings
+from ray_workers.supervision.rules.timings import Timings
 
 pytestmark = pytest.mark.anyio
 LIMIT_BYTES = 4000

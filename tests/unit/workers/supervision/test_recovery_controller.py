@@ -12,13 +12,13 @@ import pytest
 from ray_workers.shared.contracts import FrameKind, Grant, Slice
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankPhase
-from ray_workers.shared.machine_pace import MachinePace
-from ray_workers.supervision.failure_attribution import RankExit
+from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.recovery import RecoveryController
-from ray_workers.supervision.recovery_rules import RecoveryState
-from ray_workers.supervision.timings import Timings
+from ray_workers.supervision.rules.failure_attribution import RankExit
+from ray_workers.supervision.rules.recovery_rules import RecoveryState
+from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.worker_group import SlotsUnavailable
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.wire import attempt_spec

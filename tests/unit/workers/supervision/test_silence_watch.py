@@ -12,10 +12,10 @@ import pytest
 
 from ray_workers.node import compat_ray
 from ray_workers.shared.contracts import ProcessKind
-from ray_workers.shared.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision import silence_watch
+from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.silence_watch import SilenceWatch
-from ray_workers.supervision.timings import Timings
 from tests.wire import attempt_spec
 
 pytestmark = pytest.mark.anyio

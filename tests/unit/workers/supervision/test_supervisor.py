@@ -23,7 +23,7 @@ from ray_workers.shared.contracts import (
 from ray_workers.shared.paths import NODE_TMPDIR
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision import node_clients, supervisor
-from ray_workers.supervision.timings import Timings
+from ray_workers.supervision.rules.timings import Timings
 from tests.wire import attempt_spec
 
 pytestmark = pytest.mark.anyio

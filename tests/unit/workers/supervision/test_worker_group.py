@@ -11,10 +11,10 @@ import pytest
 
 from ray_workers.node import placement_groups
 from ray_workers.shared.contracts import Slice
-from ray_workers.shared.machine_pace import MachinePace
+from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision import worker_group
-from ray_workers.supervision.failure_attribution import RankExit
-from ray_workers.supervision.timings import Timings
+from ray_workers.supervision.rules.failure_attribution import RankExit
+from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.worker_group import Member, Slots, WorkerGroup
 from tests.wire import attempt_spec
 

@@ -1,0 +1,1 @@
+"""The commands, by subject. Importing a module registers its commands."""

@@ -1,0 +1,71 @@
+"""Commands that help to write a job document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dray.cli.base import app, server_url
+from dray.cli.completion import document_kinds
+
+
+@app.command()
+def init(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="A recipe, such as image_classification; `script`; or the path of a script.",
+            autocompletion=document_kinds,
+        ),
+    ] = "image_classification",
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="File to write; - prints it.")
+    ] = Path("job.yaml"),
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="JSON Schema for editors (default: the one the server serves)."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a job document to begin with, each field with a comment."""
+    from dray.cli.display.output import say, write
+    from dray.spec.starting import KINDS, starting_document
+
+    script = kind if kind.endswith(".py") else None
+    if script is None and kind not in KINDS:
+        raise typer.BadParameter(f"{kind!r} is none of {', '.join(KINDS)}", param_hint="KIND")
+    url = schema or f"{server_url()}/v1/schema"
+    if script is None:
+        text = starting_document(kind, schema=url)
+    else:
+        text = starting_document("script", schema=url, entrypoint=str(Path(script).absolute()))
+    if str(output) == "-":
+        for line in text.splitlines():
+            write(line)
+        return
+    try:
+        with output.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise typer.BadParameter(
+            f"{output} is there already; --force overwrites it", param_hint="--output"
+        ) from None
+    say(f"{output} is written; submit it with: dray submit {output}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a job document, for editors.
+
+    The YAML support of editors uses the schema if the document begins with
+    `# yaml-language-server: $schema=URL`, as the documents of `dray init` do.
+    """
+    from dray.cli.display.output import write_data
+    from dray.spec.schema import job_schema
+
+    write_data(job_schema())

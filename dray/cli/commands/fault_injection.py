@@ -1,0 +1,156 @@
+"""Commands about faults: preempt a job, inject a fault into a job, list hangs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dray.cli.base import AsJson, AsJsonLines, Failures, JobId, JobIds, app, connect, interruptible
+from dray.cli.exits import Exit
+from dray.cli.quantities import seconds
+
+if TYPE_CHECKING:
+    from dray.views import Drill, Hang, HangRank
+
+KINDS = ("kill", "stall", "preempt")
+
+
+@app.command()
+def preempt(
+    jobs: JobIds,
+    grace_s: Annotated[
+        float | None,
+        typer.Option(
+            "--grace", metavar="TIME", help="Time for the checkpoint: 90, 2m.", parser=seconds
+        ),
+    ] = None,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Have jobs save a checkpoint, leave their slots and resume later."""
+    from dray.cli.display.output import say, write_json_line
+
+    failures = Failures()
+    with connect() as client:
+        for job_id in jobs:
+            with failures.noted():
+                job = client.preempt(client.resolve(job_id), grace_s=grace_s)
+                if as_json:
+                    write_json_line(job)
+                else:
+                    say(f"{job.id} {job.state}: was asked to leave its slots")
+    failures.end()
+
+
+@app.command()
+def drill(
+    job_id: JobId,
+    kill: Annotated[bool, typer.Option("--kill", help="Kill the process of a rank.")] = False,
+    stall: Annotated[
+        bool, typer.Option("--stall", help="Stop the process of a rank, so that it hangs.")
+    ] = False,
+    preempt: Annotated[
+        bool, typer.Option("--preempt", help="Have the whole job leave its slots.")
+    ] = False,
+    rank: Annotated[int, typer.Option(help="The rank to inject the fault into.", min=0)] = 0,
+    at_step: Annotated[
+        int | None,
+        typer.Option(metavar="STEP", help="Inject the fault when this many steps are done.", min=0),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the drill is over.")
+    ] = True,
+    key: Annotated[
+        str | None,
+        typer.Option("--idempotency-key", help="A second call with the same key injects nothing."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Inject a fault into a job that trains, and report how the job recovers.
+
+    Exits with 1 if the job did not recover as it should.
+    """
+    from dray.cli.display.output import say, write_json
+    from dray.views import DrillState
+
+    chosen = [kind for kind, given in zip(KINDS, (kill, stall, preempt), strict=True) if given]
+    if len(chosen) != 1:
+        raise typer.BadParameter("choose one of --kill, --stall and --preempt")
+    with connect() as client, interruptible("the drill goes on"):
+        done = client.drill(
+            client.resolve(job_id),
+            kind=chosen[0],
+            rank=rank,
+            at_step=at_step,
+            wait=wait,
+            idempotency_key=key,
+        )
+    write_json(done) if as_json else say(_outcome(done))
+    if done.state is DrillState.FAILED:
+        raise typer.Exit(Exit.JOB_ENDED_BADLY)
+
+
+def _outcome(drill: Drill) -> str:
+    """`recovered in 0.41 s, 0 steps lost`, or the state of a drill that is not over."""
+    from dray.views import DrillState
+
+    if drill.state is DrillState.PASSED:
+        return drill.message
+    if drill.state is DrillState.FAILED:
+        return f"failed: {drill.message}"
+    return f"{drill.id} {drill.state}: {drill.message}"
+
+
+@app.command()
+def hangs(job_id: JobId, as_json: AsJson = False) -> None:
+    """Show the hangs of a job: which ranks, where, how long, and the stack of every rank."""
+    from dray.cli.display.output import write, write_json
+
+    with connect() as client:
+        found = client.hangs(client.resolve(job_id))
+    if as_json:
+        write_json(found)
+        return
+    if not found:
+        write("nothing hung")
+    for number, hang in enumerate(found):
+        if number:
+            write("")
+        _show(hang)
+
+
+def _show(hang: Hang) -> None:
+    from dray.cli.display.output import cell, write
+
+    where = f" in {hang.phase}" if hang.phase else ""
+    step = "" if hang.step is None else f" at step {hang.step}"
+    waited = "" if hang.waited_s is None else f" for {hang.waited_s:.1f} s"
+    limit = "" if hang.limit_s is None else f" (the limit was {hang.limit_s:.1f} s)"
+    write(f"hang {hang.seq}, attempt {hang.attempt}, {cell(hang.time)}")
+    write(f"{_named(hang.culprits)} stood still{where}{step}{waited}{limit}")
+    for rank in sorted(hang.ranks, key=lambda one: (one.rank not in hang.culprits, one.rank)):
+        _show_rank(rank, is_culprit=rank.rank in hang.culprits)
+
+
+def _show_rank(rank: HangRank, *, is_culprit: bool) -> None:
+    from dray.cli.display.output import write
+
+    parts = [f"rank {rank.rank}" + (", the culprit" if is_culprit else "")]
+    if rank.phase:
+        parts.append(rank.phase)
+    if rank.step is not None:
+        parts.append(f"step {rank.step}")
+    if rank.collective is not None:
+        parts.append(f"collective {rank.collective}")
+    if rank.since_s is not None:
+        parts.append(f"there for {rank.since_s:.1f} s")
+    write(f"  {'; '.join(parts)}")
+    for line in (rank.stack or "no stack").splitlines():
+        write(f"    {line}")
+
+
+def _named(ranks: list[int]) -> str:
+    if not ranks:
+        return "nobody knows who"
+    names = ", ".join(map(str, ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"

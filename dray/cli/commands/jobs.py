@@ -1,0 +1,186 @@
+"""Commands that submit, watch, list, show and end jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dray.cli import completion
+from dray.cli.base import AsJson, AsJsonLines, Failures, JobId, app, connect, interruptible
+from dray.cli.choosing import (
+    FINISHED,
+    LIVE,
+    Choice,
+    Everything,
+    Labels,
+    Owner,
+    References,
+    States,
+    Yes,
+    ask,
+    choose,
+    state_names,
+)
+from dray.cli.exits import Exit
+from dray.cli.quantities import seconds
+
+if TYPE_CHECKING:
+    from dray.client import Client
+    from dray.views import Job
+
+
+@app.command("watch")
+def watch_command(job_id: JobId, as_json: AsJson = False) -> None:
+    """Show a job's progress until it is over."""
+    with connect() as client:
+        watch_job(client, client.resolve(job_id), as_json)
+
+
+def watch_job(client: Client, job_id: str, as_json: bool) -> None:
+    from dray.cli.display.output import write_json
+    from dray.cli.display.watch import watch
+
+    with interruptible(f"the job goes on; watch it again with: dray watch {job_id}"):
+        if as_json:
+            job = client.wait(job_id)
+            write_json(job)
+        else:
+            job = watch(client, job_id)
+    _exit_as(job)
+
+
+def _exit_as(*jobs: Job) -> None:
+    from dray.views import JobState
+
+    if any(job.state in (JobState.FAILED, JobState.CANCELLED) for job in jobs):
+        raise typer.Exit(Exit.JOB_ENDED_BADLY)
+
+
+@app.command()
+def wait(
+    jobs: References = None,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", metavar="TIME", help="Longest time to wait: 90, 2h.", parser=seconds
+        ),
+    ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(help="Or until the job is in this state.", autocompletion=completion.states),
+    ] = None,
+    label: Labels = None,
+    everything: Everything = False,
+    owner: Owner = "@me",
+    as_json: AsJsonLines = False,
+) -> None:
+    """Wait until jobs are over, or in a state.
+
+    --label and --all choose among the jobs that are not over yet. Exits with 1 if a job failed or
+    was cancelled, with 5 if the time was up.
+    """
+    import time
+
+    from dray.cli.display.output import flush, write_json_line
+
+    states = state_names(state)
+    choice = Choice(jobs or (), label or (), (), everything, owner)
+    choice.check()
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    done = []
+    failures = Failures()
+    with connect() as client, interruptible("the jobs go on"):
+        for job_id in choose(client, choice, failures, default_states=LIVE):
+            with failures.noted():
+                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                job = client.wait(job_id, left_s, states)
+                done.append(job)
+                write_json_line(job) if as_json else report(job)
+                flush()
+    failures.end()
+    _exit_as(*done)
+
+
+def report(job: Job) -> None:
+    from dray.cli.display.output import say
+
+    say(f"{job.id} {job.state}: {job.reason.message}")
+
+
+@app.command()
+def get(
+    job_id: JobId,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job is over.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show one job.
+
+    Exits with 0 however the job ended; `dray wait` reports the end by its exit code.
+    """
+    from dray.cli.display.output import show_job, write_json
+
+    with connect() as client, interruptible("the job goes on"):
+        job_id = client.resolve(job_id)
+        job = client.wait(job_id) if wait else client.get(job_id)
+    write_json(job) if as_json else show_job(job)
+
+
+@app.command()
+def cancel(
+    jobs: References = None,
+    label: Labels = None,
+    state: States = None,
+    everything: Everything = False,
+    owner: Owner = "@me",
+    yes: Yes = False,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Stop jobs in any state.
+
+    Asks for confirmation if the jobs are chosen by label, state or --all.
+    """
+    from dray.cli.display.output import write_json_line
+
+    choice = Choice(jobs or (), label or (), state or (), everything, owner)
+    choice.check()
+    failures = Failures()
+    with connect() as client:
+        found = choose(client, choice, failures, default_states=LIVE)
+        ask("Stop {jobs}?", list(found.values()), yes=yes or not choice.is_by_rule)
+        for job_id in found:
+            with failures.noted():
+                job = client.cancel(job_id)
+                write_json_line(job) if as_json else report(job)
+    failures.end()
+
+
+@app.command()
+def delete(
+    jobs: References = None,
+    label: Labels = None,
+    state: States = None,
+    everything: Everything = False,
+    owner: Owner = "@me",
+    yes: Yes = False,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Remove finished jobs with their logs, metrics, checkpoints and artifacts.
+
+    Asks for confirmation.
+    """
+    import json
+
+    from dray.cli.display.output import write
+
+    choice = Choice(jobs or (), label or (), state or (), everything, owner)
+    choice.check()
+    failures = Failures()
+    with connect() as client:
+        found = choose(client, choice, failures, default_states=FINISHED)
+        ask("Delete {jobs} and all that is left of them?", list(found.values()), yes=yes)
+        for job_id in found:
+            with failures.noted():
+                client.delete(job_id)
+                write(json.dumps({"deleted": job_id}) if as_json else f"{job_id} deleted")
+    failures.end()

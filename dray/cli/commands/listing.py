@@ -1,0 +1,133 @@
+"""The list of jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dray.cli import completion
+from dray.cli.base import AsJson, app, connect
+from dray.cli.choosing import label_pairs, state_names
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from dray.views import Job
+
+_METRICS = ("val/accuracy", "val/dice", "val/r2", "val/perplexity", "val/loss", "train/loss")
+"""Metrics to show of a job whose document names none, in this order."""
+
+
+@app.command("ls")
+def list_jobs(
+    state: Annotated[
+        list[str] | None,
+        typer.Option(help="Only in this state.", autocompletion=completion.states),
+    ] = None,
+    queue: Annotated[str | None, typer.Option(help="Only in this queue.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with this label.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Only with this name.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only of this owner; @me: your own.")] = None,
+    project: Annotated[str | None, typer.Option(help="Only of this project.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Submitted at this time or later: 2h, 2026-01-31."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Submitted before this time.")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Show this metric, such as val/loss.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Most jobs to list.", min=1)] = 50,
+    everything: Annotated[
+        bool, typer.Option("--all", help="List all jobs, without a limit.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    from itertools import islice
+
+    from dray.cli.display.output import warn, write_json
+
+    with connect() as client:
+        found = client.jobs(
+            state=state_names(state),
+            queue=queue,
+            label=label_pairs(label),
+            name=name,
+            owner=owner,
+            project=project,
+            created_after=_moment(since, "--since"),
+            created_before=_moment(until, "--until"),
+            page_size=500 if everything else min(limit + 1, 500),
+        )
+        jobs = list(found if everything else islice(found, limit + 1))
+    more = not everything and len(jobs) > limit
+    if more:
+        jobs.pop()
+    if as_json:
+        write_json(jobs)
+        return
+    _show(jobs, metric)
+    if more:
+        warn(f"there are more than {limit}; --all lists them")
+
+
+def _show(jobs: list[Job], metric: str | None) -> None:
+    from dray.cli.display.output import age, steps
+    from dray.cli.display.tables import shortest_prefixes, table
+
+    table(
+        (
+            *("ID", "NAME", "STATE", "PLACE", "STEP", "METRIC", "WORKERS", "PRIORITY", "QUEUE"),
+            *("ATTEMPT", "CREATED", "REASON"),
+        ),
+        (
+            (
+                *(j.id, j.name, j.state, j.position, steps(j), _metric(j, metric), j.world_size),
+                *(j.priority, j.queue, j.attempt, age(j.created_at), j.reason.message),
+            )
+            for j in jobs
+        ),
+        flexible=("NAME", "REASON"),
+        optional=(
+            *("ATTEMPT", "QUEUE", "CREATED", "PRIORITY", "WORKERS", "METRIC", "PLACE", "STEP"),
+            "REASON",
+        ),
+        shorter={"ID": shortest_prefixes},
+    )
+
+
+def _metric(job: Job, wanted: str | None) -> str | None:
+    """The metric that was asked for, else the job's `checkpoint.best`, else a usual one."""
+    from dray.cli.display.output import number
+
+    judged_by = (job.spec.get("checkpoint") or {}).get("best")
+    names = (wanted,) if wanted else (judged_by, *_METRICS, *sorted(job.summary))
+    found = next((name for name in names if name in job.summary), None)
+    return None if found is None else f"{found} {number(job.summary[found])}"
+
+
+def _moment(text: str | None, option: str) -> datetime | None:
+    """A time ago (`90s`, `2h`, `3d`) or ISO 8601, in this machine's time zone unless it names
+    one."""
+    import re
+    from datetime import UTC, datetime, timedelta
+
+    if text is None:
+        return None
+    ago = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
+    if ago:
+        unit = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}[ago[2]]
+        return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * unit)
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(
+            f"{text!r} is no time: write 90s, 2h, 3d, 2026-01-31 or 2026-01-31T12:00:00Z",
+            param_hint=option,
+        ) from None

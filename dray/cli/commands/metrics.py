@@ -1,0 +1,235 @@
+"""The command that shows the series of jobs: as a table, a chart or CSV, or point by point."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dray.cli.base import AsJson, Follow, JobIds, Rank, app, connect, interruptible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from dray.cli.display.plot import Curve
+    from dray.client import Client
+    from dray.views import Metrics, Point, Series
+
+MOST_POINTS = 100_000
+_CSV_HEAD = ("key", "step", "value")
+
+
+@app.command()
+def metrics(
+    jobs: JobIds,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", "-k", help="Only this series, such as train/loss.")
+    ] = None,
+    rank: Rank = None,
+    plot: Annotated[
+        bool, typer.Option("--plot", "-p", help="Draw each series, of all jobs on common axes.")
+    ] = False,
+    together: Annotated[bool, typer.Option("--together", help="Draw all on common axes.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Draw with a logarithmic axis.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print each point as CSV.")] = False,
+    follow: Follow = False,
+    max_points: Annotated[
+        int | None, typer.Option(help="Most points of each series.", min=2, max=MOST_POINTS)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show, draw or print the series of one job, or of several side by side."""
+    draw = plot or together or log
+    if sum((as_json, as_csv, draw)) > 1:
+        raise typer.BadParameter("choose one of --json, --csv and drawing")
+    if follow and (draw or max_points):
+        raise typer.BadParameter("prints each point as it comes", param_hint="--follow")
+    if follow and len(jobs) > 1:
+        raise typer.BadParameter("is for one job", param_hint="--follow")
+    with connect() as client:
+        ids = list(dict.fromkeys(client.resolve(job) for job in jobs))
+        if follow:
+            _follow(client, ids[0], key, rank, as_json=as_json, as_csv=as_csv)
+            return
+        if as_csv and max_points is None:
+            max_points = MOST_POINTS
+        answers = {one: client.metrics(one, key, rank=rank, max_points=max_points) for one in ids}
+        _check_keys(client, answers, key or (), rank)
+        named = answers if as_json or len(ids) == 1 else _by_name(client, answers)
+    if as_json:
+        _write_json(answers)
+    elif as_csv:
+        _write_csv(named)
+    elif draw:
+        _draw(named, together=together, log=log)
+    else:
+        _tabulate(named)
+
+
+def _follow(
+    client: Client,
+    job_id: str,
+    keys: Sequence[str] | None,
+    rank: int | None,
+    *,
+    as_json: bool,
+    as_csv: bool,
+) -> None:
+    if client.get(job_id).state.is_terminal:
+        answer = client.metrics(job_id, keys, rank=rank, max_points=2)
+        _check_keys(client, {job_id: answer}, keys or (), rank)
+    with interruptible(f"the job goes on; follow it again with: dray metrics -f {job_id}"):
+        write_point = _point_writer(as_json=as_json, as_csv=as_csv)
+        for point in client.follow_metrics(job_id, keys, rank=rank):
+            write_point(point)
+
+
+def _check_keys(
+    client: Client, answers: Mapping[str, Metrics], keys: Sequence[str], rank: int | None
+) -> None:
+    """Raise BadParameter for a key without a series in any job, if the jobs have other series."""
+    found = {key for answer in answers.values() for key, _ in _series(answer)}
+    unknown = [key for key in keys if key not in found]
+    if not unknown:
+        return
+    known = {
+        key
+        for job_id in answers
+        for key, _ in _series(client.metrics(job_id, None, rank=rank, max_points=2))
+    }
+    unknown = [key for key in unknown if key not in known]
+    if known and unknown:
+        listed = ", ".join(sorted(known))
+        raise typer.BadParameter(
+            f"there is no series {unknown[0]!r} so far; there are {listed}", param_hint="--key"
+        )
+
+
+def _series(answer: Metrics) -> Iterator[tuple[str, Series]]:
+    """The series that have points, by key."""
+    return ((key, one) for key, one in sorted(answer.series.items()) if one.steps)
+
+
+def _by_name(client: Client, answers: Mapping[str, Metrics]) -> dict[str, Metrics]:
+    """The answers by the jobs' names; equal names get the beginnings of the ids."""
+    from dray.cli.display.tables import shortest_prefixes
+
+    names = [client.get(job_id).name for job_id in answers]
+    short = shortest_prefixes(list(answers))
+    return {
+        name if names.count(name) == 1 else f"{name} {prefix}": answer
+        for name, prefix, answer in zip(names, short, answers.values(), strict=True)
+    }
+
+
+def _point_writer(*, as_json: bool, as_csv: bool) -> Callable[[Point], None]:
+    """A function that writes each point immediately, also into a pipe."""
+    from dray.cli.display.output import flush, number, write, write_json_line
+
+    if as_csv:
+        _write_row(_CSV_HEAD)
+
+    def write_point(point: Point) -> None:
+        if as_json:
+            write_json_line(point)
+        elif as_csv:
+            _write_row((point.key, point.step, point.value))
+        else:
+            write(f"step {point.step}  {point.key} {number(point.value)}")
+        flush()
+
+    return write_point
+
+
+def _write_json(answers: Mapping[str, Metrics]) -> None:
+    """Write the answer of one job, or an object of several answers by id."""
+    from dray.cli.display.output import write_data, write_json
+
+    if len(answers) == 1:
+        write_json(*answers.values())
+    else:
+        write_data({one: answer.model_dump(mode="json") for one, answer in answers.items()})
+
+
+def _write_csv(answers: Mapping[str, Metrics]) -> None:
+    is_one = len(answers) == 1
+    _write_row(_CSV_HEAD if is_one else ("job", *_CSV_HEAD))
+    for job, answer in answers.items():
+        for key, one in _series(answer):
+            for step, value in zip(one.steps, one.values, strict=True):
+                _write_row((key, step, value) if is_one else (job, key, step, value))
+
+
+def _write_row(cells: Sequence[object]) -> None:
+    import csv
+    import io
+
+    from dray.cli.display.output import write
+
+    row = io.StringIO()
+    csv.writer(row, lineterminator="").writerow(cells)
+    write(row.getvalue())
+
+
+def _tabulate(answers: Mapping[str, Metrics]) -> None:
+    from dray.cli.display.tables import table
+
+    rows = sorted(
+        (key, job, len(one.steps), one.steps[-1], one.values[-1], *_extremes(one.values))
+        for job, answer in answers.items()
+        for key, one in _series(answer)
+    )
+    columns = ("KEY", "JOB", "POINTS", "LAST STEP", "LAST VALUE", "LOWEST", "HIGHEST")
+    optional = ("JOB", "POINTS", "LAST STEP", "HIGHEST", "LOWEST")
+    if len(answers) > 1:
+        table(columns, rows, flexible=("JOB",), optional=optional)
+    else:
+        table(
+            (columns[0], *columns[2:]), [(key, *rest) for key, _, *rest in rows], optional=optional
+        )
+
+
+def _extremes(values: Sequence[float | str]) -> tuple[float | None, float | None]:
+    numbers = [value for value in values if not isinstance(value, str)]
+    return (min(numbers), max(numbers)) if numbers else (None, None)
+
+
+def _draw(answers: Mapping[str, Metrics], *, together: bool, log: bool) -> None:
+    from dray.cli.display import terminal
+    from dray.cli.display.output import write, write_drawn
+    from dray.cli.display.plot import Style, chart
+
+    style = Style(
+        width=terminal.width(),
+        log=log,
+        colours=terminal.has_colours(),
+        unicode=terminal.has_unicode(),
+    )
+    charts = _curves(answers)
+    if not charts:
+        write("there are no points yet")
+    if together and charts:
+        charts = [[curve for curves in charts for curve in curves]]
+    for curves in charts:
+        for line in chart(curves, style):
+            write_drawn("".join(_span(text, n, style.colours) for text, n in line))
+
+
+def _curves(answers: Mapping[str, Metrics]) -> list[list[Curve]]:
+    """A list for each key, with a curve for each job."""
+    from dray.cli.display import terminal
+    from dray.cli.display.plot import Curve
+
+    found: dict[str, list[Curve]] = {}
+    for job, answer in answers.items():
+        for key, one in _series(answer):
+            title = key if len(answers) == 1 else f"{key}  {job}"
+            found.setdefault(key, []).append(Curve(terminal.clean(title), one.steps, one.values))
+    return [found[key] for key in sorted(found)]
+
+
+def _span(text: str, curve: int | None, colours: bool) -> str:
+    from dray.cli.display import terminal
+
+    code = terminal.CURVES[curve % len(terminal.CURVES)] if curve is not None and colours else None
+    return terminal.styled(text, code)

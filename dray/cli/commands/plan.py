@@ -1,0 +1,91 @@
+"""The command that shows the ways to divide a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dray.cli.base import AsJson, app, connect
+from dray.cli.quantities import num_bytes
+
+if TYPE_CHECKING:
+    from dray.views import Plan, PlannedMesh
+
+
+@app.command()
+def plan(
+    document: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Job document, YAML or JSON; - reads it here.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field: train.epochs=3."),
+    ] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(metavar="BYTES", help="Memory of each worker: 8GiB.", parser=num_bytes),
+    ] = None,
+    flops: Annotated[
+        float | None,
+        typer.Option(metavar="PER_S", help="Floating point operations of a worker.", min=0),
+    ] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(metavar="BYTES_PER_S", help="Bandwidth of each worker.", min=0)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the memory and step time of each way to divide a job among its workers."""
+    from dray.cli.display.output import write_json
+    from dray.documents import apply_settings, load_document
+
+    spec = apply_settings(load_document(document), settings or [])
+    with connect() as client:
+        found = client.plan(
+            spec,
+            memory_bytes_per_rank=memory,
+            flops_per_s=flops,
+            bandwidth_bytes_per_s=bandwidth,
+        )
+    if as_json:
+        write_json(found)
+    else:
+        _show(found)
+
+
+def _show(found: Plan) -> None:
+    from dray.cli.display.output import say, size, write
+    from dray.cli.display.tables import table
+
+    headings = ("MESH", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "TOTAL", "WHY")
+    table(
+        headings,
+        map(_row, found.meshes),
+        flexible=("WHY",),
+        optional=("OPTIMIZER", "GRADIENTS", "PARAMETERS", "ACTIVATIONS"),
+    )
+    write("")
+    has = found.memory_bytes_per_rank
+    say(f"memory of a worker: {'' if has is None else size(has) + ', '}{found.memory_source}")
+    say(f"times: {found.calibration.source}")
+    for sentence in found.assumed:
+        say(f"assumed: {sentence}")
+    if found.chosen is not None:
+        say(f"chosen: {found.chosen}")
+    else:
+        say(f"none fits; {found.change or 'no single change'} would make it fit")
+
+
+def _row(mesh: PlannedMesh) -> tuple[str, ...]:
+    from dray.cli.display.output import size
+
+    memory = mesh.memory
+    sizes = (
+        memory.parameters_bytes,
+        memory.gradients_bytes,
+        memory.optimizer_bytes,
+        memory.activations_bytes,
+        memory.total_bytes,
+    )
+    return (mesh.name, *map(size, sizes), mesh.why)

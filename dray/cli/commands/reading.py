@@ -1,0 +1,208 @@
+"""Commands that read what jobs report: logs, events, attempts, explanations; and the cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dray.cli.base import (
+    AsJson,
+    AsJsonLines,
+    Follow,
+    JobId,
+    OnlyAttempt,
+    Rank,
+    app,
+    connect,
+    interruptible,
+)
+
+if TYPE_CHECKING:
+    from dray.views import Attempt, Event, LogLine, NodeSlots, OtherJob, StorageState
+
+_KINDS = ("CPU", "GPU")
+
+
+@app.command()
+def logs(
+    job_id: JobId,
+    follow: Follow = False,
+    rank: Rank = None,
+    attempt: OnlyAttempt = None,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Print the output of the ranks."""
+    from dray.cli.display.output import flush, write, write_json_line
+
+    again = f"the job goes on; follow it again with: dray logs -f {job_id}"
+    with connect() as client, interruptible(again if follow else "stopped"):
+        job_id = client.resolve(job_id)
+        for line in client.logs(job_id, rank, attempt=attempt, follow=follow):
+            if as_json:
+                write_json_line(line)
+            else:
+                write(_log_line(line, one_rank=rank is not None), colours=True)
+            if follow:  # write each line immediately, also into a pipe
+                flush()
+
+
+def _log_line(line: LogLine, *, one_rank: bool) -> str:
+    return line.text if one_rank else f"[{line.attempt}:{line.rank}] {line.text}"
+
+
+@app.command()
+def events(job_id: JobId, follow: Follow = False, as_json: AsJsonLines = False) -> None:
+    """Print the events of a job."""
+    from dray.cli.display.output import flush, say, write_json_line
+
+    again = f"the job goes on; follow it again with: dray events -f {job_id}"
+    with connect() as client, interruptible(again if follow else "stopped"):
+        job_id = client.resolve(job_id)
+        for event in client.follow(job_id) if follow else client.events(job_id):
+            write_json_line(event) if as_json else say(_event_line(event), indent="    ")
+            if follow:
+                flush()
+
+
+def _event_line(event: Event) -> str:
+    when = event.time.strftime("%Y-%m-%d %H:%M:%SZ")
+    by = f", by {event.actor}" if event.actor else ""
+    move = f" {event.from_state or '-'} -> {event.to_state}" if event.to_state else ""
+    return f"{event.seq:>3} {when} {event.type}{move}: {event.message}{by} ({event.code})"
+
+
+@app.command()
+def explain(job_id: JobId, as_json: AsJson = False) -> None:
+    """Explain why a job is in its state."""
+    from dray.cli.display.output import say, write_json
+
+    with connect() as client:
+        answer = client.explain(client.resolve(job_id))
+    if as_json:
+        write_json(answer)
+        return
+    say(f"{answer.state}: {answer.reason.message} ({answer.reason.code})")
+    if answer.position is not None:
+        of = "" if answer.queue_length is None else f" of {answer.queue_length}"
+        say(f"position {answer.position}{of} in the queue")
+    for title, jobs, others in (
+        ("ahead of it", answer.ahead, (answer.position or 1) - 1 - len(answer.ahead)),
+        ("hold slots", answer.running, 0),
+    ):
+        if jobs:
+            say(f"{title}:")
+        for job in jobs:
+            say(f"  {job.id} {job.name}: {_other(job)}", indent="  ")
+        if jobs and others > 0:
+            say(f"  and {others} more")
+    unnamed = set(answer.blocked_by) - {job.id for job in (*answer.ahead, *answer.running)}
+    if unnamed:
+        say(f"waits for: {', '.join(job_id for job_id in answer.blocked_by if job_id in unnamed)}")
+    if answer.expected_start_at is not None:
+        say(f"starts by: {answer.expected_start_at.isoformat()}")
+
+
+def _other(job: OtherJob) -> str:
+    workers = "1 worker" if job.world_size == 1 else f"{job.world_size} workers"
+    return f"{job.state}, {workers}, priority {job.priority}"
+
+
+@app.command()
+def attempts(job_id: JobId, as_json: AsJson = False) -> None:
+    """List the launches of a job."""
+    from dray.cli.display.tables import listing
+
+    with connect() as client:
+        found = client.attempts(client.resolve(job_id))
+    listing(
+        found,
+        as_json,
+        ("ATTEMPT", "STATE", "WORKERS", "FROM STEP", "LOSS", "STARTED", "TOOK", "REASON"),
+        lambda a: (
+            *(a.attempt, a.state, a.world_size, _from_step(a), _losses(a), a.started_at),
+            _took(a),
+            a.reason.message if a.reason else None,
+        ),
+        flexible=("REASON",),
+        optional=("TOOK", "STARTED", "WORKERS"),
+    )
+
+
+def _from_step(attempt: Attempt) -> str:
+    """The step that the attempt resumed from, and the damaged checkpoints that it skipped."""
+    passed_over = attempt.receipt.passed_over if attempt.receipt is not None else []
+    steps = ", ".join(str(each.step) for each in passed_over)
+    return f"{attempt.resume_step}" + (f" (not {steps}: damaged)" if steps else "")
+
+
+def _losses(attempt: Attempt) -> str | None:
+    """Training losses before and after the attempt resumed."""
+    if attempt.receipt is None or not attempt.receipt.url:
+        return None
+    losses = attempt.receipt.loss_before, attempt.receipt.loss_after
+    return " -> ".join("?" if loss is None else f"{float(loss):.4g}" for loss in losses)
+
+
+def _took(attempt: Attempt) -> str | None:
+    from dray.cli.display.output import duration
+
+    if attempt.finished_at is None:
+        return None
+    return duration(
+        (attempt.finished_at - (attempt.started_at or attempt.created_at)).total_seconds()
+    )
+
+
+@app.command()
+def cluster(as_json: AsJson = False) -> None:
+    """Show the nodes and the jobs that run on them."""
+    from dray.cli.display.output import say, write_json
+    from dray.cli.display.tables import table
+
+    with connect() as client:
+        answer = client.cluster()
+    if as_json:
+        write_json(answer)
+        return
+    say("connected" if answer.connected else f"not connected: {answer.reason}")
+    if answer.ray_dashboard:
+        say(f"dashboard: {answer.ray_dashboard}")
+    storage = _storage(answer.storage)
+    if storage:
+        say(f"storage: {storage}")
+    rows = (
+        (
+            node.hostname,
+            _health(node),
+            *(f"{node.held.get(kind, 0):g}/{node.resources.get(kind, 0):g}" for kind in _KINDS),
+            ", ".join(node.jobs) or None,
+        )
+        for node in answer.nodes
+    )
+    table(
+        ("NODE", "STATE", *(f"{kind} HELD" for kind in _KINDS), "JOBS"), rows, flexible=("STATE",)
+    )
+    for node in answer.nodes:
+        for kept in node.quarantined:
+            slots = "1 slot" if kept.slots == 1 else f"{kept.slots} slots"
+            say(f"{node.hostname}: {slots} of {kept.job_id} in quarantine: {kept.reason}")
+
+
+def _storage(state: StorageState) -> str | None:
+    """How full a limited storage is, or the problem of a full one."""
+    from dray.cli.display.output import size
+
+    if state.problem:
+        return state.problem
+    if state.quota_bytes is not None and state.used_bytes is not None:
+        return f"{size(state.used_bytes)} of {size(state.quota_bytes)} used"
+    if state.min_free_bytes is not None and state.free_bytes is not None:
+        return f"{size(state.free_bytes)} free; {size(state.min_free_bytes)} must stay free"
+    return None
+
+
+def _health(node: NodeSlots) -> str:
+    if not node.alive:
+        return "lost"
+    if not node.accepted:
+        return f"refused: {node.reason}"
+    return f"ready, but {node.reason}" if node.reason else "ready"

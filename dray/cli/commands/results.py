@@ -1,0 +1,146 @@
+"""Commands that read the checkpoints and results of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dray.cli.base import AsJson, JobId, app, connect, interruptible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dray._http.downloads import OnProgress
+    from dray.views import Checkpoint
+
+
+@app.command()
+def checkpoints(
+    job_id: JobId,
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder to download to.")] = Path(),
+    step: Annotated[
+        int | None,
+        typer.Option(
+            "--download", metavar="STEP", help="Download the checkpoint of this step.", min=0
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List a job's checkpoints, or download one."""
+    from dray.cli.display.output import size
+    from dray.cli.display.tables import listing
+
+    with connect() as client:
+        job_id = client.resolve(job_id)
+        if step is not None:
+            with _progress() as tell:
+                paths = client.download_checkpoint(job_id, step, dest, on_progress=tell)
+            _write_paths(paths, as_json)
+            return
+        found = client.checkpoints(job_id)
+    listing(
+        found,
+        as_json,
+        ("STEP", "ATTEMPT", "SIZE", "METRIC", "IS", "CREATED"),
+        lambda c: (c.step, c.attempt, size(c.size_bytes), c.metric, _marks(c), c.created_at),
+        optional=("ATTEMPT", "CREATED"),
+    )
+
+
+def _marks(checkpoint: Checkpoint) -> str | None:
+    marks = [("latest", checkpoint.is_latest), ("best", checkpoint.is_best)]
+    return ", ".join(name for name, holds in marks if holds) or None
+
+
+@app.command()
+def artifacts(job_id: JobId, as_json: AsJson = False) -> None:
+    """List a job's results."""
+    from dray.cli.display.output import size
+    from dray.cli.display.tables import listing
+
+    with connect() as client:
+        found = client.artifacts(client.resolve(job_id))
+    listing(
+        found,
+        as_json,
+        ("ID", "SIZE", "SHA256", "PATH"),
+        lambda a: (a.id, size(a.size_bytes), a.sha256[:12], a.path),
+        optional=("SHA256", "ID"),
+    )
+
+
+@app.command()
+def download(
+    job_id: JobId,
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folder to download to.")] = Path(),
+    artifact: Annotated[
+        str | None, typer.Option(help="Only the artifact with this path or id.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download a job's results, checked by hash. An interrupted download is continued."""
+    with connect() as client, _progress() as tell:
+        paths = client.download(client.resolve(job_id), dest, artifact, on_progress=tell)
+    _write_paths(paths, as_json)
+
+
+@app.command()
+def export(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder of a job's results, or the job.")
+    ],
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File to write; its name ends in .onnx or .pt2.")
+    ] = Path("model.onnx"),
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained model as a file for ONNX or torch.export. Needs dray[onnx]."""
+    from tempfile import TemporaryDirectory
+
+    if Path(model).is_dir():
+        written = _export(Path(model), path)
+    else:
+        with TemporaryDirectory() as folder:
+            with connect() as client, _progress() as tell:
+                client.download(client.resolve(model), folder, on_progress=tell)
+            written = _export(Path(folder), path)
+    _write_paths([written], as_json)
+
+
+def _export(folder: Path, path: Path) -> Path:
+    import dray
+
+    try:
+        written: Path = dray.load(folder).export(path)
+    except ImportError as error:
+        raise ValueError(str(error)) from error  # says what to install, without a traceback
+    return written
+
+
+def _write_paths(paths: Sequence[Path], as_json: bool) -> None:
+    from dray.cli.display.output import write, write_data
+
+    if as_json:
+        write_data({"paths": [str(path) for path in paths]})
+        return
+    for path in paths:
+        write(str(path))
+
+
+@contextmanager
+def _progress() -> Iterator[OnProgress | None]:
+    """A bar for each file on standard error, if standard error is a terminal."""
+    import sys
+
+    with interruptible("the part downloaded so far is kept; the same command continues it"):
+        if not sys.stderr.isatty():
+            yield None
+            return
+        from dray.cli.display.bars import download_bars
+
+        with download_bars() as tell:
+            yield tell

@@ -1,0 +1,278 @@
+"""The command that queues a job: by a document, or by a training program and its folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dray.cli.base import AsJson, JobId, app, connect
+from dray.cli.commands.jobs import report, watch_job
+
+if TYPE_CHECKING:
+    from dray.client import Client
+    from dray.code.packing import PackedCode
+
+MODULE = "-m"
+LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "mpirun", "srun")
+
+
+@app.command()
+def submit(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE | -- PROGRAM [ARGUMENT]...",
+            help="Job document, YAML or JSON (- reads it here); or after -- a Python file, or "
+            "-m and a module, with its arguments.",
+        ),
+    ],
+    code: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Upload this folder's files (with a program: the current one)."
+        ),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Upload this too, though a rule leaves it out."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="How many workers it has.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs of each worker: 0 or 1.")] = None,
+    requirements: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Install what this requirements file lists."),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Set an environment variable of every worker."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field: train.epochs=3."),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show the job until it is over.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything here and send nothing.")
+    ] = False,
+    key: Annotated[
+        str | None,
+        typer.Option("--idempotency-key", help="Submitting twice with one key makes one job."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Queue a job.
+
+    dray submit job.yaml; or dray submit --workers 4 -- train.py --lr 0.1
+    """
+    from dray.cli.display.output import write_json
+    from dray.documents import apply_settings
+
+    document, source = _document(words)
+    shortcuts = {
+        "name": name,
+        "resources.num_workers": workers,
+        "resources.gpus_per_worker": gpus,
+    }
+    given = [f"{field}={value}" for field, value in shortcuts.items() if value is not None]
+    document = apply_settings(document, [*given, *(settings or [])])
+    document = _with_environment(document, requirements, env or [])
+    packed = _packed(document, source, code, include or [])
+    if dry_run:
+        _check(document, source, packed, as_json)
+        return
+    with connect() as client:
+        if packed is not None:
+            _upload(client, document, packed)
+        job = client.submit(document, idempotency_key=key)
+        if watch:
+            watch_job(client, job.id, as_json)
+        else:
+            write_json(job) if as_json else report(job)
+
+
+def _with_environment(
+    document: dict[str, Any], requirements: Path | None, variables: list[str]
+) -> dict[str, Any]:
+    """The document with the packages and variables of the options."""
+    found: dict[str, Any] = dict(document.get("environment") or {})
+    if requirements is not None:
+        try:
+            found["requirements"] = requirements.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
+            raise typer.BadParameter(f"{requirements} can't be read: {reason}") from None
+    for given in variables:
+        name, equals, value = given.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--env takes NAME=VALUE, and {given!r} has no =")
+        found["env"] = {**found.get("env", {}), name: value}
+    return {**document, "environment": found} if found else document
+
+
+def _document(words: list[str]) -> tuple[dict[str, Any], str]:
+    """The job document that the words name or amount to, and what to call its source."""
+    from dray.documents import load_document
+
+    first, *rest = words
+    if first == MODULE:
+        if not rest:
+            raise typer.BadParameter("-m needs the name of a module")
+        return {"name": rest[0], "script": {"module": rest[0], "args": rest[1:]}}, "-m " + rest[0]
+    if first.endswith(".py"):
+        name = Path(first).stem
+        return {"name": name, "script": {"entrypoint": first, "args": rest}}, first
+    if first in LAUNCHERS:
+        raise typer.BadParameter(
+            f"leave out {first} and its own options: the program comes first, as in "
+            "`dray submit --workers 2 -- train.py --lr 0.1`"
+        )
+    if rest:
+        raise typer.BadParameter(
+            f"{rest[0]!r} is one argument too many: a program's own arguments come after --, and "
+            "after a file that ends in .py"
+        )
+    return load_document(first), first
+
+
+def _packed(
+    document: dict[str, Any], source: str, code: Path | None, include: list[str]
+) -> PackedCode | None:
+    """The folder to upload; None of a document, unless --code names one."""
+    from dray.code.packing import pack
+    from dray.errors import SpecError
+
+    script, model = document.get("script"), document.get("model")
+    if not isinstance(script, dict):
+        if code is None:
+            return None
+        if not isinstance(model, dict) or "import" not in model:
+            raise SpecError(
+                f"{source} has no script, and no model.import: --code is for jobs with one of them"
+            )
+        return pack(code.absolute(), include)
+    if code is None and not source.endswith(".py") and not source.startswith(MODULE):
+        if include:
+            raise typer.BadParameter("--include needs --code: a document alone uploads no folder")
+        return None
+    folder = (code or Path()).absolute()
+    program = script.get("entrypoint")
+    names = []
+    if folder.is_dir() and isinstance(program, str):
+        names = _within(folder, Path(program))
+    packed = pack(folder, include)
+    if names:
+        paths = {file.path for file in packed.files}
+        entrypoint = next((name for name in names if name in paths), None)
+        if entrypoint is None:
+            raise SpecError(
+                f"{program} is left out of the upload: name it by --include, or change the "
+                ".gitignore or .drayignore that names it"
+            )
+        document["script"] = {**script, "entrypoint": entrypoint}
+    return packed
+
+
+def _within(folder: Path, program: Path) -> list[str]:
+    """The program's paths below the folder that is uploaded: the one that was given, and that
+    which links lead to. It may be given relative to that folder, or to the current one. SpecError
+    if it is not there."""
+    from dray.errors import SpecError
+
+    places = [program.absolute(), folder / program]
+    for place in places:
+        if place.is_file() and place.resolve().is_relative_to(folder.resolve()):
+            found = [place.resolve().relative_to(folder.resolve()).as_posix()]
+            given, root = Path(os.path.normpath(place)), os.path.normpath(folder)
+            if given.is_relative_to(root) and given.is_file() and given.samefile(place):
+                found.insert(0, given.relative_to(root).as_posix())
+            return found
+    if places[0].is_file():
+        raise SpecError(f"{program} is not in {folder}, which is uploaded: name its own by --code")
+    raise SpecError(f"there is no file {program} in {folder}, which is uploaded")
+
+
+def _upload(client: Client, document: dict[str, Any], packed: PackedCode) -> None:
+    from dray.cli.display.output import size, warn
+    from dray.code.packing import USELESS
+
+    for entry in packed.left_out:
+        if entry.why != USELESS:
+            warn(f"not uploaded: {entry.path} {entry.why}")
+    for file in packed.large:
+        warn(
+            f"{file.path} has {size(file.size_bytes)}: if it is data rather than code, name it in "
+            ".drayignore"
+        )
+    sent = 0
+
+    def count(done: int, _total: int) -> None:
+        nonlocal sent
+        sent = done
+
+    uploaded = client.upload_code(packed, on_progress=count)
+    _name_code(document, uploaded.id)
+    if sys.stderr.isatty():
+        what = "1 file" if uploaded.num_files == 1 else f"{uploaded.num_files} files"
+        warn(f"{uploaded.id}: {what}, {size(uploaded.size_bytes)}, of which {size(sent)} were sent")
+
+
+def _name_code(document: dict[str, Any], identity: str) -> None:
+    """Fill in the id of the uploaded code."""
+    part = "script" if "script" in document else "model"
+    document[part] = {**document[part], "code": identity}
+
+
+def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_json: bool) -> None:
+    from dray.cli.display.output import say, size, write_json
+    from dray.documents import check
+
+    if packed is not None:
+        _name_code(document, packed.id)
+    spec = check(document, source=source)
+    if as_json:
+        write_json(spec)
+        return
+    what = spec.recipe or (spec.script.command if spec.script else "")
+    workers = spec.resources.num_workers
+    on = f"{workers} worker" if workers == 1 else f"{workers} workers"
+    say(f"{source} is a job: {what} on {on}. Nothing was sent.")
+    if packed is not None:
+        for file in packed.files:
+            say(f"  {size(file.size_bytes):>9}  {file.path}")
+        for entry in packed.left_out:
+            say(f"  left out: {entry.path} {entry.why}")
+
+
+@app.command("code")
+def code_command(
+    job_id: JobId,
+    dest: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER", help="Where to put the files.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the files that a job runs as they were uploaded, or fetch them into a folder."""
+    from dray.cli.display.output import size, write
+    from dray.cli.display.tables import listing
+
+    with connect() as client:
+        job_id = client.resolve(job_id)
+        if dest is not None:
+            for path in client.download_code(job_id, dest):
+                write(str(path))
+            return
+        files = client.job_code(job_id)
+    listing(
+        files,
+        as_json,
+        ("PATH", "SIZE", "EXECUTABLE"),
+        lambda file: (file.path, size(file.size_bytes), "yes" if file.is_executable else None),
+        optional=("EXECUTABLE",),
+    )

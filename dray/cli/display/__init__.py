@@ -1,0 +1,1 @@
+"""Output on a terminal: tables, plots, bars and live progress."""

@@ -1,0 +1,209 @@
+"""The form of output: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from dray.cli.display import terminal
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from dray import views
+
+
+class ReaderGone(Exception):
+    """The reader closed the pipe, as in `dray logs JOB | head`."""
+
+
+def write(line: str, *, colours: bool = False) -> None:
+    """Write one line to standard output, without interpreting markup or passing control characters.
+
+    With `colours`, colour sequences in the line are kept if the output is a terminal.
+    """
+    _emit(terminal.clean(line, colours=colours and terminal.has_colours()))
+
+
+def say(text: str, *, indent: str = "") -> None:
+    """Write a sentence, wrapped between words on a terminal."""
+    text = terminal.clean(text)
+    lines = terminal.wrapped(text, terminal.width(), indent) if sys.stdout.isatty() else [text]
+    for line in lines:
+        _emit(line)
+
+
+def write_drawn(line: str) -> None:
+    """Write a line that dray has coloured itself and cleaned of control characters."""
+    _emit(line)
+
+
+def _emit(line: str) -> None:
+    try:
+        sys.stdout.write(line + "\n")
+    except BrokenPipeError:
+        raise ReaderGone from None
+
+
+def flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderGone from None
+
+
+def warn(text: str) -> None:
+    """Write lines to standard error."""
+    columns = terminal.width() if sys.stderr.isatty() else None
+    for line in map(terminal.clean, text.split("\n")):
+        for part in terminal.wrapped(line, columns) if columns else [line]:
+            sys.stderr.write(part + "\n")
+
+
+def _inert(document: str) -> str:
+    """Write control characters in JSON as escapes, which does not change its meaning."""
+    return re.sub(
+        "[\x7f-\x9f\u202a-\u202e\u2066-\u2069]",
+        lambda match: f"\\u{ord(match[0]):04x}",
+        document,
+    )
+
+
+def write_data(data: Any) -> None:
+    """Write one indented JSON document."""
+    _emit(_inert(json.dumps(data, indent=2, ensure_ascii=False)))
+
+
+def write_json(value: BaseModel | Sequence[BaseModel]) -> None:
+    """Write answers as one indented JSON document."""
+    if isinstance(value, Sequence):
+        write_data([item.model_dump(mode="json") for item in value])
+    else:
+        write_data(value.model_dump(mode="json"))
+
+
+def write_json_line(value: BaseModel) -> None:
+    """Write one JSON document on one line, for streams."""
+    _emit(_inert(value.model_dump_json()))
+    flush()
+
+
+def number(value: float | str | None) -> str:
+    """A metric to four figures; NaN and infinities are strings already."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def size(num_bytes: int) -> str:
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """`4.2 s`, `3m05s`, `2h04m`, `3d07h`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours_left = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours_left:02d}h"
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
+
+
+def age(moment: datetime) -> str:
+    """The age of a moment on a terminal; the moment itself in a pipe."""
+    if not sys.stdout.isatty():
+        return cell(moment)
+    return duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
+
+
+def cell(value: object) -> str:
+    """A value as text for people, in a table or on a line."""
+    if value is None:
+        return "-"
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def steps(job: views.Job) -> str:
+    if job.progress is None:
+        return "-"
+    return f"{job.progress.step}/{job.progress.total_steps or '?'}"
+
+
+def show_job(job: views.Job) -> None:
+    """Write one job, with a line for each field."""
+    lines: list[tuple[str, object]] = [
+        ("id", job.id),
+        ("name", job.name),
+        ("owner", f"{job.owner}, project {job.project}"),
+        ("state", job.state),
+        ("reason", f"{job.reason.message} ({job.reason.code})"),
+        *(("warning", warning.message) for warning in job.warnings),
+        ("queue", _place(job)),
+        ("attempt", job.attempt),
+        ("workers", job.world_size),
+        ("step", _how_far(job)),
+        ("goodput", goodput(job)),
+        ("created", job.created_at),
+        ("started", job.started_at),
+        ("finished", job.finished_at),
+        ("labels", ", ".join(f"{key}={value}" for key, value in job.labels.items()) or None),
+        ("metrics", summary(job) or None),
+        ("dashboard", job.links.ray_dashboard),
+    ]
+    for name, value in lines:
+        say(f"{name:<10} {cell(value)}", indent=" " * 11)
+
+
+def _place(job: views.Job) -> str:
+    place = "" if job.position is None else f", position {job.position}"
+    return f"{job.queue}, priority {job.priority}{place}"
+
+
+def _how_far(job: views.Job) -> str:
+    parts = [steps(job)]
+    progress = job.progress
+    if progress is not None and not job.state.is_terminal:
+        if progress.samples_per_s is not None:
+            parts.append(f"{progress.samples_per_s:,.0f} samples/s")
+        if progress.eta_s is not None:
+            parts.append(f"ETA {duration(progress.eta_s)}")
+    return ", ".join(parts)
+
+
+def goodput(job: views.Job) -> str | None:
+    """`93.6% useful of 44.0 slot-seconds: starting 1.1, idle 0.4; recovered once`."""
+    parts = []
+    if job.goodput is not None:
+        used = job.goodput
+        share = "no steps reported, so it is unknown how much was"
+        if used.useful_share is not None:
+            share = f"{used.useful_share:.1%}"
+        others = ", ".join(
+            f"{name.replace('_', ' ')} {seconds:.1f}"
+            for name, seconds in used.slot_seconds
+            if name != "useful" and seconds >= 0.05
+        )
+        whole = f"{share} useful of {used.total:.1f} slot-seconds"
+        parts.append(f"{whole}: {others}" if others else whole)
+    if job.recoveries:
+        parts.append(
+            "recovered once" if job.recoveries == 1 else f"recovered {job.recoveries} times"
+        )
+    return "; ".join(parts) or None
+
+
+def summary(job: views.Job) -> str:
+    return ", ".join(f"{key} {number(value)}" for key, value in sorted(job.summary.items()))

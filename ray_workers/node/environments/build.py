@@ -1,0 +1,234 @@
+"""Builds one environment: by `uv`, into a folder that lies over the node's own packages.
+
+uv resolves what a job asks for against the packages that the node has, so that these stay wherever
+they fit, and only those that differ are installed, into a folder of the environment. Several
+processes of a machine may ask for one environment: a lock has one of them build it. The lock only
+saves work, and a process that holds it and stands still is not waited for without end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets as random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray_workers.node.environments.layout import (
+    CACHE,
+    PID,
+    append,
+    end_of,
+    failed_log,
+    open_at_once,
+    size_of,
+)
+from ray_workers.node.environments.uv import (
+    INSTALLED,
+    BuildFailed,
+    installed,
+    names_source,
+    sentence_of,
+    state_of,
+    uv_program,
+)
+from ray_workers.node.rank_environment import of_ranks
+from ray_workers.shared.contracts import EnvironmentPolicy
+from ray_workers.shared.folders.environment_overlay import (
+    OWN_PACKAGES,
+    EnvironmentRecord,
+    find,
+    modules_in,
+    write_record,
+)
+from ray_workers.shared.paths import own_folder
+from ray_workers.shared.processes.procfs import started_ticks
+from ray_workers.shared.secret_files import Masker, read_secrets
+
+OUTPUT_CHARS = 4 << 20
+"""The end of what one program prints that is kept."""
+
+
+@dataclass
+class Build:
+    """One try to build an environment. Blocking."""
+
+    root: Path
+    key: str
+    environment: Mapping[str, Any]
+    policy: EnvironmentPolicy
+    keeps_all: bool
+
+    def run(self) -> None:
+        """Build it unless another process does so first. BuildFailed, or OSError."""
+        own_folder(self.root)
+        self._deadline = time.monotonic() + self.policy.build_limit_s
+        with self._lock():
+            if find(self.root, self.key) is not None:
+                return
+            folder = self.root / f"{self.key}-{random.token_hex(4)}"
+            folder.mkdir(mode=0o700)
+            log = folder / "log"
+            try:
+                packages = self._fill(folder, log)
+                site = folder / "site"
+                record = EnvironmentRecord(folder.name, packages, modules_in(site), size_of(site))
+                write_record(self.root, self.key, record)
+                failed_log(self.root, self.key).unlink(missing_ok=True)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    log.replace(failed_log(self.root, self.key))
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Alone with this key, or after half of the limit together with a process that stands
+        still; the lock goes with the process that holds it."""
+        with (self.root / f".lock-{self.key}").open("w") as lock:
+            patience = time.monotonic() + self.policy.build_limit_s / 2
+            while time.monotonic() < patience:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if find(self.root, self.key) is not None:
+                        break
+                    time.sleep(0.1)
+            yield
+
+    def _fill(self, folder: Path, log: Path) -> tuple[str, ...]:
+        site = folder / "site"
+        site.mkdir(mode=0o700)
+        packages: list[str] = []
+        requirements = self._requirements()
+        if requirements.strip():
+            (folder / "requirements.txt").write_text(requirements)
+            found = self._resolve(folder, log)
+            packages = [name for name, _ in found]
+            if found:
+                wanted = [source for _, source in found]
+                options = [line for line in requirements.splitlines() if names_source(line)]
+                (folder / "install.txt").write_text("\n".join([*options, *wanted]) + "\n")
+                target = ["install", "--no-deps", "--target", "site", "--requirements"]
+                self._uv([*target, "install.txt"], folder, log)
+        for command in self.environment.get("setup") or ():
+            self._set_up(command, folder, log)
+        return tuple(packages)
+
+    def _requirements(self) -> str:
+        packages = self.environment.get("python_packages") or ()
+        return self.environment.get("requirements") or "".join(f"{one}\n" for one in packages)
+
+    def _resolve(self, folder: Path, log: Path) -> list[tuple[str, str]]:
+        """(`name==version`, what to install) of each package that the node has not in a version
+        that fits."""
+        command = ["install", "--dry-run", "--requirements", "requirements.txt"]
+        if self.keeps_all:
+            kept = [f"{name}=={version}" for name, version in installed()]
+            (folder / "constraints.txt").write_text("\n".join(kept) + "\n")
+            command += ["--constraints", "constraints.txt"]
+        found = []
+        for line in self._uv(command, folder, log).splitlines():
+            if (match := INSTALLED.match(line)) is None:
+                continue
+            name, version, url = match.group("name", "version", "url")
+            if name.lower().replace("_", "-") not in OWN_PACKAGES:
+                exact = f"{name}=={version}"
+                found.append((exact, f"{name} @ {url}" if url else exact))
+        return found
+
+    def _uv(self, arguments: Sequence[str], folder: Path, log: Path) -> str:
+        command = [uv_program(), "pip", *arguments, "--python", sys.executable]
+        code, output = self._run(command, folder, log, self._uv_environment())
+        if code == 0:
+            return output
+        sentence = sentence_of(output) or f"uv ended with code {code}"
+        raise BuildFailed(sentence, state_of(output))
+
+    def _uv_environment(self) -> dict[str, str]:
+        """The operator's settings of uv, and the job's own index."""
+        own = {name: value for name, value in os.environ.items() if name.startswith("UV_")}
+        found = {
+            **of_ranks(os.environ),
+            "UV_CACHE_DIR": str(self.root / CACHE),
+            **own,
+            "UV_NO_PROGRESS": "1",
+            "NO_COLOR": "1",
+        }
+        index = self.environment.get("index")
+        if index:
+            found["UV_INDEX"] = " ".join(filter(None, [f"job={index['url']}", own.get("UV_INDEX")]))
+            if index.get("secret"):
+                name, password = self._credentials(index["secret"])
+                found |= {"UV_INDEX_JOB_USERNAME": name, "UV_INDEX_JOB_PASSWORD": password}
+        return found
+
+    def _credentials(self, secret: str) -> tuple[str, str]:
+        value = read_secrets(self.policy.secrets_dir, [secret])[secret]
+        name, colon, password = value.partition(":")
+        return (name, password) if colon else ("__token__", value)
+
+    def _set_up(self, command: str, folder: Path, log: Path) -> None:
+        site = folder / "site"
+        found = of_ranks(os.environ)
+        path = os.pathsep.join(filter(None, [str(site), found.get("PYTHONPATH")]))
+        programs = [str(site / "bin"), str(Path(sys.executable).parent), found.get("PATH", "")]
+        found |= {"PYTHONPATH": path, "PATH": os.pathsep.join(programs)}
+        append(log, f"$ {command}")
+        code, output = self._run(["/bin/sh", "-c", command], site, log, found)
+        if code != 0:
+            last = output.strip().splitlines()[-1:] or [""]
+            shown = command if len(command) <= 200 else f"{command[:200]}..."
+            how = f"ended with code {code}" if code > 0 else f"was killed by signal {-code}"
+            raise BuildFailed(f"the setup command {shown!r} {how}: {last[0][:500]}".rstrip(": "))
+
+    def _run(
+        self, command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str]
+    ) -> tuple[int, str]:
+        """Exit code and output of a program, which is in the log, too; without secrets."""
+        masker = Masker(self._index_secret(environment))
+        place = log.parent
+        out = place / ".output"
+        out.unlink(missing_ok=True)
+        # Read by its descriptor: a setup command may put something else in the file's place.
+        with open(out, "w+b", opener=open_at_once) as output:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                (place / PID).unlink(missing_ok=True)
+                (place / PID).write_text(f"{process.pid} {started_ticks(process.pid)}")
+                code = process.wait(max(0.0, self._deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise BuildFailed(
+                    f"it was not built within {self.policy.build_limit_s:g} s "
+                    "(DRAY_ENVIRONMENT_BUILD_LIMIT_S)"
+                ) from None
+            finally:
+                # Also what it left behind, so that nothing writes to the folder any more.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                text = masker.text(end_of(output, OUTPUT_CHARS))
+                out.unlink(missing_ok=True)
+                append(log, text)
+        return code, text
+
+    def _index_secret(self, environment: Mapping[str, str]) -> dict[str, str]:
+        name = "UV_INDEX_JOB_PASSWORD"
+        return {name: environment[name]} if name in environment else {}

@@ -1,0 +1,85 @@
+"""Removal of environments: unfinished ones, and the least recently used beyond the limit."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from ray_workers.node.environments.layout import CACHE, PID, size_of
+from ray_workers.node.environments.uv import BuildFailed, uv_program
+from ray_workers.shared.folders.environment_overlay import EnvironmentRecord, read_record
+from ray_workers.shared.paths import entries
+from ray_workers.shared.processes.procfs import started_ticks
+
+IDLE_S = 600.0
+"""An environment that was used so lately is not removed: its ranks may be about to start."""
+
+
+def make_room(root: Path, limit_bytes: int) -> None:
+    """Remove what builders that died left, and beyond the limit the environments that were used
+    longest ago, and the installer's cache. Those in use stay. Blocking."""
+    kept: dict[Path, EnvironmentRecord] = {}
+    for path in entries(root):
+        if path.suffix != ".json":
+            continue
+        if (record := read_record(path)) is None:
+            path.unlink(missing_ok=True)
+        else:
+            kept[path] = record
+    folders = {record.folder for record in kept.values()}
+    for path in entries(root):
+        if path.is_dir() and not path.name.startswith(".") and path.name not in folders:
+            _remove_unfinished(root, path)
+    total = size_of(root / CACHE)
+    for path, record in sorted(kept.items(), key=lambda item: _used_at(item[0]), reverse=True):
+        total += record.size_bytes
+        is_old = time.time() - _used_at(path) > IDLE_S
+        if total > limit_bytes and is_old and _remove(root, path, record):
+            total -= record.size_bytes
+    if total > limit_bytes:
+        with contextlib.suppress(BuildFailed, OSError, subprocess.SubprocessError):
+            command = [uv_program(), "cache", "clean", "--cache-dir", str(root / CACHE)]
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60.0)
+
+
+def _remove_unfinished(root: Path, folder: Path) -> None:
+    """Remove a folder whose builder is gone, and end what that has started."""
+    with (root / f".lock-{folder.name.split('-')[0]}").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            pid, started = map(int, (folder / PID).read_text().split())
+            if started_ticks(pid) == started:
+                os.killpg(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove(root: Path, path: Path, record: EnvironmentRecord) -> bool:
+    """Remove an environment; False if ranks have it in use."""
+    folder = root / record.folder
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        path.unlink(missing_ok=True)  # first: half of a folder must not be found
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+    finally:
+        os.close(lock)
+
+
+def _used_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -1,0 +1,68 @@
+"""uv, which resolves and installs packages: its program, and the meaning of what it prints."""
+
+from __future__ import annotations
+
+import re
+
+from ray_workers.shared.contracts import BuildState
+
+_UNREACHABLE = re.compile(
+    r"error sending request|Failed to fetch|Request failed after|client error|dns error"
+    r"|timed out|Connection (refused|reset)|status server error|No space left on device"
+    r"|5\d\d (Internal|Bad Gateway|Service|Gateway)",
+    re.IGNORECASE,
+)
+_REFUSED = re.compile(r"HTTP status client error|401 Unauthorized|403 Forbidden|404 Not Found")
+INSTALLED = re.compile(r"^ \+ (?P<name>[^=@\s]+)==(?P<version>\S+)(?: \(from (?P<url>.+)\))?$")
+
+
+class BuildFailed(Exception):
+    """The installer or a setup command failed; `state` says whether another try may help."""
+
+    def __init__(self, message: str, state: BuildState = BuildState.FAILED) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+def uv_program() -> str:
+    """The path of uv's program. BuildFailed if it is not installed."""
+    try:
+        from uv import find_uv_bin
+
+        return find_uv_bin()
+    except (ImportError, FileNotFoundError):
+        raise BuildFailed(
+            "uv, which installs packages, is missing on this node: pip install 'dray[worker]'",
+            BuildState.UNREACHABLE,
+        ) from None
+
+
+def installed() -> list[tuple[str, str]]:
+    from importlib.metadata import distributions
+
+    found = {each.metadata["Name"]: each.version for each in distributions()}
+    return sorted((name, version) for name, version in found.items() if name)
+
+
+def names_source(line: str) -> bool:
+    """Whether a line of requirements says where packages come from."""
+    return line.lstrip().startswith(
+        ("--index-url", "-i", "--extra-index-url", "--find-links", "-f ", "--no-index", "--pre")
+    )
+
+
+def sentence_of(output: str) -> str:
+    """uv's own words on why it failed: the error and its causes, in one line."""
+    lines = [re.sub(r"^\W*(cause:)?\s*", "", line) for line in output.splitlines()]
+    first = next((n for n, line in enumerate(lines) if line.startswith(("error", "Failed"))), None)
+    if first is None:
+        return next((line for line in reversed(lines) if line), "")
+    words = filter(None, lines[first:])
+    return ": ".join(words).removeprefix("error: ")[:2000]
+
+
+def state_of(output: str) -> BuildState:
+    """Whether the same requirements may be installed another time."""
+    if _REFUSED.search(output) or not _UNREACHABLE.search(output):
+        return BuildState.FAILED
+    return BuildState.UNREACHABLE

@@ -1,0 +1,221 @@
+"""The node's copies of uploaded code: fetched and checked once, and put back at each start.
+
+A copy is kept by the hash of its description. Each attempt of a job finds the same bytes in the
+job's working directory, whatever an earlier one made of them; what else lies there stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dray.code.manifest import MAX_FILES, PART_BYTES, collision_in, fault_of
+from dray.train import files
+from ray_workers.shared.contracts import CodeRef
+from ray_workers.shared.paths import entries, own_folder
+from ray_workers.shared.processes.procfs import boot_id
+
+LIMIT_BYTES = 4 << 30
+"""Most that the copies of a machine take together; those that were used last are kept."""
+SCRATCH_S = 3600.0
+"""How long a copy may take to be made."""
+_SCRATCH = ".new-"
+_FILES = "files"
+"""The folder of a copy that has its files."""
+_SIZE = "size"
+"""The file of a copy that says how many bytes of the disk it takes."""
+_BLOCK = 4096
+
+
+class BadCode(Exception):
+    """The storage has other bytes than were uploaded."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    pack: str
+    start: int
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+    is_executable: bool
+    parts: tuple[_Part, ...]
+
+
+class CodeCache:
+    """The copies of one machine; several processes may use them at the same time. Blocking."""
+
+    def __init__(self, root: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._root = root
+        self._limit_bytes = limit_bytes
+
+    def put_back(self, code: CodeRef, storage_url: str, directory: Path) -> None:
+        """Make the files of this code in a directory what they are in the upload.
+
+        BadCode if the storage has other files; OSError if it can't be read, or a disk is full.
+        """
+        own_folder(self._root)
+        with self._locked(code):
+            # A copy of an earlier boot is not used: a power cut may have emptied its files.
+            copy = self._root / f"{code.manifest_sha256}-{boot_id()}"
+            if not copy.is_dir():
+                self._make_room()
+                self._fetch(code, storage_url, copy)
+            os.utime(copy)
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            _put_folder(copy / _FILES, directory)
+
+    @contextlib.contextmanager
+    def _locked(self, code: CodeRef) -> Iterator[None]:
+        """Alone with this copy; the lock goes with the process that holds it."""
+        with self._lock_of(code.manifest_sha256).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _lock_of(self, name: str) -> Path:
+        """One of sixteen files, so that they do not become more with every upload."""
+        return self._root / f".lock-{name[0]}"
+
+    def _fetch(self, code: CodeRef, storage_url: str, copy: Path) -> None:
+        """Fetch code into a folder beside, which gets its name once it is whole."""
+        text = files.read(code.manifest_url)
+        if hashlib.sha256(text).hexdigest() != code.manifest_sha256:
+            raise BadCode(f"the description of {code.id} in the storage is another one")
+        found = _parse(text)
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
+        try:
+            whole = scratch / "whole"
+            (whole / _FILES).mkdir(parents=True)
+            packs = sorted({part.pack for file in found for part in file.parts})
+            local = {
+                pack: _local_pack(f"{storage_url.rstrip('/')}/{pack}", scratch / f"pack-{number}")
+                for number, pack in enumerate(packs)
+            }
+            size = 0
+            for file in found:
+                size += -(-_write(file, local, whole / _FILES / file.path) // _BLOCK) * _BLOCK
+            (whole / _SIZE).write_text(str(size))
+            whole.rename(copy)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _make_room(self) -> None:
+        """Remove the copies that were used longest ago, beyond the limit, and those that a process
+        that is gone did not come to the end of."""
+        found = entries(self._root)
+        for path in found:
+            if path.name.startswith(_SCRATCH) and time.time() - _used_at(path) > SCRATCH_S:
+                shutil.rmtree(path, ignore_errors=True)
+        copies = [path for path in found if not path.name.startswith(".")]
+        total = 0
+        for path in sorted(copies, key=_used_at, reverse=True):
+            if path.name.endswith(boot_id()):
+                try:
+                    total += int((path / _SIZE).read_text())
+                except FileNotFoundError:
+                    continue  # another process has removed it
+                if total <= self._limit_bytes:
+                    continue
+            with self._lock_of(path.name).open("w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    continue  # it is being put back just now
+                self._remove(path)
+
+    def _remove(self, copy: Path) -> None:
+        """Remove a copy, which must not be found again if only half of it goes."""
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
+        with contextlib.suppress(FileNotFoundError):
+            copy.rename(scratch / copy.name)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _parse(text: bytes) -> list[_File]:
+    """The files of a description; BadCode for paths that the service should have refused."""
+    described: list[Mapping[str, Any]] = json.loads(text)["files"]
+    found = [
+        _File(
+            path=file["path"],
+            is_executable=file["is_executable"],
+            parts=tuple(_Part(**part) for part in file["parts"]),
+        )
+        for file in described
+    ]
+    wrong = next((file.path for file in found if fault_of(file.path) is not None), None)
+    if wrong is not None or len(found) > MAX_FILES or collision_in(file.path for file in found):
+        raise BadCode(f"the description has paths that can't be: {wrong!r}")
+    return found
+
+
+def _local_pack(url: str, scratch: Path) -> Path:
+    """A pack as a file of this machine."""
+    path = files.local_path(url)
+    if path is not None:
+        return path
+    files.fetch(url, scratch)
+    return scratch
+
+
+def _write(file: _File, packs: Mapping[str, Path], target: Path) -> int:
+    """Write a file of its parts, each of which is checked; how many bytes it has."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as output:
+        for part in file.parts:
+            if not 0 < part.size_bytes <= PART_BYTES:
+                raise BadCode(f"{file.path} has a part of {part.size_bytes} bytes")
+            with packs[part.pack].open("rb") as pack:
+                pack.seek(part.start)
+                data = pack.read(part.size_bytes)
+            if hashlib.sha256(data).hexdigest() != part.sha256:
+                raise BadCode(f"a part of {file.path} is damaged in the storage")
+            output.write(data)
+        size = output.tell()
+    target.chmod(0o755 if file.is_executable else 0o644)
+    return size
+
+
+def _used_at(path: Path) -> float:
+    """When it was used last; long ago if another process has removed it meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _put_folder(source: Path, target: Path) -> None:
+    """Copy the files of a folder to their places, also where something else is in the way."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        target.unlink()
+    target.mkdir(exist_ok=True)
+    target.chmod(0o700)
+    with os.scandir(source) as found:
+        for entry in found:
+            put = _put_folder if entry.is_dir() else _put_file
+            put(Path(entry.path), target / entry.name)
+
+
+def _put_file(source: Path, target: Path) -> None:
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    # A new file in its place: one that is open elsewhere, or a link, is not written through.
+    digest = hashlib.sha256(target.name.encode()).hexdigest()  # the name may be as long as can be
+    partial = target.with_name(f".{digest[:32]}.dray-partial")
+    partial.unlink(missing_ok=True)
+    shutil.copyfile(source, partial)
+    shutil.copymode(source, partial)
+    partial.replace(target)

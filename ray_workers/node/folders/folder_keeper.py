@@ -1,0 +1,126 @@
+"""Keeps the folders of the scripts that run on a node, for its agent."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Collection
+from pathlib import Path
+
+from dray.train import files
+from ray_workers.node.folders import job_folders
+from ray_workers.node.folders.folder_mirror import PERIOD_S, FolderMirror
+from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
+from ray_workers.shared import paths
+from ray_workers.shared.folders.script_folders import checkpoint_dir
+
+Key = tuple[str, int]
+ANSWER_S = 0.5
+"""For which an answer waits for the end of the copying, which mostly takes less."""
+
+
+class FolderKeeper:
+    """For an event loop. An attempt is named by its job and its number."""
+
+    def __init__(self, deployment_id: str, node_id: str) -> None:
+        self._node = (deployment_id, node_id)
+        self._mirrors: dict[Key, tuple[FolderMirror, asyncio.Task[None]]] = {}
+        self._names: dict[Key, asyncio.Task[list[str]]] = {}
+        self._ends: dict[Key, asyncio.Task[FilesKept]] = {}
+
+    def _folder(self, key: Key) -> Path:
+        return paths.folders_dir(*self._node, *key)
+
+    async def begin(self, key: Key, plan: FolderPlan) -> str | None:
+        """Make the folders of an attempt, with the files that earlier attempts left in the
+        checkpoint folder; why that can't be, if it can't."""
+        try:
+            await asyncio.to_thread(job_folders.begin, self._folder(key), plan)
+            if files.local_path(plan.folder_url) is None and key not in self._mirrors:
+                mirror = self._mirror_of(key, plan)
+                await asyncio.to_thread(mirror.restore)
+                if job_folders.plan_in(self._folder(key)) is None:  # dropped meanwhile
+                    await asyncio.to_thread(job_folders.remove, self._folder(key))
+                    return "the attempt is over"
+                task = asyncio.ensure_future(self._copy_now_and_then(mirror))
+                self._mirrors[key] = mirror, task
+        except Exception as error:  # whatever the client of a storage may raise
+            traceback.print_exc()
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _mirror_of(self, key: Key, plan: FolderPlan) -> FolderMirror:
+        return FolderMirror(checkpoint_dir(self._folder(key), plan.folder_url), plan.folder_url)
+
+    async def _copy_now_and_then(self, mirror: FolderMirror) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            try:
+                await asyncio.to_thread(mirror.copy, everything=False)
+            except Exception:  # the storage may answer next time
+                traceback.print_exc()
+
+    async def names(self, key: Key) -> list[str] | None:
+        """The files of the output folder of an attempt that has ended; None until they are listed.
+        Ask again then."""
+        if key not in self._names:
+            self._names[key] = asyncio.ensure_future(self._list(key))
+        task = self._names[key]
+        await asyncio.wait({task}, timeout=ANSWER_S)
+        return task.result() if task.done() else None
+
+    async def _list(self, key: Key) -> list[str]:
+        """No name if they can't be listed, of which `keep` says the reason."""
+        try:
+            return await asyncio.to_thread(job_folders.names_in, self._folder(key))
+        except Exception:  # of the node's disk
+            traceback.print_exc()
+            return []
+
+    async def keep(self, key: Key, taken: Collection[str]) -> FilesKept | None:
+        """Have the files of an attempt that has ended copied to the storage; None until that is
+        done. Ask again then."""
+        if key not in self._ends:
+            self._ends[key] = asyncio.ensure_future(self._end(key, taken))
+        task = self._ends[key]
+        await asyncio.wait({task}, timeout=ANSWER_S)
+        return task.result() if task.done() else None
+
+    async def _end(self, key: Key, taken: Collection[str]) -> FilesKept:
+        problem = await self._end_mirror(key)
+        node = (*self._node, *key)
+        where = (self._folder(key), paths.spool_dir(*node))
+        try:
+            kept = await asyncio.to_thread(job_folders.keep_output, *where, taken)
+        except Exception as error:  # of the node's disk
+            traceback.print_exc()
+            kept = FilesKept(0, f"{type(error).__name__}: {error}", "")
+        return kept if problem is None else FilesKept(kept.num_kept, problem, kept.left_out)
+
+    async def _end_mirror(self, key: Key) -> str | None:
+        """Copy the rest of the checkpoint folder. An agent that was started again since has copied
+        nothing itself, and copies all."""
+        plan = job_folders.plan_in(self._folder(key))
+        if plan is None or files.local_path(plan.folder_url) is not None:
+            return None
+        mirror = self._mirror_of(key, plan)
+        if key in self._mirrors:
+            mirror, task = self._mirrors.pop(key)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        try:
+            await asyncio.to_thread(mirror.copy, everything=True)
+        except Exception as error:
+            traceback.print_exc()
+            return f"the checkpoint folder: {type(error).__name__}: {error}"
+        return None
+
+    async def drop(self, key: Key) -> None:
+        """Delete the folders of an attempt here; what was to be kept of them is in the storage."""
+        if key in self._mirrors:
+            mirror, task = self._mirrors.pop(key)
+            task.cancel()
+            await asyncio.to_thread(mirror.end)
+        self._names.pop(key, None)
+        self._ends.pop(key, None)
+        await asyncio.to_thread(job_folders.remove, self._folder(key))

@@ -1,0 +1,232 @@
+"""The folders of a script on one node: DRAY_OUTPUT_DIR and DRAY_CHECKPOINT_DIR.
+
+The output folder is the attempt's own on each node. Once no process of the attempt is left there,
+the node's agent copies its files to the storage and reports them as artifacts: a rank that was
+killed could not. The plan of an attempt is a file beside its folders, so that an agent that was
+started again, or the service where the supervisor is gone, can do the rest.
+
+Where the storage is a folder, the checkpoint folder is a part of it, which all nodes share. For
+other storage `ray_workers.node.folders.folder_mirror` keeps a copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dray.names import unfit
+from dray.train import files, storage_room
+from dray.train.spool import SpoolWriter
+from ray_workers.shared import spool_reader
+from ray_workers.shared.folders.script_folders import checkpoint_dir, output_dir
+from ray_workers.shared.frames import ArtifactReport
+from ray_workers.shared.spool_reader import spool_key
+
+MAX_FILES = 20_000
+"""Files of one node that are kept; the first by name."""
+MAX_NAME_CHARS = 1000
+"""Of an artifact; the prefix for a node fits besides (`service.ingest.rank_frames`)."""
+TOLD = 5
+"""Files that a sentence names."""
+THREADS = 4
+_PLAIN = re.compile(r"[A-Za-z0-9._/=+-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class FolderPlan:
+    """The places to which a node keeps a script's files."""
+
+    rank: int
+    """The first rank on the node, which the reports name."""
+    node_rank: int
+    output_url: str
+    """The attempt's place for the files of the output folders, in the storage."""
+    folder_url: str
+    """The job's place for the files of the checkpoint folder."""
+    spool_limit_bytes: int
+
+
+@dataclass(frozen=True)
+class FilesKept:
+    """The end of a node's output folder."""
+
+    num_kept: int
+    problem: str | None
+    """Why files are lost that the storage should have taken; None if all that may be kept are."""
+    left_out: str
+    """A sentence on files that are never kept; empty if there are none."""
+
+
+def begin(folder: Path, plan: FolderPlan) -> None:
+    """Make the folders of an attempt on this node. folder: for all of them."""
+    output_dir(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+    checkpoint_dir(folder, plan.folder_url).mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = folder / "plan.partial"
+    partial.write_text(json.dumps(asdict(plan)))
+    partial.replace(folder / "plan.json")
+
+
+def plan_in(folder: Path) -> FolderPlan | None:
+    """The plan of the attempt; None if it has no folders here."""
+    try:
+        return FolderPlan(**json.loads((folder / "plan.json").read_text()))
+    except FileNotFoundError:
+        return None
+
+
+class OutputFiles:
+    """The files below a folder, by their relative paths in order, without those that can't be kept.
+
+    Names that are not plain text, and links that lead out of the folder, are left out; so are
+    sockets, pipes and devices. A link to a file of the folder counts as a file of its own. Links to
+    folders are passed over, since their files are found elsewhere in the folder, if they are in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._root = folder.parent.resolve() / folder.name
+        self._refused: list[str] = []
+        self._num_refused = 0
+        self.files: dict[str, Path] = {}
+        if self._root.is_symlink():
+            self._refuse(".", "a link has taken the place of the folder")
+            return
+        for name, path in sorted(self._found()):
+            if len(self.files) < MAX_FILES:
+                self.files[name] = path
+            else:
+                self._refuse(name, f"more than {MAX_FILES} files")
+
+    def _found(self) -> Iterator[tuple[str, Path]]:
+        for at, _, names in os.walk(self._root):
+            for entry in names:
+                path = Path(at, entry)
+                name = str(path.relative_to(self._root))
+                why = self._why_not(path, name)
+                if why is None:
+                    yield name, path
+                else:
+                    self._refuse(name, why)
+
+    def _why_not(self, path: Path, name: str) -> str | None:
+        if len(name) > MAX_NAME_CHARS:
+            return f"a path of more than {MAX_NAME_CHARS} characters"
+        if "\\" in name or unfit(name) is not None:
+            return "a name that can't be shown"
+        try:
+            target = path.resolve(strict=True)
+            if not target.is_relative_to(self._root):
+                return "a link that leads out of the folder"
+            return None if stat.S_ISREG(target.stat().st_mode) else "no plain file"
+        except (OSError, RuntimeError):  # a broken or circular link
+            return "a link to nothing"
+
+    def _refuse(self, name: str, why: str) -> None:
+        self._num_refused += 1
+        if len(self._refused) < TOLD:
+            self._refused.append(f"{name[:100]!a} ({why})")
+
+    @property
+    def left_out(self) -> str:
+        if not self._refused:
+            return ""
+        files_ = "1 file" if self._num_refused == 1 else f"{self._num_refused} files"
+        more = " ..." if self._num_refused > len(self._refused) else ""
+        return f"{files_} of DRAY_OUTPUT_DIR can't be kept: {', '.join(self._refused)}{more}"
+
+
+def names_in(folder: Path) -> list[str]:
+    """The files of the attempt's output folder that can be kept."""
+    return list(OutputFiles(output_dir(folder)).files)
+
+
+def keep_output(folder: Path, spool_dir: Path, taken: Collection[str]) -> FilesKept:
+    """Copy the files of the output folder to the storage, and report them; does so once.
+
+    spool_dir: of the attempt on this node. taken: names that files of other nodes have; here they
+    get `node-N/` before them. Blocks; waits for room in the storage as `save_artifact` does.
+    """
+    plan, done = plan_in(folder), folder / "kept.json"
+    if plan is None:
+        return FilesKept(0, None, "")
+    if done.exists():
+        return FilesKept(**json.loads(done.read_text()))
+    listing = OutputFiles(output_dir(folder))
+    kept = _keep(plan, listing, spool_dir, frozenset(taken))
+    partial = folder / "kept.partial"
+    partial.write_text(json.dumps(asdict(kept)))
+    partial.replace(done)
+    return kept
+
+
+def _keep(
+    plan: FolderPlan, listing: OutputFiles, spool_dir: Path, taken: Collection[str]
+) -> FilesKept:
+    deadline = time.monotonic() + storage_room.WAIT_S
+
+    def keep(name: str, path: Path) -> ArtifactReport:
+        url = f"{plan.output_url}/{plan.node_rank}/{_key_of(name)}"
+        size_bytes, sha256 = _store(path, url, deadline)
+        shown = f"node-{plan.node_rank}/{name}" if name in taken else name
+        return ArtifactReport(path=shown, url=url, size_bytes=size_bytes, sha256=sha256)
+
+    reports: list[ArtifactReport] = []
+    problem = None
+    with ThreadPoolExecutor(THREADS) as pool:
+        tasks = [pool.submit(keep, name, path) for name, path in listing.files.items()]
+        for task in tasks:
+            try:
+                reports.append(task.result())
+            except Exception as error:  # whatever a client of a storage may raise
+                problem = f"{type(error).__name__}: {error}"
+                pool.shutdown(cancel_futures=True)
+                break
+    if not _report(plan, reports, spool_dir):
+        problem = "the disk of the node has no room for the reports"
+    return FilesKept(len(reports), problem, listing.left_out)
+
+
+def _key_of(name: str) -> str:
+    """The file's place in the storage: its name, unless a URL would change that."""
+    is_plain = _PLAIN.fullmatch(name) and all(len(part) <= 200 for part in name.split("/"))
+    return name if is_plain else f"~{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def _store(path: Path, url: str, deadline: float) -> tuple[int, str]:
+    while True:
+        try:
+            return files.store(path, url)
+        except storage_room.StorageError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(storage_room.PAUSE_S)
+
+
+def _report(plan: FolderPlan, reports: list[ArtifactReport], spool_dir: Path) -> bool:
+    """Whether all of them are on the node's disk. An agent that died here has left a part of them
+    in a spool, in which no other process may go on: each attempt to report takes a new one."""
+    for number in range(1000):
+        path = spool_dir / spool_key(plan.rank, 0, f"output{number}")
+        if not path.exists():
+            break
+    spool = SpoolWriter(path, limit_bytes=plan.spool_limit_bytes)
+    for report in reports:
+        spool.append(report.KIND, report.body(), vital=True)
+    deadline = time.monotonic() + storage_room.WAIT_S
+    while not spool.flush() and time.monotonic() < deadline:
+        time.sleep(storage_room.PAUSE_S)
+    is_written = not spool.num_waiting
+    spool.close()
+    return is_written
+
+
+def remove(folder: Path) -> None:
+    """Delete the folders of an attempt."""
+    spool_reader.remove(folder)

@@ -1,0 +1,1 @@
+"""Folders of a node that several rooms know by their places."""

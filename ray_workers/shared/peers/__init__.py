@@ -1,0 +1,1 @@
+"""Connections between processes of one attempt, and who is at the other end."""

@@ -1,0 +1,187 @@
+"""Authenticated connections to an attempt's rendezvous store.
+
+torch's TCPStore has no authentication: every process that connects reads and writes every key. So
+the store itself listens on a Unix socket that only its own process can reach. A `StoreProxy` on the
+node's address passes a connection on once its other end has proved that it knows the attempt's
+secret. Torch and scripts connect to MASTER_ADDR and MASTER_PORT and prove nothing, so each rank
+actor has a `StoreForwarder` there, which accepts connections of this user's processes on this
+machine and proves the secret for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+
+from ray_workers.shared.peers.peer_credentials import is_own_tcp
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+NONCE_BYTES = 32
+PROOF_LIMIT_S = 30.0
+"""Longest that the two ends may take to prove themselves to each other."""
+MAX_UNPROVED = 256
+"""Most connections without a proof yet; with one more, the oldest is closed."""
+BACKLOG = 1024
+BLOCK_BYTES = 1 << 16
+
+
+class NotProved(Exception):
+    """The other end does not know the secret, or closed the connection before its proof."""
+
+
+async def prove_rank(streams: Streams, secret: bytes) -> None:
+    """Prove the secret as the end that connects, and have the store prove it."""
+    reader, writer = streams
+    theirs, ours = await _exactly(reader), secrets.token_bytes(NONCE_BYTES)
+    writer.write(ours + _proof(secret, b"rank", theirs, ours))
+    if not hmac.compare_digest(await _exactly(reader), _proof(secret, b"store", theirs, ours)):
+        raise NotProved
+
+
+async def prove_store(streams: Streams, secret: bytes) -> None:
+    """Have the end that connects prove the secret, and prove it as the store."""
+    reader, writer = streams
+    ours = secrets.token_bytes(NONCE_BYTES)
+    writer.write(ours)
+    theirs, proof = await _exactly(reader), await _exactly(reader)
+    if not hmac.compare_digest(proof, _proof(secret, b"rank", ours, theirs)):
+        raise NotProved
+    writer.write(_proof(secret, b"store", ours, theirs))
+
+
+async def hear(address: str, port: int) -> None:
+    """Return once a proxy has asked for the secret, which a stopped one does not.
+
+    OSError if it does not listen, or closes the connection.
+    """
+    reader, writer = await asyncio.open_connection(address, port)
+    try:
+        await _exactly(reader)
+    except NotProved:
+        raise ConnectionError("the store's proxy closed the connection") from None
+    finally:
+        writer.transport.abort()
+
+
+async def _exactly(reader: asyncio.StreamReader) -> bytes:
+    """A nonce or a proof: SHA-256 has as many bytes."""
+    try:
+        return await reader.readexactly(NONCE_BYTES)
+    except asyncio.IncompleteReadError:
+        raise NotProved from None
+
+
+def _proof(secret: bytes, role: bytes, store_nonce: bytes, rank_nonce: bytes) -> bytes:
+    return hmac.digest(secret, role + store_nonce + rank_nonce, "sha256")
+
+
+class StoreProxy:
+    """Passes connections on to the store at a Unix socket."""
+
+    def __init__(self, secret: bytes, store_path: str) -> None:
+        self._secret = secret
+        self._store_path = store_path
+        self._unproved: list[asyncio.StreamWriter] = []
+        self.is_open = False
+        """False while the store starts and connects to itself. Its address is not known to others
+        yet, and connections of this user need no proof."""
+
+    async def listen(self, listener: socket.socket) -> asyncio.Server:
+        return await asyncio.start_server(self._accept, sock=listener, backlog=BACKLOG)
+
+    async def _accept(self, *streams: *Streams) -> None:
+        writer = streams[1]
+        self._unproved.append(writer)
+        if len(self._unproved) > MAX_UNPROVED:
+            self._unproved.pop(0).transport.abort()
+
+        async def reach() -> Streams:
+            try:
+                if self.is_open:
+                    await prove_store(streams, self._secret)
+                elif not _is_own(writer):
+                    raise NotProved
+            finally:
+                if writer in self._unproved:
+                    self._unproved.remove(writer)
+            return await asyncio.open_unix_connection(self._store_path)
+
+        await _pass_on(streams, reach)
+
+
+class StoreForwarder:
+    """Passes connections of this user's processes on to a `StoreProxy`."""
+
+    def __init__(self, address: str, port: int, secret: bytes) -> None:
+        """address, port: of the proxy."""
+        self._proxy = (address, port)
+        self._secret = secret
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, address: str) -> int:
+        """Listen at this address of the machine; answers the port."""
+        self._server = await asyncio.start_server(self._accept, address, 0, backlog=BACKLOG)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def close(self) -> None:
+        """Take no more connections."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _accept(self, *streams: *Streams) -> None:
+        async def reach() -> Streams:
+            if not _is_own(streams[1]):
+                raise NotProved
+            made = await asyncio.open_connection(*self._proxy)
+            try:
+                await prove_rank(made, self._secret)
+            except BaseException:
+                made[1].transport.abort()
+                raise
+            return made
+
+        await _pass_on(streams, reach)
+
+
+def _is_own(writer: asyncio.StreamWriter) -> bool:
+    theirs, ours = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
+    return bool(theirs and ours) and is_own_tcp(theirs, ours)
+
+
+async def _pass_on(streams: Streams, reach: Callable[[], Awaitable[Streams]]) -> None:
+    """Join a connection to the one that `reach` makes, until either of them ends."""
+    reader, writer = streams
+    try:
+        async with asyncio.timeout(PROOF_LIMIT_S):
+            onward_reader, onward_writer = await reach()
+    except (NotProved, OSError, TimeoutError):
+        return writer.transport.abort()
+    for end in (writer, onward_writer):
+        end_socket = end.get_extra_info("socket")
+        if end_socket.family != socket.AF_UNIX:
+            end_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    copying = [
+        asyncio.ensure_future(_copy(reader, onward_writer)),
+        asyncio.ensure_future(_copy(onward_reader, writer)),
+    ]
+    try:
+        await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in copying:
+            each.cancel()
+        for end in (writer, onward_writer):
+            end.close()
+    return None
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while block := await reader.read(BLOCK_BYTES):
+            writer.write(block)
+            await writer.drain()

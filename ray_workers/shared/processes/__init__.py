@@ -1,0 +1,1 @@
+"""Processes of a machine: signals, deadlines, stacks, and the machine's pace."""

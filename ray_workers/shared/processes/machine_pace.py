@@ -1,0 +1,167 @@
+"""The pace of a machine: how many times slower than usual it is, and limits that follow it.
+
+The kernel counts for each process how long it waited for a CPU though it could have run
+(proc_pid_schedstat(5)). A process that waited for 59 of the last 60 seconds runs 60 times slower
+than usual, whatever the reason: too many processes, a low priority, a quota of its control group.
+A process that hangs or sleeps waits for no CPU, and so is not excused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from ray_workers.shared.processes.procfs import stat_fields
+from ray_workers.shared.processes.silence import AwakeClock
+
+MAX_SLOWNESS = 30.0
+"""Limits are stretched by no more, so that a hang on an overloaded machine has an end too."""
+OVERLOADED = 4.0
+"""Slowness from which on the machine is to blame when something takes too long."""
+WINDOW_S = 10.0
+"""Time over which the waiting of a process is measured."""
+LEAST_S = 1.0
+"""Time after which a process is measured at the earliest."""
+CHECK_S = 0.5
+"""Pause between two checks of a limit, as the pace may change meanwhile."""
+USUAL = 1.0
+
+T = TypeVar("T")
+
+
+class CpuTime(NamedTuple):
+    """CPU time of the main thread of a process, in seconds since its start."""
+
+    ran_s: float
+    waited_s: float
+    """Without the wait that goes on now."""
+    is_runnable: bool
+
+
+def cpu_time(pid: int) -> CpuTime | None:
+    """None if there is no such process, or the kernel does not count."""
+    try:
+        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return CpuTime(int(ran) / 1e9, int(waited) / 1e9, stat_fields(pid)[:1] == [b"R"])
+
+
+class WaitMeter:
+    """Measures how slow processes of one machine are, call by call."""
+
+    def __init__(
+        self,
+        read: Callable[[int], CpuTime | None] = cpu_time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._clock = clock
+        self._samples: deque[tuple[float, Mapping[int, CpuTime]]] = deque()
+
+    def sample(self, pids: Iterable[int]) -> float:
+        """How many times slower than usual the slowest of these processes ran lately."""
+        now = self._clock()
+        read = {pid: seen for pid in pids if (seen := self._read(pid)) is not None}
+        while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_S:
+            self._samples.popleft()
+        found = [self._slowness(pid, seen, now) for pid, seen in read.items()]
+        self._samples.append((now, read))
+        return max(found, default=USUAL)
+
+    def _slowness(self, pid: int, seen: CpuTime, now: float) -> float:
+        for then, others in self._samples:
+            before = others.get(pid)
+            if before is not None and now - then >= LEAST_S:
+                return _times_slower(before, seen, now - then)
+        return USUAL
+
+
+def _times_slower(before: CpuTime, after: CpuTime, passed_s: float) -> float:
+    waited_s = after.waited_s - before.waited_s
+    if before.is_runnable and before == after:
+        waited_s = passed_s  # it had no CPU in all that time
+    return min(MAX_SLOWNESS, passed_s / max(passed_s - max(waited_s, 0.0), passed_s / MAX_SLOWNESS))
+
+
+class MachinePace:
+    """How slow the machines of an attempt are now, which stretches the limits of its start and
+    recovery.
+
+    A limit is in seconds of machines at their usual pace: where everything takes ten times as long,
+    the limit is over after ten times as many seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        """clock: seconds during which this process itself ran."""
+        self._clock = clock or AwakeClock().time
+        self._looked_at = self._clock()
+        self._time_s = 0.0
+        self.slowness = USUAL
+        self._overrun = USUAL
+
+    def learn(self, slowness: float) -> None:
+        """Take the slowness of the slowest machine now."""
+        self.time()
+        self.slowness = min(max(slowness, USUAL), MAX_SLOWNESS)
+
+    def time(self) -> float:
+        """Seconds so far, in those of machines at their usual pace."""
+        now = self._clock()
+        self._time_s += (now - self._looked_at) / self.slowness
+        self._looked_at = now
+        return self._time_s
+
+    def stretched(self, limit_s: float) -> float:
+        """A limit in seconds of the machines' current pace."""
+        return limit_s * self.slowness
+
+    def is_over(self, since: float, limit_s: float) -> bool:
+        """Whether more than `limit_s` passed since that `time`; if so, `overrun` notes it."""
+        if self.time() - since <= limit_s:
+            return False
+        self.ran_out()
+        return True
+
+    async def within(self, limit_s: float, work: Awaitable[T]) -> T:
+        """The result of `work`. Cancels it and raises TimeoutError if it takes longer."""
+        began = self.time()
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                if self.is_over(began, limit_s):
+                    raise TimeoutError(f"it took more than {limit_s:g} s{self.why()}")
+                await asyncio.wait({task}, timeout=CHECK_S)
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    def ran_out(self) -> None:
+        """Note that something took too long."""
+        self._overrun = max(self._overrun, self.slowness)
+
+    def caught_up(self) -> None:
+        """Forget what took too long: the attempt goes on."""
+        self._overrun = USUAL
+
+    @property
+    def overrun(self) -> float:
+        """How slow the machines were when something last took too long; `USUAL` if nothing did."""
+        return self._overrun
+
+    def why(self) -> str:
+        """The end of a sentence that names the overload; empty without one."""
+        return said_of(self.slowness)
+
+
+def said_of(slowness: float) -> str:
+    """The end of a sentence that names an overload; empty where the machines are not that slow."""
+    if slowness < OVERLOADED:
+        return ""
+    return f" (the machine is overloaded, {slowness:.0f} times slower than usual)"

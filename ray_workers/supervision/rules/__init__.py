@@ -1,0 +1,1 @@
+"""The rules that the supervisor goes by: pure, without ray or torch."""

@@ -1,0 +1,247 @@
+"""The decisions about a running group: pure, without ray or torch.
+
+Each time that the group monitor has observed the group, `GroupPolicy.decide` says what is to be
+done, and the monitor does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ray_workers.shared.contracts import Cause, Drill, Grant, Outcome
+from ray_workers.shared.heartbeat import RankObservation, RankPhase
+from ray_workers.supervision.rules.hang_detector import (
+    PATIENCE,
+    Hang,
+    HangLimits,
+    StepTimes,
+    Suspicion,
+    find_hang,
+    find_left_behind,
+)
+from ray_workers.supervision.rules.recovery_rules import RecoveryState
+from ray_workers.supervision.rules.timings import Timings
+
+
+@dataclass(frozen=True)
+class GroupObservation:
+    """A group as it is observed at one time."""
+
+    ranks: Sequence[RankObservation]
+    """The newest processes of the ranks that have a place and run, by rank. A rank on a node that
+    does not answer is not among them."""
+    num_running: int
+    """Ranks that have a place and run, observed or not."""
+    num_placed: int
+    """Ranks that have a place."""
+    recovery: RecoveryState
+    drills: Sequence[Drill] = ()
+    """Faults that are still to be injected."""
+    is_leaving: bool = False
+    """Whether the group was asked to leave its slots."""
+    is_ending_hang: bool = False
+    """Whether a rank was killed because it hangs, and is not seen gone yet."""
+    slowness: float = 1.0
+    """How many times slower than usual the machines are."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank that has a place runs and was observed."""
+        return len(self.ranks) == self.num_running == self.num_placed
+
+
+@dataclass(frozen=True)
+class GroupMemory:
+    """The memory that one decision leaves for the next."""
+
+    stray_since: float | None = None
+    forming_since: float | None = None
+    steps: StepTimes = field(default_factory=StepTimes)
+    suspicion: Suspicion = field(default_factory=Suspicion)
+
+
+@dataclass(frozen=True)
+class TakeIn:
+    """Start workers in slots that were granted."""
+
+    grant: Grant
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """Report that the group trains again."""
+
+
+@dataclass(frozen=True)
+class Inject:
+    """Inject a fault. step: the step that the group has done."""
+
+    drill: Drill
+    step: int
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Bring ranks that lost each other together in another round; it took too long for them."""
+
+
+@dataclass(frozen=True)
+class EndHang:
+    """End the ranks that hang for too long."""
+
+    hang: Hang
+
+
+@dataclass(frozen=True)
+class End:
+    """End the attempt, which took too long."""
+
+    outcome: Outcome
+
+
+NOT_PREPARED = (
+    "elastic is for scripts that call dray.train.prepare(), which shares the batches out "
+    "anew: call it, or leave elastic out"
+)
+
+Action = TakeIn | Confirm | Inject | Gather | EndHang | End
+
+
+@dataclass(frozen=True)
+class GroupPolicy:
+    """The rules for the group of one attempt."""
+
+    timings: Timings
+    recovers_in_place: bool
+    """Of a script: whether it does if it calls `train.prepare`."""
+    is_script: bool
+    is_elastic: bool
+
+    def decide(
+        self, seen: GroupObservation, memory: GroupMemory, now: float
+    ) -> tuple[list[Action], GroupMemory]:
+        """The actions, in order. now: seconds at the machines' usual pace."""
+        recovery = seen.recovery
+        actions: list[Action] = []
+        if self.is_script and self.is_elastic and _is_unprepared(seen):
+            return [End(Outcome.of(Cause.CANNOT_RUN, NOT_PREPARED))], memory
+        if recovery.grants and not recovery.is_taking_in:
+            actions.append(TakeIn(recovery.grants[0]))
+        if trains_again := _trains_again(seen):
+            actions.append(Confirm())
+        memory = replace(memory, forming_since=_forming_since(seen, memory, now))
+        message = None if trains_again else self._overdue(seen, memory, now)
+        if message is not None:
+            return [*actions, End(Outcome.of(Cause.WORKER_LOST, message))], memory
+
+        since = self._stray_since(seen, memory, now)
+        if since is not None and not seen.is_leaving and now - since > self.timings.stray_s:
+            return [*actions, Gather()], replace(memory, stray_since=None)
+        memory = replace(memory, stray_since=since)
+
+        if recovery.regrouping is not None and not trains_again:
+            hang = self._left_behind(seen, memory, now)
+        else:
+            step = max((rank.status.step for rank in seen.ranks), default=0)
+            actions += (Inject(d, step) for d in seen.drills if step >= (d.at_step or 0))
+            if self.is_script:
+                return self._judge_script(seen, actions, memory, now)
+            # A rank that is missing has ended, or is silent with its node.
+            if since is not None or seen.is_ending_hang or not seen.is_whole:
+                return actions, memory
+            memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
+            hang = find_hang(seen.ranks, self._limits(seen, memory))
+        if hang is None:
+            return actions, memory
+        memory = replace(memory, suspicion=memory.suspicion.after(hang, seen.ranks, now))
+        if now - memory.suspicion.since >= self.timings.sure_s:
+            actions.append(EndHang(hang))
+        return actions, memory
+
+    def _judge_script(
+        self, seen: GroupObservation, actions: list[Action], memory: GroupMemory, now: float
+    ) -> tuple[list[Action], GroupMemory]:
+        """Only stopped processes of a script hang: also one that shows where it is, because it
+        calls `train.prepare`, may be there for as long as it likes."""
+        if self.recovers_in_place:  # how long its steps take counts for ranks left behind
+            memory = replace(memory, steps=memory.steps.after(seen.ranks, now))
+        stopped = tuple(rank for rank in seen.ranks if rank.state == "T")
+        if not stopped or seen.is_ending_hang:
+            return actions, replace(memory, suspicion=Suspicion())
+        limit_s = self.timings.stopped_hang_s
+        suspicion = memory.suspicion.after(Hang(stopped, 0.0, limit_s), seen.ranks, now)
+        waited_s = now - suspicion.since
+        if waited_s > limit_s:
+            actions.append(EndHang(Hang(stopped, waited_s, limit_s)))
+        return actions, replace(memory, suspicion=suspicion)
+
+    def _overdue(self, seen: GroupObservation, memory: GroupMemory, now: float) -> str | None:
+        """Why the first group, or a recovery, is given up; None if it is not."""
+        recovery, limits = seen.recovery, self.timings
+        phases = "; ".join(f"rank {r.rank}: {r.status.phase.name.lower()}" for r in seen.ranks)
+        since = memory.forming_since
+        if since is not None and now - since > limits.whole_limit_s:
+            return f"the ranks did not connect within {limits.whole_limit_s:g} s ({phases})"
+        if recovery.lacking_since is not None:
+            grows = recovery.grants or recovery.is_taking_in
+            if grows or now - recovery.lacking_since <= limits.stand_by_limit_s:
+                return None
+            return (
+                f"no slots came within {limits.stand_by_limit_s:g} s for {recovery.num_lacking} "
+                "workers that were lost"
+            )
+        if recovery.regrouping is None or recovery.announced_at is None:
+            return None
+        if now - recovery.announced_at <= limits.whole_limit_s:
+            return None
+        return f"the group was not whole again within {limits.whole_limit_s:g} s ({phases})"
+
+    def _stray_since(self, seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
+        """Since when ranks stand by though nobody is lost, because their connections broke or a
+        round could not be formed."""
+        stand_by = any(rank.status.phase is RankPhase.STAND_BY for rank in seen.ranks)
+        may_be = self.recovers_in_place and stand_by and seen.num_running == seen.num_placed
+        if not may_be or seen.recovery.lacking_since is not None:
+            return None
+        return now if memory.stray_since is None else memory.stray_since
+
+    def _left_behind(self, seen: GroupObservation, memory: GroupMemory, now: float) -> Hang | None:
+        """Ranks that do not join the round though their older connections were cut."""
+        announced_at = seen.recovery.announced_at
+        if seen.is_ending_hang or announced_at is None:
+            return None
+        if now - announced_at < self.timings.cut_off_s:
+            return None
+        return find_left_behind(seen.ranks, seen.recovery.round, self._limits(seen, memory))
+
+    def _limits(self, seen: GroupObservation, memory: GroupMemory) -> HangLimits:
+        patience = 1.0 if self.recovers_in_place else PATIENCE
+        return HangLimits(self.timings, patience, memory.steps.slowest_s, seen.slowness)
+
+
+def _is_unprepared(seen: GroupObservation) -> bool:
+    """Whether a script has reported a step and not called `train.prepare`."""
+    return any(rank.status.first_at and not rank.status.is_prepared for rank in seen.ranks)
+
+
+def _forming_since(seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
+    """Since when ranks of the attempt's first group connect to each other; a later group is judged
+    by the time of its whole recovery."""
+    forming = any(rank.status.phase is RankPhase.FORMING for rank in seen.ranks)
+    if not forming or seen.recovery.regrouping is not None:
+        return None
+    return now if memory.forming_since is None else memory.forming_since
+
+
+def _trains_again(seen: GroupObservation) -> bool:
+    """Whether a group that recovers has taken a step in its new round, or is done."""
+    recovery = seen.recovery
+    if recovery.regrouping is None or recovery.lacking_since is not None or not seen.is_whole:
+        return False
+    statuses = [rank.status for rank in seen.ranks]
+    return all(
+        status.generation >= recovery.round
+        and (status.first_at > 0.0 or status.phase is RankPhase.FINISH)
+        for status in statuses
+    )

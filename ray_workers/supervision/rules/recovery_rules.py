@@ -1,0 +1,174 @@
+"""The rules of recovery in place: pure, without ray or torch.
+
+The survivors hold the whole state of a replicated model, so a rank that was killed is replaced and
+nobody repeats a step. A rank that failed by its own error is not: its replacement would fail alike.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ray_workers.shared.contracts import Cause, Frame, Grant
+from ray_workers.shared.heartbeat import RankObservation
+from ray_workers.supervision.rules.failure_attribution import RankExit
+
+if TYPE_CHECKING:
+    from dray.spec import JobSpec  # every worker process would take a quarter of a second for it
+
+MOST_WITHOUT_A_STEP = 3
+"""Recoveries in a row without a step in between; a group that breaks again does not recover."""
+
+
+@dataclass(frozen=True)
+class Regrouping:
+    """A group on its way into its next rendezvous round."""
+
+    ranks: tuple[int, ...]
+    """The lost ranks; empty if only the size of the group changes."""
+    began_at: float
+    """Unix seconds at which the loss was seen."""
+    furthest_step: int
+    """The last step that any rank had committed before."""
+
+
+@dataclass(frozen=True)
+class RecoveryState:
+    """How far a group's recovery is."""
+
+    round: int = 0
+    """The newest rendezvous round, announced or about to be; `generation` on the wire."""
+    regrouping: Regrouping | None = None
+    announced_at: float | None = None
+    """By the pace's time; None until the ranks that have a place in the round know it."""
+    num_lacking: int = 0
+    """Workers for which the others stand by."""
+    lacking_since: float | None = None
+    """By the pace's time; None if no worker is lacking."""
+    without_a_step: int = 0
+    """Recoveries since the group last took a step."""
+    grants: tuple[Grant, ...] = ()
+    """Slots that are to be taken in, one grant after the other."""
+    is_taking_in: bool = False
+
+    def begin(self, ranks: Iterable[int], began_at: float, furthest_step: int) -> RecoveryState:
+        """The group begins to regroup, or does so anew because it lost more ranks."""
+        if self.regrouping is not None:
+            ranks = sorted({*self.regrouping.ranks, *ranks})
+            began_at = self.regrouping.began_at
+            furthest_step = max(self.regrouping.furthest_step, furthest_step)
+        regrouping = Regrouping(tuple(ranks), began_at, furthest_step)
+        return replace(self, round=self.round + 1, regrouping=regrouping, announced_at=None)
+
+    def lack(self, num_workers: int, now: float) -> RecoveryState:
+        """The group stands by for so many workers, or has enough of them."""
+        since = now if self.lacking_since is None else self.lacking_since
+        return replace(self, num_lacking=num_workers, lacking_since=since if num_workers else None)
+
+
+def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | None:
+    """Why such a job never recovers in place; None if it does.
+
+    num_workers: how many the job has now, or may have again.
+
+    On GPUs, NCCL's operations end behind the program's back, and an optimizer step that was
+    launched upon a gradient that never came cannot be told from a good one.
+    """
+    if document.script is not None:
+        return "a script recovers in place only if it calls dray.train.prepare()"
+    if num_workers == 1:
+        return "a single rank does not recover in place, because nobody else holds its state"
+    if has_gpus:
+        return "a group on GPUs does not recover in place, because its state may be half a step on"
+    if document.num_replicas == 1:
+        return (
+            "ranks that hold a single model together do not recover in place: each has parts that "
+            "nobody else has (with parallel.data above 1 somebody does)"
+        )
+    if document.takes_local_steps:
+        return "ranks that take steps by themselves do not recover in place: each has its own state"
+    return None
+
+
+def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
+    """Whether such a job recovers in place, or may: of a script its processes show whether they
+    have called `train.prepare` (`are_prepared`)."""
+    script = document.script
+    if script is None:
+        return why_never(document, num_workers=num_workers, has_gpus=has_gpus) is None
+    is_one_program = script.framework == "torch" and not script.roles
+    return is_one_program and num_workers > 1 and not has_gpus
+
+
+def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:
+    """Whether the running processes of a script follow their group into the next round. A process
+    that has not called `train.prepare` yet is no obstacle where another one has: it runs the same
+    program, and takes its place there.
+
+    observations, running: as for `num_holders`.
+    """
+    seen = [one for one in observations if (one.rank, one.incarnation) in running]
+    return any(one.status.is_prepared for one in seen)
+
+
+def refused(
+    lost: Sequence[RankExit],
+    errors: Mapping[int, Frame],
+    *,
+    num_holders: int,
+    without_a_step: int,
+) -> str | None:
+    """Why ranks that ended are not replaced; None if they are.
+
+    lost: the ends of these ranks, none of them good. errors: the ERROR frames that they left.
+    num_holders: how many other ranks hold the state.
+    without_a_step: recoveries since the group last took a step.
+    """
+    if num_holders == 0:
+        return "nobody is left who holds the state"
+    if without_a_step >= MOST_WITHOUT_A_STEP:
+        return f"it recovered {without_a_step} times in a row without a step in between"
+    for rank in lost:
+        frame = errors.get(rank.rank)
+        if frame is not None and Cause(frame.body["cause"]) is not Cause.WORKER_LOST:
+            return f"rank {rank.rank} ended by an error of its own"
+        if frame is None and rank.exit_code is not None and rank.exit_code > 0:
+            return f"rank {rank.rank} exited with code {rank.exit_code}"
+    return None
+
+
+def num_holders(
+    observations: Iterable[RankObservation], running: Set[tuple[int, int]], *, furthest_step: int
+) -> int:
+    """How many running ranks can hand over the state.
+
+    A replacement has no state until it has joined the group; without the others it would begin from
+    the checkpoint that the attempt began from, whatever was done since. Before the first step of
+    the attempt there is nothing to lose, and every rank counts.
+
+    observations: of every process of the attempt that can be seen, also the dead. running: (seat,
+    incarnation) of the processes that have a place and run. furthest_step: the last step that any
+    rank is known to have committed, seen or not.
+    """
+    steps = {
+        (observation.rank, observation.incarnation): observation.status.step
+        for observation in observations
+    }
+    if not furthest_step and not any(steps.values()):
+        return len(running)
+    return sum(steps.get(one, 0) > 0 for one in running)
+
+
+def how(lost: RankExit) -> str:
+    """The end of a rank in a few words."""
+    if lost.exit_code is None:
+        return f"the worker of rank {lost.rank} vanished"
+    if lost.exit_code >= 0:
+        return f"rank {lost.rank} lost the others"
+    try:
+        name = signal.Signals(-lost.exit_code).name
+    except ValueError:
+        name = f"signal {-lost.exit_code}"
+    return f"rank {lost.rank} was killed by {name}{lost.why_killed}"

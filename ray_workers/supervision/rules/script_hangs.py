@@ -1,0 +1,167 @@
+"""Finding out that a script hangs: pure, without ray or torch.
+
+A script does not say what it does, and may do one thing for hours. So three signs are looked for,
+and two of them must be seen unless the user has set a limit: its ranks have stopped to report, all
+of their processes stand still (no CPU time, no bytes read or written), and their stacks do not
+change while some of them are in a collective.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ray_workers.shared.heartbeat import RankObservation
+from ray_workers.shared.processes.procfs import Activity
+from ray_workers.supervision.rules.hang_detector import FACTOR, Hang
+from ray_workers.supervision.rules.timings import Timings
+
+BUSY_CPU = 0.01
+"""Share of a CPU, and bytes in a second, above which a rank does something: its threads wake up now
+and then also while it waits."""
+BUSY_BYTES = 1024.0
+
+
+@dataclass(frozen=True)
+class ScriptLook:
+    """A look at all ranks of a script."""
+
+    at: float
+    """Seconds at the machines' usual pace."""
+    ranks: tuple[RankObservation, ...]
+    activity: Mapping[int, Activity]
+    """By rank."""
+
+
+@dataclass(frozen=True)
+class ScriptMemory:
+    """The memory that one look leaves for the next."""
+
+    last: ScriptLook | None = None
+    still_since: float | None = None
+    """Since when no rank did anything."""
+    step: int = 0
+    stepped_at: float | None = None
+    """When another step was last seen to be reported."""
+    slowest_s: float = 0.0
+    """Longest time between two reported steps."""
+
+    def after(self, look: ScriptLook) -> ScriptMemory:
+        """With another look at the same processes."""
+        step = max(one.status.step for one in look.ranks)
+        memory = replace(self, last=look)
+        if step != self.step:
+            memory = replace(memory, step=step, stepped_at=look.at)
+            if self.stepped_at is not None and step > self.step:
+                took_s = (look.at - self.stepped_at) / (step - self.step)
+                memory = replace(memory, slowest_s=max(self.slowest_s, took_s))
+        if self.last is None or not _is_still(self.last, look):
+            return replace(memory, still_since=None)
+        since = self.last.at if self.still_since is None else self.still_since
+        return replace(memory, still_since=since)
+
+
+@dataclass(frozen=True)
+class Signs:
+    """The signs of a hang, by how long they were seen, in seconds; 0.0 for one that is absent."""
+
+    silent_s: float
+    still_s: float
+    limit_s: float
+
+    @property
+    def is_suspect(self) -> bool:
+        return max(self.silent_s, self.still_s) > self.limit_s
+
+
+def signs_of(memory: ScriptMemory, limit_s: float | None, timings: Timings) -> Signs:
+    """limit_s: the user's own."""
+    look = memory.last
+    assert look is not None
+    least_s = timings.script_hang_s if limit_s is None else limit_s
+    still_s = 0.0 if memory.still_since is None else look.at - memory.still_since
+    silent_s = 0.0
+    if any(one.status.first_at for one in look.ranks):  # one that never reports says nothing so
+        silent_s = min(one.age_s for one in look.ranks)
+        if limit_s is None:
+            least_s = max(least_s, FACTOR * memory.slowest_s)
+    return Signs(silent_s, still_s, least_s)
+
+
+def is_over_limit(signs: Signs, *, has_reported: bool) -> bool:
+    """Whether a user's own limit is exceeded: by the reports, or without any by standing still."""
+    return (signs.silent_s if has_reported else signs.still_s) > signs.limit_s
+
+
+def hang_of(
+    look: ScriptLook, signs: Signs, earlier: Mapping[int, str], later: Mapping[int, str]
+) -> Hang | None:
+    """The hang, if two signs are seen. earlier, later: stacks by rank, some time apart."""
+    both = [
+        (main_stack(earlier.get(r.rank, "")), main_stack(later.get(r.rank, ""))) for r in look.ranks
+    ]
+    is_fixed = all(one == other and one for one, other in both)
+    stands = is_fixed and any(collective_in(stack) for stack, _ in both)
+    num_signs = stands + (signs.silent_s > signs.limit_s) + (signs.still_s > signs.limit_s)
+    if num_signs < 2:
+        return None
+    return blame(look, signs, later)
+
+
+def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
+    """The hang with the ranks that stand apart: not in a collective while others are, or in another
+    one than most; else those that are behind in their steps. None if all are at the same place."""
+    places = {one.rank: collective_in(main_stack(stacks.get(one.rank, ""))) for one in look.ranks}
+    apart: set[int] = set()
+    if any(places.values()):
+        apart = {rank for rank, place in places.items() if not place}
+        if not apart:
+            [(usual, number), *others] = Counter(places.values()).most_common()
+            if not others or others[0][1] < number:
+                apart = {rank for rank, place in places.items() if place != usual}
+    if not apart and len(steps := {one.status.step for one in look.ranks}) > 1:
+        apart = {one.rank for one in look.ranks if one.status.step == min(steps)}
+    culprits = tuple(one for one in look.ranks if one.rank in apart)
+    if len(look.ranks) == 1:
+        culprits = look.ranks
+    return Hang(culprits, max(signs.silent_s, signs.still_s), signs.limit_s)
+
+
+def main_stack(text: str) -> str:
+    """The frames of the main thread, which a process writes first."""
+    return text.split("\n\n")[0].strip()
+
+
+_FRAME = re.compile(r'File "(.+?)", line \d+ in (\S+)')
+_WRAPPERS = ("wrapper", "_object_to_tensor")
+_BACKWARD = "_engine_run_backward"
+"""A backward pass may wait for the gradients of other ranks."""
+
+
+def collective_in(stack: str) -> str:
+    """The function of torch.distributed that the stack is in, or an empty string."""
+    for path, function in _FRAME.findall(stack):
+        if "/torch/distributed/" in path and function not in _WRAPPERS:
+            return str(function)
+        if function == _BACKWARD and "/torch/autograd/" in path:
+            return _BACKWARD
+    return ""
+
+
+def _is_still(before: ScriptLook, now: ScriptLook) -> bool:
+    """Whether no rank did anything between two looks; False where that is not known."""
+    elapsed_s = now.at - before.at
+    if before.activity.keys() != now.activity.keys() or len(now.activity) != len(now.ranks):
+        return False
+    for rank, after in now.activity.items():
+        cpu_s = abs(after.cpu_s - before.activity[rank].cpu_s)
+        num_bytes = abs(after.num_bytes - before.activity[rank].num_bytes)
+        if cpu_s > BUSY_CPU * elapsed_s or num_bytes > BUSY_BYTES * elapsed_s:
+            return False
+    return True
+
+
+def same_processes(one: Sequence[RankObservation], other: Sequence[RankObservation]) -> bool:
+    return [(r.rank, r.incarnation) for r in one] == [(r.rank, r.incarnation) for r in other]

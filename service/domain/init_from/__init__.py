@@ -1,0 +1,1 @@
+"""Whether a job may begin with the state or the weights of another one."""

@@ -1,0 +1,115 @@
+"""Whether a model can begin with the weights of another job's: rules on two documents.
+
+The tensors of both must have the same names and shapes, and mean the same. Sizes that only the
+data tell (columns of a file, classes of a folder, tokens of a tokenizer) pass here; the ranks check
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from dray.spec import Cnn, Gpt, JobSpec, Mlp
+from service.domain.init_from.continuing import Difference
+from service.domain.init_from.toy_datasets import SKLEARN
+
+_HALVINGS_OF_CNN: Final = 2
+"""The last layer of a `cnn` sees the image a quarter as high and as wide."""
+_SIZE_OF_DIGITS: Final = (8, 8)
+
+
+@dataclass(frozen=True)
+class _Size:
+    """A field as the document says it, and as the shapes of the weights depend on it."""
+
+    said: str = field(compare=False)
+    counts: Any
+
+    def __str__(self) -> str:
+        return self.said
+
+
+def difference(source: JobSpec, spec: JobSpec) -> Difference | None:
+    """The first reason why `spec` can't begin with the weights that `source` trained.
+
+    A rule whose value one of the documents doesn't tell is passed over.
+    """
+    if source.recipe is None:
+        return Difference("/init_from/job", "names a script's job, whose weights no recipe reads")
+    for pointer, value_of, why in _RULES:
+        theirs, ours = value_of(source), value_of(spec)
+        if None not in (theirs, ours) and theirs != ours:
+            place = pointer if isinstance(pointer, str) else pointer(spec)
+            return Difference(place, f"is {ours}, and was {theirs}: {why}")
+    return None
+
+
+def _of_model(name: str) -> Callable[[JobSpec], Any]:
+    return lambda spec: getattr(spec.model, name, None)
+
+
+def _tokenizer(spec: JobSpec) -> str | None:
+    """Two tokenizers may be one file at two places."""
+    if not isinstance(spec.model, Gpt):
+        return None
+    return "unset" if spec.model.tokenizer is None else "a tokenizer"
+
+
+def _sklearn(spec: JobSpec) -> tuple[int, int] | None:
+    """(columns, classes) of a set that comes with scikit-learn."""
+    return SKLEARN[PurePosixPath(spec.data.source).name] if spec.data.scheme == "sklearn" else None
+
+
+def _columns(spec: JobSpec) -> _Size | None:
+    if spec.recipe not in ("tabular_classification", "tabular_regression"):
+        return None
+    count = None
+    if (known := _sklearn(spec)) is not None:
+        count = known[0]
+    elif spec.data.features is not None and spec.data.known_format != "npz":
+        count = len(spec.data.features)
+    return None if count is None else _Size(f"{count} columns", count)
+
+
+def _image(spec: JobSpec) -> _Size | None:
+    """Height and width, where a layer of the model has a weight for each pixel."""
+    size = _SIZE_OF_DIGITS if spec.data.scheme == "sklearn" else spec.data.image_size
+    if size is None or spec.recipe != "image_classification":
+        return None
+    height, width = size
+    said = f"{height} x {width} pixels"
+    if isinstance(spec.model, Cnn):
+        return _Size(said, (height >> _HALVINGS_OF_CNN, width >> _HALVINGS_OF_CNN))
+    return _Size(said, (height, width)) if isinstance(spec.model, Mlp) else None
+
+
+def _classes(spec: JobSpec) -> _Size | None:
+    count = None
+    if spec.data.classes is not None:
+        count = len(spec.data.classes)
+    elif spec.recipe != "tabular_regression" and (known := _sklearn(spec)) is not None:
+        count = known[1]
+    return None if count is None else _Size(f"{count} classes", count)
+
+
+def _given(option: str) -> Callable[[JobSpec], str]:
+    """The field that gives the size, or else the source itself."""
+    return lambda spec: f"/data/{option if getattr(spec.data, option) else 'source'}"
+
+
+_SHAPE: Final = "its weights have another shape"
+_RULES: Final[tuple[tuple[str | Callable[[JobSpec], str], Callable[[JobSpec], Any], str], ...]] = (
+    ("/recipe", lambda spec: spec.recipe, "its model is another"),
+    ("/model/name", _of_model("name"), "its weights are of that model"),
+    ("/model/width", _of_model("width"), _SHAPE),
+    ("/model/depth", _of_model("depth"), "it has other layers"),
+    ("/model/num_layers", _of_model("num_layers"), "it has other layers"),
+    ("/model/num_heads", _of_model("num_heads"), "the rows of its attention are of those heads"),
+    ("/model/tokenizer", _tokenizer, "its tokens are others"),
+    (_given("features"), _columns, _SHAPE),
+    (_given("image_size"), _image, _SHAPE),
+    (_given("classes"), _classes, "its last layer has an output for each class"),
+)

@@ -1,0 +1,1 @@
+"""The slots that jobs get: requests, the scheduling policy, changes of size."""

@@ -1,0 +1,157 @@
+"""How the driver ends a supervisor that does not answer, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ray_workers.shared.contracts import Cause, Outcome
+from ray_workers.shared.processes.silence import Silence
+from ray_workers.shared.spool_reader import SpoolRead
+from service.cluster.port import AttemptRef
+from service.cluster.ray import driver
+from service.cluster.ray.driver import RayCluster
+from service.cluster.ray.node_agents import GatewayConfig
+
+pytestmark = pytest.mark.anyio
+
+LIMIT_S = 60.0
+CONFIG = GatewayConfig(
+    deployment_id="d",
+    address="127.0.0.1:6379",
+    dashboard_url=None,
+    shared=True,
+    storage_url="file:///s",
+    storage_nonce="",
+    silence_limit_s=LIMIT_S,
+)
+KEY = ("job-a", 1)
+
+
+class Clock:
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class Released:
+    """Stands in for `UnownedSlots`: every slot is free."""
+
+    async def are_released(self, *_: Any) -> bool:
+        return True
+
+
+class Ground:
+    """A driver with one supervisor, which is stopped, and the agent of its node."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slowness: float | None) -> None:
+        self.cluster = RayCluster(CONFIG)
+        self.cluster._session = "session"
+        self.ref = AttemptRef(*KEY, "session", ("n",))
+        self.clock = Clock()
+        self.cluster._silence = Silence(self.clock, self.clock.time)
+        self.cluster._silence.asked(KEY)
+        self.cluster._heard.add(KEY)
+        self.ended: list[Any] = []
+        self.supervisor = SimpleNamespace()
+        self.cluster._supervisors[KEY] = self.supervisor
+
+        async def answer(value: Any) -> Any:
+            if value is None:
+                raise TimeoutError
+            return value
+
+        read = SpoolRead({}, more=False)
+        self.agent = SimpleNamespace(
+            slowness=SimpleNamespace(remote=lambda *_: answer(slowness)),
+            read=SimpleNamespace(remote=lambda *_: answer(read)),
+            keep_output=SimpleNamespace(remote=lambda *_: answer("kept")),
+        )
+        agents = SimpleNamespace(of=lambda _: {"n": self.agent}, get=lambda _: self)
+        monkeypatch.setattr(self.cluster, "_agents", agents)
+        agents.look_again = lambda _: None
+        monkeypatch.setattr(self.cluster, "snapshot", lambda: answer("seen"))
+        monkeypatch.setattr(self.cluster, "_unowned", Released())
+        monkeypatch.setattr(driver, "end_actor", self.ended.append)
+
+    async def silent_for(self, seconds: float) -> bool:
+        """Whether the supervisor was ended by now."""
+        self.clock.now = seconds
+        await self.cluster._silent_reply(self.ref, {})
+        return self.ended == [self.supervisor]
+
+    async def outcome(self) -> Outcome:
+        reply = await self.cluster._poll_orphan(self.ref, {}, 100, "the actor died")
+        assert reply.outcome is not None
+        return reply.outcome
+
+
+async def test_a_supervisor_has_as_many_times_longer_to_answer_as_its_machine_is_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground(monkeypatch, slowness=10.0)
+    assert not await ground.silent_for(10 * LIMIT_S - 1)
+    assert await ground.silent_for(10 * LIMIT_S + 1)
+
+
+@pytest.mark.parametrize(("slowness", "excused"), [(10.0, 10.0), (2.0, 1.0), (None, 1.0)])
+async def test_only_an_overloaded_machine_excuses_the_end_of_a_silent_supervisor(
+    monkeypatch: pytest.MonkeyPatch, slowness: float | None, excused: float
+) -> None:
+    ground = Ground(monkeypatch, slowness)
+    assert await ground.silent_for(LIMIT_S * (slowness or 1.0) + 1)
+    outcome = await ground.outcome()
+    assert (outcome.cause, outcome.slowness) == (Cause.SUPERVISOR_LOST, excused)
+    assert ("overloaded" in outcome.message) is (excused > 1.0)
+    assert outcome.log_lines_lost is None
+
+
+async def test_a_supervisor_that_died_by_itself_is_not_excused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground(monkeypatch, slowness=10.0)
+    assert (await ground.outcome()).slowness == 1.0
+
+
+async def test_the_last_reports_of_an_attempt_without_a_supervisor_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground(monkeypatch, slowness=1.0)
+    never = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(driver, "ANSWER_LIMIT_S", 0.01)
+    answers = ground.agent.read
+    ground.agent.read = SimpleNamespace(remote=lambda *_: never)
+    for now, is_silent in ((0.0, False), (LIMIT_S, True), (10 * LIMIT_S, True)):
+        ground.clock.now = now
+        reply = await ground.cluster._poll_orphan(ground.ref, {}, 100, "the actor died")
+        assert (reply.outcome, [one.node_id for one in reply.silent]) == (
+            None,
+            ["n"] if is_silent else [],
+        )
+    ground.agent.read = answers
+    assert (await ground.outcome()).cause is Cause.SUPERVISOR_LOST, "a late answer is taken"
+
+
+async def test_the_reports_of_a_node_that_is_silent_for_too_long_are_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground(monkeypatch, slowness=1.0)
+    never = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(driver, "ANSWER_LIMIT_S", 0.01)
+    ground.agent.read = SimpleNamespace(remote=lambda *_: never)
+    await ground.cluster._poll_orphan(ground.ref, {}, 100, "the actor died")
+    ground.clock.now = 10 * LIMIT_S + 1
+    outcome = await ground.outcome()
+    assert (outcome.cause, outcome.log_lines_lost) == (Cause.NODE_LOST, None)
+
+
+async def test_the_reports_of_a_dead_node_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground(monkeypatch, slowness=1.0)
+    ground.ref = AttemptRef(*KEY, "session", ("n", "gone"))
+    assert (await ground.outcome()).cause is Cause.NODE_LOST

@@ -1,0 +1,135 @@
+"""Which nodes may carry ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import dray
+from ray_workers.node.agent import NodeReport
+from ray_workers.shared.contracts import ProcessKind, SilentProcess
+from ray_workers.shared.processes.silence import AwakeClock, Silence
+from service.cluster.ray import node_agents
+from service.cluster.ray.node_agents import GatewayConfig, JoinedNode, NodeAgents, refusal
+
+CONFIG = GatewayConfig(
+    deployment_id="d",
+    address="127.0.0.1:6379",
+    dashboard_url=None,
+    shared=True,
+    storage_url="file:///srv/dray",
+    storage_nonce="the-nonce",
+    silence_limit_s=60.0,
+)
+SOUND = NodeReport(
+    node_id="n",
+    hostname="worker-1",
+    address="127.0.0.1",
+    version=dray.__version__,
+    python="3.11.7",
+    storage_nonce="the-nonce",
+    problem=None,
+    full=None,
+    quarantined=(),
+    idle_workers=None,
+)
+
+
+def test_a_node_with_the_same_code_and_files_is_accepted() -> None:
+    assert refusal(SOUND, CONFIG) is None
+
+
+def test_a_node_with_another_version_is_refused_with_both_versions() -> None:
+    sentence = refusal(replace(SOUND, version="0.0.1"), CONFIG)
+    assert sentence is not None
+    assert "0.0.1" in sentence
+    assert dray.__version__ in sentence
+
+
+def test_a_node_that_sees_other_files_is_refused_and_told_what_to_do() -> None:
+    for nonce in (None, "another"):
+        sentence = refusal(replace(SOUND, storage_nonce=nonce), CONFIG)
+        assert sentence is not None
+        assert "file:///srv/dray" in sentence
+        assert "DRAY_STORAGE_URL" in sentence
+
+
+def test_shared_object_storage_needs_no_nonce() -> None:
+    assert refusal(SOUND, replace(CONFIG, storage_url="s3://bucket/dray", storage_nonce="")) is None
+
+
+def test_a_failed_preload_is_the_nodes_stated_problem() -> None:
+    problem = "its forkserver ended with code 1: No module named 'torch'"
+    assert refusal(replace(SOUND, problem=problem), CONFIG) == problem
+
+
+@pytest.mark.anyio
+async def test_a_full_disk_is_reported_and_no_reason_to_refuse_the_node() -> None:
+    full = "/tmp/dray-0/d/n takes no file: No space left on device"
+    asked: asyncio.Future[NodeReport] = asyncio.Future()
+    asked.set_result(replace(SOUND, full=full))
+    unasked: Any = None
+    node = JoinedNode(None, asked, 0.0, unasked)
+    node.settle(CONFIG)
+    assert (node.refused, node.full) == (None, full)
+
+
+def test_a_node_whose_forkserver_is_silent_gets_no_work_and_its_jobs_are_told() -> None:
+    unasked: Any = None
+    node = JoinedNode(None, unasked, 0.0, unasked, problem=None)
+    agents = NodeAgents(CONFIG)
+    agents._nodes["n"] = node
+    assert node.refused is None
+    assert agents.silent_forkservers(["n"]) == ()
+    node.forkserver_silent_since = 1_767_268_800.0
+    assert node.refused == "its forkserver has not answered since 2026-01-01 12:00:00 UTC"
+    silent = SilentProcess(ProcessKind.FORKSERVER, "n", 1_767_268_800.0)
+    assert agents.silent_forkservers(["n", "gone"]) == (silent,)
+    node.silent_since = 1_767_268_810.0  # of what its forkserver does nobody can tell any more
+    assert node.refused == "its node agent has not answered since 2026-01-01 12:00:10 UTC"
+    assert agents.silent_forkservers(["n"]) == ()
+
+
+@pytest.mark.anyio
+async def test_an_agent_that_was_ended_is_shown_as_silent_until_its_successor_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[Any] = []
+    monkeypatch.setattr(node_agents, "end_actor", lambda agent, may_restart: ended.append(agent))
+    pings: list[asyncio.Future[float | None]] = []
+
+    class Agent:
+        class ping:  # noqa: N801  # as of a Ray actor's handle
+            @staticmethod
+            def remote() -> asyncio.Future[float | None]:
+                pings.append(asyncio.get_running_loop().create_future())
+                return pings[-1]
+
+    now = 0.0
+    agents = NodeAgents(CONFIG)
+    agents._silence = Silence(AwakeClock(lambda: now))
+    unasked: Any = None
+    agent = Agent()
+    node = agents._nodes["n"] = JoinedNode(agent, unasked, 0.0, agents._ping(agent))
+    node.has_answered = True
+    agents._silence.asked("n")
+    await asyncio.sleep(0)  # the ping is asked
+    while now < CONFIG.silence_limit_s + 4.0:
+        assert not ended
+        now += 4.0
+        agents._listen("n", node)
+        await asyncio.sleep(0)
+    assert node.ending is not None
+    await node.ending
+    assert ended == [agent]
+
+    agents._listen("n", node)
+    assert node.silent_since is not None
+    pings[-1].set_result(None)
+    async with asyncio.timeout(30):
+        await node.ping
+    agents._listen("n", node)
+    assert node.silent_since is None

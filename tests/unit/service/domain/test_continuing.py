@@ -1,0 +1,96 @@
+"""Which jobs can go on from all that another one's checkpoint holds."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from service.domain.init_from.continuing import difference
+from tests.unit.service.helpers import spec
+
+SOURCE: dict[str, Any] = {
+    "model": {"name": "mlp", "width": 24},
+    "train": {"global_batch_size": 200, "optimizer": {"name": "sgd", "momentum": 0.9}},
+    "resources": {"num_workers": 2},
+}
+
+
+def after(**changes: Any) -> dict[str, Any]:
+    """The source's document, with other fields of `train` and besides."""
+    train = {**SOURCE["train"], **changes.pop("train", {})}
+    return {**SOURCE, **changes, "train": train}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        after(),
+        after(name="another", resources={"num_workers": 4}, parallel={"shard": 2}),
+        after(train={"epochs": 9, "schedule": {"name": "cosine"}, "precision": "bf16"}),
+        after(train={"optimizer": {"name": "sgd", "momentum": 0.9, "lr": 0.5}}),
+        after(train={"optimizer": {"name": "sgd", "momentum": 0.9, "state_dtype": "bf16"}}),
+        after(train={"micro_batch_size": 10, "max_grad_norm": 1.0, "max_steps": 21}),
+        after(sync={"compression": {"name": "powersgd"}}),
+        after(elastic={"min_workers": 1}),
+    ],
+    ids=["same", "mesh", "length", "rate", "state", "pieces", "powersgd", "elastic"],
+)
+def test_how_it_is_divided_and_how_long_it_trains_may_differ(document: dict[str, Any]) -> None:
+    assert difference(spec(**SOURCE), 20, spec(**document)) is None
+
+
+def test_topk_may_come_and_go_where_there_is_no_momentum() -> None:
+    plain = after(train={"optimizer": {"name": "adamw"}})
+    compressed = {**plain, "sync": {"compression": {"name": "topk"}}}
+    assert difference(spec(**plain), 20, spec(**compressed)) is None
+
+
+def test_local_steps_go_on_with_the_same_outer_optimizer_alone() -> None:
+    outer, other = (after(sync={"every": 4, "outer": {"lr": lr}}) for lr in (0.7, 0.3))
+    assert difference(spec(**outer), 20, spec(**outer)) is None
+    for changed in (other, after(sync={"every": 4})):
+        found = difference(spec(**outer), 20, spec(**changed))
+        assert found is not None
+        assert found.pointer == "/sync/outer"
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "says"),
+    [
+        (
+            after(recipe="tabular_classification", data={"source": "sklearn://iris"}),
+            "/recipe",
+            "is tabular_classification, and was image_classification",
+        ),
+        (
+            after(model={"name": "mlp", "width": 25}),
+            "/model",
+            "is {name: mlp, width: 25, .*}, and was {name: mlp, width: 24",
+        ),
+        (after(data={"source": "file:///x"}), "/data/source", "is of files, and was sklearn://d"),
+        (after(data={"validation_fraction": 0.5}), "/data/validation_fraction", "another order"),
+        (after(train={"global_batch_size": 100}), "/train/global_batch_size", "is 100, and was 2"),
+        (after(train={"seed": 1}), "/train/seed", "is 1, and was 0: .* another order"),
+        (after(train={"optimizer": {"name": "adamw"}}), "/train/optimizer/name", "is adamw, and w"),
+        (
+            after(train={"optimizer": {"name": "sgd", "momentum": 0.5}}),
+            "/train/optimizer/momentum",
+            "is 0.5, and was 0.9",
+        ),
+        (after(train={"precision": "fp16"}), "/train/precision", "a loss scale"),
+        (after(train={"ema": {"decay": 0.9}}), "/train/ema/decay", "is 0.9, and was unset"),
+        (after(sync={"compression": {"name": "topk"}}), "/sync/compression/name", "is topk, and"),
+        (after(sync={"every": 4}), "/sync/every", "is above 1, and was 1"),
+        (after(train={"max_steps": 20}), "/train/max_steps", "is 20, and 20 steps are done"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.startswith("/") else None,
+)
+def test_what_training_stands_on_must_be_the_same(
+    document: dict[str, Any], pointer: str, says: str
+) -> None:
+    found = difference(spec(**SOURCE), 20, spec(**document))
+    assert found is not None
+    assert found.pointer == pointer
+    assert re.search(says, found.why), found.why

@@ -1,0 +1,332 @@
+"""Groups that change their size: what is held by the holding, what is granted, and what is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dray.views import JobState
+from ray_workers.shared.contracts import Cause, Frame, FrameKind, Grant, Phase, Slice
+from service.domain.scheduling import policy
+from service.domain.scheduling.resizing import (
+    GROWING_PAUSE,
+    LACKING_PAUSE,
+    Holding,
+    NotItsOwn,
+    Resized,
+    resized,
+)
+from service.lifecycle import resizing
+from service.loops.queue_view import LiveAttempt, snapshot
+from tests.unit.service.helpers import Service, events_of, frame, regrouped, regrouping, told
+
+pytestmark = pytest.mark.anyio
+
+A, B = Slice("node-a", 2), Slice("node-b", 1)
+ONE_OF_A = Slice("node-a", 1)
+
+
+def test_a_group_that_lost_slots_holds_what_it_says() -> None:
+    assert resized(Holding((A, B)), [A], 0, 0) == Resized(Holding((A,)), None)
+    assert resized(Holding((A,)), [ONE_OF_A], 0, 1) == Resized(Holding((ONE_OF_A,)), None)
+
+
+def test_a_grant_ends_when_the_group_knows_it() -> None:
+    holding = Holding((A, B), 1, (B,))
+    assert resized(holding, [A, B], 1, 0) == Resized(Holding((A, B), 1), None)
+
+
+def test_a_grant_that_a_group_could_not_take_is_followed_by_a_pause() -> None:
+    holding = Holding((A, B), 3, (B,))
+    assert resized(holding, [A], 3, 0) == Resized(Holding((A,), 3), GROWING_PAUSE)
+    assert resized(holding, [A], 3, 1) == Resized(Holding((A,), 3), LACKING_PAUSE)
+
+
+def test_what_a_group_said_before_it_knew_of_a_grant_leaves_the_grant_its_own() -> None:
+    """Or the slots would be given to another while the group takes them."""
+    holding = Holding((A, B), 2, (B,))
+    after = Holding((ONE_OF_A, B), 2, (B,))
+    assert resized(holding, [ONE_OF_A], 1, 0) == Resized(after, None)
+    assert resized(after, [ONE_OF_A, B], 2, 0) == Resized(Holding((ONE_OF_A, B), 2), None)
+
+
+def test_a_group_may_hold_some_of_a_grant_before_it_says_that_it_knows_it() -> None:
+    two = Slice("node-b", 2)
+    holding = Holding((A, two), 1, (two,))
+    assert resized(holding, [A, B], 0, 0) == Resized(Holding((A, B, B), 1, (two,)), None)
+    assert resized(holding, [A, two], 0, 0) == Resized(holding, None)
+
+
+@pytest.mark.parametrize(
+    ("holding", "kept", "known"),
+    [
+        (Holding((A,)), [Slice("node-a", 3)], 0),
+        (Holding((A,)), [A, ONE_OF_A], 0),
+        (Holding((A,)), [B], 0),
+        (Holding((A,)), [A], 1),
+    ],
+)
+def test_a_group_holds_nothing_that_it_was_not_given(
+    holding: Holding, kept: list[Slice], known: int
+) -> None:
+    with pytest.raises(NotItsOwn):
+        resized(holding, kept, known, 0)
+
+
+def said(*slices: Slice, world_size: int | None = None, lacking: int = 0, grants: int = 0) -> Frame:
+    body = {
+        "world_size": sum(s.num_workers for s in slices) if world_size is None else world_size,
+        "slices": [{"node_id": s.node_id, "num_workers": s.num_workers} for s in slices],
+        "lacking": lacking,
+        "grants": grants,
+        "message": "node-b is gone",
+    }
+    return told(FrameKind.RESIZED, body)
+
+
+ELASTIC = {"resources": {"num_workers": 4}, "elastic": {"min_workers": 2}}
+
+
+async def trains(service: Service, workers: int = 2, **fields: Any) -> str:
+    job_id = await service.submit(**{**ELASTIC, **fields})
+    assert service.claim(job_id, workers=workers) is not None
+    service.report(job_id, 1, phase=Phase.RUNNING)
+    return job_id
+
+
+def live(service: Service, job_id: str) -> LiveAttempt:
+    _, attempts = service.database.read_sync(lambda s: snapshot(s, service.now))
+    (found,) = [attempt for attempt in attempts if attempt.job_id == job_id]
+    return found
+
+
+def growing(service: Service, job_id: str) -> policy.Growing | None:
+    return live(service, job_id).growing
+
+
+def give(service: Service, seen: policy.Growing, *slices: Slice) -> bool:
+    return service.database.write_sync(lambda s: resizing.grant(s, seen, slices, service.now))
+
+
+async def grown(service: Service, *slices: Slice) -> str:
+    """A job of two workers that was granted these slots."""
+    job_id = await trains(service)
+    seen = growing(service, job_id)
+    assert seen is not None
+    assert give(service, seen, *slices)
+    return job_id
+
+
+async def test_a_claim_of_fewer_says_so_and_how_few_may_go_on(service: Service) -> None:
+    job_id = await service.submit(**ELASTIC)
+    claimed = service.claim(job_id, workers=3)
+    assert claimed is not None
+    assert claimed.min_workers == 2
+    job = await service.jobs.get(job_id)
+    assert (job.world_size, job.reason.message) == (3, "starts 3 of 4 workers on 1 node")
+    rigid = await service.submit()
+    claimed = service.claim(rigid)
+    assert claimed is not None
+    assert claimed.min_workers is None
+
+
+async def test_the_queue_shows_with_how_few_a_job_starts(service: Service) -> None:
+    await service.submit(**ELASTIC)
+    waiting, _ = service.database.read_sync(lambda s: snapshot(s, service.now))
+    assert waiting[0].request == policy.Request(4, {"CPU": 1.0}, 2)
+
+
+async def test_a_group_that_shrank_frees_its_slots_and_says_so(service: Service) -> None:
+    job_id = await trains(service, workers=4)
+    service.report(job_id, 1, [regrouping(3), said(Slice("node-a", 3)), regrouped(3, world_size=3)])
+    job = await service.jobs.get(job_id)
+    assert (job.state, job.world_size, job.spec["resources"]["num_workers"]) == (
+        *(JobState.RUNNING, 3),
+        4,
+    )
+    assert live(service, job_id).slices == (Slice("node-a", 3),)
+    (attempt,) = (await service.reading.attempts(job_id)).items
+    assert attempt.world_size == 3
+    (event,) = await events_of(service, job_id, "resized")
+    assert event.message == "node-b is gone"
+    assert event.data == {
+        "world_size": 3,
+        "before": 4,
+        "slices": [{"node_id": "node-a", "num_workers": 3}],
+        "lacking": 0,
+    }
+
+
+async def test_only_the_live_attempt_and_only_its_supervisor_change_the_books(
+    service: Service,
+) -> None:
+    job_id = await trains(service, workers=4)
+    by_a_rank = frame(FrameKind.RESIZED, said(Slice("node-a", 1)).body, rank=0)
+    service.report(job_id, 1, [by_a_rank])
+    assert live(service, job_id).slices == (Slice("node-a", 4),)
+    service.end(job_id, 1, Cause.NODE_LOST)
+    assert service.claim(job_id, 1, workers=4) is not None
+    service.report(job_id, 1, [said(Slice("node-a", 1))])
+    assert live(service, job_id).slices == (Slice("node-a", 4),)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        said(Slice("node-a", 5)),
+        said(Slice("node-x", 1)),
+        said(Slice("node-a", 2), world_size=3),
+        said(world_size=0),
+        said(Slice("node-a", 2), grants=1),
+        told(FrameKind.RESIZED, {**said(Slice("node-a", 2)).body, "slices": "all"}),
+        told(FrameKind.RESIZED, {**said(Slice("node-a", 2)).body, "lacking": -1}),
+        told(FrameKind.RESIZED, {"world_size": 2, "slices": [], "lacking": 0}),
+    ],
+)
+async def test_a_size_that_can_not_be_is_refused(service: Service, frame: Frame) -> None:
+    job_id = await trains(service, workers=4)
+    service.report(job_id, 1, [frame])
+    assert live(service, job_id).slices == (Slice("node-a", 4),)
+    assert len(await events_of(service, job_id, "frames_refused")) == 1
+    assert not await events_of(service, job_id, "resized")
+
+
+async def test_a_group_below_its_size_may_grow_while_it_trains(service: Service) -> None:
+    job_id = await trains(service)
+    seen = growing(service, job_id)
+    assert seen is not None
+    assert (seen.slices, seen.lacking, seen.most) == ((Slice("node-a", 2),), 0, 2)
+    service.report(job_id, 1, [regrouping(1)])
+    assert growing(service, job_id) is None
+    service.report(job_id, 1, [regrouped(1)])
+    assert growing(service, job_id) == seen
+    await service.jobs.cancel(job_id)
+    assert growing(service, job_id) is None
+
+
+async def test_neither_one_that_starts_nor_one_that_leaves_grows(service: Service) -> None:
+    job_id = await service.submit(**ELASTIC)
+    service.claim(job_id, workers=2)
+    assert growing(service, job_id) is None
+    service.report(job_id, 1, phase=Phase.RUNNING)
+    assert growing(service, job_id) is not None
+    await service.faults.preempt(job_id)
+    assert growing(service, job_id) is None
+
+
+async def test_one_that_is_whole_or_keeps_its_size_does_not_grow(service: Service) -> None:
+    assert growing(service, await trains(service, workers=4)) is None
+    assert growing(service, await trains(service, workers=2, elastic=None)) is None
+
+
+async def test_one_that_lacks_workers_is_to_be_served_also_if_it_keeps_its_size(
+    service: Service,
+) -> None:
+    job_id = await trains(service, workers=4, elastic=None)
+    service.report(job_id, 1, [regrouping(3), said(Slice("node-a", 3), lacking=1)])
+    seen = growing(service, job_id)
+    assert seen is not None
+    assert (seen.lacking, seen.slices) == (1, (Slice("node-a", 3),))
+    assert (await service.jobs.get(job_id)).state is JobState.RECOVERING
+    assert give(service, seen, B)
+    whole = said(Slice("node-a", 3), B, grants=1)
+    service.report(job_id, 1, [whole, regrouped(3, world_size=4)])
+    assert growing(service, job_id) is None
+    assert (await service.jobs.get(job_id)).world_size == 4
+
+
+async def test_granted_slots_are_held_at_once_and_told_until_they_are_known(
+    service: Service,
+) -> None:
+    job_id = await grown(service, B)
+    attempt = live(service, job_id)
+    assert attempt.slices == (Slice("node-a", 2), B)
+    assert attempt.grant == Grant(1, (Slice("node-b", 1),))
+    assert attempt.node_ids == ("node-a", "node-b")
+    assert attempt.growing is None, "one grant at a time"
+    assert (await service.jobs.get(job_id)).world_size == 2
+    (event,) = await events_of(service, job_id, "growing")
+    assert event.message == "is given 1 worker more, and has 2"
+    assert event.data == {"grant": 1, "slices": [{"node_id": "node-b", "num_workers": 1}]}
+    service.report(job_id, 1, [said(Slice("node-a", 2), B, grants=1)])
+    attempt = live(service, job_id)
+    assert (attempt.grant, attempt.slices) == (None, (Slice("node-a", 2), B))
+    assert attempt.growing is not None
+    assert (await service.jobs.get(job_id)).world_size == 3
+
+
+async def test_a_loss_that_was_told_before_the_grant_does_not_free_it(service: Service) -> None:
+    job_id = await grown(service, B)
+    service.report(job_id, 1, [said(ONE_OF_A, lacking=1)])
+    attempt = live(service, job_id)
+    assert attempt.slices == (ONE_OF_A, B)
+    assert attempt.grant == Grant(1, (Slice("node-b", 1),))
+
+
+async def test_after_slots_that_it_could_not_take_a_group_is_left_alone_for_a_while(
+    service: Service,
+) -> None:
+    job_id = await grown(service, B)
+    service.report(job_id, 1, [said(Slice("node-a", 2), grants=1)])
+    attempt = live(service, job_id)
+    assert (attempt.grant, attempt.slices, attempt.growing) == (None, (Slice("node-a", 2),), None)
+    assert attempt.node_ids == ("node-a", "node-b"), "something may lie there"
+    service.advance(GROWING_PAUSE.total_seconds())
+    assert growing(service, job_id) is not None
+
+
+async def test_a_grant_to_a_group_that_changed_meanwhile_gives_nothing(service: Service) -> None:
+    job_id = await trains(service, workers=3)
+    seen = growing(service, job_id)
+    assert seen is not None
+    service.report(job_id, 1, [said(Slice("node-a", 2))])
+    assert not give(service, seen, B)
+    now = growing(service, job_id)
+    assert now is not None
+    assert give(service, now, B)
+    assert not give(service, now, B)
+    service.end(job_id, 1, Cause.NODE_LOST)
+    assert not give(service, now, B)
+    assert len(await events_of(service, job_id, "growing")) == 1
+
+
+async def test_the_end_of_an_attempt_clears_all_of_it(service: Service) -> None:
+    job_id = await grown(service, B)
+    service.report(job_id, 1, [said(ONE_OF_A, lacking=1)])
+    service.end(job_id, 1, Cause.NODE_LOST)
+    _, attempts = service.database.read_sync(lambda s: snapshot(s, service.now))
+    assert attempts == ()
+    job = await service.jobs.get(job_id)
+    assert (job.state, job.world_size) == (JobState.QUEUED, 4)
+    assert service.claim(job_id, 1, workers=2) is not None
+    attempt = live(service, job_id)
+    assert (attempt.grant, attempt.node_ids) == (None, ("node-a",))
+
+
+async def test_a_group_below_its_size_explains_what_it_waits_for(service: Service) -> None:
+    job_id = await trains(service)
+    assert (await service.reading.explain(job_id)).reason.message == "trains on 2 workers"
+    reason = policy.Reason("waiting_for_slots", "could use 2 workers more; 0 are free")
+    stay = policy.Stay(job_id, reason, ("job-x",))
+
+    def note() -> int:
+        return service.database.write_sync(lambda s: resizing.note_stays(s, [stay]))
+
+    assert [note(), note()] == [1, 0]
+    explained = await service.reading.explain(job_id)
+    assert explained.reason.message == "trains on 2 workers; could use 2 workers more; 0 are free"
+    assert (explained.blocked_by, explained.expected_start_at) == (["job-x"], None)
+    seen = growing(service, job_id)
+    assert seen is not None
+    assert give(service, seen, B)
+    explained = await service.reading.explain(job_id)
+    assert explained.reason.message == "trains on 2 workers; is being given 1 worker more"
+    service.end(job_id, 1)
+    assert (await service.reading.explain(job_id)).reason.message == "it ended"
+
+
+async def test_a_stay_of_a_job_that_has_ended_is_noted_nowhere(service: Service) -> None:
+    stay = policy.Stay("job-gone", policy.Reason("waiting_for_slots", "nothing is free"))
+    await trains(service)
+    assert service.database.write_sync(lambda s: resizing.note_stays(s, [stay])) == 0

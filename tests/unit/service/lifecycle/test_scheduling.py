@@ -1,0 +1,249 @@
+"""The scheduler's side of SQL: the snapshot, the claim, the reasons, the picture of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from ray_workers.shared.contracts import Cause, Slice
+from service.cluster.port import ClusterNode, ClusterSnapshot
+from service.db.models import AttemptRow
+from service.db.repositories import jobs as repository
+from service.domain.scheduling import policy
+from service.domain.states import IllegalTransition, Trigger
+from service.lifecycle import transitions
+from service.loops.queue_view import snapshot
+from service.nodes import node_table
+from tests.unit.service.helpers import START, Service
+from tests.wire import cluster_node
+
+pytestmark = pytest.mark.anyio
+
+
+def see_nodes(service: Service, *there: ClusterNode) -> None:
+    snapshot = ClusterSnapshot("session-1", "ray://x", "http://dash", False, there)
+    service.database.write_sync(lambda s: node_table.store(s, snapshot, None, service.now))
+
+
+def host(
+    name: str, cpus: float, *, accepted: bool = True, problem: str | None = None
+) -> ClusterNode:
+    return cluster_node(
+        name, {"CPU": cpus}, hostname=f"{name}.lan", accepted=accepted, problem=problem
+    )
+
+
+async def test_of_many_claims_at_once_one_wins(service: Service) -> None:
+    job_id = await service.submit()
+    with ThreadPoolExecutor(8) as pool:
+        claims = list(pool.map(lambda _: service.claim(job_id), range(8)))
+    winners = [claimed for claimed in claims if claimed is not None]
+    assert [claimed.attempt for claimed in winners] == [1]
+    assert len((await service.reading.attempts(job_id)).items) == 1
+    events = (await service.reading.events(job_id)).items
+    assert [event.to_state for event in events] == [JobState.QUEUED, JobState.STARTING]
+
+
+async def test_a_claim_and_a_cancel_at_once_leave_one_story(service: Service) -> None:
+    for _ in range(5):
+        job_id = await service.submit()
+        claimed, job = await asyncio.gather(
+            asyncio.to_thread(service.claim, job_id), service.jobs.cancel(job_id)
+        )
+        state = (await service.jobs.get(job_id)).state
+        assert state == (JobState.CANCELLED if claimed is None else JobState.CANCELLING)
+        assert job.state in (JobState.CANCELLED, JobState.CANCELLING)
+
+
+async def test_a_claim_of_an_older_attempt_is_lost(service: Service) -> None:
+    job_id = await service.running()
+    service.end(job_id, 1, Cause.NODE_LOST)
+    assert service.claim(job_id, 0) is None
+    claimed = service.claim(job_id, 1)
+    assert claimed is not None
+    assert claimed.attempt == 2
+
+
+async def test_the_schema_itself_allows_one_live_attempt_of_a_job(service: Service) -> None:
+    job_id = await service.running()
+    columns = [column.name for column in AttemptRow.__table__.columns]
+    values = ["2" if name == "attempt" else name for name in columns]
+    copy = text(
+        f"INSERT INTO attempts ({', '.join(columns)}) SELECT {', '.join(values)} "
+        "FROM attempts WHERE job_id = :job_id"
+    )
+    with pytest.raises(IntegrityError):
+        service.database.write_sync(lambda s: s.execute(copy, {"job_id": job_id}))
+
+
+async def test_a_claim_says_what_the_launch_needs(service: Service) -> None:
+    job_id = await service.submit(max_runtime_s=60, resources={"num_workers": 2})
+    claimed = service.claim(job_id, workers=2)
+    assert claimed is not None
+    job = await service.jobs.get(job_id)
+    assert claimed.spec.model_dump(mode="json") == job.spec
+    assert (claimed.resume_from, claimed.max_runtime_s) == ((), 60)
+    assert (job.state, job.attempt, job.world_size) == (JobState.STARTING, 1, 2)
+    assert job.reason.message == "starts 2 workers on 1 node"
+
+
+async def test_the_snapshot_shows_the_queue_in_order_and_who_holds_slots(
+    service: Service,
+) -> None:
+    low = await service.submit(priority=10)
+    first = await service.submit(resources={"num_workers": 2, "gpus_per_worker": 1})
+    second = await service.submit()
+    live_id = await service.running(max_runtime_s=9)
+    cancelling = await service.running()
+    await service.jobs.cancel(cancelling)
+    cancelled = await service.submit()
+    await service.jobs.cancel(cancelled)
+    waiting, live = service.database.read_sync(lambda s: snapshot(s, service.now))
+    assert [job.job_id for job in waiting] == [first, second, low]
+    assert waiting[0].request == policy.Request(2, {"CPU": 1.0, "GPU": 1.0})
+    assert {(a.job_id, a.attempt, a.job_state) for a in live} == {
+        (live_id, 1, JobState.RUNNING),
+        (cancelling, 1, JobState.CANCELLING),
+    }
+    (attempt,) = [a for a in live if a.job_id == live_id]
+    assert attempt.slices == (Slice("node-a", 1),)
+    assert (attempt.cluster_session, attempt.max_runtime_s) == ("session-1", 9)
+    assert dict(attempt.cursor) == {"rank-0": 100}
+    service.end(live_id, 1)
+    _, live = service.database.read_sync(lambda s: snapshot(s, service.now))
+    assert [a.job_id for a in live] == [cancelling]
+
+
+async def test_a_requeued_job_keeps_its_place_and_waits_for_its_time(service: Service) -> None:
+    first = await service.running()
+    second = await service.submit()
+    service.end(first, 1, Cause.WORKER_LOST)
+    waiting, _ = service.database.read_sync(lambda s: snapshot(s, service.now))
+    assert [job.job_id for job in waiting] == [first, second]
+    assert waiting[0].not_before == START + timedelta(seconds=1)
+    service.advance(1)
+    waiting, _ = service.database.read_sync(lambda s: snapshot(s, service.now))
+    assert waiting[0].not_before is None
+
+
+async def test_why_a_job_waits_is_stored_once_and_explained(service: Service) -> None:
+    blocker = await service.running(max_runtime_s=100)
+    job_id = await service.submit(resources={"num_workers": 4})
+    reason = policy.Reason("waiting_for_slots", "needs 4 workers of 1 CPU; 1 is free")
+    wait = policy.Wait(job_id, reason, 1, (blocker,))
+
+    def note() -> int:
+        return service.database.write_sync(
+            lambda s: transitions.note_waiting(s, [wait], service.now)
+        )
+
+    assert (note(), note()) == (1, 0)
+    explained = await service.reading.explain(job_id)
+    assert (explained.reason.code, explained.reason.message) == (reason.code, reason.message)
+    assert (explained.position, explained.blocked_by) == (1, [blocker])
+    assert explained.expected_start_at == START + timedelta(seconds=100)
+    assert len((await service.reading.events(job_id)).items) == 1
+    assert (await service.jobs.get(job_id)).position == 1
+    service.claim(job_id, workers=4)
+    assert note() == 0
+    assert (await service.jobs.get(job_id)).position is None
+    explained = await service.reading.explain(job_id)
+    assert (explained.position, explained.blocked_by) == (None, [])
+    assert explained.reason.code == "claimed"
+
+
+async def test_a_waiting_job_names_who_waits_before_it_and_who_runs(service: Service) -> None:
+    runs = await service.running(name="runs")
+    normal = await service.submit(name="normal")
+    urgent = await service.submit(name="urgent", priority=90)
+    last = await service.submit(name="last")
+    await service.submit(name="later")
+    explained = await service.reading.explain(last)
+    assert (explained.position, explained.queue_length) == (3, 4)
+    assert [(job.id, job.name) for job in explained.ahead] == [
+        (urgent, "urgent"),
+        (normal, "normal"),
+    ]
+    assert [(job.id, job.name, job.state) for job in explained.running] == [
+        (runs, "runs", "RUNNING")
+    ]
+    explained = await service.reading.explain(runs)
+    assert (explained.position, explained.ahead, explained.running) == (None, [], [])
+
+
+async def test_a_long_queue_is_counted_and_its_head_is_named(service: Service) -> None:
+    made = [await service.submit() for _ in range(25)]
+    explained = await service.reading.explain(made[-1])
+    assert (explained.position, explained.queue_length) == (25, 25)
+    assert [job.id for job in explained.ahead] == made[:20]
+
+
+async def test_when_a_job_starts_is_not_guessed(service: Service) -> None:
+    endless = await service.running()
+    job_id = await service.submit()
+    wait = policy.Wait(job_id, policy.Reason("waiting_for_slots", "m"), 1, (endless,))
+    service.database.write_sync(lambda s: transitions.note_waiting(s, [wait], service.now))
+    assert (await service.reading.explain(job_id)).expected_start_at is None
+
+
+async def test_a_waiting_job_that_became_impossible_fails_with_the_reason(
+    service: Service,
+) -> None:
+    job_id, running = await service.submit(), await service.running()
+    reason = policy.Reason("unsatisfiable", "no node of the cluster has the accelerator H100")
+
+    def fail(target: str) -> bool:
+        return service.database.write_sync(
+            lambda s: transitions.fail_impossible(s, target, reason, service.now)
+        )
+
+    assert fail(job_id)
+    assert not fail(job_id)
+    assert not fail(running)
+    job = await service.jobs.get(job_id)
+    assert (job.state, job.reason.code) == (JobState.FAILED, "unsatisfiable")
+
+
+async def test_a_move_that_the_table_does_not_have_changes_nothing(service: Service) -> None:
+    job_id = await service.submit()
+
+    def illegal(session: Session) -> None:
+        row = repository.lock(session, job_id)
+        assert row is not None
+        code = "succeeded"
+        transitions.move(session, row, Trigger.SUCCEED, code=code, message="m", now=service.now)
+
+    with pytest.raises(IllegalTransition):
+        service.database.write_sync(illegal)
+    assert (await service.jobs.get(job_id)).state == JobState.QUEUED
+
+
+async def test_the_cluster_is_shown_as_last_seen_with_what_we_hold(service: Service) -> None:
+    assert not (await service.reading.cluster()).connected
+    see_nodes(service, host("node-a", 8.0), host("node-b", 4.0, accepted=False, problem="old"))
+    job_id = await service.running()
+    seen = await service.reading.cluster()
+    assert seen.connected
+    assert (seen.ray_address, seen.ray_dashboard) == ("ray://x", "http://dash")
+    a, b = seen.nodes
+    assert (a.node_id, a.resources, a.held, a.jobs) == (
+        "node-a",
+        {"CPU": 8.0},
+        {"CPU": 1.0},
+        [job_id],
+    )
+    assert (b.accepted, b.reason, b.held, b.jobs) == (False, "old", {}, [])
+    assert (await service.jobs.get(job_id)).links.ray_dashboard == "http://dash"
+    see_nodes(service, host("node-c", 2.0))
+    assert [n.node_id for n in (await service.reading.cluster()).nodes] == ["node-c"]
+    service.database.write_sync(lambda s: node_table.store(s, None, "it is away", service.now))
+    seen = await service.reading.cluster()
+    assert (seen.connected, seen.reason) == (False, "it is away")
+    assert [n.node_id for n in seen.nodes] == ["node-c"]

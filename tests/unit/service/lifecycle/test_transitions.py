@@ -1,0 +1,116 @@
+"""Moves that come too late, or for which nothing is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service.db.models import JobRow
+from service.db.repositories import jobs as repository
+from service.domain.scheduling import policy
+from service.domain.states import Trigger
+from service.lifecycle import transitions
+from tests.unit.service.helpers import Service
+
+pytestmark = pytest.mark.anyio
+
+IMPOSSIBLE = policy.Reason("unsatisfiable", "no node is large enough")
+
+
+def store(service: Service, job_id: str, changed: dict[str, Any]) -> None:
+    """As if another release had stored the document."""
+
+    def change(session: Session) -> None:
+        row = repository.lock(session, job_id)
+        assert row is not None
+        row.spec = row.spec | changed
+
+    service.database.write_sync(change)
+
+
+async def test_a_move_from_a_state_that_is_no_more_changes_nothing(service: Service) -> None:
+    job_id = await service.submit()
+
+    def races(session: Session) -> bool:
+        row = repository.get(session, job_id)
+        assert row is not None
+        session.execute(
+            update(JobRow)
+            .where(JobRow.id == job_id)
+            .values(attempt=1)
+            .execution_options(synchronize_session=False)
+        )
+        return transitions.move(
+            session,
+            row,
+            Trigger.CANCEL,
+            code="cancelled_by_user",
+            message="too late",
+            now=service.now,
+        )
+
+    assert not service.database.write_sync(races)
+    assert (await service.jobs.get(job_id)).state is JobState.QUEUED
+    assert [e.code for e in (await service.reading.events(job_id)).items] == ["submitted"]
+
+
+async def test_a_job_without_running_time_left_is_not_claimed_but_fails(service: Service) -> None:
+    job_id = await service.submit(max_runtime_s=5)
+
+    def spend(session: Session) -> None:
+        row = repository.lock(session, job_id)
+        assert row is not None
+        row.runtime_used_s = 5.0
+
+    service.database.write_sync(spend)
+    assert service.claim(job_id) is None
+    job = await service.jobs.get(job_id)
+    assert (job.state, job.reason.code) == (JobState.FAILED, "runtime_exceeded")
+
+
+async def test_a_job_that_this_release_refuses_is_not_claimed_but_fails(service: Service) -> None:
+    """It was stored by another release, whose rules were others."""
+    job_id = await service.submit()
+    store(service, job_id, {"schedule": "lottery"})
+    assert service.claim(job_id) is None
+    job = await service.jobs.get(job_id)
+    assert (job.state, job.reason.code, job.attempt) == (JobState.FAILED, "document_refused", 0)
+    assert "refuses it: /schedule there is no field 'schedule'" in job.reason.message
+
+
+async def test_a_job_of_a_newer_release_is_not_claimed_but_fails(service: Service) -> None:
+    job_id = await service.submit()
+    store(service, job_id, {"version": 99})
+    assert service.claim(job_id) is None
+    job = await service.jobs.get(job_id)
+    assert (job.state, job.reason.code) == (JobState.FAILED, "document_refused")
+    assert "run the newer dray that wrote it" in job.reason.message
+    assert job.spec["version"] == 99
+
+
+async def test_a_claim_of_a_job_that_moved_on_is_lost(service: Service) -> None:
+    job_id = await service.submit()
+    assert service.claim(job_id, attempt_seen=7) is None
+    assert service.claim("job-that-is-not-there") is None
+    assert service.claim(job_id) is not None
+    assert service.claim(job_id) is None
+
+
+async def test_only_the_attempt_that_was_seen_is_found_impossible(service: Service) -> None:
+    job_id = await service.submit()
+
+    def fail(seen: int | None) -> bool:
+        return service.database.write_sync(
+            lambda s: transitions.fail_impossible(
+                s, job_id, IMPOSSIBLE, service.now, attempt_seen=seen
+            )
+        )
+
+    assert not fail(3)
+    assert (await service.jobs.get(job_id)).state is JobState.QUEUED
+    assert fail(0)
+    assert (await service.jobs.get(job_id)).state is JobState.FAILED

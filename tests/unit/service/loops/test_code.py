@@ -1,0 +1,59 @@
+"""Uploaded code on its way from the upload to the attempt that runs it, and to its deletion."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from dray.code.manifest import FileEntry
+from dray.views import JobState
+from ray_workers.node.folders.code_cache import CodeCache
+from service.code.uploads import KEPT
+from service.runtime import Runtime
+from tests.unit.service.loops.world import World, comes_to, eventually
+
+pytestmark = pytest.mark.anyio
+
+PROGRAM = b"print('hello')\n"
+
+
+async def upload(runtime: Runtime) -> str:
+    part = hashlib.sha256(PROGRAM).hexdigest()
+    await runtime.jobs.code.put_parts({part: PROGRAM}, "default")
+    files = [FileEntry("train.py", len(PROGRAM), False, (part,))]
+    return (await runtime.jobs.code.describe(files, "default")).id
+
+
+async def test_a_node_finds_the_uploaded_files_by_what_the_attempt_says(
+    world: World, tmp_path: Path
+) -> None:
+    runtime = await world.open()
+    code = await upload(runtime)
+    script = {"code": code, "entrypoint": "train.py"}
+    job_id = await world.submit(runtime, "trains", recipe=None, script=script)
+    attempt = await world.fake.launched(job_id)
+    assert attempt.code is not None
+    assert attempt.code.id == code
+    CodeCache(tmp_path / "copies").put_back(attempt.code, attempt.storage_url, tmp_path / "work")
+    assert (tmp_path / "work" / "train.py").read_bytes() == PROGRAM
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    recipe = await world.submit(runtime, "trains")
+    assert (await world.fake.launched(recipe)).code is None
+
+
+async def test_the_retention_deletes_code_that_no_job_has(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.set_timings(retention_period_s=0.05, expiry_period_s=0.05)
+    runtime = await world.open()
+    code = await upload(runtime)
+    monkeypatch.setattr("service.code.uploads.KEPT", -KEPT)  # as if it were long ago
+    folder = runtime.storage.folder
+    assert folder is not None
+
+    async def is_gone() -> bool:
+        return not [path for path in (folder / "code").rglob("*") if path.is_file()]
+
+    await eventually(is_gone, f"{code} is kept though nothing names it")

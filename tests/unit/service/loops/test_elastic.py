@@ -1,0 +1,78 @@
+"""Elastic jobs through the loops: they start with what there is, and grow when slots come back."""
+
+from __future__ import annotations
+
+import pytest
+
+from dray.views import JobState
+from service.runtime import Runtime
+from tests.unit.service.loops.world import (
+    World,
+    comes_to,
+    eventually,
+    keeps_its_promises,
+    reports_step,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def has(runtime: Runtime, job_id: str, world_size: int) -> None:
+    async def is_so() -> bool:
+        return (await runtime.jobs.get(job_id)).world_size == world_size
+
+    await eventually(is_so, f"{job_id} never had {world_size} workers")
+
+
+async def small(world: World, runtime: Runtime) -> tuple[str, str]:
+    """A job that holds three of the four slots, and an elastic one that trains on the last."""
+    other = await world.submit(runtime, "waits", workers=3)
+    await comes_to(runtime, other, JobState.RUNNING)
+    fields = {"elastic": {"min_workers": 1}}
+    job_id = await world.submit(runtime, "waits", workers=3, **fields)
+    await comes_to(runtime, job_id, JobState.RUNNING)
+    await reports_step(runtime, job_id, 1)
+    return job_id, other
+
+
+async def test_it_starts_small_says_why_and_grows_when_slots_are_free(world: World) -> None:
+    runtime = await world.open()
+    job_id, other = await small(world, runtime)
+    assert (await runtime.jobs.get(job_id)).world_size == 1
+    assert (await world.fake.launched(job_id)).min_workers == 1
+
+    async def explained() -> bool:
+        return (await runtime.reading.explain(job_id)).blocked_by == [other]
+
+    await eventually(explained, "it never said what it waits for")
+    said = (await runtime.reading.explain(job_id)).reason.message
+    assert said.endswith(f"could use 2 workers more of 1 CPU; 0 are free, job {other} holds 3")
+    await runtime.jobs.cancel(other)
+    await has(runtime, job_id, 3)
+    held = (await runtime.reading.cluster()).nodes[0].held
+    assert held == {"CPU": 3.0}
+    types = [e.type for e in (await runtime.reading.events(job_id)).items if e.type != "state"]
+    assert types == ["growing", "resized"]
+    await runtime.jobs.cancel(job_id)
+    await comes_to(runtime, job_id, JobState.CANCELLED)
+    await keeps_its_promises(world, runtime, job_id)
+
+
+async def test_a_grant_that_the_group_was_not_told_of_outlives_the_service(world: World) -> None:
+    runtime = await world.open()
+    job_id, other = await small(world, runtime)
+    world.fake.loses_grants = True
+    await runtime.jobs.cancel(other)
+
+    async def granted() -> bool:
+        events = (await runtime.reading.events(job_id)).items
+        return any(event.type == "growing" for event in events)
+
+    await eventually(granted, "it was never given the slots")
+    await world.drop(runtime)
+    world.fake.loses_grants = False
+    again = await world.open()
+    await has(again, job_id, 3)
+    await again.jobs.cancel(job_id)
+    await comes_to(again, job_id, JobState.CANCELLED)
+    await keeps_its_promises(world, again, job_id)

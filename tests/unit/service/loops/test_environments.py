@@ -1,0 +1,149 @@
+"""A job waits without a slot until the nodes of its plan have its environment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dray.views import JobState
+from ray_workers.shared.contracts import BuildState, NodeEnvironment
+from service.loops import environments
+from service.runtime import Runtime
+from tests.fakes.cluster import READY
+from tests.unit.service.loops.world import (
+    World,
+    comes_to,
+    eventually,
+    keeps_its_promises,
+    says,
+    waits,
+)
+
+pytestmark = pytest.mark.anyio
+WITH_PACKAGES: dict[str, Any] = {"environment": {"python_packages": ["hello"]}}
+BUILDING = NodeEnvironment(BuildState.BUILDING, "installs packages", (), (), log="")
+
+
+async def has_event(runtime: Runtime, job_id: str, code: str) -> Any:
+    async def found() -> Any:
+        events = (await runtime.reading.events(job_id)).items
+        return next((event for event in events if event.code == code), None)
+
+    return await eventually(found, f"{job_id} never had the event {code}")
+
+
+async def waits_with(runtime: Runtime, job_id: str, words: str) -> None:
+    """Waits until the job's explanation has these words."""
+
+    async def told() -> bool:
+        reason = (await runtime.reading.explain(job_id)).reason
+        return reason.code == "preparing_environment" and words in reason.message
+
+    await eventually(told, f"{job_id} never said {words!r}")
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "BUILDING_S", 0.02)
+    monkeypatch.setattr(environments, "ASK_AGAIN_S", 0.02)
+
+
+async def test_a_job_waits_for_its_environment_and_others_take_the_slots(world: World) -> None:
+    world.fake.environments["node-a"] = BUILDING
+    runtime = await world.open()
+    job_id = await world.submit(runtime, workers=4, **WITH_PACKAGES)
+    await waits_with(runtime, job_id, "node-a.fake installs packages")
+    await has_event(runtime, job_id, "preparing_environment")
+    other = await world.submit(runtime, workers=4)
+    await comes_to(runtime, other, JobState.SUCCEEDED)
+    assert (await runtime.jobs.get(job_id)).state is JobState.QUEUED
+    world.fake.environments["node-a"] = READY
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    event = await has_event(runtime, job_id, "environment_ready")
+    assert event.data["packages"] == ["hello==1.0"]
+    events = (await runtime.reading.events(job_id)).items
+    assert [e.code for e in events].count("preparing_environment") == 1
+    await keeps_its_promises(world, runtime, job_id)
+
+
+async def test_a_node_that_does_not_answer_holds_up_nobody_else(world: World) -> None:
+    world.fake.environments["node-a"] = None
+    world.fake.add_node("node-b", {"CPU": 1.0})
+    runtime = await world.open()
+    job_id = await world.submit(runtime, workers=4, **WITH_PACKAGES)
+    await says(runtime, job_id, "preparing_environment")
+    with_none = await world.submit(runtime, workers=4)
+    await comes_to(runtime, with_none, JobState.SUCCEEDED)
+    world.fake.environments["node-a"] = READY
+    world.fake.pulse.beat()
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+
+
+async def test_the_installers_sentence_ends_the_job_and_the_next_one_is_tried(
+    world: World,
+) -> None:
+    sentence = "Because no-such was not found in the package registry"
+    world.fake.environments["node-a"] = replace(
+        BUILDING, state=BuildState.FAILED, message=sentence, log="the whole log"
+    )
+    runtime = await world.open()
+    job_id = await world.submit(runtime, max_retries=5, **WITH_PACKAGES)
+    with pytest.raises(AssertionError, match="it ended"):
+        await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    job = await runtime.jobs.get(job_id)
+    assert (job.state, job.attempt) == (JobState.FAILED, 0)
+    assert job.reason.code == "cannot_run"
+    assert sentence in job.reason.message
+    assert (await has_event(runtime, job_id, "cannot_run")).data["log"] == "the whole log"
+    world.fake.environments["node-a"] = READY
+    again = await world.submit(runtime, **WITH_PACKAGES)
+    await comes_to(runtime, again, JobState.SUCCEEDED)
+
+
+async def test_an_index_that_does_not_answer_costs_the_job_nothing(world: World) -> None:
+    world.fake.environments["node-a"] = replace(
+        BUILDING, state=BuildState.UNREACHABLE, message="Failed to fetch: https://index"
+    )
+    runtime = await world.open()
+    job_id = await world.submit(runtime, max_retries=0, **WITH_PACKAGES)
+    await waits_with(runtime, job_id, "tries again: Failed to fetch")
+    world.fake.environments["node-a"] = READY
+    job = await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    assert job.attempt == 1
+
+
+async def test_the_second_job_asks_no_node_again(world: World) -> None:
+    runtime = await world.open()
+    first = await world.submit(runtime, **WITH_PACKAGES)
+    await comes_to(runtime, first, JobState.SUCCEEDED)
+    asked = len(world.fake.preparations)
+    second = await world.submit(runtime, **WITH_PACKAGES)
+    await comes_to(runtime, second, JobState.SUCCEEDED)
+    assert asked == len(world.fake.preparations) == 1
+
+
+async def test_a_job_that_is_cancelled_meanwhile_never_starts(world: World) -> None:
+    world.plays["waits"] = waits
+    world.fake.environments["node-a"] = BUILDING
+    runtime = await world.open()
+    job_id = await world.submit(runtime, **WITH_PACKAGES)
+    await says(runtime, job_id, "preparing_environment")
+    await runtime.jobs.cancel(job_id)
+    world.fake.environments["node-a"] = READY
+    other = await world.submit(runtime)
+    await comes_to(runtime, other, JobState.SUCCEEDED)
+    assert (await runtime.jobs.get(job_id)).state is JobState.CANCELLED
+    assert [spec.job_id for spec in world.fake.launches] == [other]
+
+
+async def test_nodes_get_no_variables_and_jobs_without_packages_ask_nothing(world: World) -> None:
+    runtime = await world.open()
+    plain = await world.submit(runtime, environment={"env": {"A": "canary"}})
+    await comes_to(runtime, plain, JobState.SUCCEEDED)
+    assert world.fake.preparations == []
+    both = await world.submit(runtime, environment={"env": {"A": "canary"}, "secrets": ["TOKEN"]})
+    await comes_to(runtime, both, JobState.SUCCEEDED)
+    assert [node for node, _ in world.fake.preparations] == ["node-a"]
+    assert "canary" not in str(world.fake.preparations)

@@ -1,0 +1,187 @@
+"""Plans by what is known of the cluster, and what a submit makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dray import views
+from dray.requests import PlanRequest
+from dray.spec import JobSpec
+from service.domain.errors import NotPlannable, OutOfMemory
+from service.planning.calibration import STEP_TIME
+from service.planning.model.memory import memory_of
+from service.planning.model.shapes import shapes_of
+from service.planning.service import Plans
+from tests.unit.service.helpers import Service, metrics, resumed
+from tests.unit.service.jobs.test_jobs import see_cluster
+
+pytestmark = pytest.mark.anyio
+
+GIB = 1 << 30
+LARGE = {"name": "gpt", "num_layers": 48, "num_heads": 32, "width": 8192, "context_length": 512}
+
+
+def text(num_workers: int = 2, **parts: Any) -> dict[str, Any]:
+    return {
+        "recipe": "language_model",
+        "data": {"source": "file:///text.txt"},
+        "train": {"global_batch_size": 16},
+        "resources": {"num_workers": num_workers},
+        **parts,
+    }
+
+
+async def test_a_plan_tells_of_every_mesh_and_what_is_not_known(service: Service) -> None:
+    plan = await Plans(service.database).plan(PlanRequest.model_validate(text()))
+    names = {mesh.name for mesh in plan.meshes}
+    assert names == {"data 2", "shard 2", "tensor 2", "pipeline 2", "context 2"}
+    assert plan.chosen == plan.meshes[0].name
+    assert plan.memory_bytes_per_rank is None
+    assert "resources.memory_bytes" in plan.memory_source
+    assert all(mesh.missing_bytes is None for mesh in plan.meshes)
+
+
+async def test_what_a_request_gives_is_what_a_plan_counts_with(service: Service) -> None:
+    given = {"memory_bytes_per_rank": 1000, "flops_per_s": 1e6}
+    plan = await Plans(service.database).plan(PlanRequest.model_validate(text() | given))
+    assert plan.chosen is None
+    assert (plan.memory_bytes_per_rank, plan.calibration.flops_per_s) == (1000, 1e6)
+    assert plan.calibration.source.startswith("flops_per_s as given")
+    for mesh in plan.meshes:
+        assert mesh.missing_bytes == mesh.memory.total_bytes - 1000
+
+
+async def ran(service: Service, step_time_s: float, num_steps: int = 30, **parts: Any) -> None:
+    """A job that succeeded, each step of which took so long."""
+    job_id = await service.running(**text(**parts))
+    steps = (metrics(step, {STEP_TIME: step_time_s}) for step in range(1, num_steps + 1))
+    service.report(job_id, 1, [resumed(0), *steps])
+    service.end(job_id, 1)
+
+
+async def planned(service: Service, **parts: Any) -> views.Plan:
+    return await Plans(service.database).plan(PlanRequest.model_validate(text(**parts)))
+
+
+async def test_times_are_those_that_jobs_here_have_shown(service: Service) -> None:
+    before = await planned(service)
+    assert "not measured" in before.calibration.source
+    await ran(service, 2.0)
+    await ran(service, 8.0)  # that it was slower once, says nothing of the worker
+    after = await planned(service)
+    assert after.calibration.source.startswith("speed as the last 2 jobs on such workers")
+    (one,) = (mesh for mesh in after.meshes if mesh.name == "data 2")
+    assert one.step_time_s == pytest.approx(2.0)
+    quick = await planned(service, resources={"num_workers": 2, "cpus_per_worker": 4})
+    assert quick.meshes[0].compute_s == pytest.approx(after.meshes[0].compute_s / 4)
+
+
+async def test_what_ran_elsewhere_or_hardly_at_all_says_nothing(service: Service) -> None:
+    await ran(service, 2.0, num_steps=5)
+    await ran(service, 2.0, resources={"num_workers": 1, "gpus_per_worker": 1})
+    found = await planned(service)
+    assert "not measured" in found.calibration.source
+
+
+async def test_a_job_that_mostly_sent_says_how_fast_it_computed_at_least(service: Service) -> None:
+    """How long it sent is not known so well that what is left would mean anything."""
+    default = (await planned(service)).calibration.flops_per_s
+    model = {"width": 1024, "num_layers": 1, "context_length": 4}
+    wide = {"model": model, "train": {"global_batch_size": 2}}
+    (mostly_sends,) = (m for m in (await planned(service, **wide)).meshes if m.name == "data 2")
+    assert mostly_sends.send_s > mostly_sends.compute_s
+    await ran(service, 1.001 * mostly_sends.send_s, **wide)
+    assert (await planned(service)).calibration.flops_per_s == default
+    quick_s = 0.5 * mostly_sends.compute_s  # so that it computed twice as fast at the least
+    await ran(service, quick_s, **wide)
+    assert (await planned(service)).calibration.flops_per_s == pytest.approx(2 * default)
+
+
+async def test_what_only_the_data_could_tell_has_no_plan(service: Service) -> None:
+    images = {"recipe": "image_classification", "data": {"source": "file:///folder"}}
+    with pytest.raises(NotPlannable, match="image_size"):
+        await Plans(service.database).plan(PlanRequest.model_validate(images))
+
+
+async def test_auto_becomes_axes_that_every_attempt_uses(service: Service) -> None:
+    needed = memory_of(
+        JobSpec.model_validate(text()), shapes_of(JobSpec.model_validate(text()))
+    ).total
+    resources = {"num_workers": 2, "memory_bytes": needed - 1}  # replicas do not fit
+    spec = JobSpec.model_validate(text(parallel="auto", resources=resources))
+    job, _ = await service.jobs.submit(spec)
+    stored = JobSpec.model_validate(job.spec)
+    assert not stored.parallel.auto
+    assert stored.parallel.num_parts == 2
+    (event,) = (await service.reading.events(job.id)).items
+    assert "parallel: auto became" in event.message
+    assert event.data["planned"] == job.spec["parallel"]
+
+
+async def test_auto_without_a_plan_is_data_alone(service: Service) -> None:
+    images = {
+        "recipe": "image_classification",
+        "data": {"source": "file:///folder"},
+        "parallel": "auto",
+    }
+    job, _ = await service.jobs.submit(JobSpec.model_validate(images))
+    assert JobSpec.model_validate(job.spec).parallel.num_parts == 1
+
+
+async def test_a_job_that_cannot_fit_is_refused_with_what_is_missing(service: Service) -> None:
+    see_cluster(service, CPU=16.0, GPU=8.0, **{"accelerator_type:H100": 1.0})
+    resources = {"num_workers": 2, "gpus_per_worker": 1}
+    spec = JobSpec.model_validate(text(model=LARGE, resources=resources))
+    with pytest.raises(OutOfMemory) as caught:
+        await service.jobs.submit(spec)
+    missing = memory_of(spec, shapes_of(spec)).total - 78 * GIB
+    assert f"({missing} bytes) are missing" in caught.value.message
+    assert caught.value.code == "out_of_memory"
+    assert caught.value.hint
+    assert (await service.jobs.list()).items == []
+
+
+async def test_of_a_type_in_two_sizes_the_smaller_is_planned_for_and_the_larger_refused_by(
+    service: Service,
+) -> None:
+    see_cluster(service, CPU=16.0, GPU=8.0, **{"accelerator_type:A100": 1.0})
+    resources = {"num_workers": 8, "gpus_per_worker": 1}
+    between = LARGE | {"num_layers": 40, "num_heads": 32, "width": 2560}  # 3.1e9 weights
+    spec = JobSpec.model_validate(text(8, model=between, resources=resources))
+    needed = memory_of(spec, shapes_of(spec)).total
+    assert 1.15 * 38 * GIB < needed < 78 * GIB
+    plan = await planned(service, model=between, resources=resources)
+    assert plan.memory_bytes_per_rank == 38 * GIB
+    assert plan.chosen != "data 8"
+    await service.jobs.submit(spec)
+    larger = text(8, model=between | {"num_layers": 70}, resources=resources)
+    with pytest.raises(OutOfMemory, match=r"has 78\.0 GiB \(an A100") as caught:
+        await service.jobs.submit(JobSpec.model_validate(larger))
+    hint = (caught.value.hint or "").removeprefix("it fits with parallel.shard ")
+    fits = JobSpec.model_validate(larger | {"parallel": {"shard": int(hint)}})
+    assert 38 * GIB < memory_of(fits, shapes_of(fits)).total <= 78 * GIB
+
+
+async def test_a_size_that_somebody_has_given_a_node_counts(service: Service) -> None:
+    see_cluster(
+        service,
+        CPU=16.0,
+        GPU=8.0,
+        **{"accelerator_type:A100": 1.0, "accelerator_type:A100-80G": 1.0},
+    )
+    plan = await planned(service, resources={"num_workers": 2, "gpus_per_worker": 1})
+    assert plan.memory_bytes_per_rank == 78 * GIB
+
+
+async def test_where_nobody_knows_the_memory_nothing_is_refused(service: Service) -> None:
+    see_cluster(service, CPU=16.0, GPU=8.0, **{"accelerator_type:UNHEARD-OF": 1.0})
+    resources = {"num_workers": 2, "gpus_per_worker": 1}
+    await service.jobs.submit(JobSpec.model_validate(text(model=LARGE, resources=resources)))
+
+
+async def test_what_was_assumed_is_no_reason_to_refuse(service: Service) -> None:
+    model = LARGE | {"tokenizer": "file:///tokenizer.json"}
+    resources = {"num_workers": 1, "memory_bytes": 1 << 20}
+    await service.jobs.submit(JobSpec.model_validate(text(model=model, resources=resources)))

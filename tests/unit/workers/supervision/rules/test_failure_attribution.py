@@ -1,0 +1,172 @@
+"""Which rank is to blame when a group ends."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from ray_workers.shared.contracts import STORAGE_EXIT_CODE, Cause, Frame, FrameKind
+from ray_workers.supervision.rules.failure_attribution import RankExit, failed_by_echo, judge
+
+
+def said(rank: int, cause: Cause, message: str) -> dict[int, Frame]:
+    body = {"cause": str(cause), "type": "E", "message": message, "traceback": ""}
+    return {rank: Frame(rank, 0, FrameKind.ERROR, 0.0, body)}
+
+
+def exits(*codes: int | None) -> list[RankExit]:
+    return [RankExit.of(rank, code) for rank, code in enumerate(codes)]
+
+
+def test_a_group_whose_ranks_all_end_well_succeeded() -> None:
+    outcome = judge(exits(0, 0), {})
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.SUCCEEDED, None, None)
+
+
+def test_the_rank_with_a_reason_of_its_own_is_named_before_those_that_lost_it() -> None:
+    errors = (
+        said(0, Cause.WORKER_LOST, "peer is gone")
+        | said(1, Cause.USER_ERROR, "the sky is red")
+        | said(2, Cause.WORKER_LOST, "peer is gone")
+    )
+    outcome = judge(exits(1, 1, 1), errors)
+    assert (outcome.cause, outcome.rank) == (Cause.USER_ERROR, 1)
+    assert outcome.message == "the sky is red"
+
+
+def test_a_rank_that_died_without_an_error_is_named_before_those_that_lost_it() -> None:
+    errors = said(0, Cause.WORKER_LOST, "peer is gone") | said(2, Cause.WORKER_LOST, "peer is gone")
+    outcome = judge(exits(1, -9, 1), errors)
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.WORKER_LOST, 1, -9)
+    assert outcome.message == "the process of rank 1 was killed by signal 9"
+
+
+def test_a_kill_where_memory_was_short_says_what_to_do() -> None:
+    outcome = judge([replace(RankExit.of(0, -9), memory_kills=2)], {})
+    assert "2 processes for want of memory: lower train.micro_batch_size" in outcome.message
+
+
+def test_of_reasons_at_unknown_times_one_with_an_error_is_named() -> None:
+    outcome = judge(exits(3, 1), said(1, Cause.USER_ERROR, "the sky is red"))
+    assert (outcome.rank, outcome.message) == (1, "the sky is red")
+
+
+def failing(rank: int, at: float, *, said_at: float | None = None) -> dict[int, Frame]:
+    """An error of its own that a rank raised, and reported at `said_at`."""
+    body = {"cause": "user_error", "type": "E", "message": f"E of {rank}", "traceback": ""}
+    frame_at = at if said_at is None else said_at
+    return {rank: Frame(rank, 0, FrameKind.ERROR, frame_at, {**body, "raised_at": at})}
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_of_several_errors_the_one_that_was_raised_first_is_named(first: int) -> None:
+    errors = {}
+    for rank in range(3):
+        # The traceback of the first takes so long that its report comes last.
+        at, said_at = (100.0, 160.0) if rank == first else (101.0 + rank, 102.0 + rank)
+        errors |= failing(rank, at, said_at=said_at)
+    outcome = judge(exits(1, 1, 1), errors, is_script=True)
+    assert (outcome.rank, outcome.message) == (first, f"E of {first}")
+
+
+def test_a_killed_rank_is_named_before_those_that_hide_its_loss_behind_errors_of_their_own() -> (
+    None
+):
+    killed = replace(RankExit.of(1, -9), ended_at=100.1)
+    echo = replace(RankExit.of(0, 1), ended_at=100.3)
+    outcome = judge([echo, killed], failing(0, 100.0), is_script=True)
+    assert (outcome.rank, outcome.exit_code, outcome.cause) == (1, -9, Cause.WORKER_LOST)
+    killed = replace(killed, ended_at=109.0)
+    assert judge([echo, killed], failing(0, 100.0), is_script=True).rank == 0
+
+
+@pytest.mark.parametrize("claimed", [1e30, -5.0, float("nan"), "soon", None])
+def test_no_rank_can_claim_another_time_than_a_past_one(claimed: object) -> None:
+    errors = failing(0, 100.0) | failing(1, 99.0)
+    errors[0].body["raised_at"] = claimed  # type: ignore[index]
+    assert judge(exits(1, 1), errors).rank == 1
+
+
+def test_a_rank_of_a_script_that_ends_well_before_the_others_is_why_they_fail() -> None:
+    left = replace(RankExit.of(1, 0), ended_at=100.0)
+    errors = said(0, Cause.WORKER_LOST, "Connection closed by peer")
+    errors[0] = replace(errors[0], time=100.2)
+    outcome = judge([RankExit.of(0, 1), left], errors, is_script=True)
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.USER_ERROR, 1, 0)
+    assert outcome.message == (
+        "rank 1 ended with code 0 while the others went on, and rank 0 lost it: "
+        "Connection closed by peer"
+    )
+    assert judge([RankExit.of(0, 1), left], errors).cause is Cause.WORKER_LOST, "of a recipe"
+    later = replace(left, ended_at=107.0)
+    assert judge([RankExit.of(0, 1), later], errors, is_script=True).rank == 0
+
+
+def test_only_ranks_that_all_lost_a_peer_failed_by_echo() -> None:
+    echo = said(0, Cause.WORKER_LOST, "peer is gone")
+    assert failed_by_echo(exits(1), echo)
+    assert not failed_by_echo(exits(1, -9), echo)
+    assert not failed_by_echo(exits(1, 1), echo | said(1, Cause.USER_ERROR, "the sky is red"))
+
+
+def test_where_all_lost_someone_the_first_is_named() -> None:
+    errors = said(0, Cause.WORKER_LOST, "peer 1") | said(1, Cause.WORKER_LOST, "peer 0")
+    outcome = judge(exits(1, 1), errors)
+    assert (outcome.cause, outcome.rank, outcome.message) == (Cause.WORKER_LOST, 0, "peer 1")
+
+
+@pytest.mark.parametrize("code", [STORAGE_EXIT_CODE, -signal.SIGBUS])
+def test_a_rank_that_found_no_room_to_say_why_is_not_the_users_error(code: int) -> None:
+    outcome = judge(exits(0, code), {})
+    assert (outcome.cause, outcome.rank) == (Cause.INFRASTRUCTURE, 1)
+
+
+def test_bad_data_stays_bad_data() -> None:
+    outcome = judge(exits(1, 1), said(1, Cause.BAD_DATA, "a sample is torn"))
+    assert (outcome.cause, outcome.rank) == (Cause.BAD_DATA, 1)
+
+
+def test_a_vanished_worker_explains_whatever_else_failed() -> None:
+    outcome = judge(exits(1, None), said(0, Cause.USER_ERROR, "a broken pipe"))
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (Cause.WORKER_LOST, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (3, Cause.USER_ERROR),
+        (-9, Cause.WORKER_LOST),
+        (-15, Cause.WORKER_LOST),
+        (-1, Cause.WORKER_LOST),
+        (-11, Cause.USER_ERROR),
+        (-6, Cause.USER_ERROR),
+    ],
+)
+def test_signals_from_outside_are_the_infrastructures_and_crashes_the_users(
+    code: int, cause: Cause
+) -> None:
+    outcome = judge(exits(0, code), {})
+    assert (outcome.cause, outcome.rank, outcome.exit_code) == (cause, 1, code)
+    assert str(abs(code)) in outcome.message
+
+
+def test_a_rank_that_nccls_watchdog_aborts_lost_its_peers() -> None:
+    outcome = judge(exits(-6, -6), {}, under_nccl=True)
+    assert (outcome.cause, outcome.rank) == (Cause.WORKER_LOST, 0)
+    assert "NCCL's watchdog" in outcome.message
+    assert judge(exits(-6, -11), {}, under_nccl=True).rank == 1
+    assert judge(exits(-6, 3), {}, under_nccl=True).cause is Cause.USER_ERROR
+    told = said(1, Cause.USER_ERROR, "device-side assert triggered")
+    outcome = judge(exits(-6, -6), told, under_nccl=True)
+    assert (outcome.cause, outcome.rank) == (Cause.USER_ERROR, 1)
+    assert judge(exits(-11), {}, under_nccl=True).cause is Cause.USER_ERROR
+
+
+def test_the_end_of_a_nodes_forkserver_is_nobodys() -> None:
+    lost = replace(RankExit.of(1, None), lost_forkserver=True)
+    outcome = judge([RankExit.of(0, 1), lost], said(0, Cause.WORKER_LOST, "peer is gone"))
+    assert (outcome.cause, outcome.rank) == (Cause.NODE_LOST, 1)
+    assert "forkserver" in outcome.message
+    assert judge([RankExit.of(0, None)], {}).cause is Cause.WORKER_LOST

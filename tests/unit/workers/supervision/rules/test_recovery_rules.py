@@ -1,0 +1,188 @@
+"""Which losses recover in place, and which do not."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dray.spec import JobSpec
+from ray_workers.shared.contracts import Cause, Frame, FrameKind
+from ray_workers.shared.heartbeat import RankObservation
+from ray_workers.supervision.rules import recovery_rules
+from ray_workers.supervision.rules.failure_attribution import RankExit
+from ray_workers.supervision.rules.recovery_rules import (
+    MOST_WITHOUT_A_STEP,
+    RecoveryState,
+    Regrouping,
+)
+from tests.unit.workers.supervision.observed import observation
+
+RECIPE: dict[str, Any] = {"recipe": "image_classification"}
+SCRIPT: dict[str, Any] = {"script": {"entrypoint": "train.py"}}
+
+
+def error(rank: int, cause: Cause) -> Frame:
+    return Frame(rank, 0, FrameKind.ERROR, 0.0, {"cause": cause, "message": "m"})
+
+
+def refused(
+    *lost: RankExit,
+    errors: dict[int, Frame] | None = None,
+    survivors: int = 1,
+    without_a_step: int = 0,
+) -> str | None:
+    return recovery_rules.refused(
+        lost, errors or {}, num_holders=survivors, without_a_step=without_a_step
+    )
+
+
+def why_never(changes: dict[str, Any], *, workers: int = 2, gpus: bool = False) -> str | None:
+    document = JobSpec.model_validate({"resources": {"num_workers": 2}} | changes)
+    return recovery_rules.why_never(document, num_workers=workers, has_gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "may"),
+    [
+        (RECIPE, {}, True),
+        (RECIPE, {"has_gpus": True}, False),
+        (SCRIPT, {}, True),
+        (SCRIPT, {"num_workers": 1}, False),
+        (SCRIPT, {"has_gpus": True}, False),
+        ({"script": {"entrypoint": "train.py", "framework": "jax"}}, {}, False),
+    ],
+)
+def test_a_script_of_one_program_on_cpu_may_recover(
+    changes: dict[str, Any], kind: dict[str, Any], may: bool
+) -> None:
+    document = JobSpec.model_validate({"resources": {"num_workers": 2}} | changes)
+    asked = {"num_workers": 2, "has_gpus": False} | kind
+    assert recovery_rules.may_recover(document, **asked) is may
+
+
+def test_a_script_is_prepared_once_a_running_process_of_it_shows_that() -> None:
+    seen = [observation(0, is_prepared=True), observation(1)]
+    assert recovery_rules.are_prepared(seen, {(0, 0), (1, 0)})
+    assert not recovery_rules.are_prepared(seen, {(1, 0)})
+    assert not recovery_rules.are_prepared([], {(0, 0)})
+
+
+def test_a_group_that_holds_one_state_together_recovers() -> None:
+    assert why_never(RECIPE) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "said"),
+    [
+        (SCRIPT, {}, "only if it calls dray.train.prepare"),
+        (SCRIPT, {"workers": 1}, "only if it calls dray.train.prepare"),
+        (RECIPE, {"workers": 1}, "nobody else holds its state"),
+        (RECIPE, {"gpus": True}, "half a step on"),
+        (RECIPE | {"parallel": {"shard": 2}}, {}, "each has parts that nobody else has"),
+        (RECIPE | {"sync": {"every": 4}}, {}, "each has its own state"),
+    ],
+)
+def test_each_kind_that_never_recovers_has_its_reason(
+    changes: dict[str, Any], kind: dict[str, Any], said: str
+) -> None:
+    why = why_never(changes, **kind)
+    assert why is not None
+    assert said in why
+
+
+@pytest.mark.parametrize("code", [-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, None])
+def test_a_rank_that_was_killed_or_vanished_is_replaced(code: int | None) -> None:
+    assert refused(RankExit.of(1, code)) is None
+
+
+def test_a_rank_that_lost_the_others_is_replaced() -> None:
+    assert refused(RankExit.of(1, 1), errors={1: error(1, Cause.WORKER_LOST)}) is None
+
+
+def test_an_error_of_ones_own_would_come_again() -> None:
+    reason = refused(RankExit.of(1, 1), errors={1: error(1, Cause.USER_ERROR)})
+    assert reason == "rank 1 ended by an error of its own"
+    assert refused(RankExit.of(1, 3)) == "rank 1 exited with code 3"
+    both = [RankExit.of(0, -signal.SIGKILL), RankExit.of(1, 1)]
+    assert refused(*both, errors={1: error(1, Cause.BAD_DATA)}) is not None
+
+
+def test_without_a_survivor_there_is_no_state_left() -> None:
+    reason = refused(RankExit.of(0, -9), RankExit.of(1, -9), survivors=0)
+    assert reason == "nobody is left who holds the state"
+
+
+def process(seat: int, incarnation: int, step: int) -> RankObservation:
+    return observation(seat, incarnation=incarnation, step=step)
+
+
+def test_a_replacement_holds_no_state_until_it_is_in_the_group() -> None:
+    dead, survivor, replacement = process(1, 0, 40), process(0, 0, 41), process(1, 1, 0)
+    observations = [dead, survivor, replacement]
+    assert holders(observations, {(0, 0), (1, 1)}) == 1
+    assert holders(observations, {(1, 1)}) == 0, "it would begin anew, without step 41"
+    assert holders([dead, survivor, process(1, 1, 41)], {(1, 1)}) == 1
+
+
+def test_what_a_lost_node_had_done_is_not_forgotten() -> None:
+    assert holders([process(1, 1, 0)], {(1, 1)}, furthest_step=41) == 0
+
+
+def test_before_the_first_step_nobody_has_a_state_to_lose() -> None:
+    assert holders([process(0, 0, 0), process(1, 0, 0)], {(1, 0)}) == 1
+    assert holders([], {(1, 0)}) == 1
+
+
+def holders(
+    observations: list[RankObservation], running: set[tuple[int, int]], furthest_step: int = 0
+) -> int:
+    return recovery_rules.num_holders(observations, running, furthest_step=furthest_step)
+
+
+def test_a_group_that_breaks_before_every_step_does_not_recover_for_ever() -> None:
+    assert refused(RankExit.of(0, -9), without_a_step=MOST_WITHOUT_A_STEP - 1) is None
+    reason = refused(RankExit.of(0, -9), without_a_step=MOST_WITHOUT_A_STEP)
+    assert reason is not None
+    assert "without a step in between" in reason
+
+
+def test_ranks_that_are_lost_on_the_way_are_recovered_with_those_before() -> None:
+    first = RecoveryState(announced_at=3.0).begin([2], began_at=100.0, furthest_step=41)
+    assert (first.round, first.announced_at) == (1, None)
+    assert first.regrouping == Regrouping((2,), 100.0, 41)
+    again = first.begin([1], began_at=120.0, furthest_step=7)
+    assert (again.round, again.regrouping) == (2, Regrouping((1, 2), 100.0, 41))
+
+
+def test_the_wait_for_slots_begins_when_the_first_worker_is_lacking() -> None:
+    lacks = RecoveryState().lack(1, now=5.0).lack(2, now=9.0)
+    assert (lacks.num_lacking, lacks.lacking_since) == (2, 5.0)
+    assert lacks.lack(0, now=10.0) == RecoveryState()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (None, "the worker of rank 3 vanished"),
+        (1, "rank 3 lost the others"),
+        (-9, "rank 3 was killed by SIGKILL"),
+        (-11, "rank 3 was killed by SIGSEGV"),
+        (-99, "rank 3 was killed by signal 99"),
+    ],
+)
+def test_how_it_ended_is_said_in_a_few_words(code: int | None, words: str) -> None:
+    assert recovery_rules.how(RankExit.of(3, code)) == words
+
+
+def test_where_memory_was_short_a_kill_says_so() -> None:
+    said = recovery_rules.how(replace(RankExit.of(3, -9), memory_kills=1))
+    assert said.startswith(
+        "rank 3 was killed by SIGKILL (meanwhile the kernel of its node ended 1 "
+    )
+    assert (
+        recovery_rules.how(replace(RankExit.of(3, -11), memory_kills=1))
+        == "rank 3 was killed by SIGSEGV"
+    )
