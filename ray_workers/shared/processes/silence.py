@@ -107,12 +107,18 @@ class Silence:
         """The answer to a question that was just sent; TimeoutError if it does not come in time.
 
         An answer that comes later is a sign of life as well: on an overloaded machine each may
-        take longer than its limit.
+        take longer than its limit. The clock is read meanwhile, or a wait of more than `MAX_GAP_S`
+        would count as one in which this process itself stood still.
         """
         self.asked(name)
         asking = asyncio.ensure_future(answer)
         asking.add_done_callback(lambda asked: self._came(name, asked))
-        if not (await asyncio.wait({asking}, timeout=limit_s))[0]:
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + limit_s
+        while not asking.done() and (left_s := ends_at - loop.time()) > 0:
+            await asyncio.wait({asking}, timeout=min(left_s, MAX_GAP_S / 2))
+            self._clock.time()
+        if not asking.done():
             raise TimeoutError
         return asking.result()
 

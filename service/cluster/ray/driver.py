@@ -208,7 +208,8 @@ class RayCluster:
         """
         key = (ref.job_id, ref.attempt)
         silent_s, since = self._silence.seconds(key), self._silence.since(key)
-        limit_s = self._limits.replace_s if key in self._heard else self._limits.start_s
+        has_started = key in self._heard or cursor  # another gateway may have heard it
+        limit_s = self._limits.replace_s if has_started else self._limits.start_s
         slowness = await self._slowness(ref)
         if silent_s > limit_s * slowness:
             await self.snapshot()

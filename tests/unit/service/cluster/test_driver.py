@@ -98,6 +98,16 @@ async def test_a_supervisor_has_as_many_times_longer_to_answer_as_its_machine_is
     assert await ground.silent_for(10 * LIMIT_S + 1)
 
 
+async def test_a_new_gateway_knows_a_supervisor_that_has_reported_from_one_that_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground(monkeypatch, slowness=1.0)
+    ground.cluster._heard.clear()
+    assert not await ground.silent_for(LIMIT_S + 1)
+    await ground.cluster._silent_reply(ground.ref, {"supervisor": 7})
+    assert ground.ended == [ground.supervisor]
+
+
 @pytest.mark.parametrize(("slowness", "excused"), [(10.0, 10.0), (2.0, 1.0), (None, 1.0)])
 async def test_only_an_overloaded_machine_excuses_the_end_of_a_silent_supervisor(
     monkeypatch: pytest.MonkeyPatch, slowness: float | None, excused: float

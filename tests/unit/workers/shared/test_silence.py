@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -56,6 +57,21 @@ async def test_an_answer_that_comes_late_is_a_sign_of_life() -> None:
     answer.set_result("late")
     await asyncio.sleep(0)
     assert silence.seconds("a") == 0.0
+
+
+@pytest.mark.anyio
+async def test_all_of_a_long_wait_for_an_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_workers.shared.processes.silence.MAX_GAP_S", 0.02)
+    readings: list[float] = []
+
+    def now() -> float:
+        readings.append(time.monotonic())
+        return readings[-1]
+
+    silence = Silence(AwakeClock(now))
+    with pytest.raises(TimeoutError):
+        await silence.ask("a", 0.5, asyncio.get_running_loop().create_future())
+    assert len(readings) > 5, "seconds between two readings further apart are not counted"
 
 
 @pytest.mark.anyio
