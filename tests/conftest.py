@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,20 @@ from tests.integration.fixtures import client, embedded, script_path
 from tests.postgres import new_postgres
 
 __all__ = ["client", "embedded", "script_path"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Hide from the garbage collector all that is imported and collected: it is kept to the end,
+    and to look through it takes half a second each time. The rest is looked through less often than
+    by default, which saves a twentieth of the time."""
+    gc.set_threshold(5_000, 10, 10)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -63,15 +78,23 @@ def module_postgres_url(_postgres: str) -> Iterator[str]:
 
 @contextmanager
 def _emptied_afterwards(url: str) -> Iterator[None]:
-    """Emptied rather than made anew, which takes a hundred times as long."""
+    """Emptied rather than made anew, which takes a hundred times as long: tables with rows alone,
+    because to truncate all of them takes three times as long as to find these."""
     yield
-    tables = ", ".join(Base.metadata.tables)
+    with_rows = " UNION ALL ".join(
+        f"SELECT '{name}' WHERE EXISTS (SELECT FROM {name})" for name in Base.metadata.tables
+    )
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
-        connection.execute(f"TRUNCATE {tables} RESTART IDENTITY")
+        if tables := [name for (name,) in connection.execute(with_rows).fetchall()]:
+            connection.execute(f"TRUNCATE {', '.join(tables)} CASCADE")
+        connection.execute(
+            "SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false)"
+            " FROM pg_sequences WHERE last_value IS NOT NULL"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,11 @@ def soak(*values: Any) -> Any:
     return pytest.param(*values, marks=SOAK)
 
 
+ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite", soak("postgresql")], indirect=True)
+"""Of a test with a database whose subject is a rule and no statement of SQL: `make test` tries it
+on SQLite alone."""
+
+
 def soak_but(names: Iterable[Any], *, short: Collection[Any]) -> list[Any]:
     """`names` as parameters, of which `make test` tries those in `short`, `make soak` all.
 

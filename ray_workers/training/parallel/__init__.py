@@ -5,8 +5,8 @@ from __future__ import annotations
 from ray_workers.training.parallel.data_parallel.ddp import deterministic_ddp, plain_ddp
 from ray_workers.training.parallel.data_parallel.load_balance import load_balanced_ddp
 from ray_workers.training.parallel.data_parallel.local_sgd import local_sgd
-from ray_workers.training.parallel.data_parallel.zero1 import Zero1
-from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel
+from ray_workers.training.parallel.data_parallel.zero1 import zero1
+from ray_workers.training.parallel.model_parallel.model_parallel import sharded
 from ray_workers.training.parallel.strategy import DataPart, Strategy, StrategyContext
 
 __all__ = ["DataPart", "Strategy", "StrategyContext", "strategy_of"]
@@ -16,7 +16,7 @@ def strategy_of(given: StrategyContext) -> Strategy:
     """The one that the job document asks for."""
     spec = given.spec
     if spec.is_divided:
-        return Zero1(given) if spec.parallel.zero == 1 else ModelParallel(given)
+        return zero1(given) if spec.parallel.zero == 1 else sharded(given)
     if spec.takes_local_steps:
         return local_sgd(given)
     if spec.parallel.balance == "auto":

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
+from api import __main__ as program
 from service.cluster.port import ClusterSnapshot
 from service.nodes import node_table
 from tests.unit.api.matrix import TOKEN, held
-from tests.unit.api.serving import LiveServer, serving
+from tests.unit.api.serving import LiveServer, Refused, serving
 from tests.wire import cluster_node
 
 
@@ -53,3 +57,22 @@ def unchanged(site: LiveServer) -> Iterator[None]:
     before = held(site)
     yield
     assert held(site) == before
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Start the server in this process, which it leaves as it is, and return why it can't start."""
+    for name in [name for name in os.environ if name.startswith("DRAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "argv", ["api", "--no-loops"])
+    monkeypatch.setattr(program, "write_privately", lambda: None)
+    monkeypatch.setattr(program.connections, "raise_descriptor_limit", lambda: None)
+    monkeypatch.setattr(program.logging_setup, "configure", lambda _: None)
+
+    def start(home: Path, **environment: str) -> str:
+        for name, value in {"DRAY_HOME": str(home), "DRAY_PORT": "0", **environment}.items():
+            monkeypatch.setenv(name, value)
+        assert program.main() == 1
+        return capsys.readouterr().err
+
+    return start

@@ -26,6 +26,8 @@ from service.config.settings import Settings
 from service.db.notifications import events_of
 from tests.unit.service.helpers import Service
 
+Refused = Callable[..., str]
+"""(home, variables of the environment) -> what a server says that can't start."""
 DEADLINE_S = 60.0
 """What is said to come has come long before, on a slow machine too."""
 

@@ -19,8 +19,9 @@ from service.db.migrate import migrate
 from service.db.session import Database
 from service.domain.errors import DatabaseUnavailable
 from service.runtime import Runtime
-from tests.marks import SOAK, soak
-from tests.unit.api.test_server import ROOT, command, refusal
+from tests.marks import soak
+from tests.unit.api.serving import Refused
+from tests.unit.api.test_server import ROOT, refusal
 
 
 def _no_database(path: Path) -> None:
@@ -67,20 +68,20 @@ def home(tmp_path: Path) -> Path:
     ("break_", "said"),
     [
         (_no_database, "{path} is damaged (file is not a database): put a backup in"),
-        soak(_truncated, "{path} is damaged (database disk image is malformed): put a backup in"),
-        soak(_emptied, "{path} is damaged (it is empty): put a backup in"),
-        soak(_folder, "{path} is a folder and no file: move it away"),
-        soak(_of_another_program, "{path} can't be used (table jobs already exists)"),
+        (_truncated, "{path} is damaged (database disk image is malformed): put a backup in"),
+        (_emptied, "{path} is damaged (it is empty): put a backup in"),
+        (_folder, "{path} is a folder and no file: move it away"),
+        (_of_another_program, "{path} can't be used (table jobs already exists)"),
         (_of_a_newer_version, "{path} is at revision 9999, which this dray does not know"),
     ],
 )
 @pytest.mark.parametrize("program", ["api", soak("service")])
 def test_a_database_that_can_not_be_used_is_named(
-    home: Path, break_: Callable[[Path], None], said: str, program: str
+    refused: Refused, home: Path, break_: Callable[[Path], None], said: str, program: str
 ) -> None:
     path = home / "dray.db"
     break_(path)
-    text = refusal(command(home) if program == "api" else _service(home))
+    text = refused(home) if program == "api" else refusal(_service(home))
     last = text.strip().splitlines()[-1]
     assert said.format(path=path) in last
     assert last.startswith("the database ")
@@ -104,34 +105,38 @@ def test_a_new_database_may_be_an_empty_file(tmp_path: Path) -> None:
     database.close()
 
 
-@pytest.mark.parametrize("below", ["", soak("home")])
-def test_a_home_that_is_or_lies_below_a_file_is_named(tmp_path: Path, below: str) -> None:
+@pytest.mark.parametrize("below", ["", "home"])
+def test_a_home_that_is_or_lies_below_a_file_is_named(
+    refused: Refused, tmp_path: Path, below: str
+) -> None:
     (tmp_path / "file").write_text("")
     home = tmp_path / "file" / below
-    text = refusal(command(home))
+    text = refused(home)
     assert text.count("\n") == 1
     assert text.startswith(f"the home {home} is")
     assert "set DRAY_HOME" in text
 
 
-@SOAK
-def test_a_storage_that_is_a_file_is_named(tmp_path: Path) -> None:
+def test_a_storage_that_is_a_file_is_named(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    text = refusal(command(tmp_path / "home", DRAY_STORAGE_URL=(tmp_path / "file").as_uri()))
+    text = refused(tmp_path / "home", DRAY_STORAGE_URL=(tmp_path / "file").as_uri())
     assert f"the storage {(tmp_path / 'file').as_uri()} is no folder" in text
 
 
-@SOAK
-def test_a_folder_of_the_database_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_of_the_database_that_can_not_be_made_is_named(
+    refused: Refused, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     url = f"sqlite:///{tmp_path}/file/dray.db"
-    text = refusal(command(tmp_path / "home", DRAY_DATABASE_URL=url))
+    text = refused(tmp_path / "home", DRAY_DATABASE_URL=url)
     assert f"the folder of the database, {tmp_path}/file, is no folder" in text
 
 
-def test_a_server_of_the_database_that_does_not_answer_is_named(tmp_path: Path) -> None:
+def test_a_server_of_the_database_that_does_not_answer_is_named(
+    refused: Refused, tmp_path: Path
+) -> None:
     url = "postgresql://dray:secret@127.0.0.1:1/dray"
-    text = refusal(command(tmp_path / "home", DRAY_DATABASE_URL=url))
+    text = refused(tmp_path / "home", DRAY_DATABASE_URL=url)
     assert "127.0.0.1:1/dray can't be used: " in text
     assert "secret" not in text
 

@@ -18,7 +18,8 @@ import httpx
 import pytest
 
 from api.__main__ import _unless_stopped
-from tests.marks import soak
+from tests.marks import soak_but
+from tests.unit.api.serving import Refused
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,7 +39,7 @@ def command(home: Path, **environment: str) -> subprocess.Popen[str]:
 
 def refusal(process: subprocess.Popen[str]) -> str:
     """What a server that can't start says; it must be a sentence and no traceback."""
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 1, said
     assert "Traceback" not in said
     return said
@@ -51,7 +52,7 @@ def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert process.stdout is not None
         line = process.stdout.readline()
         found = re.search(r"http://\S+", line)
-        assert found, line or process.communicate(timeout=10)[1]
+        assert found, line or process.communicate(timeout=120)[1]
         yield process, found[0]
     finally:
         process.kill()
@@ -65,7 +66,9 @@ def submit(url: str) -> str:
     return job_id
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", soak_but([signal.SIGTERM, signal.SIGINT], short=[signal.SIGTERM])
+)
 def test_it_says_where_it_is_and_stops_in_order_though_somebody_waits(
     running: tuple[subprocess.Popen[str], str], number: signal.Signals
 ) -> None:
@@ -116,15 +119,17 @@ def test_it_does_not_listen_to_others_without_tokens(tmp_path: Path) -> None:
     assert "DRAY_TOKENS_FILE" in said
 
 
-def test_it_does_not_start_with_a_tokens_file_that_is_missing(tmp_path: Path) -> None:
+def test_it_does_not_start_with_a_tokens_file_that_is_missing(
+    refused: Refused, tmp_path: Path
+) -> None:
     path = str(tmp_path / "none")
-    assert path in refusal(command(tmp_path, DRAY_HOST="0.0.0.0", DRAY_TOKENS_FILE=path))
+    assert path in refused(tmp_path, DRAY_HOST="0.0.0.0", DRAY_TOKENS_FILE=path)
 
 
-def test_it_says_so_when_its_port_is_taken(tmp_path: Path) -> None:
+def test_it_says_so_when_its_port_is_taken(refused: Refused, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        said = refusal(command(tmp_path, DRAY_PORT=port))
+        said = refused(tmp_path, DRAY_PORT=port)
     assert port in said
     assert "DRAY_PORT" in said
 
@@ -133,12 +138,14 @@ def test_it_says_so_when_its_port_is_taken(tmp_path: Path) -> None:
     ("name", "value"),
     [
         ("DRAY_DATABASE_URL", "mysql://x/y"),
-        soak("DRAY_PORT", "many"),
-        soak("DRAY_SCHEDULER_TICK_S", "0"),
+        ("DRAY_PORT", "many"),
+        ("DRAY_SCHEDULER_TICK_S", "0"),
     ],
 )
-def test_a_setting_that_is_wrong_is_named(tmp_path: Path, name: str, value: str) -> None:
-    assert name in refusal(command(tmp_path, **{name: value}))
+def test_a_setting_that_is_wrong_is_named(
+    refused: Refused, tmp_path: Path, name: str, value: str
+) -> None:
+    assert name in refused(tmp_path, **{name: value})
 
 
 @pytest.mark.anyio

@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-
-from ray_workers.training.core.progress import TORN
+from torch import Tensor
 
 with warnings.catch_warnings():
     # torch compiles its functional optimizers by a way that it has deprecated itself.
@@ -25,78 +23,41 @@ with warnings.catch_warnings():
 
 from ray_workers.training import devices
 from ray_workers.training.core import compat_torch
-from ray_workers.training.data.prefetcher import Prefetcher
+from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
 from ray_workers.training.parallel.data_parallel.compression import (
     compressed_or_plain,
     compression_of,
     takes_momentum,
 )
-from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel
+from ray_workers.training.parallel.meta_init import materialise
+from ray_workers.training.parallel.model_parallel.context_parallel import Context
+from ray_workers.training.parallel.model_parallel.device_mesh import Mesh
+from ray_workers.training.parallel.model_parallel.model_parallel import Division, ModelParallel
 from ray_workers.training.parallel.optim.optimizer_step import (
     OptimizerStep,
     load_named_state,
     named_state,
 )
+from ray_workers.training.parallel.strategy import StrategyContext
 
 
-class Zero1(ModelParallel):
+def zero1(given: StrategyContext) -> ModelParallel:
     """The ranks of a `shard` group have parts of the optimizer's state alone."""
+    return ModelParallel(given, _divided_state)
 
-    _is_torn = False
-    """Whether the group broke in the midst of an update, and no peer has given its state since."""
 
-    def _build(self) -> None:
-        self.model = self._stage(0, 1)
-        self.gradients = compressed_or_plain(self.given, self.model)
-        page = self.given.page
-        self.update = self._spread_update = Zero1Step(
-            *(self.model, self.gradients, self.options, self.device),
-            has_momentum=not takes_momentum(compression_of(self.given.spec)),
-            group=self.mesh.holders,
-            is_asked_to_leave=lambda: page.is_asked_to_leave,
-        )
-        self._parameters = dict(self.model.named_parameters())
-
-    def _shard(self, model: nn.Module, mesh: Any) -> None:
-        """The parameters stay whole."""
-
-    def leave_group(self) -> None:
-        if self._is_built:
-            self._is_torn |= self._spread_update.is_torn
-        super().leave_group()
-
-    def sync_progress(
-        self, progress: int, state: Callable[[], Mapping[str, Any]]
-    ) -> tuple[int, dict[str, Any] | None]:
-        return super().sync_progress(TORN if self._is_torn else progress, state)
-
-    def load_peer_state(self, state: Mapping[str, Any]) -> None:
-        super().load_peer_state(state)
-        self._is_torn = False
-
-    def prepare(self, feed: Prefetcher, step: int) -> None:
-        super().prepare(feed, step)
-        if step:
-            self.gradients.settle_buckets(lambda: feed.at(1).shares)
-
-    @property
-    def preemption_requested(self) -> bool:
-        return self._spread_update.preemption_requested
-
-    def consolidate(self) -> None:
-        if self.mesh.at["data"] == 0:  # its groups have all there is
-            self._spread_update.consolidate()
-        super().consolidate()
-
-    def _gathered(self, own: dict[str, Any]) -> dict[str, Any] | None:
-        return own if self.rank == 0 else None
-
-    def load_model(self, whole: Mapping[str, Tensor]) -> None:
-        super().load_model(whole)
-        self.update.start_average()
-
-    def trained(self) -> nn.Module | None:
-        return copy.deepcopy(self.update.weights) if self.rank == 0 else None
+def _divided_state(given: StrategyContext, mesh: Mesh, context: Context | None) -> Division:
+    model = copy.deepcopy(given.workload.model)
+    prepare_blocks(model, given.spec.train)
+    materialise(model, given.device, given.spec.train.seed)
+    gradients = compressed_or_plain(given, model)
+    update = Zero1Step(
+        *(model, gradients, given.spec.train, given.device),
+        has_momentum=not takes_momentum(compression_of(given.spec)),
+        group=mesh.holders,
+        is_asked_to_leave=lambda: given.page.is_asked_to_leave,
+    )
+    return Division(model, gradients, update, Zero1Sync(update, mesh), is_whole=True)
 
 
 class Zero1Step(OptimizerStep):
@@ -148,6 +109,27 @@ class Zero1Step(OptimizerStep):
         # `ZeroRedundancyOptimizer.load_state_dict` would move `step` to the CPU, where a fused
         # optimizer on a GPU can't use it (pytorch/pytorch#124133).
         load_named_state(self._spread.optim, self._names, state, part)
+
+
+class Zero1Sync:
+    """The part of the strategy that brings the optimizer's state together; the update knows the
+    rest."""
+
+    def __init__(self, update: Zero1Step, mesh: Mesh) -> None:
+        self._update = update
+        self._mesh = mesh
+
+    @property
+    def preemption_requested(self) -> bool:
+        return self._update.preemption_requested
+
+    @property
+    def is_torn(self) -> bool:
+        return self._update.is_torn
+
+    def consolidate(self) -> None:
+        if self._mesh.at["data"] == 0:  # its groups have all there is
+            self._update.consolidate()
 
 
 def _spread_over(

@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -22,11 +23,12 @@ from torch.distributed.tensor import DTensor
 
 from dray.spec import Parallel
 from ray_workers.training.core.errors import PartsLostError
-from ray_workers.training.core.progress import NOTHING, Progress
-from ray_workers.training.data.prefetcher import Prefetcher
+from ray_workers.training.core.progress import NOTHING, TORN, Progress
+from ray_workers.training.data.prefetcher import Piece, Prefetcher
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.parallel.activation_checkpointing import listed_parts, prepare_blocks
 from ray_workers.training.parallel.dtensor import Apart, local, part_of, whole_of
+from ray_workers.training.parallel.gradients import GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.model_parallel.context_parallel import Context
 from ray_workers.training.parallel.model_parallel.device_mesh import Mesh
@@ -36,7 +38,10 @@ from ray_workers.training.parallel.model_parallel.pipeline import (
     Stages,
 )
 from ray_workers.training.parallel.model_parallel.sharded_gradients import ShardedGradientEngine
-from ray_workers.training.parallel.optim.optimizer_step import ShardedOptimizerStep
+from ray_workers.training.parallel.optim.optimizer_step import (
+    OptimizerStep,
+    ShardedOptimizerStep,
+)
 from ray_workers.training.parallel.strategy import AUTOCAST, DataPart, Strategy, StrategyContext
 
 # FSDP2 warns, in each evaluation, of operations in place on a view: nothing here changes a model's
@@ -57,81 +62,90 @@ class ParallelizableModel(Protocol):
         """Compute this rank's part of the places of each sample."""
 
 
+class PartSync(Protocol):
+    """The part of a strategy that the ranks of a mesh do together besides exchanging gradients."""
+
+    @property
+    def preemption_requested(self) -> bool:
+        """Whether any rank had been asked to leave at the last step: all save together."""
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether an update began and this rank has only a part of its result."""
+
+    def consolidate(self) -> None:
+        """Make the state of `update` ready to be gathered. A collective."""
+
+
+class ShardedSync:
+    """The sync of sharded parts, which the gradients carry. A step changes a rank's parts alone."""
+
+    is_torn = False
+
+    def __init__(self, gradients: ShardedGradientEngine) -> None:
+        self._gradients = gradients
+
+    @property
+    def preemption_requested(self) -> bool:
+        return self._gradients.preemption_requested
+
+    def consolidate(self) -> None:
+        """The parts are gathered one by one, as DTensors."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """A rank's part of the model in one group, and the parts of the strategy that train it."""
+
+    model: nn.Module
+    gradients: GradientEngine
+    update: OptimizerStep
+    sync: PartSync
+    pipeline: Pipeline | None = None
+    is_whole: bool = False
+    """Every rank has all parameters."""
+
+
+Divide = Callable[[StrategyContext, Mesh, Context | None], Division]
+
+
 class ModelParallel(Strategy):
-    """A rank's part of the model, made anew for every group that it comes into.
+    """A rank's part of the model, made anew by `divide` for every group that it comes into.
 
     Ranks that differ in `data` alone are equal to the bit, so one hands its parts to another that
     was replaced.
     """
 
     mesh: Mesh
+    _division: Division
 
-    def __init__(self, given: StrategyContext) -> None:
+    def __init__(self, given: StrategyContext, divide: Divide) -> None:
         super().__init__(given)
-        self._parallel = given.spec.parallel
+        self._divide = divide
         self._bones = given.workload.model  # without numbers
         self._whole: dict[str, Any] | None = None  # on rank 0, until it is saved
-        self._pipeline: Pipeline | None = None
         self._context: Context | None = None
         self._parts: dict[str, Any] | None = None
         """This rank's state in the group before."""
         self._is_built = False
         """Whether this rank has its part of the model in the group that it is in."""
+        self._is_torn = False
+        """Whether a group broke in the midst of an update, and no peer gave its state since."""
 
     def join_group(self, rank: int, world_size: int) -> None:
         super().join_group(rank, world_size)
-        self.mesh = mesh = Mesh(self._parallel, rank, world_size, self.device)
+        self.mesh = mesh = Mesh(self.given.spec.parallel, rank, world_size, self.device)
         if mesh.context_group is not None:
             self._context = Context(mesh.context_group)
-        self._build()
+        self._division = division = self._divide(self.given, mesh, self._context)
+        self.model, self.gradients = division.model, division.gradients
+        self.update = division.update
+        # As they are between steps; in the middle of one FSDP has others in their places.
+        self._parameters = dict(self.model.named_parameters())
         self._is_built = True
         inner = ("pipeline", "context", "tensor")
         if any(mesh.sizes[axis] > 1 for axis in inner):
             self.place = tuple(mesh.at[axis] for axis in inner)
-
-    def _build(self) -> None:
-        per_rank = self._parallel.stages_per_rank if self.mesh.sizes["pipeline"] > 1 else 1
-        num_stages = self.mesh.sizes["pipeline"] * per_rank
-        numbers = [self.mesh.at["pipeline"] + n * num_stages // per_rank for n in range(per_rank)]
-        stages = [self._stage(number, num_stages) for number in numbers]
-        loss_sum, page = self.given.workload.loss_sum, self.given.page
-        rest = (self.given.autocast, self.mesh, lambda: page.is_asked_to_leave, self.narrowed)
-        if num_stages == 1:
-            (self.model,) = stages
-            self.gradients = ShardedGradientEngine(self.model, loss_sum, *rest)
-        else:
-            self.model = Stages(stages)
-            own = dict(zip(numbers, stages, strict=True))
-            self._pipeline = Pipeline(own, num_stages, self.mesh, self.given)
-            self.gradients = PipelineGradientEngine(self._pipeline, loss_sum, self.model, *rest)
-        self.update = ShardedOptimizerStep(self.model, self.gradients, self.options, self.device)
-        # As they are between steps; in the middle of one FSDP has others in their places.
-        self._parameters = dict(self.model.named_parameters())
-
-    def _stage(self, number: int, num_stages: int) -> nn.Module:
-        model = copy.deepcopy(self._bones)
-        divisible = cast(ParallelizableModel, model)
-        if num_stages > 1:
-            divisible.keep_stage(number, num_stages)
-        if self.mesh.tensor is not None:
-            divisible.divide_matrices(self.mesh.tensor)
-        if self._context is not None:
-            divisible.divide_places(self._context)
-        prepare_blocks(model, self.options)
-        if self.mesh.exchanging is not None:
-            self._shard(model, self.mesh.exchanging)
-        materialise(model, self.device, self.options.seed)
-        return model
-
-    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        again = self._parallel.zero == 3 and self.mesh.num_holders > 1
-        policy = _policy(self._parallel)
-        blocks = (part for part in listed_parts(model) if any(True for _ in part.parameters()))
-        for unit in blocks:  # each is gathered at once
-            fully_shard(unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
-        # The model's inputs may be numbers of a table, which half a word can't hold.
-        policy = replace(policy, cast_forward_inputs=False)
-        fully_shard(model, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
 
     def data_part(self) -> DataPart:
         sizes, at = self.mesh.sizes, self.mesh.at
@@ -143,7 +157,9 @@ class ModelParallel(Strategy):
             num_shares,
             is_even=True,
             # A pipeline cuts its share by itself.
-            micro_batch_size=None if self._pipeline is None else self.options.global_batch_size,
+            micro_batch_size=None
+            if self._division.pipeline is None
+            else self.options.global_batch_size,
             weight=counts / sizes["context"],
         )
 
@@ -151,6 +167,8 @@ class ModelParallel(Strategy):
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
         """PartsLostError if nobody is left who holds some part as it is after the last step."""
+        if self._is_torn:
+            progress = TORN
         everyones = state_transfer.everyones(progress, self.device, self.world_size)
         twins = [self._twins_of(rank) for rank in range(self.world_size)]
         newest = [max(everyones[twin] for twin in each) for each in twins]
@@ -179,31 +197,31 @@ class ModelParallel(Strategy):
         if self._parts is not None:
             self.load_peer_state(self._parts)
         self.gradients.form(self.world_size)
+        if step:
+            self.gradients.settle_buckets(lambda: feed.at(1).shares)
 
     def leave_group(self) -> None:
         if self._is_built:  # else the group broke while it was being formed
+            self._is_torn |= self._division.sync.is_torn
             self._parts = self.peer_state_dict()
             self.gradients.disband()
-        self._is_built, self._pipeline = False, None
+        self._is_built = False
 
     @property
     def preemption_requested(self) -> bool:
-        assert isinstance(self.gradients, ShardedGradientEngine)
-        return self.gradients.preemption_requested
+        return self._division.sync.preemption_requested
 
     def narrowed(self, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        if self._context is None:
-            return samples
-        inputs, targets = samples
-        return self._context.part(inputs), self._context.part(targets)
+        return _narrowed(samples, self._context)
 
     def predict(self, inputs: Tensor) -> Tensor | None:
-        if self._pipeline is not None:
-            return self._pipeline.predict(inputs)
+        if self._division.pipeline is not None:
+            return self._division.pipeline.predict(inputs)
         outputs: Tensor = self.update.weights(inputs)
         return outputs
 
     def consolidate(self) -> None:
+        self._division.sync.consolidate()
         self._whole = self._gathered({"model": self.model.state_dict(), **self.update.state_dict()})
 
     def _gathered(self, own: dict[str, Any]) -> dict[str, Any] | None:
@@ -236,7 +254,7 @@ class ModelParallel(Strategy):
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(state["buffers"][name])
         self.update.load_parts(state["update"])
-        self._parts = None
+        self._parts, self._is_torn = None, False
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.load_model(state["model"])
@@ -245,12 +263,15 @@ class ModelParallel(Strategy):
     def load_model(self, whole: Mapping[str, Tensor]) -> None:
         own = self.model.state_dict()
         self.model.load_state_dict({name: part_of(whole[name], own[name]) for name in own})
+        self.update.start_average()
         self._parts = None
 
     def whole(self) -> Mapping[str, Tensor]:
         return self._bones.state_dict()
 
     def trained(self) -> nn.Module | None:
+        if self._division.is_whole:
+            return copy.deepcopy(self.update.weights) if self.rank == 0 else None
         whole = self._gathered({"model": self.model.state_dict()})
         if whole is None:
             return None
@@ -262,6 +283,69 @@ class ModelParallel(Strategy):
     @property
     def saves_alone(self) -> bool:
         return False
+
+
+def sharded(given: StrategyContext) -> ModelParallel:
+    """Parameters, gradients and optimizer state in parts, along all axes of the mesh."""
+    return ModelParallel(given, _sharded_division)
+
+
+def _sharded_division(given: StrategyContext, mesh: Mesh, context: Context | None) -> Division:
+    per_rank = given.spec.parallel.stages_per_rank if mesh.sizes["pipeline"] > 1 else 1
+    num_stages = mesh.sizes["pipeline"] * per_rank
+    numbers = [mesh.at["pipeline"] + n * num_stages // per_rank for n in range(per_rank)]
+    stages = [_sharded_stage(given, mesh, context, number, num_stages) for number in numbers]
+    loss_sum, page = given.workload.loss_sum, given.page
+    narrow = partial(_narrowed, context=context)
+    rest = (given.autocast, mesh, lambda: page.is_asked_to_leave, narrow)
+    pipeline: Pipeline | None = None
+    if num_stages == 1:
+        (model,) = stages
+        gradients = ShardedGradientEngine(model, loss_sum, *rest)
+    else:
+        model = Stages(stages)
+        own = dict(zip(numbers, stages, strict=True))
+        pipeline = Pipeline(own, num_stages, mesh, given)
+        gradients = PipelineGradientEngine(pipeline, loss_sum, model, *rest)
+    update = ShardedOptimizerStep(model, gradients, given.spec.train, given.device)
+    return Division(model, gradients, update, ShardedSync(gradients), pipeline)
+
+
+def _sharded_stage(
+    given: StrategyContext, mesh: Mesh, context: Context | None, number: int, num_stages: int
+) -> nn.Module:
+    model = copy.deepcopy(given.workload.model)
+    divisible = cast(ParallelizableModel, model)
+    if num_stages > 1:
+        divisible.keep_stage(number, num_stages)
+    if mesh.tensor is not None:
+        divisible.divide_matrices(mesh.tensor)
+    if context is not None:
+        divisible.divide_places(context)
+    prepare_blocks(model, given.spec.train)
+    if mesh.exchanging is not None:
+        _shard(model, mesh, mesh.exchanging, given.spec.parallel)
+    materialise(model, given.device, given.spec.train.seed)
+    return model
+
+
+def _shard(model: nn.Module, mesh: Mesh, exchanging: DeviceMesh, parallel: Parallel) -> None:
+    again = parallel.zero == 3 and mesh.num_holders > 1
+    policy = _policy(parallel)
+    blocks = (part for part in listed_parts(model) if any(True for _ in part.parameters()))
+    for unit in blocks:  # each is gathered at once
+        fully_shard(unit, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
+    # The model's inputs may be numbers of a table, which half a word can't hold.
+    policy = replace(policy, cast_forward_inputs=False)
+    fully_shard(model, mesh=exchanging, reshard_after_forward=again, mp_policy=policy)
+
+
+def _narrowed(samples: Piece, context: Context | None) -> Piece:
+    """This rank's part of (inputs, targets)."""
+    if context is None:
+        return samples
+    inputs, targets = samples
+    return context.part(inputs), context.part(targets)
 
 
 def _policy(parallel: Parallel) -> MixedPrecisionPolicy:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dray import spec
 from ray_workers.training.parallel.data_parallel.compression import TopK, compress
+from tests.marks import soak
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import replaced, run_in_group, run_ranks
 
@@ -213,7 +214,7 @@ def test_what_goes_over_the_wire_is_told_as_the_kernel_counts_it(plain: Path) ->
     ("options", "least"),
     [
         ({"name": "fp16"}, 1.9),
-        ({"name": "bf16"}, 1.9),
+        soak({"name": "bf16"}, 1.9),
         ({"name": "powersgd", "rank": 2, "start_step": 4}, 20.0),
         ({"name": "topk", "ratio": 0.05}, 8.0),
     ],

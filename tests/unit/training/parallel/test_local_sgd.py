@@ -21,6 +21,7 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.parallel.meta_init import materialise
+from tests.marks import soak
 from tests.unit.training.jobs import assert_same, die_at_step_18, document, series, weights
 from tests.unit.training.ranks import checkpoint_refs, run_ranks
 
@@ -92,8 +93,11 @@ def _agree(
             one.copy_(weight)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("outer", [None, OUTER], ids=["local SGD", "DiLoCo"])
+@pytest.mark.parametrize(
+    ("outer", "world_size"),
+    [(None, 4), (OUTER, 2), soak(None, 2), soak(OUTER, 4)],
+    ids=["local SGD-4", "DiLoCo-2", "local SGD-2", "DiLoCo-4"],
+)
 def test_the_equation_holds(
     tmp_path: Path, world_size: int, outer: dict[str, float] | None
 ) -> None:
