@@ -12,6 +12,7 @@ from dray.train.reporting import Context
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed.tensor.parallel import ParallelStyle
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
 
@@ -61,16 +62,19 @@ class _State:
     options: InitOptions | None = None
     tracked: dict[str, Any] | None = None
     prepared: _Prepared | None = None
+    parallel: Mapping[str, Any] | None = None
+    """The `parallel` of the job document; None outside of dray."""
     num_epochs: int | None = None
 
 
 _state = _State()
 
 
-def drive(new_group: Callable[[], Group]) -> None:
-    """Set the group that `prepare` joins; dray calls this before it runs a script."""
+def drive(new_group: Callable[[], Group], parallel: Mapping[str, Any] | None = None) -> None:
+    """Set the group that `prepare` joins, and the document's `parallel`; dray calls this before it
+    runs a script."""
     global _state
-    _state = _State(new_group=new_group)
+    _state = _State(new_group=new_group, parallel=parallel)
 
 
 def init(
@@ -119,13 +123,33 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound="Optimizer")
 
 @overload
 def prepare(
-    model: Model, optimizer: AnyOptimizer, loader: DataLoader[Any], **tracked: Any
+    model: Model,
+    optimizer: AnyOptimizer,
+    loader: DataLoader[Any],
+    *,
+    blocks: str | None = None,
+    tensor_plan: Mapping[str, ParallelStyle] | None = None,
+    shard: int | None = None,
+    tensor: int | None = None,
+    recompute: bool = False,
+    compile_blocks: bool = False,
+    **tracked: Any,
 ) -> tuple[Model, AnyOptimizer, PreparedLoader]: ...
 
 
 @overload
 def prepare(
-    model: Model, optimizer: AnyOptimizer, loader: None = None, **tracked: Any
+    model: Model,
+    optimizer: AnyOptimizer,
+    loader: None = None,
+    *,
+    blocks: str | None = None,
+    tensor_plan: Mapping[str, ParallelStyle] | None = None,
+    shard: int | None = None,
+    tensor: int | None = None,
+    recompute: bool = False,
+    compile_blocks: bool = False,
+    **tracked: Any,
 ) -> tuple[Model, AnyOptimizer, None]: ...
 
 
@@ -133,6 +157,13 @@ def prepare(
     model: Model,
     optimizer: AnyOptimizer,
     loader: DataLoader[Any] | None = None,
+    *,
+    blocks: str | None = None,
+    tensor_plan: Mapping[str, ParallelStyle] | None = None,
+    shard: int | None = None,
+    tensor: int | None = None,
+    recompute: bool = False,
+    compile_blocks: bool = False,
     **tracked: Any,
 ) -> tuple[Model, AnyOptimizer, PreparedLoader | None]:
     """Join the other ranks and restore the newest state: a peer's, a checkpoint's, or none.
@@ -141,8 +172,19 @@ def prepare(
     each global batch: the loader's `batch_size` is that of all ranks together. From here on the
     gradients are averaged over the ranks at the end of each backward pass.
 
+    blocks: a pattern of the names of the model's blocks, such as `layers.*`: the units that are
+        sharded (FSDP2), and with `recompute` recomputed in the backward pass, with
+        `compile_blocks` compiled.
+    tensor_plan: torch's parallel styles by names of modules, for ranks that divide each layer.
+    shard, tensor: how many ranks hold one model, and compute each layer together; further ranks are
+        replicas. The job document's `parallel` says so where there is one. Outside of dray `shard`
+        is by default every rank that `tensor` leaves if there are blocks.
     tracked: further objects with `state_dict` and `load_state_dict`, such as `scheduler=` and
-    `scaler=`. Raises ValueError for a model without parameters or a loader that can't be divided.
+        `scaler=`.
+
+    A model is divided in place, and the optimizer, which must not have taken a step, goes on with
+    its options and the divided parameters. Raises ValueError for a model without parameters, a
+    loader or model that can't be divided, and names that match no module.
     """
     _check_init("prepare")
     if _state.prepared is not None:
@@ -150,15 +192,44 @@ def prepare(
     for name, one in tracked.items():
         if one is not None:
             track(name, one)
+    from dray.train.prepared import division, saving
     from dray.train.prepared import group as groups
-    from dray.train.prepared import saving
+    from dray.train.prepared.divided_session import DividedSession
     from dray.train.prepared.loader import PreparedLoader
     from dray.train.prepared.session import TrainingSession
 
     options = _state.options
     assert options is not None
     group = (_state.new_group or groups.group_of_environment)()
-    session = TrainingSession(group, model, optimizer, _state.tracked or {}, seed=options.seed)
+    named = None if blocks is None else division.blocks_named(model, blocks)
+    if named is None and (recompute or compile_blocks):
+        raise ValueError(
+            "recompute and compile_blocks are of blocks: name them, such as blocks='layers.*'"
+        )
+    shard, tensor = _sizes(shard, tensor)
+    is_wanted = named is not None or tensor_plan is not None or max(shard or 1, tensor or 1) > 1
+    # Without any of it the number of ranks may change, and the group is joined below.
+    axes = None
+    if is_wanted:
+        world_size = reporting.context().world_size
+        axes = division.axes_of(
+            world_size, shard=shard, tensor=tensor, is_blocked=named is not None
+        )
+        if axes.shard > 1 and named is None:
+            raise ValueError("shard is above 1: name the model's blocks, such as blocks='layers.*'")
+    session: TrainingSession
+    if axes is not None and axes.is_divided:
+        names = division.names_of(model, optimizer)
+        division.prepare_blocks(named or (), recompute=recompute, compiled=compile_blocks)
+        group.join()
+        division.divide(model, named or (), tensor_plan, axes)
+        division.retarget(optimizer, model, names)
+        session = DividedSession(
+            group, model, optimizer, _state.tracked or {}, seed=options.seed, axes=axes
+        )
+    else:
+        division.prepare_blocks(named or (), recompute=recompute, compiled=compile_blocks)
+        session = TrainingSession(group, model, optimizer, _state.tracked or {}, seed=options.seed)
     session.begin(saving.load)
     saver = saving.Saver(
         session,
@@ -170,6 +241,20 @@ def prepare(
     divided = None if loader is None else PreparedLoader(loader, session)
     _state.prepared = _Prepared(session, saver, divided)
     return model, optimizer, divided
+
+
+def _sizes(shard: int | None, tensor: int | None) -> tuple[int | None, int | None]:
+    """The sizes of the axes: the document's, which the supervision of the job goes by."""
+    document = _state.parallel
+    if document is None:
+        return shard, tensor
+    for name, given in (("shard", shard), ("tensor", tensor)):
+        if given not in (None, document[name]):
+            raise ValueError(
+                f"prepare() was given {name}={given}, and the job document has parallel.{name} "
+                f"{document[name]}: set it there, or leave it out here"
+            )
+    return document["shard"], document["tensor"]
 
 
 def epochs(number: int) -> Iterator[int]:

@@ -58,11 +58,17 @@ class PreparedLoader:
             if session.is_over or position.batch >= self._plan.num_batches(epoch):
                 session.ended_epoch()
                 return
-            place = (session.group.rank, session.group.world_size)
+            place = session.place
             if samples is None or shared_as != place:
                 samples, shared_as = self._samples_from(position, place), place
             batch = next(samples)
             share = self._plan.share(epoch, position.batch, *place)
+            if session.needs_even_shares and share.num_global % place[1]:
+                raise ValueError(
+                    f"a batch has {share.num_global} samples, and {place[1]} ranks take equal "
+                    "shares of it where a model is sharded: make batch_size a multiple of "
+                    f"{place[1]}, with drop_last=True"
+                )
             session.began_batch(share.num_counted, share.num_global)
             yield batch
             if session.is_void:

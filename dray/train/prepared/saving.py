@@ -42,11 +42,13 @@ class Saver:
         """Save if that is due; the state is that of the batch that comes."""
         session = self._session
         is_due, self._is_asked = self._is_asked or self._is_due(), False
-        if session.group.rank != 0:
+        is_due, is_leaving = session.agreed(is_due, session.group.is_asked_to_leave)
+        if not session.takes_part_in_saves:
             return
-        if session.group.is_asked_to_leave:
+        if is_leaving:
             self.save()
             self.wait()
+            session.agreed(False, True)  # the others leave once rank 0 has saved
             session.group.leave()
         elif is_due:
             self.save()
@@ -70,7 +72,8 @@ class Saver:
         session.enter_save()
         state = on_host(session.state())
         self._saved_step, self._saved_at = session.steps, time.monotonic()
-        self._writing = self._writer.submit(self._write, state, session.steps)
+        if session.group.rank == 0:
+            self._writing = self._writer.submit(self._write, state, session.steps)
 
     def _write(self, state: dict[str, Any], step: int) -> None:
         try:

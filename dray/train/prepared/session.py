@@ -113,6 +113,22 @@ class TrainingSession:
         self._must_restore = False
         self._anchor = self._new_anchor()
 
+    needs_even_shares = False
+    """Whether each rank's share of a batch must have as many samples as the others'."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(number, of how many) of this rank's share of each batch."""
+        return self.group.rank, self.group.world_size
+
+    @property
+    def takes_part_in_saves(self) -> bool:
+        return self.group.rank == 0
+
+    def agreed(self, is_due: bool, is_leaving: bool) -> tuple[bool, bool]:
+        """Whether a save is due and the job leaves, as far as this rank takes part in it."""
+        return is_due, is_leaving
+
     @property
     def is_over(self) -> bool:
         return self.total_steps is not None and self.steps >= self.total_steps
@@ -132,12 +148,15 @@ class TrainingSession:
             self._regroup(error)
         self._hook()
 
-    def _hook(self) -> None:
+    def _hook_gradients(self) -> None:
         if self.group.world_size > 1 or self.group.may_grow:
             for parameter in self._exchange.parameters:
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     self._gradient_came
                 )
+
+    def _hook(self) -> None:
+        self._hook_gradients()
         step, session = self.optimizer.step, self
 
         def counted_step(_: Any, *args: Any, **kwargs: Any) -> Any:
@@ -345,7 +364,7 @@ class TrainingSession:
         """The loader hands out a batch: so many samples of this rank, of all ranks."""
         self._counted += counted
         self._num_global += num_global
-        self._loaded_as = (self.group.rank, self.group.world_size)
+        self._loaded_as = self.place
         seed = derive_seed("step", self.seed, *self._numbers())
         seed_generators(seed)
         self.group.enter(LoopPhase.COMPUTE, self.steps + 1)
@@ -356,7 +375,7 @@ class TrainingSession:
         self.group.enter(LoopPhase.OWN_CODE, self.steps)
 
     def _numbers(self) -> tuple[int, int, int, int]:
-        return (self.position.epoch, self.position.batch, self.group.rank, self.group.world_size)
+        return (self.position.epoch, self.position.batch, *self.place)
 
     def redo(self) -> LoaderPosition:
         """Go back to the batch that is handed out once more; returns its position."""

@@ -12,7 +12,7 @@ import pytest
 from dray.train.prepared import exchange as exchange_module
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
 from ray_workers.training.core.faultpoints import FaultPoint, arm
-from tests.marks import soak_but
+from tests.marks import SOAK, soak_but
 from tests.unit.training.prepared.programs import DEFAULTS, assert_same, final_state, program, run
 from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
 
@@ -62,6 +62,17 @@ def test_a_rank_is_killed(
     state = run(tmp_path, world_size, **options)
     assert replaced(tmp_path) == [rank]
     assert_same(state, undisturbed(world_size, options.get("START", DEFAULTS["START"])))
+
+
+@SOAK
+def test_a_rank_in_a_fresh_interpreter_is_replaced_as_a_forked_one_is(
+    tmp_path: Path, undisturbed: Callable[..., list[Any]]
+) -> None:
+    document = program(tmp_path, BEFORE="lambda step: die(0, step == 7)")
+    document["environment"] = {"env": {"PYTHONHASHSEED": "7"}}
+    assert run_ranks(tmp_path, document, world_size=2, recovers=True) == [0, 0]
+    assert replaced(tmp_path) == [0]
+    assert_same(final_state(tmp_path, 2), undisturbed(2))
 
 
 def test_a_rank_whose_exchange_the_others_ended_gets_its_result(

@@ -1,0 +1,116 @@
+"""The course of a training whose model is divided among the ranks.
+
+torch exchanges the gradients in the backward pass. No rank has the whole state, so a lost rank is
+not replaced: the job resumes from its newest checkpoint, which holds whole tensors and so is
+restored at any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from dray.train.prepared import division
+from dray.train.prepared.division import Axes
+from dray.train.prepared.group import Group, LoopPhase, everyones
+from dray.train.prepared.session import TrainingSession
+
+
+class DividedSession(TrainingSession):
+    """The training of a model that `division.divide` has divided, in a group that is formed."""
+
+    def __init__(
+        self,
+        group: Group,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        tracked: dict[str, Any],
+        *,
+        seed: int | None,
+        axes: Axes,
+    ) -> None:
+        self._axes = axes
+        super().__init__(group, model, optimizer, tracked, seed=seed)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Ranks along the tensor axis have the same samples and random numbers."""
+        return self.group.rank // self._axes.tensor, self._axes.num_shares
+
+    needs_even_shares = True
+    """torch averages the ranks' gradients with equal weights."""
+
+    @property
+    def takes_part_in_saves(self) -> bool:
+        return True
+
+    def agreed(self, is_due: bool, is_leaving: bool) -> tuple[bool, bool]:
+        """Rank 0's word on a save, and whether any rank is asked to leave. A collective."""
+        table = everyones(self.group, [int(is_due), int(is_leaving)], self._exchange.device)
+        return bool(table[0][0]), any(leaving for _, leaving in table)
+
+    def begin(self, load: Callable[[], Mapping[str, Any] | None]) -> None:
+        self._load = load
+        loaded = load() if self.group.rank == 0 else None
+        begun: dict[str, Any] = {"seed": self.seed, "saved": loaded}
+        handed = self.group.hand_over(lambda: begun, 0)
+        begun = begun if handed is None else handed
+        self.seed = begun["seed"]
+        self._ops = 0
+        if begun["saved"] is not None:
+            self._take(begun["saved"])
+        else:
+            self._anchor = self._new_anchor()
+        self.group.began(self.steps)
+        self._hook()
+
+    def _hook_gradients(self) -> None:
+        """torch exchanges them."""
+
+    @contextmanager
+    def no_exchange(self) -> Iterator[None]:
+        division.set_exchanging(self.model, False)
+        try:
+            yield
+        finally:
+            division.set_exchanging(self.model, True)
+
+    def _stepped(self) -> None:
+        super()._stepped()
+        self._counted = self._num_global = 0
+        self.group.enter(LoopPhase.OWN_CODE, self.steps)
+
+    def _regroup(self, error: Exception) -> None:
+        raise error
+
+    def state(self) -> dict[str, Any]:
+        """With whole tensors, as an undivided session has them. A collective."""
+        whole: dict[str, Any] = division.whole(super().state())
+        return whole
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        own = self.model.state_dict()
+        model = {
+            name: division.like(value, own[name]) if name in own else value
+            for name, value in state["model"].items()
+        }
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        of_each = {
+            number: {
+                key: division.like(one, parameters[number]) if torch.is_tensor(one) else one
+                for key, one in values.items()
+            }
+            for number, values in state["optimizer"]["state"].items()
+        }
+        gradients = state["gradients"]
+        if gradients is not None:
+            pairs = zip(gradients, self._exchange.parameters, strict=True)
+            gradients = [None if g is None else division.like(g, p) for g, p in pairs]
+        optimizer = {**state["optimizer"], "state": of_each}
+        super()._take({**state, "model": model, "optimizer": optimizer, "gradients": gradients})
+        self._ops = self._anchor.ops = 0
+        self._replay.clear()

@@ -1,0 +1,239 @@
+"""The division of a user's model among the ranks by torch's FSDP2, HSDP and tensor parallelism.
+
+The axes are those of a job document's `parallel`, with `tensor` the innermost: neighbouring ranks
+compute each layer together.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass(frozen=True)
+class Axes:
+    """How many ranks there are along each axis; their product is the number of ranks."""
+
+    data: int
+    shard: int
+    tensor: int
+
+    @property
+    def num_shares(self) -> int:
+        """Shares of a global batch: the ranks of a tensor axis compute the same samples."""
+        return self.data * self.shard
+
+    @property
+    def is_divided(self) -> bool:
+        return self.shard * self.tensor > 1
+
+
+def axes_of(world_size: int, *, shard: int | None, tensor: int | None, is_blocked: bool) -> Axes:
+    """The axes for so many ranks. A `shard` of None takes all ranks that `tensor` leaves if the
+    model's blocks are named, else 1. Raises ValueError for sizes that do not divide the ranks."""
+    tensor = 1 if tensor is None else tensor
+    for name, size in (("shard", shard), ("tensor", tensor)):
+        if size is not None and size < 1:
+            raise ValueError(f"prepare() was given {name}={size}: give 1 or more")
+    if world_size % tensor:
+        raise ValueError(f"tensor is {tensor}, which does not divide the {world_size} ranks")
+    left = world_size // tensor
+    if shard is None:
+        shard = left if is_blocked else 1
+    if left % shard:
+        raise ValueError(
+            f"shard x tensor is {shard} x {tensor}, which does not divide the {world_size} ranks"
+        )
+    return Axes(left // shard, shard, tensor)
+
+
+def blocks_named(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """The modules whose names match, part by part: `layers.*` has `layers.0` and not
+    `layers.0.norm`. Raises ValueError if there are none."""
+    wanted = pattern.split(".")
+    found = []
+    for name, module in model.named_modules():
+        parts = name.split(".")
+        if len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)):
+            found.append(module)
+    if not found:
+        raise ValueError(f"blocks={pattern!r} matches no module of the model: {_names(model)}")
+    return found
+
+
+def prepare_blocks(blocks: Sequence[nn.Module], *, recompute: bool, compiled: bool) -> None:
+    """Have blocks recomputed in the backward pass, and compiled, in place."""
+    for block in blocks:
+        if recompute:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        if compiled:
+            block.compile()
+
+
+def divide(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    plan: Mapping[str, ParallelStyle] | None,
+    axes: Axes,
+) -> None:
+    """Divide the model in place; every rank begins with rank 0's. A collective."""
+    if axes.tensor > 1:
+        _check_plan(model, plan)
+    device = next(model.parameters()).device
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
+    mesh = init_device_mesh(
+        device.type,
+        (axes.data, axes.shard, axes.tensor),
+        mesh_dim_names=("data", "shard", "tensor"),
+    )
+    if axes.tensor > 1:
+        assert plan is not None
+        _divide_matrices(model, mesh["tensor"], plan)
+    if axes.num_shares > 1:
+        exchanging = mesh["data", "shard"] if axes.data > 1 else mesh["shard"]
+        for block in blocks:
+            fully_shard(block, mesh=exchanging)
+        fully_shard(model, mesh=exchanging)
+    _check_even(model, axes)
+
+
+def _check_plan(model: nn.Module, plan: Mapping[str, ParallelStyle] | None) -> None:
+    if not plan:
+        raise ValueError(
+            "parallel.tensor is above 1, and prepare() was given no tensor_plan: name the modules "
+            "to divide, such as tensor_plan={'layers.*.up': ColwiseParallel(), ...}"
+        )
+    names = [name.split(".") for name, _ in model.named_modules()]
+    for pattern in plan:
+        wanted = pattern.split(".")
+        if not any(len(n) == len(wanted) and all(map(fnmatchcase, n, wanted)) for n in names):
+            raise ValueError(
+                f"tensor_plan names {pattern!r}, which matches no module: {_names(model)}"
+            )
+
+
+def _divide_matrices(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, ParallelStyle]) -> None:
+    parallelize_module(model, mesh, dict(plan))
+    # An optimizer and a norm of gradients take no mixture of DTensors and plain tensors.
+    for name, module in list(model.named_modules()):
+        own = [
+            key for key, p in module.named_parameters(recurse=False) if not isinstance(p, DTensor)
+        ]
+        if not own:
+            continue
+        if any(True for _ in module.children()):
+            raise ValueError(
+                f"the parameter {'.'.join(filter(None, (name, own[0])))} belongs to a module with "
+                "modules of its own: with tensor above 1, put it in a module that has none, or "
+                "divide its module by the tensor_plan"
+            )
+        _replicate(module, mesh)
+
+
+def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Have every rank of the mesh compute the whole module, with parameters that are DTensors."""
+
+    def as_whole(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        return tuple(_whole_input(one, mesh) for one in inputs)
+
+    def as_plain(_: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+        return output.to_local() if isinstance(output, DTensor) else output
+
+    distribute_module(module, mesh, None, as_whole, as_plain)
+
+
+def _whole_input(one: Any, mesh: DeviceMesh) -> Any:
+    if isinstance(one, DTensor):
+        return one.redistribute(mesh, [Replicate()])
+    if isinstance(one, Tensor):
+        return DTensor.from_local(one, mesh, [Replicate()], run_check=False)
+    return one
+
+
+def _check_even(model: nn.Module, axes: Axes) -> None:
+    """FSDP cuts a part that tensor parallelism has cut. Where that is uneven, torch's DTensor takes
+    the parts to be in other places than FSDP has them (torch 2.13)."""
+    if min(axes.shard, axes.tensor) == 1:
+        return
+    parts = axes.shard * axes.tensor
+    for name, parameter in model.named_parameters():
+        placements = parameter.placements if isinstance(parameter, DTensor) else ()
+        dims = [placement.dim for placement in placements if hasattr(placement, "dim")]
+        if len(dims) > len(set(dims)) and parameter.shape[dims[0]] % parts:
+            raise ValueError(
+                f"{name} has {parameter.shape[dims[0]]} rows or columns, which shard and "
+                f"tensor both divide: make it a multiple of shard x tensor, which is {parts}"
+            )
+
+
+def names_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    """The names of the parameters of each of the optimizer's groups.
+
+    Raises ValueError for an optimizer that has taken a step, or has another model's parameters.
+    """
+    if optimizer.state:
+        raise ValueError(
+            "the optimizer has state already: a model is divided before its first step, and "
+            "prepare() restores checkpoints"
+        )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    try:
+        return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    except KeyError:
+        raise ValueError(
+            "the optimizer has a parameter that is not the model's: make it of model.parameters()"
+        ) from None
+
+
+def retarget(
+    optimizer: torch.optim.Optimizer, model: nn.Module, names: Sequence[Sequence[str]]
+) -> None:
+    """Give the optimizer's groups the divided parameters; their options stay."""
+    divided = dict(model.named_parameters())
+    for group, own in zip(optimizer.param_groups, names, strict=True):
+        group["params"] = [divided[name] for name in own]
+
+
+def set_exchanging(model: nn.Module, exchanges: bool) -> None:
+    """Whether backward passes exchange gradients, or add them up."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(exchanges)
+
+
+def whole(value: Any) -> Any:
+    """A nested state with whole tensors in the place of divided ones. A collective."""
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    if isinstance(value, dict):
+        return {key: whole(one) for key, one in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)([whole(one) for one in value])
+    return value
+
+
+def like(value: Tensor, parameter: Tensor) -> Tensor:
+    """The part of a whole tensor, which every rank has, where it has the parameter's shape."""
+    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value
+    return distribute_tensor(
+        value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+    )
+
+
+def _names(model: nn.Module) -> str:
+    names = [name for name, _ in model.named_modules() if name]
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"it has {', '.join(names[:12])}{more}" if names else "it has no modules"
