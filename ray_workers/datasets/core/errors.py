@@ -13,6 +13,7 @@ from ray_workers.shared.paths import UntrustedFolder
 from ray_workers.training.core.errors import DataError, SourceUnavailableError
 
 MAX_SHOWN = 12
+MEMBER_BYTES = 512
 MAX_FAULT_CHARS = 300
 _OF_DATA = (
     None,  # a library's own OSError, such as Pillow's of a truncated image
@@ -101,10 +102,18 @@ def no_such_name(what: str, wanted: str, names: Iterable[str]) -> str:
 class Budget:
     """Bytes that preparing one data set may write, so that no archive can fill a node's disk."""
 
-    def __init__(self, place: str, limit_bytes: int) -> None:
+    def __init__(
+        self, place: str, limit_bytes: int, setting: str = "DRAY_DATA_CACHE_LIMIT_BYTES"
+    ) -> None:
+        """setting: the one that the limit comes from, for the error."""
         self._place = place
+        self._setting = setting
         self._limit_bytes = limit_bytes
         self._left_bytes = limit_bytes
+
+    def spend_member(self) -> None:
+        """Spend the room that a member of an archive takes on a disk, however small it is."""
+        self.spend(MEMBER_BYTES)
 
     def spend(self, size_bytes: int) -> None:
         """Raises DataError when more is spent than there is."""
@@ -112,6 +121,6 @@ class Budget:
         if self._left_bytes < 0:
             raise broken(
                 self._place,
-                f"unpacked, it needs more than the {self._limit_bytes:,} bytes that a node's "
-                "cache may take (DRAY_DATA_CACHE_LIMIT_BYTES)",
+                f"unpacked, it needs more than the {self._limit_bytes:,} bytes that it may take "
+                f"on a node ({self._setting})",
             )

@@ -15,8 +15,12 @@ from ray_workers.datasets.sources.source import SourceFile
 
 PIECE_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
-MEMBER_BYTES = 512
-"""Room that each file takes on a disk, however small it is."""
+EXTENSION_BYTES = 1 << 20
+"""Longest extended header of a tar archive, which is read at once."""
+_READ_WHOLE = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
 
 
 def plain_file(shop: Workshop) -> tuple[Path, str]:
@@ -60,6 +64,16 @@ def unpack_archive(
                 _unpack_tar(members, file.place, folder, budget, suffixes)
 
 
+def unpack_code(file: SourceFile, folder: Path, budget: Budget) -> list[str]:
+    """Write all files of a tar archive below `folder`; their paths, one for each member. DataError
+    for what is none, and for a member that is a link, a device, or would lead out of the folder."""
+    with (
+        reading(file.place, "is no tar archive, or not a whole one"),
+        tarfile.open(file.path, "r:*", tarinfo=_Member) as members,
+    ):
+        return _unpack_tar(members, file.place, folder, budget, None)
+
+
 def _unpack_zip(
     archive: zipfile.ZipFile, place: str, folder: Path, budget: Budget, suffixes: tuple[str, ...]
 ) -> None:
@@ -81,12 +95,20 @@ class _Member(tarfile.TarInfo):
         member = super().frombuf(buf, encoding, errors)
         if member.size < 0:
             raise tarfile.HeaderError(f"a member has the size {member.size}")
+        if member.type in _READ_WHOLE and member.size > EXTENSION_BYTES:
+            raise tarfile.HeaderError(f"a header of {member.size} bytes is too long")
         return member
 
 
 def _unpack_tar(
-    archive: tarfile.TarFile, place: str, folder: Path, budget: Budget, suffixes: tuple[str, ...]
-) -> None:
+    archive: tarfile.TarFile,
+    place: str,
+    folder: Path,
+    budget: Budget,
+    suffixes: tuple[str, ...] | None,
+) -> list[str]:
+    """suffixes: of the members to write; None for all, also hidden ones."""
+    written = []
     for member in archive:
         if member.size < 0:  # by an extended header
             raise broken(place, f"the member {shortened(member.name)} has the size {member.size}")
@@ -94,25 +116,30 @@ def _unpack_tar(
             raise broken(place, f"the member {shortened(member.name)} is a link")
         path = _path_of(member.name, place, suffixes)
         if member.isdir() or path is None:
+            budget.spend_member()
             continue
         packed = archive.extractfile(member)
         if packed is None:
             raise broken(place, f"the member {shortened(member.name)} is no regular file")
         with packed:
             _copy(packed, folder / path, budget)
+        written.append(path.as_posix())
+    return written
 
 
-def _path_of(name: str, place: str, suffixes: tuple[str, ...]) -> Path | None:
+def _path_of(name: str, place: str, suffixes: tuple[str, ...] | None) -> Path | None:
     """The member's path within the folder; None if it doesn't count."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
         raise broken(place, f"the member {shortened(name)} would lead out of the archive")
+    if suffixes is None:
+        return Path(path)
     hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
     return None if hidden or path.suffix.lower() not in suffixes else Path(path)
 
 
 def _copy(source: IO[bytes] | gzip.GzipFile, target: Path, budget: Budget) -> None:
-    budget.spend(MEMBER_BYTES)
+    budget.spend_member()
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target, "wb") as file:
         while piece := source.read(PIECE_BYTES):

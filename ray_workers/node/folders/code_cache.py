@@ -1,7 +1,8 @@
-"""The node's copies of uploaded code: fetched and checked once, and put back at each start.
+"""The node's copies of code: fetched and checked once, and put back at each start.
 
-A copy is kept by the hash of its description. Each attempt of a job finds the same bytes in the
-job's working directory, whatever an earlier one made of them; what else lies there stays.
+A copy is kept by the hash of its description, or of where it comes from. Each attempt of a job
+finds the same bytes in the job's working directory, whatever an earlier one made of them; what else
+lies there stays.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 
 from dray.code.manifest import MAX_FILES, PART_BYTES, collision_in, fault_of
 from dray.train import files
-from ray_workers.shared.contracts import CodeRef
+from ray_workers.node.folders import remote_code
+from ray_workers.shared.contracts import CodeRef, RemoteCodeRef
 from ray_workers.shared.paths import entries, own_folder
 from ray_workers.shared.processes.procfs import boot_id
 
@@ -69,20 +71,35 @@ class CodeCache:
         BadCode if the storage has other files; OSError if it can't be read, or a disk is full.
         """
         own_folder(self._root)
-        with self._locked(code):
-            # A copy of an earlier boot is not used: a power cut may have emptied its files.
-            copy = self._root / f"{code.manifest_sha256}-{boot_id()}"
+        copy = self._copy_of(code.manifest_sha256)
+        with self._locked(copy):
             if not copy.is_dir():
                 self._make_room()
                 self._fetch(code, storage_url, copy)
-            os.utime(copy)
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            _put_folder(copy / _FILES, directory)
+            _put_copy(copy, directory)
+
+    def put_back_remote(self, code: RemoteCodeRef, directory: Path) -> None:
+        """As `put_back`, of code that comes from elsewhere.
+
+        CodeRefused, CodeUnreachable (`ray_workers.node.folders.remote_code.fetch`), OSError.
+        """
+        own_folder(self._root)
+        copy = self._copy_of(code.digest)
+        if not copy.is_dir():
+            self._make_room()
+            # Without the lock, which other code shares: a server may be as slow as it likes.
+            self._fetch_remote(code, copy)
+        with self._locked(copy):
+            _put_copy(copy, directory)
+
+    def _copy_of(self, digest: str) -> Path:
+        # A copy of an earlier boot is not used: a power cut may have emptied its files.
+        return self._root / f"{digest}-{boot_id()}"
 
     @contextlib.contextmanager
-    def _locked(self, code: CodeRef) -> Iterator[None]:
+    def _locked(self, copy: Path) -> Iterator[None]:
         """Alone with this copy; the lock goes with the process that holds it."""
-        with self._lock_of(code.manifest_sha256).open("w") as lock:
+        with self._lock_of(copy.name).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -110,6 +127,22 @@ class CodeCache:
                 size += -(-_write(file, local, whole / _FILES / file.path) // _BLOCK) * _BLOCK
             (whole / _SIZE).write_text(str(size))
             whole.rename(copy)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _fetch_remote(self, code: RemoteCodeRef, copy: Path) -> None:
+        """As `_fetch`; if another process is first, its copy stays."""
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
+        try:
+            whole = scratch / "whole"
+            (whole / _FILES).mkdir(parents=True)
+            size = remote_code.fetch_apart(code, whole / _FILES, scratch)
+            (whole / _SIZE).write_text(str(size))
+            try:
+                whole.rename(copy)
+            except OSError:
+                if not copy.is_dir():
+                    raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -187,6 +220,12 @@ def _write(file: _File, packs: Mapping[str, Path], target: Path) -> int:
         size = output.tell()
     target.chmod(0o755 if file.is_executable else 0o644)
     return size
+
+
+def _put_copy(copy: Path, directory: Path) -> None:
+    os.utime(copy)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    _put_folder(copy / _FILES, directory)
 
 
 def _used_at(path: Path) -> float:

@@ -1,0 +1,100 @@
+"""Code that comes by way of the sources of data: archives, and what needs credentials.
+
+This module imports torch with the sources, so `remote_code` imports it only where it is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dray.code.manifest import MAX_FILES
+from ray_workers.datasets.core.errors import Budget
+from ray_workers.datasets.formats.archives import unpack_code
+from ray_workers.datasets.sources.credentials import headers_for, load_credentials
+from ray_workers.datasets.sources.http import HttpOrigin
+from ray_workers.datasets.sources.source import SourceFile, place_of, retried
+from ray_workers.node.folders import git_commit
+from ray_workers.node.folders.git_commit import (
+    CodeRefused,
+    CodeUnreachable,
+    GitCommit,
+    check_paths,
+    too_large,
+)
+from ray_workers.shared.contracts import RemoteCodeRef
+from ray_workers.training.core.errors import DataError, SourceUnavailableError
+
+
+def fetch(code: RemoteCodeRef, target: Path, scratch: Path, limit_s: float) -> list[str]:
+    """As `ray_workers.node.folders.remote_code.fetch`, for code that has credentials or is an
+    archive; the paths of the files."""
+    try:
+        credentials = load_credentials(code.policy.credentials_dir, code.credentials)
+        if code.git is None:
+            return _fetch_archive(code, credentials, target, scratch, limit_s)
+        headers = headers_for(code.git, credentials)
+        return git_commit.fetch(GitCommit.of(code, headers, limit_s), target, scratch)
+    except DataError as error:
+        raise CodeRefused(str(error).replace("data.credentials", "code.credentials")) from None
+    except SourceUnavailableError as error:
+        raise CodeUnreachable(str(error)) from None
+
+
+def _fetch_archive(
+    code: RemoteCodeRef,
+    credentials: Mapping[str, Any],
+    target: Path,
+    scratch: Path,
+    limit_s: float,
+) -> list[str]:
+    url, deadline = code.url or "", time.monotonic() + limit_s
+    place, packed = place_of(url), scratch / "archive"
+    origin = HttpOrigin(url, code.policy, credentials, None)
+
+    def download() -> str:
+        digest, size = hashlib.sha256(), 0
+
+        def write(piece: bytes) -> None:
+            nonlocal size
+            size += len(piece)
+            if size > code.limit_bytes:
+                raise too_large("the archive has more bytes", code.limit_bytes)
+            if time.monotonic() > deadline:
+                raise CodeUnreachable(f"{place} was not fetched within {limit_s:g} s")
+            digest.update(piece)
+            file.write(piece)
+
+        with packed.open("wb") as file:
+            origin.fetch(origin.listing().files[0], write)
+        return digest.hexdigest()
+
+    found = retried(download, place)
+    if found != code.sha256:
+        raise CodeRefused(f"{place} has the SHA-256 {found}, and script.code.sha256 is another")
+    budget = _CodeBudget(place, code.limit_bytes, deadline)
+    paths = unpack_code(SourceFile(packed.name, packed, place), target, budget)
+    check_paths(paths)
+    return paths
+
+
+class _CodeBudget(Budget):
+    """What unpacking code may take, in bytes, members and time."""
+
+    def __init__(self, place: str, limit_bytes: int, deadline: float) -> None:
+        super().__init__(place, limit_bytes, "DRAY_CODE_LIMIT_BYTES")
+        self._deadline = deadline
+        self._members_left = 2 * MAX_FILES  # with the folders
+
+    def spend_member(self) -> None:
+        self._members_left -= 1
+        if self._members_left < 0:
+            raise DataError(f"the archive has more than {2 * MAX_FILES} files and folders")
+
+    def spend(self, size_bytes: int) -> None:
+        if time.monotonic() > self._deadline:
+            raise DataError("the archive takes too long to unpack")
+        super().spend(size_bytes)

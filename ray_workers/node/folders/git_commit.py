@@ -1,0 +1,347 @@
+"""The files of one commit of a git repository, without a checkout.
+
+git fetches the commit's objects and nothing more. The files are then read from the objects, so that
+no hook, filter, attribute, submodule or large-file extension of the repository has a say in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import posixpath
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
+
+from dray.code.manifest import MAX_FILES, MAX_PATH_BYTES, collision_in, fault_of
+from ray_workers.shared.contracts import RemoteCodeRef
+from ray_workers.shared.net_policy import (
+    AllowedHosts,
+    literal_address,
+    refused_address,
+    refused_host,
+)
+
+LEAST_GIT = (2, 37)
+"""The first that takes addresses for a host (`http.curloptResolve`)."""
+MEMORY_KIB = 4 << 20
+"""Most address space of git: deltas and trees of a hostile repository can unpack to anything."""
+LINE_BYTES = MAX_PATH_BYTES + 128
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_PIECE = 1 << 20
+_UNREACHABLE = re.compile(
+    r"could(n't| not) (resolve|connect)|failed to connect|timed out|timeout|refused|reset by"
+    r"|(recv|send) failure|empty reply|early EOF|disconnect|hung up|too slow|unreachable"
+    r"|no route to|handshake|SSL_ERROR_SYSCALL|no space left|error: (408|425|429|5\d\d)",
+    re.IGNORECASE,
+)
+_KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "GIT_SSL_CAINFO", "SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+class CodeRefused(Exception):
+    """The code can't be had, or may not be used, however often it is tried."""
+
+
+class CodeUnreachable(Exception):
+    """Its server, or this node, does not give the code now."""
+
+
+@dataclass(frozen=True)
+class GitCommit:
+    """A commit to fetch."""
+
+    url: str
+    commit: str
+    headers: Mapping[str, str]
+    allowed: AllowedHosts
+    limit_bytes: int
+    limit_s: float
+
+    @classmethod
+    def of(cls, code: RemoteCodeRef, headers: Mapping[str, str], limit_s: float) -> GitCommit:
+        allowed = AllowedHosts(code.policy.private_hosts)
+        return cls(
+            *(code.git or "", code.commit or "", headers, allowed, code.limit_bytes, limit_s)
+        )
+
+
+@dataclass(frozen=True)
+class _Entry:
+    path: str
+    object_id: str
+    size_bytes: int
+    mode: str
+
+
+def fetch(wanted: GitCommit, target: Path, scratch: Path) -> list[str]:
+    """Write the commit's files into a folder; their paths.
+
+    scratch: a folder for git, which is not removed. CodeRefused, CodeUnreachable, OSError.
+    """
+    git = _Git(wanted, scratch)
+    git.run("init", "--bare", "--quiet", "--template=", git.object_format, ".")
+    git.run(
+        *("fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules"),
+        *("--no-auto-maintenance", "--no-write-fetch-head", git.url, wanted.commit),
+    )
+    entries = _resolved(git, _entries(git, wanted.commit))
+    _check(entries, wanted.limit_bytes)
+    for entry, content in git.contents(entries):
+        path = target / entry.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            shutil.copyfileobj(content, file, _PIECE)
+        path.chmod(0o755 if entry.mode == "100755" else 0o644)
+    return [entry.path for entry in entries]
+
+
+def _entries(git: _Git, commit: str) -> list[_Entry]:
+    """The files and links of a commit; CodeRefused for more than there may be."""
+    out = git.run("ls-tree", "-r", "-z", "-l", commit, limit_bytes=MAX_FILES * LINE_BYTES)
+    found = []
+    for line in out.read_bytes().split(b"\0")[:-1]:
+        head, _, path = line.partition(b"\t")
+        mode, kind, object_id, size = head.decode().split()
+        if kind == "blob":  # a submodule is an empty folder, as after `git clone`
+            name = path.decode(errors="surrogateescape")
+            found.append(_Entry(name, object_id, int(size), mode))
+    return found
+
+
+def _resolved(git: _Git, entries: Sequence[_Entry]) -> list[_Entry]:
+    """The files, also in place of the links that lead to files or folders of the commit."""
+    if len(entries) > MAX_FILES:
+        raise CodeRefused(f"it has more than {MAX_FILES} files")
+    files = {entry.path: entry for entry in entries if entry.mode != "120000"}
+    links = [entry for entry in entries if entry.mode == "120000"]
+    if any(link.size_bytes > MAX_PATH_BYTES for link in links):
+        raise CodeRefused("a link in the repository is longer than a path may be")
+    found = list(files.values())
+    for link, content in git.contents(links):
+        goal = content.read().decode(errors="surrogateescape")
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(link.path), goal))
+        if goal.startswith("/") or place.split("/")[0] == "..":
+            raise CodeRefused(f"the link {link.path!a} leads out of the repository")
+        is_file = place in files
+        below = [place] if is_file else [p for p in files if p.startswith(f"{place}/")]
+        if not below:
+            raise CodeRefused(f"the link {link.path!a} leads to no file of the repository")
+        found += [replace(files[p], path=link.path + p.removeprefix(place)) for p in below]
+        if len(found) > MAX_FILES:
+            break
+    return found
+
+
+def _check(entries: Sequence[_Entry], limit_bytes: int) -> None:
+    check_paths([entry.path for entry in entries])
+    total = sum(entry.size_bytes for entry in entries)
+    if total > limit_bytes:
+        raise too_large(f"its files have {total:,} bytes", limit_bytes)
+
+
+def check_paths(paths: Sequence[str]) -> None:
+    """Refuse what an upload could not hold either."""
+    if not paths:
+        raise CodeRefused("there is no file in it")
+    if len(paths) > MAX_FILES:
+        raise CodeRefused(f"it has more than {MAX_FILES} files")
+    for path in paths:
+        if (fault := fault_of(path)) is not None:
+            raise CodeRefused(f"the path {path[:200]!a} {fault}")
+    if (two := collision_in(paths)) is not None:
+        raise CodeRefused(f"{two[0]!a} and {two[1]!a} can't both be files")
+
+
+def too_large(what: str, limit_bytes: int) -> CodeRefused:
+    return CodeRefused(f"{what}, more than the {limit_bytes:,} of DRAY_CODE_LIMIT_BYTES")
+
+
+class _Git:
+    """The git program, in a repository of its own and within limits."""
+
+    def __init__(self, wanted: GitCommit, scratch: Path) -> None:
+        program = shutil.which("git")
+        if program is None:
+            raise CodeRefused("this node has no git: install it, or upload the code")
+        self._program = program
+        self._scratch = scratch
+        self._limit_bytes = wanted.limit_bytes
+        self._limit_s = wanted.limit_s
+        self._deadline = time.monotonic() + wanted.limit_s
+        self._repository = scratch / "repository"
+        self._repository.mkdir()
+        self.url, place = _pinned(wanted.url, wanted.allowed)
+        self.object_format = f"--object-format={'sha1' if len(wanted.commit) == 40 else 'sha256'}"
+        self._environment = _environment(self.url, place, wanted.headers, scratch)
+        self._refuse_if_old()
+
+    def _refuse_if_old(self) -> None:
+        """An older git would look the host up by itself, and connect to whatever it finds."""
+        said = self.run("version").read_text()
+        found = re.search(r"(\d+)\.(\d+)", said)
+        if found is None or (int(found[1]), int(found[2])) < LEAST_GIT:
+            least = ".".join(map(str, LEAST_GIT))
+            raise CodeRefused(f"this node has {said.strip()[:100]}: git {least} or newer is needed")
+
+    def run(self, *arguments: str, given: Path | None = None, limit_bytes: int = 0) -> Path:
+        """The file with the program's output. CodeRefused with git's own sentence if it fails,
+        CodeUnreachable if the server is at fault.
+
+        limit_bytes: of each file that it writes; 0: that of code.
+        """
+        out, errors = self._scratch / "out", self._scratch / "errors"
+        limit_bytes = limit_bytes or self._limit_bytes
+        # The shell counts blocks of 512 bytes and KiB.
+        limits = 'ulimit -f "$1"; ulimit -v "$2"; shift 2; exec "$@"'
+        blocks = str(-(-limit_bytes // 512))
+        shell = ["/bin/sh", "-c", limits, "sh", blocks, str(MEMORY_KIB), self._program]
+        with (
+            out.open("wb") as output,
+            errors.open("wb") as faults,
+            given.open("rb") if given else contextlib.nullcontext(subprocess.DEVNULL) as source,
+        ):
+            code = self._within_limit(
+                subprocess.Popen(
+                    [*shell, *arguments],
+                    cwd=self._repository,
+                    env=self._environment,
+                    stdin=source,
+                    stdout=output,
+                    stderr=faults,
+                    start_new_session=True,
+                )
+            )
+        if code != 0:
+            raise self._fault(code, errors.read_text(errors="replace"), limit_bytes)
+        return out
+
+    def _within_limit(self, process: subprocess.Popen[bytes]) -> int:
+        try:
+            return process.wait(max(0.0, self._deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise CodeUnreachable(f"git did not come to its end in {self._limit_s:g} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _fault(self, code: int, text: str, limit_bytes: int) -> Exception:
+        packs = (self._repository / "objects" / "pack").glob("*")
+        is_cut = any(path.stat().st_size > limit_bytes - _PIECE // 2 for path in packs)
+        if code == -signal.SIGXFSZ or is_cut:
+            return too_large("the repository has more bytes or names than code may", limit_bytes)
+        told = [line for line in text.splitlines() if line.startswith(("fatal: ", "error: "))]
+        sentence = (told or [f"git ended with code {code}"])[-1][:500]
+        sentence = "".join(c if c.isprintable() else "?" for c in sentence)
+        if _UNREACHABLE.search(sentence):
+            return CodeUnreachable(sentence)
+        hint = ": name a file of the nodes' in code.credentials" if "could not read" in text else ""
+        return CodeRefused(sentence + hint)
+
+    def contents(self, entries: Sequence[_Entry]) -> Iterator[tuple[_Entry, _Window]]:
+        """The content of each; to be read before the next one is asked for."""
+        if not entries:
+            return
+        asked = self._scratch / "asked"
+        asked.write_text("".join(f"{entry.object_id}\n" for entry in entries))
+        size = sum(entry.size_bytes + LINE_BYTES for entry in entries)
+        out = self.run("cat-file", "--batch", "--buffer", given=asked, limit_bytes=size)
+        start = 0
+        with out.open("rb") as stream:
+            for entry in entries:
+                stream.seek(start)
+                head = stream.readline()
+                if head.split() != f"{entry.object_id} blob {entry.size_bytes}".encode().split():
+                    raise CodeRefused(f"the repository lacks the file {entry.path!a}")
+                start = stream.tell() + entry.size_bytes + 1
+                yield entry, _Window(stream, entry.size_bytes)
+
+
+class _Window:
+    """The next bytes of a stream, as a file."""
+
+    def __init__(self, stream: IO[bytes], left: int) -> None:
+        self._stream = stream
+        self._left = left
+
+    def read(self, size: int = -1) -> bytes:
+        wanted = self._left if size < 0 else min(size, self._left)
+        data = self._stream.read(wanted)
+        self._left -= len(data)
+        return data
+
+
+def _pinned(url: str, allowed: AllowedHosts) -> tuple[str, str]:
+    """The URL in its plain form, and the addresses of its host that git has to connect to: one that
+    it looked up itself could be another. CodeRefused, CodeUnreachable."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
+    reason = refused_host(host, allowed)
+    if reason is not None:
+        raise _refused(host, reason)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise CodeUnreachable(f"the host {host} has no address") from None
+    addresses = {ipaddress.ip_address(str(place[0]).split("%", 1)[0]) for *_, place in found}
+    is_named = allowed.has_name(host)
+    for address in addresses:
+        if not is_named and (reason := refused_address(address, allowed)) is not None:
+            raise _refused(host, reason)
+        if parts.scheme != "https" and not is_named and not allowed.has_address(address):
+            raise _refused(host, "a git repository is read by https:// alone, except from hosts")
+    name = f"[{host}]" if ":" in host else host
+    listed = ",".join(
+        f"[{one}]" if one.version == 6 else str(one) for one in sorted(addresses, key=str)
+    )
+    pin = "" if literal_address(host) else f"{host}:{port}:{listed}"
+    return f"{parts.scheme}://{name}:{port}{parts.path}", pin
+
+
+def _refused(host: str, reason: str) -> CodeRefused:
+    return CodeRefused(f"{host} may not be read from: {reason} (DRAY_DATA_PRIVATE_HOSTS)")
+
+
+def _environment(url: str, place: str, headers: Mapping[str, str], home: Path) -> dict[str, str]:
+    """The variables of git, which reads no configuration but this."""
+    settings = [
+        ("core.hooksPath", "/dev/null"),
+        ("core.bigFileThreshold", "16m"),  # larger ones are not held in memory
+        ("credential.helper", ""),
+        ("fetch.fsckObjects", "true"),
+        ("fetch.unpackLimit", "1"),  # one pack, whose size is limited
+        ("gc.auto", "0"),
+        ("http.followRedirects", "false"),
+        ("http.lowSpeedLimit", "1000"),
+        ("http.lowSpeedTime", "60"),
+        ("http.proxy", ""),
+        ("pack.threads", "1"),
+        ("protocol.version", "2"),
+        *([("http.curloptResolve", place)] if place else []),
+        # Not among the arguments, which every user of the machine can list.
+        *(("http.extraHeader", f"{name}: {value}") for name, value in headers.items()),
+    ]
+    found = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    found |= {
+        "HOME": str(home),
+        "LC_ALL": "C",
+        "GIT_ALLOW_PROTOCOL": urlsplit(url).scheme,
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_CONFIG_COUNT": str(len(settings)),
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_DIR": ".",
+        "GIT_TERMINAL_PROMPT": "0",
+    }
+    for number, (key, value) in enumerate(settings):
+        found |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return found
