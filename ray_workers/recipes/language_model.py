@@ -1,4 +1,4 @@
-"""Recipe: a GPT that predicts the next byte, or the next token of a tokenizer."""
+"""Recipe: predict the next byte, or the next token of a tokenizer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from dray import spec
+from dray.spec.model import CONTEXT_LENGTH
 from ray_workers.datasets import Tokens, open_text
 from ray_workers.recipes import measures, results, splits
 from ray_workers.recipes.export import export
 from ray_workers.recipes.inference import outputs_of
+from ray_workers.recipes.models import imported
 from ray_workers.recipes.models.gpt import Gpt
 from ray_workers.shared.contracts import DataPolicy
 from ray_workers.training.core.errors import DataError
@@ -33,9 +35,9 @@ def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
     A sample's loss is the mean over its tokens. Raises DataError.
     """
     options = document.model
-    assert isinstance(options, spec.Gpt)
+    assert isinstance(options, spec.Gpt | spec.Imported)
     tokens = open_text(document.data, policy, options.tokenizer)
-    length = options.context_length
+    length = options.context_length or CONTEXT_LENGTH
     num_windows = (len(tokens.ids) - 1) // length  # each window's last target is the next's first
     if num_windows < 2:
         raise DataError(
@@ -43,10 +45,8 @@ def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
             f"model.context_length {length}"
         )
     training, validation = splits.at_the_end(num_windows, document.data.validation_fraction)
-    with torch.device("meta"):
-        model = Gpt(options, tokens.vocabulary_size)
     return Workload(
-        model=model,
+        model=_network(options, document.train.seed, length, tokens.vocabulary_size),
         train=_samples(tokens, length, training),
         validation=_samples(tokens, length, validation),
         loss_sum=_loss_sum,
@@ -55,6 +55,16 @@ def build(document: spec.JobSpec, policy: DataPolicy) -> Workload:
         fingerprint=tokens.fingerprint,
         write_results=_writer(document, tokens),
     )
+
+
+def _network(
+    options: spec.Gpt | spec.Imported, seed: int, length: int, vocabulary_size: int
+) -> nn.Module:
+    if isinstance(options, spec.Imported):
+        outputs, form = (length, vocabulary_size), "(batch, time, vocabulary)"
+        return imported.build(options, seed, (length,), outputs, form, torch.int64)
+    with torch.device("meta"):
+        return Gpt(options, vocabulary_size)
 
 
 def _samples(tokens: Tokens, length: int, rows: Rows) -> Samples:
@@ -145,11 +155,16 @@ def load(folder: Path) -> Generator:
     """Rebuild the model from the folder of a job's artifacts."""
     config = results.read_config(folder)
     document = spec.JobSpec.model_validate(config["spec"])
-    assert isinstance(document.model, spec.Gpt)
-    model = results.restore(Gpt(document.model, config["vocabulary_size"]), folder)
+    options = document.model
+    assert isinstance(options, spec.Gpt | spec.Imported)
+    if isinstance(options, spec.Imported):
+        model = imported.at_hand(options)
+    else:
+        model = Gpt(options, config["vocabulary_size"])
     tokenizer = None
     if (folder / TOKENIZER).exists():
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-    return Generator(model, document.model.context_length, tokenizer)
+    length = options.context_length or CONTEXT_LENGTH
+    return Generator(results.restore(model, folder), length, tokenizer)

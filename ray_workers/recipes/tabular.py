@@ -22,7 +22,8 @@ from ray_workers.recipes import imputation, measures, results, splits, table_rep
 from ray_workers.recipes.export import export
 from ray_workers.recipes.imputation import Imputation
 from ray_workers.recipes.inference import chances_of, outputs_of
-from ray_workers.recipes.models.tables import UNKNOWN, TableMlp
+from ray_workers.recipes.models import imported
+from ray_workers.recipes.models.tables import UNKNOWN, OwnTableModel, TableMlp, TableModel
 from ray_workers.recipes.table_inputs import TableForm
 from ray_workers.shared.contracts import DataPolicy
 from ray_workers.training.core.workload import LossSum, Workload
@@ -82,17 +83,27 @@ def build_regression(document: spec.JobSpec, policy: DataPolicy) -> Workload:
     )
 
 
-def _model(document: spec.JobSpec, table: Table, filling: Imputation, num_outputs: int) -> TableMlp:
-    assert isinstance(document.model, spec.Mlp)
+def _model(
+    document: spec.JobSpec, table: Table, filling: Imputation, num_outputs: int
+) -> TableModel:
+    options = document.model
+    assert isinstance(options, spec.Mlp | spec.Imported)
+    numeric = table.numeric_sources
+    if isinstance(options, spec.Imported):
+        num_features = len(numeric) + len(table.category_names) + len(filling.indicated)
+        form = "(batch, 1)" if table.classes is None else "(batch, classes)"
+        seed = document.train.seed
+        network = imported.build(options, seed, (num_features,), (num_outputs,), form)
+        return _own(network, numeric, len(table.category_names), filling)
     sizes = {
         name: len(vocabulary)
         for name, vocabulary in zip(table.category_names, table.vocabularies, strict=True)
     }
     with torch.device("meta"):
-        return _network(document.model, table.numeric_sources, sizes, filling, num_outputs)
+        return _mlp(options, numeric, sizes, filling, num_outputs)
 
 
-def _network(
+def _mlp(
     options: spec.Mlp,
     numeric: Sequence[str],
     sizes: Mapping[str, int],
@@ -110,7 +121,19 @@ def _network(
     )
 
 
-def _learn_inputs(model: TableMlp, table: Table, training: Rows, filling: Imputation) -> None:
+def _own(
+    network: nn.Module, numeric: Sequence[str], num_categories: int, filling: Imputation
+) -> OwnTableModel:
+    return OwnTableModel(
+        network,
+        len(numeric),
+        num_categories,
+        fills=bool(filling.filled),
+        indicated=[numeric.index(name) for name in filling.indicated],
+    )
+
+
+def _learn_inputs(model: TableModel, table: Table, training: Rows, filling: Imputation) -> None:
     """The statistics that standardise the numbers, and the values that replace missing ones."""
     numeric = table.numeric
     if model.fill is None:
@@ -167,7 +190,7 @@ def _squared_error(deviation: float) -> LossSum:
 class _OneNumber(nn.Module):
     """A model of one output, without its second dimension."""
 
-    def __init__(self, model: TableMlp) -> None:
+    def __init__(self, model: TableModel) -> None:
         super().__init__()
         self.model = model
 
@@ -243,7 +266,8 @@ def load(folder: Path) -> Predictor:
     """Rebuild the model from the folder of a job's artifacts."""
     config = results.read_config(folder)
     document = spec.JobSpec.model_validate(config["spec"])
-    assert isinstance(document.model, spec.Mlp)
+    options = document.model
+    assert isinstance(options, spec.Mlp | spec.Imported)
     categories = {
         column["name"]: {value: code for code, value in enumerate(column["values"], UNKNOWN + 1)}
         for column in config["categorical"]
@@ -251,13 +275,13 @@ def load(folder: Path) -> Predictor:
     labels = config.get("labels")
     filling = Imputation(**config.get("imputation", {}))
     dates = config.get("dates", ())
-    table = _network(
-        document.model,
-        sources_of(config["numeric"], dates),
-        {name: len(known) for name, known in categories.items()},
-        filling,
-        1 if labels is None else len(labels),
-    )
+    numeric = sources_of(config["numeric"], dates)
+    table: TableModel
+    if isinstance(options, spec.Imported):
+        table = _own(imported.at_hand(options), numeric, len(categories), filling)
+    else:
+        sizes = {name: len(known) for name, known in categories.items()}
+        table = _mlp(options, numeric, sizes, filling, 1 if labels is None else len(labels))
     model = results.restore(_OneNumber(table) if labels is None else table, folder)
     filled, decimal = frozenset(filling.filled), document.data.decimal
     form = TableForm(config["numeric"], categories, filled, decimal, dates)

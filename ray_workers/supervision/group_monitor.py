@@ -29,7 +29,7 @@ from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
-from ray_workers.supervision.rules import recovery_rules, script_hangs
+from ray_workers.supervision.rules import collective_hangs, recovery_rules, script_hangs
 from ray_workers.supervision.rules.failure_attribution import RankExit, failed_by_echo
 from ray_workers.supervision.rules.group_policy import (
     Action,
@@ -315,14 +315,21 @@ class GroupMonitor:
         has_reported = any(one.status.first_at for one in look.ranks)
         if has_limit and script_hangs.is_over_limit(signs, has_reported=has_reported):
             return script_hangs.blame(look, signs, earlier)
+        if not script_hangs.is_worth_a_second_look(signs, earlier):
+            return None
         await asyncio.sleep(self._timings.script_stacks_apart_s)
-        now = self._newest()
-        if not script_hangs.same_processes(look.ranks, now) or any(
-            one.status.since != other.status.since
-            for one, other in zip(look.ranks, now, strict=True)
+        now = await self._look_at_script()
+        if (
+            now is None
+            or not script_hangs.same_processes(look.ranks, now.ranks)
+            or any(
+                one.status.since != other.status.since
+                for one, other in zip(look.ranks, now.ranks, strict=True)
+            )
         ):
             return None  # it has reported, or another process runs
-        return script_hangs.hang_of(look, signs, earlier, await self._stacks_by_rank())
+        idle = script_hangs.idle_ranks(look, now)
+        return script_hangs.hang_of(look, signs, earlier, await self._stacks_by_rank(), idle)
 
     async def _stacks_by_rank(self) -> dict[int, str]:
         seats = {member.seat: member.rank for member in self._group.running}
@@ -399,7 +406,9 @@ class GroupMonitor:
         seats = {member.seat: member.rank for member in self._group.running}
         by_seat = await self._nodes.stacks(list(seats))
         stacks = {seats[seat]: text for seat, text in by_seat.items()}
-        report = hang_report(hang, ranks, stacks)
+        report = hang_report(hang, ranks, collective_hangs.with_absences(stacks))
+        if self._is_script:
+            report = script_hangs.with_collectives(report)
         self._reporter.report(report)
         if not hang.culprits:
             return Outcome.of(

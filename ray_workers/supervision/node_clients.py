@@ -24,6 +24,10 @@ class CodeUnavailable(Exception):
     """A node does not get the job's code: its disk is full, say, or the storage does not answer."""
 
 
+class CodeUnfetchable(Exception):
+    """The code that a job names elsewhere can't be had, or not be used, however often one tries."""
+
+
 class NodeClients:
     """The nodes of one attempt, by their agents."""
 
@@ -77,7 +81,8 @@ class NodeClients:
     async def put_code(self, spec: AttemptSpec) -> None:
         """Have the code that the job brings put into its directory on every node.
 
-        CodeUnavailable if a node can't have it; Ray's error if an agent dies.
+        CodeUnavailable if a node can't have it now, CodeUnfetchable if none ever will; Ray's error
+        if an agent dies.
         """
         if spec.code is None:
             return
@@ -91,7 +96,9 @@ class NodeClients:
         }
         for node_id, problem in zip(asked, await asyncio.gather(*asked.values()), strict=True):
             if problem is not None:
-                raise CodeUnavailable(f"the code can't be put on the node {node_id}: {problem}")
+                kind = CodeUnfetchable if problem.is_final else CodeUnavailable
+                message = f"the code can't be put on the node {node_id}: {problem.message}"
+                raise kind(message)
 
     async def know(self, node_ids: Iterable[str]) -> None:
         """Take these nodes in. ValueError if one has no agent."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import socket
+import struct
 import sys
+import termios
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -44,6 +47,9 @@ LOG_LINE_COST_BYTES = 150
 """Memory that a line takes besides its text."""
 LOG_LINE_BYTES = 8192
 """Longer lines are split, so that one line never fills a page of the log."""
+READ_BYTES = 8192
+"""Output that is taken at once: between two of these the actor answers its callers, also if each
+byte is a line."""
 
 
 @ray.remote(max_restarts=0)
@@ -231,10 +237,10 @@ class LogPump:
         self._keep(self._line, text)
         self._line += 1
 
-    def _pump(self) -> bool:
-        """Take what is there; False at the end of the output."""
+    def _pump(self, most: int = READ_BYTES) -> bool:
+        """Take what is there, up to so many bytes; False at the end of the output."""
         try:
-            data = os.read(self._output, 1 << 16)
+            data = os.read(self._output, most)
         except BlockingIOError:
             return True
         if not data:
@@ -242,10 +248,10 @@ class LogPump:
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
         # A secret that is only half there is not masked: no line is cut within so many bytes.
-        most = LOG_LINE_BYTES + self._masker.longest
-        if len(self._rest) > most:
+        longest = LOG_LINE_BYTES + self._masker.longest
+        if len(self._rest) > longest:
             self._rest = self._masker.data(self._rest)
-        while len(self._rest) > most:
+        while len(self._rest) > longest:
             lines.append(self._rest[:LOG_LINE_BYTES])
             self._rest = self._rest[LOG_LINE_BYTES:]
         self._write(lines)
@@ -304,12 +310,12 @@ class LogPump:
     def finish(self) -> None:
         """The process is gone: take what it left in the pipe.
 
-        A process that escaped its session may hold the pipe open; its output is not waited for.
+        A process that escaped its session may hold the pipe open, and write on and on; what it
+        adds from now on is not waited for.
         """
-        while self._output >= 0:
-            before = self._line, self._rest
-            if not self._pump() or (self._line, self._rest) == before:
-                break
+        left = _num_readable(self._output) if self._output >= 0 else 0
+        while left > 0 and self._pump(min(left, READ_BYTES)):
+            left -= READ_BYTES
         self._close()
 
     def _close(self) -> None:
@@ -324,6 +330,12 @@ class LogPump:
             self._rest = b""
         self._drain(vital=True)
         self._spool.close()
+
+
+def _num_readable(pipe: int) -> int:
+    """Bytes that the pipe holds now."""
+    (number,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return int(number)
 
 
 async def export_progress(task: RankTask, timings: Timings) -> None:

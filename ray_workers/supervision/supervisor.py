@@ -41,7 +41,7 @@ from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
-from ray_workers.supervision.node_clients import NodeClients
+from ray_workers.supervision.node_clients import CodeUnfetchable, NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules.failure_attribution import excused, judge
@@ -106,8 +106,12 @@ class Supervisor:
         self, cursor: Mapping[str, int], max_bytes: int, wait_s: float
     ) -> tuple[SpoolRead, set[str]]:
         """New frames from every node, and the nodes that did not answer; returns early when the
-        phase changes."""
+        phase changes.
+
+        wait_s: until the poll's deadline, which the nodes' answers may pass by `poll_slack_s`.
+        """
         ended = self._phase is Phase.ENDED
+        limit_s = max(wait_s, 0.0) + self._timings.poll_slack_s
         wait_s = 0.0 if ended else min(max(wait_s, 0.0), self._timings.read_wait_s)
         share = max_bytes // len(self._agents)
         since = (dict(cursor), share, wait_s)
@@ -119,7 +123,7 @@ class Supervisor:
         self._changed.clear()
         changed = asyncio.ensure_future(self._changed.wait())
         either: set[asyncio.Future[Any]] = {reads, changed}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
         if not reads.done():
             return SpoolRead({}, False), set(node_ids)  # a read changes nothing: it is asked again
@@ -196,6 +200,8 @@ class Supervisor:
             outcome = Outcome.of(Cause.NODE_LOST, f"a worker could not be started: {error}")
         except RayActorError as error:
             outcome = Outcome.of(Cause.WORKER_LOST, f"a worker could not be started: {error}")
+        except CodeUnfetchable as error:
+            outcome = Outcome.of(Cause.CANNOT_RUN, str(error))
         except Exception as error:
             traceback.print_exc()
             outcome = Outcome.of(Cause.INFRASTRUCTURE, f"{type(error).__name__}: {error}")

@@ -8,7 +8,9 @@ import random
 import sys
 import sysconfig
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,22 +24,37 @@ PROBE_SAMPLES = 2
 
 
 def build(
-    options: spec.Imported, seed: int, inputs: Sequence[int], outputs: Sequence[int], form: str
+    options: spec.Imported,
+    seed: int,
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    form: str,
+    dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
     """The model on the CPU, with the same numbers on every rank.
 
     Its constructor and torch's, NumPy's and Python's generators are all that the numbers depend on.
-    inputs, outputs: shapes of a sample. form: words for the shape of the outputs. ModelError for
-    what is no model, or none for these data.
+    inputs, outputs: shapes of a sample. form: words for the shape of the outputs. dtype: of the
+    inputs. ModelError for what is no model, or none for these data, here or when it is called.
     """
     own = derive_seed("model", seed)
     random.seed(own)
     np.random.seed(own % 2**32)
     torch.manual_seed(own)
-    model = _made(options)
+    try:
+        model = _made(options)
+    except ModuleNotFoundError as error:
+        is_its_own = f"{options.module}.".startswith(f"{error.name}.")
+        if not is_its_own or options.code is not None:
+            raise
+        raise ModelError(
+            f"there is no module {error.name} on this node, and the job has no code: add "
+            "model.code, as `dray submit --code FOLDER` does"
+        ) from error
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError(f"{options.target} has no parameter to train")
-    _check(model, options.target, inputs, outputs, form)
+    model.register_forward_hook(partial(_check_outputs, options.target, tuple(outputs), form))
+    _try_out(model, options.target, torch.zeros(PROBE_SAMPLES, *inputs, dtype=dtype))
     return model
 
 
@@ -60,7 +77,13 @@ def _made(options: spec.Imported) -> nn.Module:
     make = getattr(module, options.attribute, None)
     if make is None:
         raise ModelError(f"there is no {options.attribute} in the module {options.module}")
-    model = make(**options.args)
+    try:
+        model = make(**options.args)
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"{options.target} can't be made with model.args {options.args}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{options.target} made {_said(model)}, and no torch.nn.Module")
     return model
@@ -76,29 +99,40 @@ def _is_of_python(name: str) -> bool:
     return not place.is_file() or place.is_relative_to(sysconfig.get_path("stdlib"))
 
 
-def _check(
-    model: nn.Module, target: str, inputs: Sequence[int], outputs: Sequence[int], form: str
-) -> None:
-    """Compute the outputs of two samples of zeros, in evaluation mode."""
-    expected = (PROBE_SAMPLES, *outputs)
+def _try_out(model: nn.Module, target: str, zeros: Tensor) -> None:
+    """Compute the outputs of some samples of zeros, in evaluation mode."""
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            found = model(torch.zeros(PROBE_SAMPLES, *inputs))
+            model(zeros)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
-            f"{target} can't compute a batch of shape {(PROBE_SAMPLES, *inputs)}, as the data have "
-            f"it: {type(error).__name__}: {error}"
+            f"{target} can't compute a batch of shape {tuple(zeros.shape)} and {zeros.dtype}, as "
+            f"the data have it: {type(error).__name__}: {error}"
         ) from error
     finally:
         model.train(was_training)
+
+
+def _check_outputs(
+    target: str, outputs: tuple[int, ...], form: str, _: nn.Module, inputs: Any, found: object
+) -> None:
+    """A hook for each forward pass: a model may answer otherwise when it trains."""
+    expected = (len(inputs[0]), *outputs)
     if not isinstance(found, Tensor):
         raise ModelError(f"{target} returns {_said(found)}, and no tensor of shape {form}")
     if tuple(found.shape) != expected:
         raise ModelError(
-            f"{target} returns a tensor of shape {tuple(found.shape)} for a batch of "
-            f"{PROBE_SAMPLES}: expected {form}, here {expected}"
+            f"{target} returns a tensor of shape {tuple(found.shape)} for inputs of shape "
+            f"{tuple(inputs[0].shape)}: expected {form}, here {expected}"
+        )
+    if not found.is_floating_point():
+        raise ModelError(
+            f"{target} returns a tensor of {found.dtype}: expected numbers with a fraction, such "
+            "as torch.float32"
         )
 
 

@@ -15,7 +15,7 @@ UNKNOWN = 0
 """Code of a category that training did not see; those it saw count from 1."""
 
 
-class TableMlp(nn.Module):
+class TableModel(nn.Module):
     """(N, num_numeric + num_categorical) -> (N, num_outputs).
 
     The first columns are numbers as they are in the table; the last are codes of categories, which
@@ -32,10 +32,8 @@ class TableMlp(nn.Module):
 
     def __init__(
         self,
-        options: spec.Mlp,
         num_numeric: int,
-        vocabulary_sizes: Sequence[int],
-        num_outputs: int,
+        num_categorical: int,
         *,
         fills: bool = False,
         indicated: Sequence[int] = (),
@@ -50,8 +48,41 @@ class TableMlp(nn.Module):
         self.register_buffer("deviation", torch.ones(num_numeric, device="cpu"))
         self.register_buffer("target_mean", torch.zeros((), device="cpu"))
         self.register_buffer("target_deviation", torch.ones((), device="cpu"))
-        fill = torch.zeros(num_numeric + len(vocabulary_sizes), device="cpu") if fills else None
+        fill = torch.zeros(num_numeric + num_categorical, device="cpu") if fills else None
         self.register_buffer("fill", fill)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        is_missing = rows.isnan()
+        if self.fill is not None:
+            rows = torch.where(is_missing, self.fill, rows)
+        numbers = (rows[:, : self.num_numeric] - self.mean) / self.deviation
+        marks = (
+            is_missing[:, self.indicated].to(numbers.dtype) if self.indicated else numbers[:, :0]
+        )
+        outputs = self.outputs_of(numbers, rows[:, self.num_numeric :], marks)
+        # In half precision a target of 70,000 would be infinite, and one of 2,049 be rounded.
+        return outputs.to(self.target_mean.dtype) * self.target_deviation + self.target_mean
+
+    def outputs_of(self, numbers: Tensor, codes: Tensor, marks: Tensor) -> Tensor:
+        """(N, num_numeric) standardised numbers, (N, num_categorical) codes and (N, len(indicated))
+        marks of missing values -> (N, num_outputs), in units of the target's deviation."""
+        raise NotImplementedError
+
+
+class TableMlp(TableModel):
+    """A perceptron on the numbers and on a learned vector for each category."""
+
+    def __init__(
+        self,
+        options: spec.Mlp,
+        num_numeric: int,
+        vocabulary_sizes: Sequence[int],
+        num_outputs: int,
+        *,
+        fills: bool = False,
+        indicated: Sequence[int] = (),
+    ) -> None:
+        super().__init__(num_numeric, len(vocabulary_sizes), fills=fills, indicated=indicated)
         sizes = [options.embedding_dim or _embedding_dim(size) for size in vocabulary_sizes]
         self.embeddings = nn.ModuleList(
             nn.Embedding(vocabulary + 1, size)
@@ -61,18 +92,32 @@ class TableMlp(nn.Module):
         self.body = nn.Sequential(*hidden_layers(options, num_inputs))
         self.head = nn.Linear(options.width, num_outputs)
 
-    def forward(self, rows: Tensor) -> Tensor:
-        is_missing = rows.isnan()
-        if self.fill is not None:
-            rows = torch.where(is_missing, self.fill, rows)
-        numbers = (rows[:, : self.num_numeric] - self.mean) / self.deviation
-        codes = rows[:, self.num_numeric :].long()
-        vectors = [embed(codes[:, at]) for at, embed in enumerate(self.embeddings)]
-        marks = [is_missing[:, self.indicated].to(numbers.dtype)] if self.indicated else []
-        hidden = self.body(torch.cat([numbers, *vectors, *marks], dim=1))
-        outputs: Tensor = self.head(hidden)
-        # In half precision a target of 70,000 would be infinite, and one of 2,049 be rounded.
-        return outputs.to(self.target_mean.dtype) * self.target_deviation + self.target_mean
+    def outputs_of(self, numbers: Tensor, codes: Tensor, marks: Tensor) -> Tensor:
+        numbered = codes.long()
+        vectors = [embed(numbered[:, at]) for at, embed in enumerate(self.embeddings)]
+        outputs: Tensor = self.head(self.body(torch.cat([numbers, *vectors, marks], dim=1)))
+        return outputs
+
+
+class OwnTableModel(TableModel):
+    """A network of the user's own on (N, num_numeric + num_categorical + len(indicated)) features:
+    the standardised numbers, the codes of the categories and the marks."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_numeric: int,
+        num_categorical: int,
+        *,
+        fills: bool = False,
+        indicated: Sequence[int] = (),
+    ) -> None:
+        super().__init__(num_numeric, num_categorical, fills=fills, indicated=indicated)
+        self.network = network
+
+    def outputs_of(self, numbers: Tensor, codes: Tensor, marks: Tensor) -> Tensor:
+        outputs: Tensor = self.network(torch.cat([numbers, codes, marks], dim=1))
+        return outputs
 
 
 def _embedding_dim(vocabulary_size: int) -> int:

@@ -4,7 +4,7 @@ C code of `faulthandler` adds the main thread's stack at once, whatever the thre
 must not read other threads: it does so without the interpreter's lock, and a thread that begins or
 ends meanwhile crashes the process (1 of 40 dumps, where threads come and go all the time). Their
 stacks are added, holding the lock, by a thread that waits for the signal; where the lock is never
-released, they are missing, and so is the last line.
+released, they are missing, and so is the last line. The collectives of the process come below them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import threading
 import traceback
 from io import FileIO
 from pathlib import Path
+
+from ray_workers.shared.processes import collectives
 
 END = b"(these are all threads)\n"
 
@@ -38,7 +40,16 @@ def _add_the_others(number: int, came: int, file: FileIO) -> None:
     passed_over = {threading.main_thread().ident, threading.get_ident()}
     while numbers := os.read(came, 64):
         if number in numbers:
-            file.write(_others(passed_over).encode(errors="replace") + END)
+            file.write(_others(passed_over).encode(errors="replace"))
+            file.write(_collectives().encode(errors="replace") + END)
+
+
+def _collectives() -> str:
+    """After the stacks: a driver that hangs may keep torch from reading its own record."""
+    try:
+        return collectives.described()
+    except Exception as error:  # another torch may write another record
+        return f"\nThe collectives can't be read: {type(error).__name__}: {error}\n"
 
 
 def _others(passed_over: set[int | None]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ray_workers.shared.contracts import Cause, Drill, Grant, Outcome
+from ray_workers.shared.contracts import NOT_PREPARED, Cause, Drill, Grant, Outcome
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.supervision.rules.hang_detector import (
     PATIENCE,
@@ -99,11 +99,6 @@ class End:
 
     outcome: Outcome
 
-
-NOT_PREPARED = (
-    "elastic is for scripts that call dray.train.prepare(), which shares the batches out "
-    "anew: call it, or leave elastic out"
-)
 
 Action = TakeIn | Confirm | Inject | Gather | EndHang | End
 

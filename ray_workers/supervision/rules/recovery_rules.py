@@ -76,6 +76,8 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
     On GPUs, NCCL's operations end behind the program's back, and an optimizer step that was
     launched upon a gradient that never came cannot be told from a good one.
     """
+    if document.script is not None and document.is_divided:
+        return "ranks of a script that hold a model together do not recover in place"
     if document.script is not None:
         return "a script recovers in place only if it calls dray.train.prepare()"
     if num_workers == 1:
@@ -99,7 +101,8 @@ def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
     if script is None:
         return why_never(document, num_workers=num_workers, has_gpus=has_gpus) is None
     is_one_program = script.framework == "torch" and not script.roles
-    return is_one_program and num_workers > 1 and not has_gpus
+    # No rank has the whole state of a divided model.
+    return is_one_program and not document.is_divided and num_workers > 1 and not has_gpus
 
 
 def are_prepared(observations: Iterable[RankObservation], running: Set[tuple[int, int]]) -> bool:

@@ -1,20 +1,23 @@
 """Finding out that a script hangs: pure, without ray or torch.
 
-A script does not say what it does, and may do one thing for hours. So three signs are looked for,
+A script does not say what it does, and may do one thing for hours. So four signs are looked for,
 and two of them must be seen unless the user has set a limit: its ranks have stopped to report, all
-of their processes stand still (no CPU time, no bytes read or written), and their stacks do not
-change while some of them are in a collective.
+of their processes stand still (no CPU time, no bytes read or written), their stacks do not
+change while some of them are in a collective, and torch's flight recorder shows a collective that
+began long ago while no rank begins or ends another.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from ray_workers.shared.frames import HangReport
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.shared.processes.procfs import Activity
+from ray_workers.supervision.rules import collective_hangs
 from ray_workers.supervision.rules.hang_detector import FACTOR, Hang
 from ray_workers.supervision.rules.timings import Timings
 
@@ -40,6 +43,8 @@ class ScriptMemory:
     """The memory that one look leaves for the next."""
 
     last: ScriptLook | None = None
+    begun_at: float | None = None
+    """When the processes were first looked at."""
     still_since: float | None = None
     """Since when no rank did anything."""
     step: int = 0
@@ -51,7 +56,8 @@ class ScriptMemory:
     def after(self, look: ScriptLook) -> ScriptMemory:
         """With another look at the same processes."""
         step = max(one.status.step for one in look.ranks)
-        memory = replace(self, last=look)
+        begun_at = look.at if self.begun_at is None else self.begun_at
+        memory = replace(self, last=look, begun_at=begun_at)
         if step != self.step:
             memory = replace(memory, step=step, stepped_at=look.at)
             if self.stepped_at is not None and step > self.step:
@@ -70,10 +76,16 @@ class Signs:
     silent_s: float
     still_s: float
     limit_s: float
+    mute_s: float = 0.0
+    """For how long a script has not reported at all. No sign, but a reason to look for others."""
+
+    @property
+    def is_seen(self) -> bool:
+        return max(self.silent_s, self.still_s) > self.limit_s
 
     @property
     def is_suspect(self) -> bool:
-        return max(self.silent_s, self.still_s) > self.limit_s
+        return self.is_seen or self.mute_s > self.limit_s
 
 
 def signs_of(memory: ScriptMemory, limit_s: float | None, timings: Timings) -> Signs:
@@ -82,12 +94,14 @@ def signs_of(memory: ScriptMemory, limit_s: float | None, timings: Timings) -> S
     assert look is not None
     least_s = timings.script_hang_s if limit_s is None else limit_s
     still_s = 0.0 if memory.still_since is None else look.at - memory.still_since
-    silent_s = 0.0
+    silent_s = mute_s = 0.0
     if any(one.status.first_at for one in look.ranks):  # one that never reports says nothing so
         silent_s = min(one.age_s for one in look.ranks)
         if limit_s is None:
             least_s = max(least_s, FACTOR * memory.slowest_s)
-    return Signs(silent_s, still_s, least_s)
+    elif memory.begun_at is not None:
+        mute_s = look.at - memory.begun_at
+    return Signs(silent_s, still_s, least_s, mute_s)
 
 
 def is_over_limit(signs: Signs, *, has_reported: bool) -> bool:
@@ -95,27 +109,41 @@ def is_over_limit(signs: Signs, *, has_reported: bool) -> bool:
     return (signs.silent_s if has_reported else signs.still_s) > signs.limit_s
 
 
+def is_worth_a_second_look(signs: Signs, stacks: Mapping[int, str]) -> bool:
+    """Whether two signs may be seen some time later."""
+    return signs.is_seen or collective_hangs.longest_wait_s(stacks) > signs.limit_s
+
+
 def hang_of(
-    look: ScriptLook, signs: Signs, earlier: Mapping[int, str], later: Mapping[int, str]
+    look: ScriptLook,
+    signs: Signs,
+    earlier: Mapping[int, str],
+    later: Mapping[int, str],
+    idle: Set[int] = frozenset(),
 ) -> Hang | None:
-    """The hang, if two signs are seen. earlier, later: stacks by rank, some time apart."""
+    """The hang, if two signs are seen. earlier, later: stacks by rank, some time apart. idle: the
+    ranks that did nothing in between."""
     both = [
         (main_stack(earlier.get(r.rank, "")), main_stack(later.get(r.rank, ""))) for r in look.ranks
     ]
     is_fixed = all(one == other and one for one, other in both)
-    stands = is_fixed and any(collective_in(stack) for stack, _ in both)
-    num_signs = stands + (signs.silent_s > signs.limit_s) + (signs.still_s > signs.limit_s)
-    if num_signs < 2:
+    waits_s = 0.0
+    if collective_hangs.stood_still(earlier, later, idle):
+        waits_s = collective_hangs.longest_wait_s(later)
+    stands = is_fixed and (waits_s > 0.0 or any(collective_in(stack) for stack, _ in both))
+    seen = (signs.silent_s, signs.still_s, waits_s)
+    if stands + sum(seconds > signs.limit_s for seconds in seen) < 2:
         return None
-    return blame(look, signs, later)
+    return replace(blame(look, signs, later), waited_s=max(seen))
 
 
 def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
-    """The hang with the ranks that stand apart: not in a collective while others are, or in another
-    one than most; else those that are behind in their steps. None if all are at the same place."""
+    """The hang with the ranks that stand apart: by torch's record, those that have not joined a
+    collective; else by the stacks, those that are in none while others are, or in another one than
+    most; else those that are behind in their steps. None if all are at the same place."""
     places = {one.rank: collective_in(main_stack(stacks.get(one.rank, ""))) for one in look.ranks}
-    apart: set[int] = set()
-    if any(places.values()):
+    apart = collective_hangs.absent_ranks(stacks) & places.keys()
+    if not apart and any(places.values()):
         apart = {rank for rank, place in places.items() if not place}
         if not apart:
             [(usual, number), *others] = Counter(places.values()).most_common()
@@ -150,17 +178,34 @@ def collective_in(stack: str) -> str:
     return ""
 
 
+def with_collectives(report: HangReport) -> HangReport:
+    """The report with the name of the collective that each rank's stack is in. A script's phase
+    says `compute` there, since it does not tell more."""
+    names = {one.rank: collective_in(main_stack(one.stack or "")) for one in report.ranks}
+    names = {rank: "backward" if name == _BACKWARD else name for rank, name in names.items()}
+    ranks = [replace(one, collective=names[one.rank] or one.collective) for one in report.ranks]
+    of_culprits = {names.get(rank, "") for rank in report.culprits}
+    shared = of_culprits.pop() if len(of_culprits) == 1 else ""
+    return replace(report, ranks=ranks, phase=shared or report.phase)
+
+
 def _is_still(before: ScriptLook, now: ScriptLook) -> bool:
     """Whether no rank did anything between two looks; False where that is not known."""
+    return before.activity.keys() == now.activity.keys() == idle_ranks(before, now) and (
+        len(now.activity) == len(now.ranks)
+    )
+
+
+def idle_ranks(before: ScriptLook, now: ScriptLook) -> set[int]:
+    """Ranks that did nothing between two looks, of those of which that is known."""
     elapsed_s = now.at - before.at
-    if before.activity.keys() != now.activity.keys() or len(now.activity) != len(now.ranks):
-        return False
-    for rank, after in now.activity.items():
-        cpu_s = abs(after.cpu_s - before.activity[rank].cpu_s)
-        num_bytes = abs(after.num_bytes - before.activity[rank].num_bytes)
-        if cpu_s > BUSY_CPU * elapsed_s or num_bytes > BUSY_BYTES * elapsed_s:
-            return False
-    return True
+    idle = set()
+    for rank in before.activity.keys() & now.activity.keys():
+        cpu_s = abs(now.activity[rank].cpu_s - before.activity[rank].cpu_s)
+        num_bytes = abs(now.activity[rank].num_bytes - before.activity[rank].num_bytes)
+        if cpu_s <= BUSY_CPU * elapsed_s and num_bytes <= BUSY_BYTES * elapsed_s:
+            idle.add(rank)
+    return idle
 
 
 def same_processes(one: Sequence[RankObservation], other: Sequence[RankObservation]) -> bool:

@@ -35,6 +35,9 @@ class Timings:
     """Beyond `read_wait_s` for the answer to a read."""
     silent_read_slack_s: float = 0.5
     """The same for a silent node, so that the frames of the other nodes do not wait for it."""
+    poll_slack_s: float = 8.0
+    """Beyond a poll's own wait for its reply, however slow the machines are: the gateway waits for
+    10, and would take the supervisor itself for silent."""
     drop_limit_s: float = 5.0
     """For a node to delete its spools; those that it keeps are found and deleted later."""
 

@@ -18,7 +18,7 @@ from ray_workers.shared.contracts import DataPolicy
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.parallel.meta_init import materialise
-from tests.marks import SOAK
+from tests.marks import SOAK, soak
 from tests.unit.training.jobs import series, weights
 from tests.unit.training.ranks import run_ranks
 
@@ -198,7 +198,7 @@ def short(source: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return home, train
 
 
-@pytest.mark.parametrize("parallel", [{}, {"shard": 2}], ids=["replicas", "shards"])
+@pytest.mark.parametrize("parallel", [{}, soak({"shard": 2})], ids=["replicas", "shards"])
 def test_two_ranks_learn_what_one_learns(
     parallel: dict[str, Any], source: str, short: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -64,13 +64,13 @@ def test_a_number_to_predict(tmp_path: Path) -> None:
     assert "  'rooms': target, a number" in said
 
 
-def test_ten_thousand_columns_have_no_ten_thousand_lines(tmp_path: Path) -> None:
-    names = [f"c{at}" for at in range(10_000)]
+def test_two_thousand_columns_have_no_two_thousand_lines(tmp_path: Path) -> None:
+    names = [f"c{at}" for at in range(2_000)]
     path = tmp_path / "wide.csv"
-    rows = [",".join(map(str, range(at, at + 10_000))) + f",{'ab'[at % 2]}" for at in range(6)]
+    rows = [",".join(map(str, range(at, at + 2_000))) + f",{'ab'[at % 2]}" for at in range(6)]
     path.write_text("\n".join([",".join([*names, "y"]), *rows]))
     data = {"source": path.as_uri(), "target": "y", "validation_fraction": 0.4}
     said = build("tabular_classification", data=data).about
     assert len(said) == 1 + MAX_COLUMNS + 1
-    assert said[-1] == f"  and {10_001 - MAX_COLUMNS:,} more columns"
-    assert "10,000 of numbers" in said[0]
+    assert said[-1] == f"  and {2_001 - MAX_COLUMNS:,} more columns"
+    assert "2,000 of numbers" in said[0]

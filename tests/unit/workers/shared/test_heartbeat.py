@@ -153,3 +153,12 @@ def test_the_classes_of_the_ledger_add_up_to_what_was_held() -> None:
     assert sum(books.values()) == pytest.approx(15.0)
     gone = ledger.account([second], TimeCategory.IDLE)
     assert gone["useful"] == pytest.approx(9.0), "what a page said is kept when the page is gone"
+
+
+def test_what_was_written_into_a_page_is_there_when_its_process_goes_on_as_another_program(
+    tmp_path: Path,
+) -> None:
+    prefix = heartbeat.prefix_of(tmp_path, 0, 0)
+    HeartbeatPage(heartbeat.page_path(prefix))
+    heartbeat.ask_to_leave(prefix)
+    assert HeartbeatPage(heartbeat.page_path(prefix), goes_on=True).is_asked_to_leave

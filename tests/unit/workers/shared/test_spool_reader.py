@@ -258,3 +258,24 @@ def test_a_replacements_frames_come_after_all_of_the_rank_before_it(tmp_path: Pa
             cursor[key] = cursor.get(key, 0) + len(data)
     assert seen == [100 * incarnation + n for incarnation in range(12) for n in range(20)]
     assert others == [7]
+
+
+def test_a_rank_that_floods_its_log_delays_no_metrics_and_no_line_of_another(
+    directory: Path,
+) -> None:
+    attempt = directory.parent
+    keys = [
+        spool_reader.spool_key(rank, 0, stream) for rank in (0, 1) for stream in ("log", "metrics")
+    ]
+    flood = SpoolWriter(attempt / keys[0], limit_bytes=1 << 30)
+    others = [SpoolWriter(attempt / key, limit_bytes=1 << 30) for key in keys[1:]]
+    cursor: dict[str, int] = {}
+    for n in range(5):
+        for _ in range(300):
+            append(flood, n, filling=50)
+        for writer in others:
+            append(writer, n)
+        found = spool_reader.read_all(attempt, keys, cursor, 4000).data
+        assert all(numbers(found[key]) == [n] for key in keys[1:])
+        cursor = {key: cursor.get(key, 0) + len(data) for key, data in found.items()}
+    assert cursor[keys[0]] < flood.position, "it is behind, and alone"

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -79,6 +80,8 @@ class Standing:
         self.num_observed = 0
         self.slots: list[Any] = []
         self.stack_of: dict[int, str] = {}
+        self.busy: set[int] = set()
+        """Ranks that use a CPU all the time."""
         self.left: dict[int, Frame] = {}
         """ERROR frames."""
         self.num_errors_asked = 0
@@ -108,7 +111,10 @@ class Standing:
         return {seat: self.stack_of.get(seat, STACK) for seat in seats}
 
     async def activity(self) -> dict[tuple[int, int], Activity]:
-        return {(one.rank, one.incarnation): Activity(1.0, 0) for one in self.seen}
+        used = {rank: time.monotonic() for rank in self.busy}
+        return {
+            (one.rank, one.incarnation): Activity(used.get(one.rank, 1.0), 0) for one in self.seen
+        }
 
     async def errors(self) -> dict[int, Frame]:
         self.num_errors_asked += 1
@@ -129,12 +135,16 @@ class Standing:
 
 
 def monitor_of(
-    document: dict[str, Any], group: Any, reports: Any, drills: FaultInjector | None = None
+    document: dict[str, Any],
+    group: Any,
+    reports: Any,
+    drills: FaultInjector | None = None,
+    timings: Timings = QUICK,
 ) -> GroupMonitor:
     parts = (attempt(document), group, group, reports)
     pace = MachinePace()
-    recovery = RecoveryController(*parts, lambda: None, pace, QUICK)
-    return GroupMonitor(*parts, drills or FaultInjector(reports), recovery, pace, QUICK)
+    recovery = RecoveryController(*parts, lambda: None, pace, timings)
+    return GroupMonitor(*parts, drills or FaultInjector(reports), recovery, pace, timings)
 
 
 @pytest.mark.parametrize(
@@ -341,6 +351,28 @@ async def test_a_script_that_hangs_is_ended_with_the_rank_that_stands_apart(
     (bundle,) = reports.of(FrameKind.HANG)
     assert (bundle["culprits"], bundle["limit_s"]) == ([1], limit_s or 900.0)
     assert [rank["stack"] for rank in bundle["ranks"]] == [waits, STACK]
+    assert [rank["collective"] for rank in bundle["ranks"]] == ["all_reduce", 5]
+
+
+async def test_a_mute_script_is_ended_with_the_rank_that_has_not_joined_a_collective() -> None:
+    """Its ranks wait on GPUs, which uses the CPU and shows in no stack."""
+    quick = replace(QUICK, script_hang_s=0.02)
+    group = Standing(2)
+    monitor = monitor_of(SCRIPT, group, reports := Reports(), timings=quick)
+    group.seen = [observation(rank, age_s=9.0, first_at=0.0) for rank in (0, 1)]
+    record = "\nCollectives of torch.distributed:\n  group 0: "
+    group.stack_of = {
+        0: f"{STACK}{record}3 begun, in number 3 (nccl:all_reduce) for 950.0 s\n",
+        1: f"{STACK}{record}2 begun\n",
+    }
+    group.busy = {0}
+    outcome = await asyncio.wait_for(monitor.watch(), PATIENCE_S)
+    said = "rank 1 stood still for 950.0 s in compute, and was ended"
+    assert outcome == Outcome.of(Cause.USER_ERROR, said, 1)
+    (bundle,) = reports.of(FrameKind.HANG)
+    assert bundle["ranks"][1]["stack"].endswith(
+        "Has not joined collective 3 (nccl:all_reduce) of group 0, in which rank 0 waits.\n"
+    )
 
 
 async def test_a_script_whose_ranks_all_stand_at_the_same_place_is_ended_as_a_whole() -> None:

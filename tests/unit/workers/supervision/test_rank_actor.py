@@ -133,6 +133,65 @@ async def test_no_room_for_the_actors_own_log_costs_no_line_of_the_jobs(
     assert numbers(directory) == list(range(10))
 
 
+async def test_a_line_of_many_megabytes_is_split_and_fills_no_memory(directory: Path) -> None:
+    source, sink = os.pipe()
+    log = LogPump(directory.with_suffix(".metrics"), source, 1 << 30, Timings())
+    num_bytes = 1 << 20
+    for _ in range(num_bytes // rank_actor.READ_BYTES):
+        os.write(sink, b"x" * rank_actor.READ_BYTES)
+        log._pump()
+        assert len(log._rest) <= rank_actor.LOG_LINE_BYTES + log._masker.longest
+    os.close(sink)
+    log.finish()
+    data = spool_reader.read(directory, 0, 1 << 30)
+    texts = [frame.body["text"] for frame in spool_reader.decode("r0.0.log", data)]
+    assert "".join(texts) == "x" * num_bytes
+    assert max(map(len, texts)) <= rank_actor.LOG_LINE_BYTES + log._masker.longest
+
+
+async def test_while_a_process_floods_its_log_the_actor_answers_between_some_lines_and_the_next(
+    directory: Path,
+) -> None:
+    source, sink = os.pipe()
+    log = LogPump(directory.with_suffix(".metrics"), source, LIMIT_BYTES, Timings())
+    os.set_blocking(sink, False)
+    num_lines = os.write(sink, b"\n" * (1 << 16))
+    turns = 0
+    async with asyncio.timeout(PATIENCE_S):
+        while log._line < num_lines:
+            await asyncio.sleep(0)
+            turns += 1
+    assert turns >= num_lines // rank_actor.READ_BYTES
+    os.close(sink)
+    log.finish()
+
+
+async def test_the_end_waits_for_no_process_that_writes_on(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, sink = os.pipe()
+    log = LogPump(directory.with_suffix(".metrics"), source, 1 << 20, Timings())
+    most, read, refills = 1000, os.read, 0
+
+    def read_and_refill(descriptor: int, num_bytes: int) -> bytes:
+        """As beside a process that left its session and writes as fast as it is read."""
+        nonlocal refills
+        data = read(descriptor, num_bytes)
+        if descriptor == source and refills < most:
+            refills += 1
+            os.write(sink, b"again\n")
+        return data
+
+    os.write(sink, b"last words\n")
+    monkeypatch.setattr(os, "read", read_and_refill)
+    log.finish()
+    assert refills < most
+    data = spool_reader.read(directory, 0, 1 << 30)
+    (first, *_) = spool_reader.decode("r0.0.log", data)
+    assert first.body["text"] == "last words"
+    os.close(sink)
+
+
 def test_the_speed_that_a_script_reports_is_shown_as_a_recipes_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

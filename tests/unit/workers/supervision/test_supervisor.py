@@ -66,7 +66,7 @@ class Ended:
             pass
 
         def timings() -> Timings:
-            return Timings(read_slack_s=0.05, silent_read_slack_s=0.05)
+            return Timings(read_slack_s=0.05, silent_read_slack_s=0.05, poll_slack_s=0.2)
 
         self.agents = {"a": Agent(), "b": Agent()}
         self.alive = {"a", "b"}
@@ -157,6 +157,13 @@ async def test_an_attempt_that_failed_has_failed_without_its_last_reports_too(
     ended.agents["b"].goes.clear()
     ended.alive = {"a"}
     assert (await ended.poll()).outcome == replace(FAILED, log_lines_lost={2: None})
+
+
+async def test_a_poll_is_answered_in_time_though_a_node_is_given_longer(ended: Ended) -> None:
+    ended.supervisor._nodes._pace.slowness = 1e6  # so the limit of a read is hours away
+    ended.agents["b"].goes.clear()
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await ended.poll()).outcome is None
 
 
 async def test_a_cancel_cuts_the_wait_for_a_silent_node_short(ended: Ended) -> None:

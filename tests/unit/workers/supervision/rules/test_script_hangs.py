@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from ray_workers.shared.heartbeat import RankObservation
+from ray_workers.shared.processes.collectives import GroupRecord
 from ray_workers.shared.processes.procfs import Activity, activity_of
-from ray_workers.supervision.rules import script_hangs
+from ray_workers.supervision.rules import collective_hangs, script_hangs
 from ray_workers.supervision.rules.script_hangs import ScriptLook, ScriptMemory, Signs, signs_of
 from ray_workers.supervision.rules.timings import Timings
 from tests.unit.workers.supervision.observed import observation
@@ -58,7 +60,7 @@ def mute() -> list[RankObservation]:
 def test_ranks_that_use_no_cpu_and_move_no_bytes_stand_still() -> None:
     ranks = mute()
     memory = seen(look(0.0, ranks), look(500.0, ranks, 1.1, 900), look(1000.0, ranks, 1.2, 1800))
-    assert signs_of(memory, None, Timings()) == Signs(0.0, 1000.0, LIMIT_S)
+    assert signs_of(memory, None, Timings()) == Signs(0.0, 1000.0, LIMIT_S, mute_s=1000.0)
     for cpu_s, num_bytes in ((8.0, 0), (1.0, 1 << 20)):
         awake = memory.after(look(1500.0, ranks, cpu_s, num_bytes))
         assert signs_of(awake, None, Timings()).still_s == 0.0
@@ -96,6 +98,66 @@ def test_no_sign_alone_is_a_hang(
     stacks = dict.fromkeys((0, 1), earlier), dict.fromkeys((0, 1), later)
     hang = script_hangs.hang_of(look(0.0, ranks), signs, *stacks)
     assert (hang is not None) is found
+
+
+def below(stack: str, *records: GroupRecord) -> str:
+    """The stacks with a process's collectives below."""
+    lines = "\n".join(one.line() for one in records)
+    return f"{stack}\nCollectives of torch.distributed:\n{lines}\n"
+
+
+WAITS = GroupRecord("0", 7, 7, "nccl:all_reduce", 950.0)
+ABSENT = GroupRecord("0", 6)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "idle", "found"),
+    [
+        ([WAITS, ABSENT], [WAITS, ABSENT], {1}, True),
+        ([WAITS, WAITS], [WAITS, WAITS], set(), True),  # NCCL uses a CPU while it waits
+        ([WAITS, ABSENT], [WAITS, ABSENT], {0}, False),  # rank 1 computes
+        ([WAITS, ABSENT], [WAITS, replace(ABSENT, begun=7)], {1}, False),
+        ([WAITS, ABSENT], [replace(WAITS, begun=8), ABSENT], {1}, False),
+        ([replace(WAITS, waits_s=9.0), ABSENT], [replace(WAITS, waits_s=39.0), ABSENT], {1}, False),
+        ([ABSENT, ABSENT], [ABSENT, ABSENT], {0, 1}, False),
+        ([WAITS], [WAITS], {0, 1}, False),  # of rank 1 nothing is known
+    ],
+)
+def test_a_mute_script_hangs_if_a_collective_stands_still_and_so_do_the_stacks(
+    earlier: Sequence[GroupRecord], later: Sequence[GroupRecord], idle: set[int], found: bool
+) -> None:
+    memory = seen(look(0.0, mute(), 1.0), look(LIMIT_S + 1.0, mute(), 900.0))
+    signs = signs_of(memory, None, Timings())
+    assert (signs.is_seen, signs.is_suspect) == (False, True)
+    before, now = (
+        {0: below(READS, *records[:1]), 1: below(READS, *records[1:])}
+        for records in (earlier, later)
+    )
+    at = look(0.0, mute())
+    assert (script_hangs.hang_of(at, signs, before, now, idle) is not None) is found
+    reads_on = {**now, 0: below(ALL_REDUCE, *later[:1])}
+    assert script_hangs.hang_of(at, signs, before, reads_on, idle) is None
+    long = script_hangs.is_worth_a_second_look(signs, now)
+    assert long is (collective_hangs.longest_wait_s(now) > LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("records", "culprits"),
+    [
+        ([[WAITS], [ABSENT], [WAITS]], [1]),
+        # Rank 1 is in another group's collective, for which rank 2 lacks.
+        ([[WAITS], [ABSENT, replace(WAITS, group="1")], [ABSENT, replace(ABSENT, group="1")]], [2]),
+        ([[WAITS], [replace(WAITS, begun=8, waits_in=8)], [WAITS]], []),
+    ],
+)
+def test_the_ranks_that_have_not_joined_a_collective_are_to_blame(
+    records: Sequence[Sequence[GroupRecord]], culprits: list[int]
+) -> None:
+    stacks = {rank: below(READS, *own) for rank, own in enumerate(records)}
+    hang = script_hangs.blame(
+        look(0.0, silent(70.0, steps=(9, 9, 9))), Signs(70.0, 3.0, 60.0), stacks
+    )
+    assert [one.rank for one in hang.culprits] == culprits
 
 
 @pytest.mark.parametrize(

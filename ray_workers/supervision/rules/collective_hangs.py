@@ -1,0 +1,95 @@
+"""Which ranks have not joined a collective in which others wait: pure, without ray or torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from ray_workers.shared.processes.collectives import GroupRecord, parse
+
+Records = Mapping[int, Sequence[GroupRecord]]
+"""By rank."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The first collective of a group in which ranks wait."""
+
+    group: str
+    number: int
+    name: str
+    waiting: tuple[int, ...]
+    """Ranks that are in it."""
+    absent: tuple[int, ...]
+    """Ranks of the group that have not begun it."""
+
+    def sentence(self) -> str:
+        ranks = ", ".join(map(str, self.waiting))
+        who = f"rank {ranks} waits" if len(self.waiting) == 1 else f"ranks {ranks} wait"
+        collective = f"collective {self.number} ({self.name}) of group {self.group}"
+        return f"Has not joined {collective}, in which {who}."
+
+
+def records_of(stacks: Mapping[int, str]) -> Records:
+    """By the rank that wrote them below its stacks, of ranks that did."""
+    found = {rank: parse(text) for rank, text in stacks.items()}
+    return {rank: records for rank, records in found.items() if records}
+
+
+def waiting_in(records: Records) -> Iterator[Waiting]:
+    """For each group in which ranks wait."""
+    by_group: dict[str, dict[int, GroupRecord]] = {}
+    for rank, own in records.items():
+        for record in own:
+            by_group.setdefault(record.group, {})[rank] = record
+    for group, members in by_group.items():
+        waits = {rank: one for rank, one in members.items() if one.waits_in}
+        if not waits:
+            continue
+        first = min(waits.values(), key=lambda one: one.waits_in)
+        yield Waiting(
+            group,
+            first.waits_in,
+            first.name,
+            tuple(sorted(rank for rank, one in waits.items() if one.waits_in == first.waits_in)),
+            tuple(sorted(rank for rank, one in members.items() if one.begun < first.waits_in)),
+        )
+
+
+def absent_ranks(stacks: Mapping[int, str]) -> set[int]:
+    """The ranks for which others wait: those that do not wait themselves, if there are any."""
+    records = records_of(stacks)
+    absent = {rank for one in waiting_in(records) for rank in one.absent}
+    waiting = {rank for rank, own in records.items() if any(one.waits_in for one in own)}
+    return absent - waiting or absent
+
+
+def with_absences(stacks: Mapping[int, str]) -> dict[int, str]:
+    """The stacks; those of a rank that has not joined a collective say so."""
+    told = dict(stacks)
+    for one in waiting_in(records_of(stacks)):
+        for rank in one.absent:
+            told[rank] = f"{told[rank].rstrip()}\n\n{one.sentence()}\n"
+    return told
+
+
+def longest_wait_s(stacks: Mapping[int, str]) -> float:
+    """Seconds for which a collective has been under way; 0.0 where none is known to be."""
+    every = records_of(stacks).values()
+    return max((one.waits_s for own in every for one in own), default=0.0)
+
+
+def stood_still(earlier: Mapping[int, str], later: Mapping[int, str], idle: Set[int]) -> bool:
+    """Whether no rank began or ended a collective between two looks, while some rank was in one and
+    those that were in none were idle."""
+    before, now = records_of(earlier), records_of(later)
+    if not now or before.keys() != now.keys() or now.keys() != later.keys():
+        return False
+    if any(_counts(before[rank]) != _counts(now[rank]) for rank in now):
+        return False
+    waiting = {rank for rank, own in now.items() if any(one.waits_in for one in own)}
+    return bool(waiting) and now.keys() <= waiting | idle
+
+
+def _counts(records: Sequence[GroupRecord]) -> set[tuple[str, int, int]]:
+    return {(one.group, one.begun, one.waits_in) for one in records}
