@@ -242,7 +242,7 @@ def _fields_at(parents: Iterable[Any], root: type[BaseModel]) -> Iterator[str]:
 def _tagged(models: Sequence[type[BaseModel]], part: Any) -> type[BaseModel] | None:
     """The model that `part` of a location chooses, if it is the tag of a union."""
     if len(models) < 2:
-        return None
+        return next((model for model in models if model.__name__ == part), None)
     named = (model for model in models if "name" in model.model_fields)
     return next((model for model in named if model.model_fields["name"].default == part), None)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, Field, StrictBool, StringConstraints, model_validator
 
 from dray.spec import environment, roles
+from dray.spec.code import RemoteCode
 from dray.spec.data import Data, Format, Missing
 from dray.spec.environment import Environment
 from dray.spec.fields import (
@@ -198,8 +199,14 @@ class JobSpec(Document):
     def code(self) -> str | None:
         """The id of the uploaded code that the job brings."""
         if self.script is not None:
-            return self.script.code
+            return self.script.code if isinstance(self.script.code, str) else None
         return self.model.code if isinstance(self.model, Imported) else None
+
+    @property
+    def remote_code(self) -> RemoteCode | None:
+        """The code that nodes fetch from elsewhere."""
+        code = None if self.script is None else self.script.code
+        return code if isinstance(code, RemoteCode) else None
 
     @property
     def is_divided(self) -> bool:
@@ -326,6 +333,10 @@ class JobSpec(Document):
             )
         if self.init_from is not None:
             raise wrong("/init_from", "is for the models of dray; load weights in your own class")
+        if self.recipe != "language_model":
+            for name in ("context_length", "tokenizer"):
+                if getattr(self.model, name) is not None:
+                    raise wrong(f"/model/{name}", "is for language_model")
 
     def _check_blocks(self) -> None:
         if self.train.compile and self.parallel.schedule == "zero_bubble":
@@ -409,10 +420,11 @@ class JobSpec(Document):
         train, sync = self.train, self.sync
         axis = "shard" if self.parallel.shard > 1 else self.parallel.inner_axes[0]
         alone = f"needs parallel.{axis} 1"
-        if self.script is not None:
-            raise wrong(f"/parallel/{axis}", "is for recipes; a script divides its model itself")
         if self.elastic is not None:
             raise wrong("/elastic", f"{alone}: no rank has the whole state")
+        if self.script is not None:
+            self._check_divided_script(self.script)
+            return
         if self.takes_local_steps:
             raise wrong("/sync/every", f"{alone}: no rank has the whole state")
         if self.checkpoint.every_steps == "auto":
@@ -439,6 +451,22 @@ class JobSpec(Document):
                 f"must be adamw or sgd with parallel.{axis}{instead}: {train.optimizer.name} looks "
                 "at whole layers",
             )
+
+    def _check_divided_script(self, script: Script) -> None:
+        """`train.prepare` divides its model along the axes `data`, `shard` and `tensor`."""
+        for axis in ("pipeline", "context"):
+            if getattr(self.parallel, axis) > 1:
+                raise wrong(
+                    f"/parallel/{axis}",
+                    "is for recipes; train.prepare() takes parallel.shard and parallel.tensor",
+                )
+        if script.framework != "torch" or script.roles:
+            raise wrong("/parallel", "divides the model of a script of torch without roles")
+        if self.parallel.zero != 3:
+            raise wrong("/parallel/zero", "must be 3 for a script: train.prepare() uses FSDP2")
+        for name in ("param_dtype", "reduce_dtype"):
+            if getattr(self.parallel, name) != "fp32":
+                raise wrong(f"/parallel/{name}", "is for recipes; train.prepare() sends fp32")
 
     def _check_sync(self) -> None:
         compression = self.sync.compression if self.sync else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,9 @@ from dray.spec.data import SourceUrl
 from dray.spec.fields import CodeId, Document, Int, Number
 
 Dropout = Annotated[Number, Field(ge=0.0, lt=1.0)]
+ContextLength = Annotated[Int, Field(ge=2, le=2**20)]
+CONTEXT_LENGTH: Final = 128
+"""Tokens of a sample, unless the document says how many."""
 
 
 class Cnn(Document):
@@ -73,7 +76,7 @@ class Gpt(Document):
     """Heads of each attention."""
     width: Annotated[Int, Field(ge=1, le=65536)] = 128
     """Size of a token's vector; a multiple of twice `num_heads`."""
-    context_length: Annotated[Int, Field(ge=2, le=2**20)] = 128
+    context_length: ContextLength = CONTEXT_LENGTH
     """Tokens of a sample, which is also the context of a prediction."""
     dropout: Dropout = 0.0
     """Share of activations that training leaves out at random."""
@@ -129,6 +132,10 @@ class Imported(Document):
     code: CodeId | None = None
     """The id of uploaded code with the module, as `dray submit --code` and `POST /v1/code` give it.
     Unset, the nodes have the module already."""
+    context_length: ContextLength | None = None
+    """Tokens of a sample of `language_model`; unset, 128."""
+    tokenizer: SourceUrl | None = None
+    """The tokenizer of `language_model`, as of `gpt`."""
 
     @property
     def module(self) -> str:

@@ -47,7 +47,7 @@ class Parallel(Document):
     tensor: Divisor = 1
     """Ranks that compute each layer together, each with a part of the matrices (Megatron,
     arXiv:1909.08053) and, between the matrices, a part of the sequence (arXiv:2205.05198). For
-    gpt."""
+    gpt, and scripts that give `train.prepare` a `tensor_plan`."""
     pipeline: Divisor = 1
     """Ranks that each have some of the layers, through which micro-batches pass. For gpt and
     resnet."""

@@ -129,7 +129,7 @@ RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
             reads_masks=True,
         ),
         "tabular_classification": Options(
-            models=("mlp",),
+            models=("mlp", "imported"),
             formats=_TABLES,
             folder_format=None,
             sklearn_sets=("breast_cancer", "digits", "iris", "wine"),
@@ -137,7 +137,7 @@ RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
             classifies=True,
         ),
         "tabular_regression": Options(
-            models=("mlp",),
+            models=("mlp", "imported"),
             formats=_TABLES,
             folder_format=None,
             sklearn_sets=("diabetes",),
@@ -145,7 +145,7 @@ RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
             classifies=False,
         ),
         "language_model": Options(
-            models=("gpt",),
+            models=("gpt", "imported"),
             formats=("text",),
             folder_format="text",
             sklearn_sets=(),

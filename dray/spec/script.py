@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from dray.spec import roles as roles_of
-from dray.spec.fields import CodeId, Document, PlainText, Seconds, wrong
+from dray.spec.code import Code
+from dray.spec.fields import Document, PlainText, Seconds, wrong
 from dray.spec.roles import Framework, Role, RoleName
+
+LEAST_HANG_LIMIT_S = 10
+"""Two looks of the supervisor, which are 5 s apart: it can't tell shorter times."""
+
+
+def _measurable(limit_s: int) -> int:
+    if limit_s < LEAST_HANG_LIMIT_S:
+        raise ValueError(
+            f"must be at least {LEAST_HANG_LIMIT_S} s, since dray looks at a script every 5 s; "
+            "choose more than the longest time between two reports"
+        )
+    return limit_s
 
 
 class Script(Document):
@@ -25,18 +38,18 @@ class Script(Document):
     """A module that is run as `python -m` would run it, instead of `entrypoint`."""
     args: Annotated[list[PlainText], Field(max_length=1024)] = []
     """Command line arguments, given as they are (no shell)."""
-    code: CodeId | None = None
-    """The id of uploaded code, as `dray submit --code` and `POST /v1/code` give it. Unset, the
-    program is on the workers' machines already."""
+    code: Code | None = None
+    """The id of uploaded code, as `dray submit --code` and `POST /v1/code` give it; or where the
+    nodes fetch it. Unset, the program is on the workers' machines already."""
     framework: Framework = "torch"
     """Framework by whose rules the ranks find each other; `none`: they form no group."""
     roles: Annotated[dict[RoleName, Role], Field(max_length=16)] = {}
     """Ranks with commands of their own, such as `ps` and `worker`, numbered role by role; unset,
     all run the same. `resources.num_workers` is their sum, and may be left out."""
-    hang_limit_s: Seconds | None = None
+    hang_limit_s: Annotated[Seconds, AfterValidator(_measurable)] | None = None
     """A script that reports nothing for so many seconds, or never reports and does nothing, is
-    ended and started again; a number, or a time such as `30m`. Unset, it must show two signs of a
-    hang for 15 minutes."""
+    ended and started again; a number from 10, or a time such as `30m`. Unset, it must show two
+    signs of a hang for 15 minutes."""
 
     @property
     def command(self) -> str:

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from ray_workers.node.attempt_residue import AttemptResidue
 from ray_workers.node.environments.environments import Environments
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.folder_keeper import FolderKeeper
+from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.node.forkserver.client import ForkFailed, list_tasks, send_to_rank
 from ray_workers.node.forkserver.manager import ForkserverManager
@@ -41,11 +43,13 @@ from ray_workers.node.gpu_memory import GpuMemory, NvmlMemory
 from ray_workers.node.node_address import own_address
 from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import (
+    CodeProblem,
     CodeRef,
     EnvironmentPolicy,
     Frame,
     FrameKind,
     NodeEnvironment,
+    RemoteCodeRef,
 )
 from ray_workers.shared.folders import work_dir
 from ray_workers.shared.folders.disk_room import why_full
@@ -80,6 +84,9 @@ ORPHANS_BOUND_S = 10.0
 refused."""
 QUARANTINE_PERIOD_S = 3.0
 """Pause between two checks of the slots in quarantine."""
+
+# Threads of its own: servers that are slow to give code may hold these, and nothing else.
+_code_servers = ThreadPoolExecutor(16, thread_name_prefix="code")
 
 
 @dataclass(frozen=True)
@@ -335,15 +342,24 @@ class NodeAgent:
         spool_reader.remove(page_dir(self._deployment_id, self._node_id, job_id, attempt))
         spool_reader.remove(spool_dir(self._deployment_id, self._node_id, job_id, attempt))
 
-    async def put_code(self, job_id: str, code: CodeRef, storage_url: str) -> str | None:
+    async def put_code(
+        self, job_id: str, code: CodeRef | RemoteCodeRef, storage_url: str
+    ) -> CodeProblem | None:
         """Put a job's code into its directory; why that can't be, if it can't."""
         directory = work_root(self._deployment_id) / job_id
+        cache = CodeCache(code_dir())
         try:
-            cache = CodeCache(code_dir())
-            await asyncio.to_thread(cache.put_back, code, storage_url, directory)
+            if isinstance(code, RemoteCodeRef):
+                await asyncio.get_running_loop().run_in_executor(
+                    _code_servers, cache.put_back_remote, code, directory
+                )
+            else:
+                await asyncio.to_thread(cache.put_back, code, storage_url, directory)
+        except (CodeRefused, CodeUnreachable) as error:
+            return CodeProblem(str(error), is_final=isinstance(error, CodeRefused))
         except Exception as error:  # whatever the client of a storage may raise
             traceback.print_exc()
-            return f"{type(error).__name__}: {error}"
+            return CodeProblem(f"{type(error).__name__}: {error}", is_final=False)
         return None
 
     async def prepare_environment(

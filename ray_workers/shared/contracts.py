@@ -6,6 +6,7 @@ process a `RankTask` as JSON. Nothing here needs ray or torch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -169,6 +170,37 @@ WORKER_MTBF_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
+class RemoteCodeRef:
+    """Code for a node to fetch from elsewhere: of `script.code`, either `git` and `commit`, or
+    `url` and `sha256`."""
+
+    git: str | None
+    commit: str | None
+    url: str | None
+    sha256: str | None
+    credentials: str | None
+    """The name of a file with credentials, on the node."""
+    policy: DataPolicy
+    limit_bytes: int
+
+    @property
+    def digest(self) -> str:
+        """Names the code on a node. The address is in it, since a commit's hash alone must not
+        open one user's repository to another."""
+        named = [self.git, self.commit, self.url, self.sha256, self.credentials]
+        return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class CodeProblem:
+    """Why a node does not get a job's code."""
+
+    message: str
+    is_final: bool
+    """Whether another try would end in the same way."""
+
+
+@dataclass(frozen=True)
 class AttemptSpec:
     """All a supervisor needs to run one attempt of a job.
 
@@ -189,7 +221,7 @@ class AttemptSpec:
     init_from: CheckpointRef | None
     """Another job's checkpoint to begin with, if there is none to resume from; what is taken of it
     is in `spec`."""
-    code: CodeRef | None
+    code: CodeRef | RemoteCodeRef | None
     """The code that a script brings; None of a recipe, and of a script that nodes have."""
     data_policy: DataPolicy
     environment_policy: EnvironmentPolicy
@@ -395,6 +427,10 @@ class PollReply:
 
 AWAITING = -1
 """The generation of a process that gets its place in a group once it is ready for one."""
+NOT_PREPARED = (
+    "elastic is for scripts that call dray.train.prepare(), which shares the batches out "
+    "anew: call it, or leave elastic out"
+)
 
 
 @dataclass(frozen=True)

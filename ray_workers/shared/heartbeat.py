@@ -157,10 +157,14 @@ class UnreportedStep(NamedTuple):
 class HeartbeatPage:
     """The writer's side: the training process."""
 
-    def __init__(self, path: Path | None) -> None:
-        """Without a path no other process can read the page."""
+    def __init__(self, path: Path | None, *, goes_on: bool = False) -> None:
+        """Without a path no other process can read the page. goes_on: this process has begun the
+        page before it became another program, and others may have written into it since."""
         if path is None:
             self._map = mmap.mmap(-1, SIZE_BYTES)
+        elif goes_on:
+            with open(path, "r+b") as file:
+                self._map = mmap.mmap(file.fileno(), SIZE_BYTES)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             # The file is written and not truncated to its size: a full disk is an error here, and

@@ -20,8 +20,8 @@ SHOWN = 10
 
 async def why_unfit(uploads: CodeUploads, script: Script | None, owner: str) -> CodeUnfit | None:
     """Why a script can't run; None if it may, or brings no code. StorageUnavailable."""
-    if script is None or script.code is None:
-        return None
+    if script is None or not isinstance(script.code, str):
+        return None  # what nodes have, or fetch, is for them to look into
     try:
         files = await uploads.files(owner, script.code)
     except CodeNotFound:

@@ -42,8 +42,9 @@ def shortened(stack: str, limit_bytes: int) -> str:
     return data[:half].decode(errors="ignore") + _CUT + data[-half:].decode(errors="ignore")
 
 
-def sentence(report: HangReport) -> str:
-    """`rank 1 stood still for 12.3 s in data_wait at step 50 (the limit is 4.0 s)`."""
+def sentence(report: HangReport, job_id: str) -> str:
+    """`rank 1 stood still for 12.3 s in data_wait at step 50 (the limit is 4.0 s)`, and the command
+    that shows where each rank was."""
     culprits = report.culprits
     shown = ", ".join(map(str, culprits[:8])) + (" and more" if len(culprits) > 8 else "")
     who = {0: "nobody knows who", 1: f"rank {shown}"}.get(len(culprits), f"ranks {shown}")
@@ -56,7 +57,12 @@ def sentence(report: HangReport) -> str:
         parts.append(f"at step {report.step}")
     if report.limit_s is not None:
         parts.append(f"(the limit is {report.limit_s:.1f} s)")
-    return " ".join(parts)
+    return f"{' '.join(parts)}; {how_to_see(job_id)}"
+
+
+def how_to_see(job_id: str) -> str:
+    """Where a user finds the stacks of a hang."""
+    return f"`dray hangs {job_id}` shows where each rank was when it hung"
 
 
 def view(row: HangRow) -> views.Hang:

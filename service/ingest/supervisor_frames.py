@@ -157,7 +157,7 @@ class SupervisorFrames:
             "hang": seq,
             **{name: shown for name, shown in vars(report).items() if name != "ranks"},
         }
-        self._remark("hang", "hang", hangs.sentence(report), data)
+        self._remark("hang", "hang", hangs.sentence(report, self._job.id), data)
 
     def _remark(self, type_: str, code: str, message: str, data: dict[str, Any]) -> None:
         remark(

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from dray.spec import Gpt, JobSpec
+from dray.spec import Gpt, Imported, JobSpec
 from ray_workers.shared.contracts import DataPolicy
 from ray_workers.shared.net_policy import (
     Address,
@@ -56,8 +56,10 @@ def _plain(path: Path | None) -> str | None:
 async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:
     """DataSourceForbidden if the job names a source that nobody may read."""
     await _check(spec.data.source, "/data/source", policy)
-    if isinstance(spec.model, Gpt) and spec.model.tokenizer is not None:
+    if isinstance(spec.model, Gpt | Imported) and spec.model.tokenizer is not None:
         await _check(spec.model.tokenizer, "/model/tokenizer", policy)
+    if (code := spec.remote_code) is not None:
+        await _check(code.address, f"/script/code/{'git' if code.git else 'url'}", policy)
 
 
 async def _check(source: str, pointer: str, policy: DataPolicy) -> None:

@@ -178,7 +178,7 @@ def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
         world_size=job.world_size,
         step=attempt.last_metric_step or began_at_step(attempt) or 0,
         total_steps=(job.progress or {}).get("total_steps"),
-        is_script=document.script is not None,
+        has_steps=document.script is None or attempt.last_metric_step is not None,
         why_not_in_place=why_never(document, num_workers=job.world_size, has_gpus=has_gpus),
     )
 

@@ -16,13 +16,14 @@ from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.notifications import Signals
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as cluster_repository
+from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import Database
 from service.db.types import storable
 from service.domain.errors import ArtifactNotFound, CodeNotFound
 from service.domain.scheduling import policy
-from service.ingest import silent_processes
+from service.ingest import hangs, silent_processes
 from service.jobs import serializers
 from service.jobs.service import found, not_found
 from service.lifecycle import resizing
@@ -143,6 +144,12 @@ class Queries:
 
         def work(session: Session) -> tuple[str, str]:
             row = found(session, job_id)
+            remote = ((row.spec.get("script") or {}).get("code")) if row.code is None else None
+            if remote:
+                place = f"{remote['git']} at {remote['commit']}" if remote["git"] else remote["url"]
+                raise CodeNotFound(
+                    f"the code of {job_id} is not kept here: its nodes fetch it from {place}"
+                )
             if row.code is None:
                 raise CodeNotFound(f"the job {job_id} brought no code: it runs what nodes have")
             return row.owner, row.code
@@ -224,7 +231,9 @@ class Queries:
             smaller, in_its_way = resizing.why_smaller(row, attempt)
             silent = silent_processes.sentence(session, attempt)
             away = _cluster_silence(session, attempt)
-            message = "; ".join(filter(None, (row.reason_message, smaller, silent, away)))
+            hung = faults_repository.has_hung(session, job_id, row.attempt)
+            hang = hangs.how_to_see(job_id) if hung else None
+            message = "; ".join(filter(None, (row.reason_message, smaller, silent, away, hang)))
             num_ahead, ahead = (
                 repository.ahead_of(session, row, MAX_NAMED) if is_queued else (0, [])
             )

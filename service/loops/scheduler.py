@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, CodeRef
+from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, CodeRef, RemoteCodeRef
 from ray_workers.supervision.rules.recovery_rules import may_recover
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.config.settings import Settings
@@ -176,7 +176,7 @@ class Scheduler:
             storage_url=self._settings.storage_url,
             resume_from=claimed.resume_from,
             init_from=claimed.init_from,
-            code=_code_of(claimed, self._settings.storage_url),
+            code=_code_of(claimed, self._settings),
             start_timeout_s=self._settings.start_timeout_s,
             max_runtime_s=claimed.max_runtime_s,
             data_policy=data_policy.policy_of(self._settings),
@@ -210,11 +210,17 @@ def _recovers_in_place(claimed: transitions.Claimed, bundle: Mapping[str, float]
     return may_recover(claimed.spec, num_workers=num_workers, has_gpus=bool(bundle.get("GPU")))
 
 
-def _code_of(claimed: transitions.Claimed, storage_url: str) -> CodeRef | None:
-    row = claimed.code
+def _code_of(claimed: transitions.Claimed, settings: Settings) -> CodeRef | RemoteCodeRef | None:
+    row, remote = claimed.code, claimed.spec.remote_code
+    if remote is not None:
+        return RemoteCodeRef(
+            **remote.model_dump(),
+            policy=data_policy.policy_of(settings),
+            limit_bytes=settings.code_limit_bytes,
+        )
     if row is None:
         return None
-    url = f"{storage_url.rstrip('/')}/{row.manifest_key}"
+    url = f"{settings.storage_url.rstrip('/')}/{row.manifest_key}"
     return CodeRef(row.id, url, row.manifest_sha256)
 
 

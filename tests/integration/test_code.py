@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
-from dray import Client
+from dray import Client, load
 from dray.views import JobState
 from tests.integration.harness import Service, assert_promises
 
@@ -66,3 +68,45 @@ def test_each_attempt_runs_the_very_bytes_that_were_uploaded(
     done = client.wait(module.id, timeout_s=60)
     assert done.state is JobState.SUCCEEDED, done.reason
     assert "hello ['x']" in [line.text for line in client.logs(module.id)]
+
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+    def forward(self, features):
+        return self.body(features)
+"""
+
+
+def test_a_recipe_for_tables_trains_an_uploaded_model(
+    embedded: Service, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "uploaded_net.py").write_text(NET)
+    code = client.upload_code(tmp_path / "code").id
+    model = {"import": "uploaded_net:Net", "code": code}
+    document = {
+        "recipe": "tabular_classification",
+        "data": {"source": "sklearn://digits"},
+        "train": {"epochs": 5, "global_batch_size": 100, "optimizer": {"lr": 0.01}},
+        "resources": {"num_workers": 2},
+    }
+    job = client.submit({**document, "model": {**model, "args": {"width": 32}}})
+    job = client.wait(job.id, timeout_s=120)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    client.download(job.id, tmp_path / "result")
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    images, labels = load_digits(return_X_y=True)
+    predicted = load(tmp_path / "result").predict(images)
+    assert np.mean([int(one) for one in predicted] == labels) > 0.9
+    wrong = client.submit({**document, "model": {**model, "args": {"widht": 32}}, "max_retries": 3})
+    wrong = client.wait(wrong.id, timeout_s=120)
+    assert (wrong.state, wrong.attempt) == (JobState.FAILED, 1)
+    assert wrong.reason is not None
+    assert "unexpected keyword argument 'widht'" in wrong.reason.message
+    assert_promises(embedded, client, job.id)

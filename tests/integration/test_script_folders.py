@@ -49,6 +49,14 @@ def test_files_are_kept_and_the_ranks_to_blame_are_named(client: Client, tmp_pat
     )
     [hang] = eventually(lambda: client.hangs(job.id), within_s=90)
     assert hang.culprits == [0]
+    assert hang.ranks[0].stack is not None
+    assert (
+        hang.ranks[0]
+        .stack.rstrip()
+        .endswith(
+            "Has not joined collective 2 (gloo:all_reduce) of group 0, in which rank 1 waits."
+        )
+    )
     client.cancel(job.id)
     client.wait(job.id, timeout_s=60)
     first, *_ = client.attempts(job.id)

@@ -102,7 +102,13 @@ def _outcome(drill: Drill) -> str:
 
 
 @app.command()
-def hangs(job_id: JobId, as_json: AsJson = False) -> None:
+def hangs(
+    job_id: JobId,
+    every_frame: Annotated[
+        bool, typer.Option("--all", help="Show dray's own frames of the stacks, too.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show the hangs of a job: which ranks, where, how long, and the stack of every rank."""
     from dray.cli.display.output import write, write_json
 
@@ -116,10 +122,10 @@ def hangs(job_id: JobId, as_json: AsJson = False) -> None:
     for number, hang in enumerate(found):
         if number:
             write("")
-        _show(hang)
+        _show(hang, every_frame=every_frame)
 
 
-def _show(hang: Hang) -> None:
+def _show(hang: Hang, *, every_frame: bool) -> None:
     from dray.cli.display.output import cell, write
 
     where = f" in {hang.phase}" if hang.phase else ""
@@ -129,23 +135,29 @@ def _show(hang: Hang) -> None:
     write(f"hang {hang.seq}, attempt {hang.attempt}, {cell(hang.time)}")
     write(f"{_named(hang.culprits)} stood still{where}{step}{waited}{limit}")
     for rank in sorted(hang.ranks, key=lambda one: (one.rank not in hang.culprits, one.rank)):
-        _show_rank(rank, is_culprit=rank.rank in hang.culprits)
+        _show_rank(rank, is_culprit=rank.rank in hang.culprits, every_frame=every_frame)
 
 
-def _show_rank(rank: HangRank, *, is_culprit: bool) -> None:
+def _show_rank(rank: HangRank, *, is_culprit: bool, every_frame: bool) -> None:
+    from dray.cli.display import stacks
     from dray.cli.display.output import write
 
+    stack = rank.stack or "no stack"
     parts = [f"rank {rank.rank}" + (", the culprit" if is_culprit else "")]
-    if rank.phase:
+    if isinstance(rank.collective, str):  # tells more than the phase of a script
+        parts.append(f"in {rank.collective}")
+    elif rank.phase:
         parts.append(rank.phase)
     if rank.step is not None:
         parts.append(f"step {rank.step}")
-    if rank.collective is not None:
+    if isinstance(rank.collective, int):
         parts.append(f"collective {rank.collective}")
     if rank.since_s is not None:
         parts.append(f"there for {rank.since_s:.1f} s")
     write(f"  {'; '.join(parts)}")
-    for line in (rank.stack or "no stack").splitlines():
+    if place := stacks.innermost_of_user(stack):
+        write(f"    at {place}")
+    for line in (stack if every_frame else stacks.of_the_program(stack)).splitlines():
         write(f"    {line}")
 
 

@@ -36,6 +36,13 @@ def submit(
             metavar="FOLDER", help="Upload this folder's files (with a program: the current one)."
         ),
     ] = None,
+    git: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Upload nothing: run a commit of this repository."),
+    ] = None,
+    commit: Annotated[
+        str | None, typer.Option(metavar="HASH", help="The commit that --git is to run, in full.")
+    ] = None,
     include: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH", help="Upload this too, though a rule leaves it out."),
@@ -83,7 +90,11 @@ def submit(
     given = [f"{field}={value}" for field, value in shortcuts.items() if value is not None]
     document = apply_settings(document, [*given, *(settings or [])])
     document = _with_environment(document, requirements, env or [])
-    packed = _packed(document, source, code, include or [])
+    if git is None and commit is None:
+        packed = _packed(document, source, code, include or [])
+    else:
+        packed = None
+        document = _with_git(document, git, commit, uploads=bool(code or include))
     if dry_run:
         _check(document, source, packed, as_json)
         return
@@ -114,6 +125,22 @@ def _with_environment(
             raise typer.BadParameter(f"--env takes NAME=VALUE, and {given!r} has no =")
         found["env"] = {**found.get("env", {}), name: value}
     return {**document, "environment": found} if found else document
+
+
+def _with_git(
+    document: dict[str, Any], git: str | None, commit: str | None, *, uploads: bool
+) -> dict[str, Any]:
+    """The document with a commit as its code."""
+    if git is None or commit is None:
+        raise typer.BadParameter(
+            "--git and --commit go together: `git rev-parse HEAD` prints the hash of a commit"
+        )
+    if uploads:
+        raise typer.BadParameter("--git uploads no files: leave out --code and --include")
+    script = document.get("script")
+    if not isinstance(script, dict):
+        raise typer.BadParameter("--git is for scripts: name the program after --")
+    return {**document, "script": {**script, "code": {"git": git, "commit": commit}}}
 
 
 def _document(words: list[str]) -> tuple[dict[str, Any], str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException
@@ -11,14 +10,16 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from dray.train.storage_room import StorageError, is_storage_fault
 from ray_workers.shared.contracts import Cause
 from ray_workers.training.core.divergence import DivergedError
+from ray_workers.training.core.error_chain import (
+    NO_SUCH_NAME,
+    PEER_IS_GONE,
+    chain_of,
+    is_deterministic,
+)
 
 
 class DataError(Exception):
     """The data set is missing or broken: another attempt would end the same way."""
-
-
-class EntrypointError(Exception):
-    """The script is not where `script.entrypoint` says."""
 
 
 class ModelError(Exception):
@@ -45,17 +46,6 @@ class PartsLostError(Exception):
             "no rank is left that holds some part of the model as it is after the last step; the "
             "newest checkpoint has it"
         )
-
-
-# The words of gloo, NCCL and the store when the other end is gone. Gloo raises a bare RuntimeError,
-# so its words are all there is to go by.
-PEER_IS_GONE = re.compile(
-    r"connection (was )?(closed|reset|refused)|connection .*closed by peer|socket closed"
-    r"|broken pipe|remote process exited|timed out waiting|nccl communicator was aborted"
-    r"|watchdog caught collective operation timeout"
-    r"|application timeout caused pair closure",
-    re.IGNORECASE,
-)
 
 
 def cause_of(error: BaseException) -> Cause:
@@ -89,28 +79,8 @@ def cause_of(error: BaseException) -> Cause:
     return Cause.USER_ERROR
 
 
-def chain_of(error: BaseException, *, has_context: bool = True) -> Iterator[BaseException]:
-    """The error, the one that it was raised from, and so on to the first; of a group of errors the
-    first one.
-
-    has_context: also the error that was being handled when another was raised.
-    """
-    seen: set[int] = set()
-    following: BaseException | None = error
-    while following is not None and id(following) not in seen:
-        yield following
-        seen.add(id(following))
-        if isinstance(following, BaseExceptionGroup):
-            following = following.exceptions[0]
-            continue
-        is_hidden = following.__suppress_context__ or not has_context
-        following = following.__cause__ or (None if is_hidden else following.__context__)
-
-
-_DETERMINISTIC = (EntrypointError, ModelError, SyntaxError, ModuleNotFoundError)
-_NO_SUCH_NAME = "cannot import name"
 _IN_A_CHILD = re.compile(
-    rf"^(ModuleNotFoundError|SyntaxError|IndentationError|TabError|ImportError: {_NO_SUCH_NAME})\b",
+    rf"^(ModuleNotFoundError|SyntaxError|IndentationError|TabError|ImportError: {NO_SUCH_NAME})\b",
     re.MULTILINE,
 )
 
@@ -120,5 +90,4 @@ def _is_deterministic(error: BaseException) -> bool:
     loaded may be missing on one node alone."""
     if isinstance(error, ProcessRaisedException):  # it holds the traceback of a child as text
         return _IN_A_CHILD.search(str(error)) is not None
-    is_missing = type(error) is ImportError and str(error).startswith(_NO_SUCH_NAME)
-    return is_missing or isinstance(error, _DETERMINISTIC)
+    return isinstance(error, ModelError) or is_deterministic(error)

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from ray_workers.training.core.errors import chain_of
+from ray_workers.training.core.error_chain import chain_of
 
 MAX_CHARS = 2000
 MAX_TEXT_CHARS = 800

@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ray_workers.training.core import compat_torch
+from ray_workers.training.elastic.kept_groups import kept
 
 OPERATION_LIMIT = timedelta(hours=12)
 BROADCAST_BYTES = 16 << 20
 """Tensors travel together up to this size."""
-
-_kept: list[dist.ProcessGroup | None] = []
-"""Groups that were joined, held until the process ends. The last reference to a gloo group joins
-its threads while holding the interpreter's lock, and one of those may be waiting for that lock to
-release a finished operation: such a rank had trained to its end and never exited."""
-
-
-def keep_groups() -> None:
-    """From now on hold every group that this process makes, as `_kept` says: for scripts."""
-    for name in ("init_process_group", "new_group"):
-        keeping = _keeping(getattr(dist, name))
-        setattr(dist, name, keeping)
-        setattr(dist.distributed_c10d, name, keeping)
 
 
 def keep_all() -> None:
     """Treat every group that there is now as `join` does the world's."""
     for group in compat_torch.groups():
         compat_torch.set_timeout(group, OPERATION_LIMIT)
-        _kept.append(group)
-
-
-def _keeping(create: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(create)
-    def create_and_keep(*args: Any, **kwargs: Any) -> Any:
-        made = create(*args, **kwargs)
-        _kept.append(dist.group.WORLD if made is None else made)
-        return made
-
-    return create_and_keep
+        kept.append(group)
 
 
 def join(
@@ -61,7 +37,7 @@ def join(
         backend_of(device), store=store, rank=rank, world_size=world_size, timeout=timeout
     )
     compat_torch.set_timeout(dist.group.WORLD, OPERATION_LIMIT)
-    _kept.append(dist.group.WORLD)
+    kept.append(dist.group.WORLD)
 
 
 def leave() -> None:

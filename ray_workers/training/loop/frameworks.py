@@ -7,10 +7,7 @@ the ranks of a group have is in `RankTask.peers`.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
-from importlib.machinery import ModuleSpec
-from typing import Any
 
 from dray.spec import Script
 from dray.spec.roles import first_rank, role_of
@@ -121,25 +118,3 @@ def _deepspeed(task: RankTask) -> dict[str, str]:
         "CROSS_RANK": str(task.node_rank),
         **({"DS_ACCELERATOR": "cpu"} if task.device == "cpu" else {}),
     }
-
-
-WHY_NO_MPI4PY = (
-    "mpi4py is not supported: its ranks find each other through the daemons of mpirun, which dray "
-    "does not run, so each would be alone, as rank 0 of 1. Use torch.distributed, whose gloo "
-    "backend has MPI's collectives, or dray.train.hvd"
-)
-
-
-class _Mpi4pyRefused:
-    """A finder that fails with the reason, ahead of those that would find mpi4py."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name == "mpi4py":
-            raise ModuleNotFoundError(WHY_NO_MPI4PY, name=name)
-        return None
-
-
-def refuse_mpi4py(world_size: int) -> None:
-    """Have this process's imports of mpi4py fail, unless the process is a job by itself."""
-    if world_size > 1:
-        sys.meta_path.insert(0, _Mpi4pyRefused())

@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from dray.spec import Environment, Script
+from dray.spec import Environment
 from dray.spec.environment import is_read_at_start
 from dray.train.storage_room import StorageError
-from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.folders import environment_overlay as overlay
 from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
+from ray_workers.training.loop.script import Program
 
 FRESH_MAIN: Final = "ray_workers.training.loop.fresh_main"
 TASK_FD: Final = "DRAY_FRESH_TASK_FD"
@@ -37,15 +37,9 @@ class EnvironmentMissingError(StorageError):
 class FreshTask:
     """All that a rank in a fresh interpreter needs besides its variables."""
 
-    entrypoint: str | None
-    module: str | None
-    args: tuple[str, ...]
-    has_code: bool
-    """Whether the program is among uploaded files, which are in `work_dir` already."""
-    work_dir: str
-    page_prefix: str
-    furthest_step: int
-    secrets_dir: str | None
+    program: Program
+    task: str
+    """The `RankTask`, as JSON."""
     secrets: tuple[str, ...]
 
 
@@ -59,7 +53,7 @@ def masked(text: str) -> str:
     return _masker.text(text)
 
 
-def enter(task: RankTask, environment: Environment | None, script: Script | None) -> None:
+def enter(task: RankTask, environment: Environment | None, program: Program | None) -> None:
     """Give this process the job's packages and secrets; the variables of `environment.env` are set
     already. Does not return where the script needs a fresh interpreter.
 
@@ -71,15 +65,15 @@ def enter(task: RankTask, environment: Environment | None, script: Script | None
     replaced: list[str] = []
     if environment.is_built:
         root = overlay.environments_dir()
-        key = overlay.key_of(environment.model_dump(mode="json"), keeps_all=script is None)
+        key = overlay.key_of(environment.model_dump(mode="json"), keeps_all=program is None)
         record = _held_record(root, key)
         os.environ.update(overlay.variables(root, record, os.environ))
         replaced = overlay.replaced_in(sys.modules, record)
         if not replaced:
             overlay.enter(root, record)
     early = [name for name in environment.env if is_read_at_start(name)]
-    if script is not None and (replaced or early):
-        _start_fresh(task, environment, script)
+    if program is not None and (replaced or early):
+        _start_fresh(task, environment, program)
     try:
         secrets = read_secrets(task.environment_policy.secrets_dir, environment.secrets)
     except SecretUnavailable as error:
@@ -102,19 +96,9 @@ def _held_record(root: Path, key: str) -> overlay.EnvironmentRecord:
     return record
 
 
-def _start_fresh(task: RankTask, environment: Environment, script: Script) -> NoReturn:
+def _start_fresh(task: RankTask, environment: Environment, program: Program) -> NoReturn:
     """Become a fresh interpreter: the same process, with the same output and the same parent."""
-    fresh = FreshTask(
-        entrypoint=script.entrypoint,
-        module=script.module,
-        args=tuple(script.args),
-        has_code=script.code is not None,
-        work_dir=task.work_dir,
-        page_prefix=task.page_prefix,
-        furthest_step=task.furthest_step,
-        secrets_dir=task.environment_policy.secrets_dir,
-        secrets=tuple(environment.secrets),
-    )
+    fresh = FreshTask(program, task.to_json(), tuple(environment.secrets))
     sent = os.memfd_create("task", 0)  # not closed by exec
     with open(sent, "wb", closefd=False) as file:
         file.write(json.dumps(asdict(fresh)).encode())
@@ -125,8 +109,6 @@ def _start_fresh(task: RankTask, environment: Environment, script: Script) -> No
         os.set_inheritable(int(os.environ["DRAY_STORAGE_FD"]), True)
     sys.stdout.flush()
     sys.stderr.flush()
-    if task.page_prefix:
-        heartbeat.page_path(task.page_prefix).unlink(missing_ok=True)
     os.execve(
         sys.executable, [sys.executable, "-P", "-m", FRESH_MAIN], {**os.environ, TASK_FD: str(sent)}
     )

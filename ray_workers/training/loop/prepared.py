@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 from dray import train
 from dray.train.prepared.group import LoopPhase
-from ray_workers.shared.contracts import AWAITING, LEFT_EXIT_CODE, RankTask
+from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
 from ray_workers.training.core.errors import PartsLostError
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
-from ray_workers.training.loop.trainer import Preempted
+from ray_workers.training.loop.script import Left
 
 _PHASES = {
     LoopPhase.DATA: RankPhase.DATA,
@@ -31,14 +31,6 @@ _PHASES = {
     LoopPhase.SAVE: RankPhase.SAVE,
     LoopPhase.FINISH: RankPhase.FINISH,
 }
-
-
-class Left(SystemExit):
-    """The process was asked to leave, and does. No `Exception`, so that a script that handles
-    errors of its steps does not handle this one."""
-
-    def __init__(self) -> None:
-        super().__init__(LEFT_EXIT_CODE)
 
 
 class BatchLostError(PartsLostError):
@@ -160,32 +152,3 @@ class _Unobserved:
 
     def storing(self) -> AbstractContextManager[None]:
         return nullcontext()
-
-
-@contextmanager
-def following(task: RankTask, page: HeartbeatPage) -> Iterator[None]:
-    """Within it a script that calls `train.prepare` follows its group into later rounds.
-
-    Preempted if the script was asked to leave, and did.
-    """
-    train.drive(lambda: RankGroup(task, page))
-    try:
-        yield
-    except Left:
-        raise Preempted from None
-    except SystemExit as leaving:
-        if leaving.code in (None, 0):
-            _finish(task)
-        raise
-    _finish(task)
-
-
-def _finish(task: RankTask) -> None:
-    try:
-        train.finish()
-    except Left:
-        raise Preempted from None
-    if task.generation == AWAITING and not train.is_prepared():
-        raise RuntimeError(
-            "the script ended without train.prepare(), and other ranks wait for it there"
-        )

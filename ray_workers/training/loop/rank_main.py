@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,30 +16,22 @@ from pathlib import Path
 import torch
 
 from dray import train
-from dray.spec import Imported, JobSpec
-from dray.train.storage_room import is_storage_fault
+from dray.spec import Imported, JobSpec, Script
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
-from ray_workers.shared.contracts import (
-    LEFT_EXIT_CODE,
-    STORAGE_EXIT_CODE,
-    Cause,
-    RankTask,
-)
+from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
 from ray_workers.shared.folders.script_folders import checkpoint_dir, output_dir
-from ray_workers.shared.frames import ErrorReport
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.processes.stack_writer import dump_on
-from ray_workers.training.core.errors import cause_of, chain_of
-from ray_workers.training.core.failure_reason import reason_of, traceback_of
-from ray_workers.training.core.script_time import ScriptTime
+from ray_workers.training.core import elastic_error
+from ray_workers.training.core.errors import cause_of
 from ray_workers.training.devices import is_gpu, module_of
-from ray_workers.training.loop import elastic_error, frameworks, job_environment, prepared
+from ray_workers.training.loop import frameworks, job_environment
+from ray_workers.training.loop.ending import RankEnd, flush_output
 from ray_workers.training.loop.run import run
-from ray_workers.training.loop.script import run_script
+from ray_workers.training.loop.script import Program, run_script
 from ray_workers.training.loop.trainer import Preempted
 
-MAX_TRACEBACK_CHARS = 32_000
 MAX_RESUME_REFS = 20
 """Checkpoints that a script gets to know, in case the newest are damaged."""
 
@@ -52,41 +43,39 @@ def main(task: RankTask) -> int:
     It is 0 only once every report of the rank is on the node's disk. An error is printed to
     standard error and left on the spool as an ERROR frame.
     """
+    end = RankEnd(cause_of, job_environment.masked, _has_code(task))
     try:
         page = _begin_page(task)
-        code = _train(task, page)
+        code = _train(task, page, end)
         if code == 0:
             train.wait_until_written(page.move)
         return code
     except BaseException as error:
-        raised_at = time.time()  # what follows may take long
-        text = traceback_of(error)
-        print(text, end="", file=sys.stderr, flush=True)  # noqa: T201
-        reason = reason_of(error, job_environment.masked)
-        _report_error(cause_of(error), error, reason, text, raised_at)
-        return STORAGE_EXIT_CODE if is_storage_fault(error) else 1
+        return end.after_error(error)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
 
 
-def _train(task: RankTask, page: HeartbeatPage) -> int:
+def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> int:
     try:
         spec = JobSpec.model_validate(task.spec)
         _enter(task, spec)
-        script = None if spec.script is None else spec.script.for_rank(task.rank)
-        job_environment.enter(task, spec.environment, script)
-        if script is not None:
-            frameworks.refuse_mpi4py(task.world_size)
-            with prepared.following(task, page):
-                run_script(script, Path(task.work_dir), ScriptTime(page, task.furthest_step))
+        program = None if spec.script is None else _program(spec.script.for_rank(task.rank))
+        job_environment.enter(task, spec.environment, program)
+        if program is not None:
+            run_script(program, task, page)
         else:
             _run_recipe(task, spec, page)
     except Preempted:
         return LEFT_EXIT_CODE
     except SystemExit as leaving:
-        return _exit_code(leaving)
+        return end.after_exit(leaving)
     return 0
+
+
+def _program(script: Script) -> Program:
+    has_code = script.code is not None
+    return Program(script.entrypoint, script.module, tuple(script.args), has_code)
 
 
 def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
@@ -167,6 +156,11 @@ def _threads(variables: Mapping[str, str]) -> int:
     return max(1, int(first)) if first.isdigit() else 1
 
 
+def _has_code(task: RankTask) -> bool:
+    program = task.spec.get("script") or task.spec.get("model") or {}
+    return program.get("code") is not None
+
+
 def _begin_page(task: RankTask) -> HeartbeatPage:
     """Show from the first moment on how far this process is, and where it stands when asked."""
     if not task.page_prefix:
@@ -183,42 +177,6 @@ def _run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
     if isinstance(spec.model, Imported):
         sys.path.insert(0, task.work_dir)
     run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy), page)
-
-
-def _exit_code(leaving: SystemExit) -> int:
-    """The code that Python would exit with; a non-zero one leaves an ERROR frame too."""
-    code = leaving.code
-    if code is None or code == 0:
-        return 0
-    raised_at = time.time()
-    if not isinstance(code, int):
-        print(code, file=sys.stderr, flush=True)  # noqa: T201
-    # An exit from the handler of an error that a lost peer caused is an echo of that loss, too.
-    is_echo = any(cause_of(each) is Cause.WORKER_LOST for each in chain_of(leaving))
-    reason, text = reason_of(leaving, job_environment.masked), traceback_of(leaving)
-    if recorded := elastic_error.recorded(Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))):
-        words, stack = recorded
-        is_echo = is_echo or elastic_error.is_echo(words)
-        reason, text = f"{words} (then {reason})", stack or text
-    cause = Cause.WORKER_LOST if is_echo else Cause.USER_ERROR
-    _report_error(cause, leaving, reason, text, raised_at)
-    return code & 0xFF if isinstance(code, int) else 1
-
-
-def _report_error(
-    cause: Cause, error: BaseException, reason: str, text: str, raised_at: float
-) -> None:
-    try:
-        report = ErrorReport(
-            cause=cause,
-            type=type(error).__qualname__,
-            message=job_environment.masked(reason),
-            traceback=job_environment.masked(text)[-MAX_TRACEBACK_CHARS:],
-            raised_at=raised_at,
-        )
-        train.emit(report.KIND, report.body())
-    except OSError as error:
-        print(f"dray: the error could not be reported: {error}", file=sys.stderr)  # noqa: T201
 
 
 def _is_loopback(address: str) -> bool:

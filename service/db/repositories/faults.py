@@ -24,6 +24,12 @@ def hangs(session: Session, job_id: str) -> list[HangRow]:
     )
 
 
+def has_hung(session: Session, job_id: str, attempt: int) -> bool:
+    """Whether a hang of this attempt is kept."""
+    found = select(HangRow.seq).where(HangRow.job_id == job_id, HangRow.attempt == attempt)
+    return session.scalar(found.limit(1)) is not None
+
+
 def add_hang(
     session: Session,
     job_id: str,

@@ -27,7 +27,8 @@ class Running:
     step: int
     """Optimizer steps done, as far as is known."""
     total_steps: int | None
-    is_script: bool
+    has_steps: bool
+    """Whether its ranks show how far they are: recipes do, and scripts that report their steps."""
     why_not_in_place: str | None = None
     """Why the job's group does not recover in place; None if it does."""
 
@@ -55,11 +56,11 @@ def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Re
         return Refusal("/rank", f"there is no rank {rank}: the job has {ranks}")
     if at_step is None:
         return None
-    if job.is_script:
+    if not job.has_steps:
         return Refusal(
             "/at_step",
-            "a script does not say how far it is before the fault is injected",
-            hint="leave it out to inject the fault at once",
+            "the script has not reported a step yet, so it is unknown whether it has any",
+            hint="leave it out to inject the fault at once, or ask again after the first report",
         )
     if at_step <= job.step:
         return Refusal(

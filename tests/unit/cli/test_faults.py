@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dray.cli.display import stacks
 from dray.cli.exits import Exit
 from ray_workers.shared.contracts import Frame
 from tests.unit.api.serving import LiveServer, wait_until
@@ -106,6 +107,48 @@ def test_hangs_are_shown_with_the_culprit_first(cli: Cli, server: LiveServer) ->
     assert lines[5].startswith("  rank 0; forward")
     assert "nobody knows who stood still" in second
     assert [found["culprits"] for found in cli.json("hangs", job_id)] == [[1], []]
+
+
+SCRIPT_STACK = """\
+Stack (most recent call first):
+  File "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3 in all_reduce
+  File "/v/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/jobs/job-1/train.py", line 7 in step
+  File "/jobs/job-1/train.py", line 9 in <module>
+  File "<frozen runpy>", line 88 in _run_code
+  File "<frozen runpy>", line 291 in run_path
+  File "/dray/ray_workers/training/loop/script.py", line 44 in run_script
+  File "/dray/ray_workers/training/loop/rank_main.py", line 77 in main
+  File "/dray/ray_workers/node/forkserver/forked_child.py", line 71 in run
+
+Thread 0x0001 [loader] (most recent call first):
+  File "/v/lib/python3.11/threading.py", line 1 in wait"""
+
+
+def test_a_stack_of_a_script_begins_with_the_users_line_and_ends_with_the_program(
+    cli: Cli, server: LiveServer
+) -> None:
+    job_id = server.trains()
+    ranks = [
+        {"rank": 1, "step": 0, "phase": "compute", "collective": "all_reduce", "since_s": 9.5}
+        | {"stack": SCRIPT_STACK}
+    ]
+    server.hands.report(job_id, 1, [hang(1, ranks=ranks)])
+    server.succeed(job_id)
+    lines = cli("hangs", job_id).splitlines()
+    assert lines[2] == "  rank 1, the culprit; in all_reduce; step 0; there for 9.5 s"
+    assert lines[3] == "    at /jobs/job-1/train.py, line 7 in step"
+    shown = [line.strip() for line in lines[4:]]
+    main = SCRIPT_STACK.splitlines()
+    assert shown == [line.strip() for line in (*main[:5], *main[-3:])]
+    whole = [line.strip() for line in cli("hangs", job_id, "--all").splitlines()[4:]]
+    assert whole == [line.strip() for line in main]
+
+
+def test_a_stack_within_dray_is_shown_as_it_is() -> None:
+    own = "\n".join(SCRIPT_STACK.splitlines()[7:])
+    assert stacks.of_the_program(own) == own
+    assert stacks.innermost_of_user(own) is None
 
 
 def test_goodput_is_a_line_of_the_job(cli: Cli, server: LiveServer) -> None:

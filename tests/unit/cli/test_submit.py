@@ -140,3 +140,32 @@ def test_a_recipes_own_model_travels_with_the_folder(cli: Cli, folder: Path) -> 
     (folder / "plain.yaml").write_text("recipe: image_classification\n")
     cli("submit", "--code", ".", "plain.yaml", exits=2)
     assert "has no script, and no model.import" in cli.err
+
+
+def test_a_commit_of_a_repository_is_submitted_without_an_upload(
+    cli: Cli, server: LiveServer
+) -> None:
+    place = {"git": "https://192.0.43.8/me/net.git", "commit": "a" * 40}
+    words = ("--git", place["git"], "--commit", place["commit"])
+    job = json.loads(cli("submit", "--json", *words, "--workers", "2", "--", "train.py", "--lr"))
+    script = job["spec"]["script"]
+    assert {name: script["code"][name] for name in place} == place
+    assert (script["entrypoint"], script["args"]) == ("train.py", ["--lr"])
+    problem = server.ask("GET", f"/v1/jobs/{job['id']}/code").json()
+    assert f"{place['git']} at {place['commit']}" in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--git", "https://h.org/a", "--", "train.py"), "go together"),
+        (("--commit", "a" * 40, "--", "train.py"), "go together"),
+        (("--git", "https://h.org/a", "--commit", "a" * 40, "--code", ".", "--", "a.py"), "--code"),
+        (("--git", "https://h.org/a", "--commit", "main", "--dry-run", "--", "a.py"), "rev-parse"),
+    ],
+)
+def test_a_commit_that_is_half_named_is_refused(
+    words: tuple[str, ...], said: str, cli: Cli
+) -> None:
+    cli("submit", *words, exits=2)
+    assert said in cli.err

@@ -27,6 +27,7 @@ from ray_workers.datasets.formats import text
 from ray_workers.datasets.sources.local import LocalOrigin
 from ray_workers.shared.contracts import Cause, DataPolicy
 from ray_workers.training.core.errors import DataError, SourceUnavailableError, cause_of
+from tests.marks import soak_but
 from tests.object_store import ObjectStore
 from tests.unit.datasets import hostile
 from tests.unit.datasets.hostile import IMAGES, Open, damaged, npz_with_header, picture
@@ -228,7 +229,7 @@ NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", soak_but(NAMES, short=NAMES[::3]))
 def test_an_object_of_any_name_is_read_or_is_bad_data(
     name: str, s3: ObjectStore, tmp_path: Path, policy: DataPolicy
 ) -> None:

@@ -61,7 +61,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
         env={**clean, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -420,11 +420,47 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             {
                 "script": {"entrypoint": "x.py"},
+                "parallel": {"pipeline": 2},
+                "resources": {"num_workers": 2},
+            },
+            "/parallel/pipeline",
+            "train.prepare() takes parallel.shard and parallel.tensor",
+        ),
+        (
+            {
+                "script": {"entrypoint": "x.py"},
+                "parallel": {"shard": 2, "tensor": 2},
+                "resources": {"num_workers": 6},
+            },
+            "/parallel/tensor",
+            "does not divide the 6",
+        ),
+        (
+            {
+                "script": {"entrypoint": "x.py"},
+                "parallel": {"shard": 2, "zero": 2},
+                "resources": {"num_workers": 2},
+            },
+            "/parallel/zero",
+            "must be 3 for a script",
+        ),
+        (
+            {
+                "script": {"entrypoint": "x.py"},
+                "parallel": {"shard": 2, "reduce_dtype": "bf16"},
+                "resources": {"num_workers": 2},
+            },
+            "/parallel/reduce_dtype",
+            "is for recipes",
+        ),
+        (
+            {
+                "script": {"entrypoint": "x.py", "framework": "jax"},
                 "parallel": {"shard": 2},
                 "resources": {"num_workers": 2},
             },
-            "/parallel/shard",
-            "a script divides its model itself",
+            "/parallel",
+            "a script of torch without roles",
         ),
         (
             {"script": {"entrypoint": "x.py"}, "profile": {}},

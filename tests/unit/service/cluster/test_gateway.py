@@ -23,6 +23,7 @@ from service.cluster.ray.embedded import EmbeddedRay
 from service.cluster.ray.gateway import DRIVER, JOIN, RAY, GatewayCluster, RayTarget
 from service.config.logging_setup import LogFormat
 
+PATIENCE_S = 60.0
 STARTS_WITHOUT_RAY = """
 import logging, runpy
 from service.cluster.ray import driver
@@ -64,7 +65,7 @@ async def test_a_stop_while_the_driver_joins_leaves_no_task_whose_error_nobody_t
         await asyncio.sleep(0)
     left = asyncio.all_tasks() - before
     joining.cancel()
-    _, pending = await asyncio.wait(left, timeout=5.0)
+    _, pending = await asyncio.wait(left, timeout=PATIENCE_S)
     assert not pending
 
 
@@ -161,7 +162,7 @@ async def test_a_driver_that_answers_no_ping_is_given_up_at_its_limit(
 ) -> None:
     answers = Answers(monkeypatch)
     answers.answers_pings = False
-    why = await asyncio.wait_for(answers.gateway._until_silent(), 10.0)
+    why = await asyncio.wait_for(answers.gateway._until_silent(), PATIENCE_S)
     limit_s = answers.limits.gateway_s
     assert why == f"the Ray driver did not answer for {limit_s + 2:.0f} s and is started again"
     assert answers.clock.now_s == limit_s + answers.took_s
@@ -173,7 +174,7 @@ async def test_a_ray_that_answers_nothing_behind_a_driver_that_does_is_given_up_
 ) -> None:
     answers = Answers(monkeypatch)
     answers.silence.asked(RAY)
-    why = await asyncio.wait_for(answers.gateway._until_silent(), 10.0)
+    why = await asyncio.wait_for(answers.gateway._until_silent(), PATIENCE_S)
     assert why == f"Ray did not answer for {answers.limits.ray_s + 2:.0f} s"
     assert answers.silence.seconds(DRIVER) == 0.0
 

@@ -18,6 +18,7 @@ from service.db.models import Base, JobRow
 from service.db.session import Database
 from service.domain.errors import BadUpload, CodeUnfit, StorageUnavailable, UploadTooLarge
 from service.storage.storage import Storage
+from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import Service
 
 pytestmark = pytest.mark.anyio
@@ -241,6 +242,7 @@ async def test_a_pack_that_was_never_written_is_swept(
         ),
     ],
 )
+@ON_SQLITE
 async def test_a_program_that_can_not_run_is_found_at_submit(
     service: Service, script: dict[str, Any], pointer: str, words: str
 ) -> None:
@@ -279,6 +281,7 @@ NET = b"import torch\n\nclass Net(torch.nn.Module):\n    pass\n\nsmall = other =
         ("bad:Net", "bad.py is not Python: line 1", None),
     ],
 )
+@ON_SQLITE
 async def test_a_model_that_is_not_in_the_code_is_found_at_submit(
     service: Service, target: str, words: str, hint: str | None
 ) -> None:

@@ -12,9 +12,9 @@ from ray_workers.shared.heartbeat import TimeCategory
 from service.domain.attempts import drills, ledger
 from service.domain.attempts.drills import Running
 
-JOB = Running(world_size=2, step=10, total_steps=100, is_script=False)
-SCRIPT = Running(2, 10, None, is_script=True, why_not_in_place="only it knows its state")
-SINGLE = Running(1, 0, None, is_script=False, why_not_in_place="nobody else holds its state")
+JOB = Running(world_size=2, step=10, total_steps=100, has_steps=True)
+SCRIPT = Running(2, 0, None, has_steps=False, why_not_in_place="only it knows its state")
+SINGLE = Running(1, 0, None, has_steps=True, why_not_in_place="nobody else holds its state")
 USEFUL = {TimeCategory.USEFUL.value: 8.0, TimeCategory.STARTING.value: 2.0}
 
 
@@ -35,7 +35,7 @@ def test_a_drill_only_goes_on_and_its_end_stays(state: DrillState, told: DrillSt
         (DrillKind.KILL, 2, None, JOB, "/rank", "ranks 0 to 1"),
         (DrillKind.STALL, 9, 50, JOB, "/rank", "no rank 9"),
         (DrillKind.KILL, 1, None, SINGLE, "/rank", "only rank 0"),
-        (DrillKind.KILL, 0, 50, SCRIPT, "/at_step", "does not say how far it is"),
+        (DrillKind.KILL, 0, 50, SCRIPT, "/at_step", "has not reported a step yet"),
         (DrillKind.KILL, 0, 10, JOB, "/at_step", "already done 10 steps"),
         (DrillKind.KILL, 0, 0, JOB, "/at_step", "already done 10 steps"),
         (DrillKind.KILL, 0, 100, JOB, "/at_step", "ends with step 100"),

@@ -12,6 +12,7 @@ import pytest
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, FrameKind, Outcome, Phase, PollReply
 from service.ingest import attempt_results
+from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import (
     SHA,
     START,
@@ -279,6 +280,7 @@ async def test_progress_and_summary_show_the_newest_of_rank_0(service: Service) 
     ],
 )
 @pytest.mark.parametrize("while_starting", [True, False])
+@ON_SQLITE
 async def test_every_cause_moves_the_job_by_its_rule(
     service: Service, cause: Cause, state: JobState, code: str, while_starting: bool
 ) -> None:
@@ -304,6 +306,7 @@ async def test_a_source_that_does_not_answer_costs_no_retry_of_the_users(service
 
 
 @pytest.mark.parametrize("cause", [c for c in Cause if c is not Cause.SUCCEEDED])
+@ON_SQLITE
 async def test_a_cancelled_job_ends_cancelled_unless_it_succeeded_first(
     service: Service, cause: Cause
 ) -> None:
@@ -449,6 +452,7 @@ async def test_artifacts_and_checkpoints_outside_of_the_attempts_folder_are_refu
     ],
     ids=lambda bad: ascii(f"{bad.kind}-{str(dict(bad.body))[:40]}"),
 )
+@ON_SQLITE
 async def test_a_malformed_frame_is_refused_and_the_rest_is_stored(
     service: Service, bad: Any
 ) -> None:
@@ -465,6 +469,7 @@ async def test_a_malformed_frame_is_refused_and_the_rest_is_stored(
     ["../x", "/x", "a//b", "", "a\nb", "a\n", "a\x9bb", "a\u202eb", "a\ud800b", "a" * 1025],
     ids=lambda path: ascii(path[:10]),
 )
+@ON_SQLITE
 async def test_an_artifact_whose_name_alone_is_wrong_is_refused(
     service: Service, path: str
 ) -> None:

@@ -36,7 +36,9 @@ async def test_a_hang_is_told_of_with_everything_and_outlives_the_cluster(servic
     assert (bundle.ranks[0].collective, bundle.ranks[0].since_s) == (7, 9.5)
     (event,) = await events_of(service, job_id, "hang")
     said = "rank 1 stood still for 12.3 s in data_wait at step 50 (the limit is 4.0 s)"
-    assert event.message == said
+    where = f"`dray hangs {job_id}` shows where each rank was when it hung"
+    assert event.message == f"{said}; {where}"
+    assert (await service.reading.explain(job_id)).reason.message.endswith(where)
     assert event.data["culprits"] == [1]
     await service.jobs.delete(job_id)
     with pytest.raises(NotFound):

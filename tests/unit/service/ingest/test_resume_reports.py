@@ -13,6 +13,7 @@ from ray_workers.shared.contracts import WORKER_MTBF_S, Cause, FrameKind, Phase
 from ray_workers.shared.processes.machine_pace import OVERLOADED, said_of
 from service.domain.attempts.reliability import Seen, worker_mtbf_s
 from service.loops import mtbf as mtbf_loop
+from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import SHA, Service, frame, metrics, resumed
 
 pytestmark = pytest.mark.anyio
@@ -141,6 +142,7 @@ async def test_text_in_it_is_stored_visibly(service: Service) -> None:
     ],
     ids=lambda wrong: str(wrong)[:40],
 )
+@ON_SQLITE
 async def test_a_receipt_that_is_malformed_is_refused_and_the_step_is_kept(
     service: Service, wrong: dict[str, Any]
 ) -> None:

@@ -61,6 +61,20 @@ async def test_what_lies_within_is_refused_by_its_url(source: str) -> None:
     assert raised.value.pointer == "/model/tokenizer"
 
 
+@pytest.mark.parametrize(
+    ("field", "code"),
+    [
+        ("git", {"git": "https://169.254.169.254/a", "commit": "a" * 40}),
+        ("url", {"url": "http://localhost/a.tar", "sha256": "a" * 64}),
+    ],
+)
+async def test_code_is_not_fetched_from_within_either(field: str, code: dict[str, str]) -> None:
+    spec = JobSpec.model_validate({"script": {"entrypoint": "train.py", "code": code}})
+    with pytest.raises(DataSourceForbidden) as raised:
+        await data_policy.refuse_forbidden(spec, DataPolicy.open())
+    assert raised.value.pointer == f"/script/code/{field}"
+
+
 async def test_a_name_is_judged_by_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = answer_with("10.1.2.3", monkeypatch)
     with pytest.raises(DataSourceForbidden, match=r"10\.1\.2\.3 is a private address"):

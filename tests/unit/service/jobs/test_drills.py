@@ -21,6 +21,7 @@ from service.domain.errors import (
 )
 from service.jobs.idempotency import IdempotencyKey
 from service.loops.queue_view import snapshot
+from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import (
     START,
     Service,
@@ -150,6 +151,18 @@ async def test_a_kill_of_a_script_that_recovers_in_place_passes_by_what_is_told(
     assert (passed.state, passed.recovery_s, passed.steps_lost) == (DrillState.PASSED, 0.414, 0)
 
 
+async def test_a_script_that_reports_steps_is_drilled_at_one_of_them(service: Service) -> None:
+    job_id = await service.running(**SCRIPT)
+    with pytest.raises(DrillImpossible, match="has not reported a step yet"):
+        await service.faults.drill(job_id, asking(at_step=50))
+    service.report(job_id, 1, [metrics(12, {"x": 1.0})])
+    with pytest.raises(DrillImpossible, match="already done 12 steps"):
+        await service.faults.drill(job_id, asking(at_step=12))
+    drill = await service.faults.drill(job_id, asking(at_step=50))
+    _, (live,) = service.database.read_sync(lambda s: snapshot(s, service.now))
+    assert [(d.id, d.rank, d.at_step) for d in live.drills] == [(drill.id, 0, 50)]
+
+
 @pytest.mark.parametrize("struck", [True, False])
 async def test_a_drill_whose_attempt_ended_has_failed(service: Service, struck: bool) -> None:
     job_id = await two_ranks(service, max_retries=0)
@@ -211,6 +224,7 @@ UNMENDED: dict[str, dict[str, Any]] = {
         *(f"{name}, {kind}" for name in UNMENDED for kind in ("kill", "stall")),
     ],
 )
+@ON_SQLITE
 async def test_what_is_not_mended_in_place_passes_a_drill_when_it_is_started_again(
     service: Service, fields: dict[str, Any], kind: str
 ) -> None:

@@ -19,6 +19,7 @@ from service.domain.scheduling.resizing import (
 )
 from service.lifecycle import resizing
 from service.loops.queue_view import LiveAttempt, snapshot
+from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import Service, events_of, frame, regrouped, regrouping, told
 
 pytestmark = pytest.mark.anyio
@@ -184,6 +185,7 @@ async def test_only_the_live_attempt_and_only_its_supervisor_change_the_books(
         told(FrameKind.RESIZED, {"world_size": 2, "slices": [], "lacking": 0}),
     ],
 )
+@ON_SQLITE
 async def test_a_size_that_can_not_be_is_refused(service: Service, frame: Frame) -> None:
     job_id = await trains(service, workers=4)
     service.report(job_id, 1, [frame])

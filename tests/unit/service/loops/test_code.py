@@ -10,11 +10,13 @@ import pytest
 from dray.code.manifest import FileEntry
 from dray.views import JobState
 from ray_workers.node.folders.code_cache import CodeCache
+from ray_workers.shared.contracts import CodeRef, RemoteCodeRef
 from service.code.uploads import KEPT
 from service.runtime import Runtime
+from tests.marks import ON_SQLITE
 from tests.unit.service.loops.world import World, comes_to, eventually
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, ON_SQLITE]
 
 PROGRAM = b"print('hello')\n"
 
@@ -34,13 +36,24 @@ async def test_a_node_finds_the_uploaded_files_by_what_the_attempt_says(
     script = {"code": code, "entrypoint": "train.py"}
     job_id = await world.submit(runtime, "trains", recipe=None, script=script)
     attempt = await world.fake.launched(job_id)
-    assert attempt.code is not None
+    assert isinstance(attempt.code, CodeRef)
     assert attempt.code.id == code
     CodeCache(tmp_path / "copies").put_back(attempt.code, attempt.storage_url, tmp_path / "work")
     assert (tmp_path / "work" / "train.py").read_bytes() == PROGRAM
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
     recipe = await world.submit(runtime, "trains")
     assert (await world.fake.launched(recipe)).code is None
+
+
+async def test_an_attempt_says_where_its_nodes_fetch_the_code(world: World) -> None:
+    runtime = await world.open()
+    code = {"git": "https://192.0.43.8/me/net.git", "commit": "a" * 40, "credentials": "mine"}
+    script = {"code": code, "entrypoint": "train.py"}
+    job_id = await world.submit(runtime, "trains", recipe=None, script=script)
+    found = (await world.fake.launched(job_id)).code
+    assert isinstance(found, RemoteCodeRef)
+    assert (found.git, found.commit, found.credentials) == tuple(code.values())
+    assert found.limit_bytes == runtime.settings.code_limit_bytes
 
 
 async def test_the_retention_deletes_code_that_no_job_has(

@@ -6,6 +6,7 @@ import pytest
 
 from dray.views import JobState
 from service.runtime import Runtime
+from tests.marks import ON_SQLITE
 from tests.unit.service.loops.world import (
     World,
     comes_to,
@@ -14,7 +15,7 @@ from tests.unit.service.loops.world import (
     reports_step,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, ON_SQLITE]
 
 
 async def has(runtime: Runtime, job_id: str, world_size: int) -> None:

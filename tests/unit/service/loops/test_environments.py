@@ -12,6 +12,7 @@ from ray_workers.shared.contracts import BuildState, NodeEnvironment
 from service.loops import environments
 from service.runtime import Runtime
 from tests.fakes.cluster import READY
+from tests.marks import ON_SQLITE
 from tests.unit.service.loops.world import (
     World,
     comes_to,
@@ -21,7 +22,7 @@ from tests.unit.service.loops.world import (
     waits,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, ON_SQLITE]
 WITH_PACKAGES: dict[str, Any] = {"environment": {"python_packages": ["hello"]}}
 BUILDING = NodeEnvironment(BuildState.BUILDING, "installs packages", (), (), log="")
 

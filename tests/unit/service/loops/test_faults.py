@@ -11,6 +11,7 @@ from dray.views import JobState
 from ray_workers.shared.contracts import FrameKind, Phase, attempt_prefix
 from tests.fakes.attempt import Exited, FakeRank
 from tests.fakes.cluster import LostLaunch
+from tests.marks import ON_SQLITE
 from tests.unit.service.loops.world import (
     STEPS,
     World,
@@ -25,7 +26,7 @@ from tests.unit.service.loops.world import (
     waits,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, ON_SQLITE]
 
 
 async def waits_once(rank: FakeRank) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Phase
+from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import (
     Service,
     events_of,
@@ -129,6 +130,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("bad", BAD, ids=str)
+@ON_SQLITE
 async def test_what_no_supervisor_can_mean_is_refused_and_said(
     service: Service, bad: Frame
 ) -> None:

@@ -19,6 +19,7 @@ from ray_workers.training.data.device_dataset import InMemorySamples
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.dtensor import local
 from ray_workers.training.parallel.model_parallel.sharded_gradients import ShardedGradientEngine
+from tests.marks import soak
 from tests.unit.training.jobs import document, series, wait_for_checkpoint, weights
 from tests.unit.training.ranks import checkpoint_refs, frames, run_ranks
 
@@ -77,7 +78,7 @@ def test_a_training_that_diverges_ends_and_leaves_no_checkpoint_of_it(
     assert max(series(tmp_path, "train/loss")) == BAD_STEP + MOST_IN_A_ROW - 1
 
 
-@pytest.mark.parametrize("rule", ["fail", "rollback", "skip_step"])
+@pytest.mark.parametrize("rule", [soak("fail"), "rollback", "skip_step"])
 def test_no_checkpoint_is_saved_while_the_loss_overflows_though_the_weights_are_finite(
     rule: OnDivergence, tmp_path: Path
 ) -> None:
@@ -117,7 +118,7 @@ def _die_after_save(task: RankTask) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("rule", ["fail", "rollback", "warn", "skip_step"])
+@pytest.mark.parametrize("rule", ["fail", soak("rollback"), "warn", soak("skip_step")])
 def test_an_evaluation_that_is_not_finite_is_reported_and_fails_at_the_end(
     rule: OnDivergence, tmp_path: Path
 ) -> None:
@@ -161,7 +162,7 @@ def test_a_warning_ends_nothing(tmp_path: Path) -> None:
     assert {ref.step for ref in checkpoint_refs(tmp_path)} == {2, 4, 6}
 
 
-@pytest.mark.parametrize("zero", [None, 1, 3], ids=["replicas", "zero 1", "fsdp"])
+@pytest.mark.parametrize("zero", [None, soak(1), 3], ids=["replicas", "zero 1", "fsdp"])
 def test_a_step_that_is_skipped_changes_no_weight(zero: int | None, tmp_path: Path) -> None:
     spec = job("skip_step", schedule={"name": "constant"})
     if zero is not None:

@@ -17,6 +17,7 @@ from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.elastic.store_server import loopback_store
 from ray_workers.training.loop.trainer import Trainer
+from tests.marks import soak
 from tests.unit.training.elastic.test_recovery import RunningMeans, once
 from tests.unit.training.jobs import document, series, weights
 from tests.unit.training.ranks import DEADLINE_S, Gang, make_task, run_ranks
@@ -122,7 +123,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize("lost", [[2], [0], [0, 1]], ids=str)
+@pytest.mark.parametrize("lost", [[2], soak([0]), [0, 1]], ids=str)
 def test_survivors_go_on_with_fewer_whoever_is_lost(
     lost: list[int], alone: Path, tmp_path: Path
 ) -> None:
@@ -223,7 +224,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, soak(2), 3])
 def test_an_exact_group_learns_the_same_to_the_bit_at_any_size(
     world_size: int, four: Path, tmp_path: Path
 ) -> None:

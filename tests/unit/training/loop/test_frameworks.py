@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from dray.spec import JobSpec
-from ray_workers.training.loop.frameworks import NO_GROUP, refuse_mpi4py
+from ray_workers.training.loop.frameworks import NO_GROUP
 from ray_workers.training.loop.rank_main import environment
+from ray_workers.training.loop.script import refuse_mpi4py
 from tests.wire import rank_task
 
 PEERS = ("10.0.0.1:20001", "10.0.0.1:20002", "10.0.0.2:20001", "10.0.0.2:20002", "10.0.0.2:20003")

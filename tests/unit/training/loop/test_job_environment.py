@@ -54,11 +54,14 @@ class Node:
         key = overlay.key_of(asked, keeps_all=False)
         Build(overlay.environments_dir(), key, asked, self.policy, keeps_all=False).run()
 
-    def run(self, environment: dict[str, Any], program: str) -> int | None:
+    def run(
+        self, environment: dict[str, Any], program: str, *, world_size: int = 1, **more: Any
+    ) -> int | None:
         path = self.folder / "train.py"
         path.write_text(program)
-        spec = {"script": {"entrypoint": str(path)}, "environment": environment}
-        task = replace(make_task(self.folder, spec), environment_policy=self.policy)
+        spec = {"script": {"entrypoint": str(path)}, "environment": environment, **more}
+        task = make_task(self.folder, spec, world_size=world_size)
+        task = replace(task, environment_policy=self.policy)
         arguments = (task.to_json(), str(self.folder / "tmp"), str(self.output))
         process = _context.Process(target=_rank, args=arguments)
         process.start()
@@ -170,10 +173,94 @@ def test_an_exit_code_and_a_missing_module_are_told_by_a_fresh_interpreter(node:
     assert "exited with code 5" in node.spooled()
 
 
+EITHER = pytest.mark.parametrize(
+    "variables", [{}, {"PYTHONHASHSEED": "7"}], ids=["forked", "fresh"]
+)
+
+
+@EITHER
+def test_the_error_that_record_wrote_is_the_reason_of_an_exit(
+    node: Node, variables: dict[str, str]
+) -> None:
+    code = node.run(
+        {"env": variables},
+        "import json, os, sys\n"
+        "with open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:\n"
+        "    json.dump({'message': {'message': 'ValueError: no such shard'}}, file)\n"
+        "sys.exit(3)\n",
+    )
+    assert code == 3
+    assert "ValueError: no such shard (then SystemExit" in node.spooled()
+
+
+@EITHER
+def test_an_exit_after_the_loss_of_a_peer_is_an_echo_of_it(
+    node: Node, variables: dict[str, str]
+) -> None:
+    code = node.run(
+        {"env": variables},
+        "import sys\n"
+        "try:\n"
+        "    raise RuntimeError('Connection closed by peer')\n"
+        "except RuntimeError:\n"
+        "    sys.exit(1)\n",
+    )
+    assert code == 1
+    assert '"cause":"worker_lost"' in node.spooled()
+
+
+@EITHER
+def test_mpi4py_is_refused_and_groups_are_held(node: Node, variables: dict[str, str]) -> None:
+    code = node.run(
+        {"env": variables},
+        "import torch.distributed as dist\n"
+        "from ray_workers.training.elastic.kept_groups import kept\n"
+        "assert dist.distributed_c10d.new_group is dist.new_group\n"
+        "assert dist.init_process_group.__module__ == dist.distributed_c10d.__name__\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "assert kept == [dist.group.WORLD], kept\n"
+        "import mpi4py\n",
+        world_size=2,
+    )
+    assert code == 1
+    assert "mpi4py is not supported" in node.spooled(), node.output.read_text()
+
+
+@EITHER
+@pytest.mark.parametrize("closes", ["sys.stdout.close()", "sys.stdout = None"])
+def test_a_script_that_closes_its_output_ends_well(
+    node: Node, variables: dict[str, str], closes: str
+) -> None:
+    program = f"import sys\nprint('last words', flush=True)\n{closes}\n"
+    assert node.run({"env": variables}, program) == 0, node.output.read_text()
+    assert node.output.read_text() == "last words\n"
+
+
+@EITHER
+def test_an_error_is_told_though_the_script_has_closed_its_streams(
+    node: Node, variables: dict[str, str]
+) -> None:
+    program = "import sys\nsys.stdout.close()\nsys.stderr.close()\nraise ValueError('no shard')\n"
+    assert node.run({"env": variables}, program) == 1
+    assert "no shard" in node.spooled()
+
+
+@EITHER
+def test_an_elastic_script_that_ends_without_prepare_fails_with_the_reason(
+    node: Node, variables: dict[str, str]
+) -> None:
+    size = {"resources": {"num_workers": 2}, "elastic": {"min_workers": 1}}
+    assert node.run({"env": variables}, "print(1)\n", world_size=2, **size) == 1
+    told = node.spooled()
+    assert '"cannot_run"' in told
+    assert "call it, or leave elastic out" in told
+
+
 def test_a_missing_module_is_no_reason_for_another_try(node: Node) -> None:
     environment = {"env": {"PYTHONHASHSEED": "7"}}
     assert node.run(environment, "import no_such_module_here\n") == 1
     assert '"cannot_run"' in node.spooled()
+    assert "add it to environment.python_packages" in node.spooled()
 
 
 def test_an_environment_that_is_gone_is_the_infrastructures(node: Node) -> None:

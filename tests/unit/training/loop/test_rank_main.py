@@ -185,7 +185,10 @@ def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
         (
             "import no_such_module\n",
             "cannot_run",
-            "ModuleNotFoundError: No module named 'no_such_module' (train_it.py, line 1)",
+            "ModuleNotFoundError: No module named 'no_such_module' (train_it.py, line 1). If "
+            "no_such_module is a package, add it to environment.python_packages or to the file of "
+            "--requirements; a file of yours is uploaded with its folder: `dray submit --code "
+            "FOLDER`",
         ),
     ],
     ids=["key", "assert", "chained", "exit", "syntax", "module"],

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.launcher import api as launcher
 
 from dray.spec import JobSpec
-from ray_workers.training.loop import elastic_error
+from ray_workers.training.core import elastic_error
 from ray_workers.training.loop.rank_main import environment
 from tests.unit.training.ranks import frames, make_task, run_ranks
 

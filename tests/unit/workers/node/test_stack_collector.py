@@ -25,9 +25,12 @@ MANY_DUMPS = 300
 """One in 40 was fatal when the handler looked at every thread."""
 
 STUCK = """
-import signal, threading, time
+import ctypes, signal, sys, threading, time
 from pathlib import Path
 from ray_workers.shared.processes.stack_writer import dump_on
+LIBC = ctypes.PyDLL(None)
+MUTEX = ctypes.create_string_buffer(256)
+LIBC.pthread_mutex_init(MUTEX, None)
 def a_thread_of_its_own():
     time.sleep(600)
 def threads_come_and_go():
@@ -98,8 +101,13 @@ async def test_every_thread_is_in_it(
 async def test_who_never_lets_the_interpreter_go_shows_its_main_thread(
     server: Server, tmp_path: Path
 ) -> None:
-    sleep_with_the_lock = "__import__('ctypes').PyDLL(None).sleep(600)"
-    forked = await stuck(server, tmp_path, 0, stuck_in=sleep_with_the_lock)
+    # From the second line on no other thread runs; unlike a sleep, the wait outlives a signal.
+    keeps_the_lock = (
+        "[sys.setswitchinterval(1000), LIBC.write(1, b'stuck\\n', 6), "
+        "LIBC.pthread_mutex_lock(MUTEX), LIBC.pthread_mutex_lock(MUTEX)]"
+    )
+    forked = await stuck(server, tmp_path, 0, stuck_in=keeps_the_lock)
+    assert await forked.line() == "stuck"
     text = (await collected(server, tmp_path, [0]))[0]
     assert is_alive(forked.pid)
     assert "the_place_it_is_stuck_at" in text

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from ray_workers.shared.contracts import RankTask
-from ray_workers.training.core.errors import PEER_IS_GONE
+from ray_workers.training.core.error_chain import PEER_IS_GONE
 
 MAX_FILE_BYTES = 1 << 20
 
