@@ -26,7 +26,11 @@ def cancel_what_is_left(client: Client) -> None:
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service on SQLite with an embedded Ray of four slots."""
     folder = tmp_path_factory.mktemp("embedded")
-    settings = {"DRAY_LOCAL_SLOTS": "4", "DRAY_SECRETS_DIR": str(folder / "secrets")}
+    settings = {
+        "DRAY_LOCAL_SLOTS": "4",
+        "DRAY_SECRETS_DIR": str(folder / "secrets"),
+        "DRAY_DATA_PRIVATE_HOSTS": "127.0.0.1",
+    }
     service = Service(folder / "home", settings)
     service.start()
     yield service

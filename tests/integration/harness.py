@@ -77,9 +77,14 @@ class Service:
         return Client(self.url)
 
     def start(self) -> None:
-        """Returns when the cluster takes jobs."""
+        """Returns when the cluster takes jobs; a service that never does is ended."""
         self.process = self.spawn()
-        eventually(self.takes_jobs, why=f"the service never took jobs: {self.log()[-3000:]}")
+        try:
+            eventually(self.takes_jobs, why="the service never took jobs")
+        except BaseException as error:
+            error.add_note(self.log()[-3000:])
+            self.kill()
+            raise
 
     def spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
         self.home.mkdir(parents=True, exist_ok=True)

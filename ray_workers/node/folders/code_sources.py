@@ -82,7 +82,7 @@ def _fetch_archive(
 
 
 class _CodeBudget(Budget):
-    """What unpacking code may take, in bytes, members and time."""
+    """Limits of unpacking code: bytes, members and time."""
 
     def __init__(self, place: str, limit_bytes: int, deadline: float) -> None:
         super().__init__(place, limit_bytes, "DRAY_CODE_LIMIT_BYTES")
