@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
@@ -28,7 +32,22 @@ def make_wheel(
     return path
 
 
-def from_wheels(folder: Path, *packages: str) -> dict[str, object]:
-    """An `environment` that takes these packages from the folder alone."""
-    lines = ["--no-index", f"--find-links {folder}", *packages]
+class _QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The URL of a folder of wheels, for jobs: their documents name no path of a node."""
+    handler = functools.partial(_QuietHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def from_wheels(place: Path | str, *packages: str) -> dict[str, object]:
+    """An `environment` that takes these packages from the folder, or its URL, alone."""
+    lines = ["--no-index", f"--find-links {place}", *packages]
     return {"requirements": "\n".join(lines) + "\n"}

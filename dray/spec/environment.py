@@ -34,6 +34,19 @@ _FILE_OPTIONS: Final = (
     *("-r", "--requirement", "--requirements", "-c", "--constraint", "--constraints"),
     *("-e", "--editable"),
 )
+_URL_OPTIONS: Final = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links")
+_OTHER_OPTIONS: Final = (
+    *("--no-index", "--pre", "--prefer-binary", "--no-binary", "--only-binary"),
+    "--require-hashes",
+)
+_NAMED: Final = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\]\s*)?"
+    r"(@\s*(?P<source>\S.*)|[<>=!~(;].*|--hash.*|)"
+)
+"""A requirement by name, as in PEP 508, with its address, its versions, or neither."""
+_ARCHIVES: Final = (".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz", ".lzma")
+_URL: Final = re.compile(r"(?<![a-z+])[a-z+]+://\S+", re.IGNORECASE)
+_WEB: Final = re.compile(r"(git\+)?https?://[^\s/\\?#@]+([/?#\s]|$)", re.IGNORECASE)
 
 
 def is_read_at_start(name: str) -> bool:
@@ -59,43 +72,73 @@ def _no_nul(value: str) -> str:
     return value
 
 
-def _travels(line: str) -> str:
-    """Refuse a line of requirements that names a file of the user's machine."""
-    word = re.split(r"[\s=]", line.strip(), maxsplit=1)[0]
-    if word in _FILE_OPTIONS or re.match(r"-[rce]\S", word):
+def _travels(text: str) -> str:
+    """Refuse lines of requirements that name a file, or would show a variable of the node."""
+    for line in _joined(text):
+        if "${" in line:
+            raise ValueError("a requirement has ${...}, and no variable is filled in on the nodes")
+        for url in _URL.findall(line):
+            _without_password(url)
+        if line.startswith("-"):
+            _check_option(line)
+        else:
+            _check_requirement(line)
+    return text
+
+
+def _joined(text: str) -> list[str]:
+    """The lines that say something, without comments; those that a backslash joins are one."""
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
+    whole = "\n".join(lines).replace("\\\n", " ")
+    return [line.strip() for line in whole.splitlines() if line.strip()]
+
+
+def _check_option(line: str) -> None:
+    word, value = re.match(r"(--[^\s=]{0,200}|-.?)[\s=]*(.*)", line).groups()  # type: ignore[union-attr]
+    if word in _FILE_OPTIONS:
         raise ValueError(
             f"{word} names a file, and no files come along with requirements: write its lines here"
         )
-    if word.startswith(("./", "../", "~")) or word == ".":
-        raise ValueError(f"{word} is a path of your machine: upload the package with the code")
-    for url in re.findall(r"[a-z+]+://\S+", line):
-        if _has_password(url):
-            raise ValueError(
-                "a URL holds a password or token: give the index as environment.index, and its "
-                "credentials as a secret"
-            )
-    return line
+    if word in _URL_OPTIONS:
+        _check_source(value, word)
+    elif word not in _OTHER_OPTIONS:
+        raise ValueError(f"{word} is no option that the requirements of a job may have")
 
 
-def _has_password(url: str) -> bool:
+def _check_requirement(line: str) -> None:
+    shown = re.match(r"[\w./~-]{0,200}", line)[0]  # type: ignore[index]
+    if (named := _NAMED.fullmatch(line)) is None:
+        _check_source(line, shown)
+    elif named["source"] is not None or named["name"].lower().endswith(_ARCHIVES):
+        _check_source(named["source"] or "", shown)
+    elif _URL.search(line):
+        raise ValueError(f"{shown} has an address that does not follow an @")
+
+
+def _check_source(source: str, shown: str) -> None:
+    """shown: what the message calls it, since the source itself may hold a password."""
+    if not _WEB.match(source):
+        raise ValueError(
+            f"{shown} must come from an index or an https:// address: nodes read no path of "
+            "requirements, and a package of your machine is uploaded with the code"
+        )
+
+
+def _has_name(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return bool(parts.password) or bool(parts.username and parts.scheme.startswith("http"))
+        return bool(parts.username or parts.password)
     except ValueError:
         return False
 
 
 def _without_password(url: str) -> str:
-    if _has_password(url):
-        raise ValueError("must hold no name or password: they belong into the file of a secret")
+    if _has_name(url):
+        raise ValueError(
+            "a URL must hold no name, password or token: they belong into the file of a secret, "
+            "which environment.index names"
+        )
     return url
-
-
-def _all_travel(text: str) -> str:
-    for line in text.splitlines():
-        if not line.lstrip().startswith("#"):
-            _travels(line)
-    return text
 
 
 VariableName = Annotated[
@@ -119,7 +162,7 @@ class PackageIndex(Document):
 
     url: Annotated[
         str,
-        StringConstraints(max_length=2048, pattern=r"^(https?|file)://[^\s#]+$"),
+        StringConstraints(max_length=2048, pattern=r"^https?://[^\s#{}]+$"),
         AfterValidator(_without_password),
     ]
     """Its URL, as `pip install --index-url` takes it."""
@@ -134,7 +177,7 @@ class Environment(Document):
     python_packages: Annotated[list[PackageSpec], Field(max_length=1000)] = []
     """Requirements as pip takes them, such as `transformers>=4.50`."""
     requirements: (
-        Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_all_travel)] | None
+        Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_travels)] | None
     ) = None
     """Text of a requirements file, instead of `python_packages`; `dray submit --requirements FILE`
     fills it in."""
@@ -153,6 +196,24 @@ class Environment(Document):
     def is_built(self) -> bool:
         """Whether nodes have to install something or run a command for it."""
         return bool(self.python_packages or (self.requirements or "").strip() or self.setup)
+
+    @property
+    def addresses(self) -> list[tuple[str, str]]:
+        """Each URL that packages come from, after the JSON pointer to its field."""
+        texts = {
+            f"/environment/python_packages/{number}": package
+            for number, package in enumerate(self.python_packages)
+        }
+        texts["/environment/requirements"] = self.requirements or ""
+        found = [
+            (pointer, url)
+            for pointer, text in texts.items()
+            for line in _joined(text)
+            for url in _URL.findall(line)
+        ]
+        if self.index is not None:
+            found.append(("/environment/index/url", self.index.url))
+        return found
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import platform
-import shutil
 import signal
 import socket
 import time
@@ -41,6 +40,7 @@ from ray_workers.node.forkserver.client import ForkFailed, list_tasks, send_to_r
 from ray_workers.node.forkserver.manager import ForkserverManager
 from ray_workers.node.gpu_memory import GpuMemory, NvmlMemory
 from ray_workers.node.node_address import own_address
+from ray_workers.node.secret_masking import Maskers, mask_frames
 from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import (
     CodeProblem,
@@ -53,6 +53,7 @@ from ray_workers.shared.contracts import (
 )
 from ray_workers.shared.folders import work_dir
 from ray_workers.shared.folders.disk_room import why_full
+from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.heartbeat import RankObservation, observe_ranks
 from ray_workers.shared.paths import (
     code_dir,
@@ -75,6 +76,7 @@ from ray_workers.shared.processes.procfs import (
 )
 from ray_workers.shared.processes.silence import SilenceLimits
 from ray_workers.shared.quarantine import QuarantineBook, Quarantined
+from ray_workers.shared.secret_files import Masker
 from ray_workers.shared.spool_reader import SpoolRead
 
 POLL_S = 0.05
@@ -84,9 +86,6 @@ ORPHANS_BOUND_S = 10.0
 refused."""
 QUARANTINE_PERIOD_S = 3.0
 """Pause between two checks of the slots in quarantine."""
-
-# Threads of its own: servers that are slow to give code may hold these, and nothing else.
-_code_servers = ThreadPoolExecutor(16, thread_name_prefix="code")
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,11 @@ class NodeAgent:
         self._waits = WaitMeter()
         self._folders = FolderKeeper(deployment_id, self._node_id)
         self._tasks: list[asyncio.Task[None]] = []
+        self._maskers = Maskers()
         self._environments = Environments(preloaded_path(self._socket_path))
+        # Threads of its own: servers that are slow to give code may hold these, and nothing else.
+        # Not the module's: Ray pickles this class with the globals that its methods use.
+        self._code_servers = ThreadPoolExecutor(16, thread_name_prefix="code")
 
     def _begin(self) -> None:
         """Start the background tasks with the first call."""
@@ -281,15 +284,20 @@ class NodeAgent:
             if asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(POLL_S)
-        return spool_reader.read_all(directory, keys, cursor, max_bytes)
+        read = spool_reader.read_all(directory, keys, cursor, max_bytes)
+        masker = self._maskers.of(directory)
+        return replace(read, data={key: mask_frames(d, masker) for key, d in read.data.items()})
 
     async def errors(self, job_id: str, attempt: int) -> list[Frame]:
         """The ERROR frames that ranks of an attempt wrote here before they ended."""
         directory = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
+        masker = self._maskers.of(directory)
         return [
             frame
             for key in _spool_keys(directory)
-            for frame in spool_reader.decode(key, spool_reader.tail(directory / key))
+            for frame in spool_reader.decode(
+                key, mask_frames(spool_reader.tail(directory / key), masker)
+            )
             if frame.kind is FrameKind.ERROR
         ]
 
@@ -299,11 +307,16 @@ class NodeAgent:
         """The stacks of all threads of these ranks, of those that write them within `wait_s`."""
         directory = page_dir(self._deployment_id, self._node_id, job_id, attempt)
         try:
-            return await stack_collector.collect(
+            found = await stack_collector.collect(
                 self._socket_path, directory, job_id, attempt, ranks, wait_s
             )
         except ForkFailed:
             return {}  # every process died with it
+        masker = self._masker(job_id, attempt)
+        return {rank: masker.text(text) for rank, text in found.items()}
+
+    def _masker(self, job_id: str, attempt: int) -> Masker:
+        return self._maskers.of(spool_dir(self._deployment_id, self._node_id, job_id, attempt))
 
     async def observations(self, job_id: str, attempt: int) -> list[RankObservation]:
         """An observation of each training process of an attempt, also of dead ones."""
@@ -337,10 +350,12 @@ class NodeAgent:
         """Delete an attempt's folders, its temporary files, its pages and its spools, all of whose
         frames are stored; the spools last, since an attempt is found again by them."""
         temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
-        await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
+        await asyncio.to_thread(remove_tree, temporary)
         await self._folders.drop((job_id, attempt))
         spool_reader.remove(page_dir(self._deployment_id, self._node_id, job_id, attempt))
-        spool_reader.remove(spool_dir(self._deployment_id, self._node_id, job_id, attempt))
+        spools = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
+        spool_reader.remove(spools)
+        self._maskers.forget(spools)
 
     async def put_code(
         self, job_id: str, code: CodeRef | RemoteCodeRef, storage_url: str
@@ -351,7 +366,7 @@ class NodeAgent:
         try:
             if isinstance(code, RemoteCodeRef):
                 await asyncio.get_running_loop().run_in_executor(
-                    _code_servers, cache.put_back_remote, code, directory
+                    self._code_servers, cache.put_back_remote, code, directory
                 )
             else:
                 await asyncio.to_thread(cache.put_back, code, storage_url, directory)
@@ -380,7 +395,12 @@ class NodeAgent:
         self, job_id: str, attempt: int, taken: Sequence[str]
     ) -> FilesKept | None:
         """`FolderKeeper.keep`; once nothing of the attempt runs here."""
-        return await self._folders.keep((job_id, attempt), taken)
+        kept = await self._folders.keep((job_id, attempt), taken)
+        if kept is None:
+            return None
+        masker = self._masker(job_id, attempt)
+        problem = kept.problem and masker.text(kept.problem)
+        return replace(kept, problem=problem, left_out=masker.text(kept.left_out))
 
     async def kept_jobs(self) -> list[str]:
         """The jobs that have a directory on this machine."""
@@ -397,7 +417,8 @@ class NodeAgent:
 
 
 def _spool_keys(directory: Path) -> list[str]:
-    return sorted((path.name for path in entries(directory)), key=spool_reader.parse_key)
+    names = (path.name for path in entries(directory))
+    return sorted((n for n in names if not n.startswith(".")), key=spool_reader.parse_key)
 
 
 def _read_text(path: Path) -> str | None:

@@ -6,7 +6,6 @@ time: a pid alone may belong to another process by now.
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from ray_workers.node import session_records
 from ray_workers.node.session_records import SessionRecord
+from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.processes.procfs import find_members, send_signal
 
 CHECK_S = 0.05
@@ -79,6 +79,6 @@ def remove_dead_nodes(deployment_root: Path, own: Path) -> list[Path]:
             continue  # its forkserver is still ending
         if any(find_members([record.session() for record in sessions]).values()):
             continue
-        shutil.rmtree(node, ignore_errors=True)
+        remove_tree(node)
         removed.append(node)
     return removed

@@ -60,7 +60,7 @@ class TableForm:
         for name, values in unseen.items():
             warnings.warn(
                 f"the column {shortened(name)} holds {listed(sorted(values))}, which training "
-                f"never saw, and which count as unknown; it saw {listed(self.categories[name])}",
+                f"never saw; each counts as unknown. It saw {listed(self.categories[name])}",
                 UnseenCategoryWarning,
                 stacklevel=3,
             )

@@ -132,6 +132,8 @@ class EnvironmentPolicy:
     """Most that the environments of a machine take together with the installer's cache."""
     build_limit_s: float
     """How long an environment may take to be built."""
+    owner: str | None = None
+    """The owner of the job that asks, who may have secrets besides those of all."""
 
     @classmethod
     def open(cls) -> EnvironmentPolicy:

@@ -2,7 +2,8 @@
 
 A job's document names a secret; the file of that name is read on the node, in the rank's process
 and in its rank actor, which masks the value in the rank's output. The value itself is never sent
-anywhere.
+anywhere. A file in the folder itself is for the jobs of all owners, and one in `owners/OWNER` for those
+of that owner alone, and comes first.
 """
 
 from __future__ import annotations
@@ -18,19 +19,31 @@ MASK = "***"
 MIN_MASKED = 4
 """Characters besides spaces at both ends; a shorter value, or line of a value, would mask a good
 part of any text."""
+OWNERS = "owners"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OWNER = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.+-]*")
+"""Owners that can have a folder: a name of another form could lead elsewhere."""
 
 
 class SecretUnavailable(Exception):
     """A node has no such secret, or its file may be read by others. The message shows no value."""
 
 
-def read_secrets(folder: str | None, names: Iterable[str]) -> dict[str, str]:
+def read_secrets(
+    folder: str | None, names: Iterable[str], owner: str | None = None
+) -> dict[str, str]:
     """The values by name, without a newline at their end. SecretUnavailable."""
-    return {name: _read(folder, name) for name in names}
+    return {name: _read(folder, name, owner) for name in names}
 
 
-def _read(folder: str | None, name: str) -> str:
+def is_owners(folder: str | None, name: str, owner: str | None) -> bool:
+    """Whether the secret of this name is the owner's alone on this node."""
+    if folder is None or owner is None or not (_OWNER.fullmatch(owner) and _NAME.fullmatch(name)):
+        return False
+    return os.path.lexists(Path(folder, OWNERS, owner, name))
+
+
+def _read(folder: str | None, name: str, owner: str | None) -> str:
     if folder is None:
         raise SecretUnavailable(
             f"the job asks for the secret {name}, but this cluster has no folder of secrets "
@@ -38,8 +51,11 @@ def _read(folder: str | None, name: str) -> str:
         )
     if not _NAME.fullmatch(name):
         raise SecretUnavailable("the name of a secret has letters, digits and _")
+    place = Path(folder)
+    if is_owners(folder, name, owner):
+        place = place / OWNERS / str(owner)
     try:
-        fd = os.open(Path(folder, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(place / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise SecretUnavailable(
             f"the secret {name} can't be read on this node: {error.strerror}"

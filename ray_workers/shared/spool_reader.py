@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dray.train.spool import note_known, segments
 from ray_workers.shared.contracts import Frame, FrameKind
+from ray_workers.shared.folders.removal import remove_tree
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def discard(directory: Path, before: int) -> None:
 
 def remove(directory: Path) -> None:
     """Delete a spool, or a whole attempt's."""
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_tree(directory)
     # The job's folder goes with its last attempt.
     try:
         os.rmdir(directory.parent)  # noqa: PTH106

@@ -32,6 +32,7 @@ from ray_workers.node.forkserver.client import ForkedProcess
 from ray_workers.node.forkserver.forked_child import Given
 from ray_workers.node.found_metrics.finder import MetricFinder
 from ray_workers.node.node_address import own_address
+from ray_workers.node.secret_masking import note_secrets
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import FrameKind, RankTask, repr_name
 from ray_workers.shared.heartbeat import RankAssignment
@@ -96,6 +97,7 @@ class RankActor:
         self._finder = MetricFinder(task, since=time.time()) if task.spec.get("script") else None
         has_secrets = bool((task.spec.get("environment") or {}).get("secrets"))
         masker = await asyncio.to_thread(_masker_of, task) if has_secrets else Masker({})
+        await asyncio.to_thread(note_secrets, task)
         self._process = await self._fork(task, socket_path)
         self._has_ended = False
         self._page_prefix = task.page_prefix
@@ -197,7 +199,8 @@ def _masker_of(task: RankTask) -> Masker:
     environment = task.spec.get("environment") or {}
     try:
         names = environment.get("secrets") or ()
-        return Masker(read_secrets(task.environment_policy.secrets_dir, names))
+        policy = task.environment_policy
+        return Masker(read_secrets(policy.secrets_dir, names, policy.owner))
     except SecretUnavailable:
         return Masker({})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ray_workers.shared.net_policy import AllowedHosts
@@ -16,6 +16,11 @@ from service.config.start_refusals import StartRefused
 def _listed(value: Any) -> Any:
     """Names separated by commas."""
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
+def _checked_hosts(hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    AllowedHosts(hosts or ())  # a typing error must not wait for a job
+    return hosts
 
 
 HostNames = Annotated[
@@ -35,7 +40,9 @@ VariableNames = Annotated[
     NoDecode,
     BeforeValidator(_listed),
 ]
-Hosts = Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_listed)]
+Hosts = Annotated[
+    tuple[str, ...] | None, NoDecode, BeforeValidator(_listed), AfterValidator(_checked_hosts)
+]
 Folders = Annotated[tuple[Path, ...] | None, NoDecode, BeforeValidator(_listed)]
 
 EMBEDDED = "local"
@@ -141,7 +148,6 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _fill_in_what_follows_from_the_home(self) -> Self:
         self.home = self.home.expanduser().absolute()
-        AllowedHosts(self.data_private_hosts or ())  # a typing error must not wait for a job
         if not self.database_url:
             self.database_url = f"sqlite:///{self.home / 'dray.db'}"
         if not self.storage_url:
@@ -156,4 +162,5 @@ def read_settings() -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()
-        raise StartRefused(f"the setting DRAY_{name} is wrong: {first['msg']}") from None
+        why = first["msg"].removeprefix("Value error, ")
+        raise StartRefused(f"the setting DRAY_{name} is wrong: {why}") from None

@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from dray.spec import Gpt, Imported, JobSpec
+from dray.spec import Environment, Gpt, Imported, JobSpec
 from ray_workers.shared.contracts import DataPolicy
 from ray_workers.shared.net_policy import (
     Address,
     AllowedHosts,
+    canonical_host,
     literal_address,
     refused_address,
     refused_host,
@@ -29,6 +30,8 @@ from service.domain.errors import DataSourceForbidden
 
 LOOKUP_TIMEOUT_S = 2.0
 """A name that is not found by then passes: the worker checks it again."""
+MAX_PACKAGE_HOSTS = 20
+"""Of one job: each may take that long to look up."""
 
 # Threads of its own: names that nobody answers for may hold these, and nothing else.
 _lookups = ThreadPoolExecutor(4, thread_name_prefix="dns")
@@ -60,6 +63,36 @@ async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:
         await _check(spec.model.tokenizer, "/model/tokenizer", policy)
     if (code := spec.remote_code) is not None:
         await _check(code.address, f"/script/code/{'git' if code.git else 'url'}", policy)
+    if spec.environment is not None:
+        await _check_packages(spec.environment, AllowedHosts(policy.private_hosts))
+
+
+async def _check_packages(environment: Environment, allowed: AllowedHosts) -> None:
+    """Hosts of packages, each once. Without encryption only those that the operator names."""
+    checked: set[tuple[str, bool]] = set()
+    for pointer, address in environment.addresses:
+        url = urlsplit(address)
+        host = url.hostname or ""
+        place = (host, url.scheme.endswith("http"))
+        if place in checked:
+            continue
+        if len(checked) >= MAX_PACKAGE_HOSTS:
+            raise DataSourceForbidden(
+                f"packages come from more than {MAX_PACKAGE_HOSTS} hosts", pointer=pointer
+            )
+        if url.scheme.endswith("http") and not _is_named(host, allowed):
+            raise DataSourceForbidden(
+                f"packages come from {host} over https:// only",
+                pointer=pointer,
+                hint="the operator allows hosts without it by DRAY_DATA_PRIVATE_HOSTS",
+            )
+        await _check_host(host, pointer, allowed)
+        checked.add(place)
+
+
+def _is_named(host: str, allowed: AllowedHosts) -> bool:
+    address = literal_address(canonical_host(host))
+    return allowed.has_name(host) or (address is not None and allowed.has_address(address))
 
 
 async def _check(source: str, pointer: str, policy: DataPolicy) -> None:

@@ -132,6 +132,7 @@ class Claimed:
     """The fewest workers with which an elastic group may go on."""
     code: CodeRow | None
     """The uploaded code that it runs."""
+    owner: str
 
 
 def claim(
@@ -208,6 +209,7 @@ def claim(
         *(job_id, job.attempt, spec, refs, left_s, origin, furthest),
         min_workers=job.min_workers,
         code=code,
+        owner=job.owner,
     )
 
 

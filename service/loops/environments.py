@@ -44,13 +44,14 @@ ASK_AGAIN_S = 1.0
 """Before a node that did not answer, or met an index that did not, is asked again."""
 
 
-def policy_of(settings: Settings) -> EnvironmentPolicy:
-    """The operator's settings, as nodes get them."""
+def policy_of(settings: Settings, owner: str | None = None) -> EnvironmentPolicy:
+    """The operator's settings, as nodes get them for a job of this owner."""
     folder = settings.secrets_dir
     return EnvironmentPolicy(
         secrets_dir=None if folder is None else str(folder.absolute()),
         limit_bytes=settings.environment_limit_bytes,
         build_limit_s=settings.environment_build_limit_s,
+        owner=owner,
     )
 
 
@@ -61,9 +62,10 @@ class WantedEnvironment:
     environment: Mapping[str, Any]
     keeps_all: bool
     """Whether the packages of the node have to stay: those of a recipe."""
+    owner: str
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> WantedEnvironment | None:
+    def of(cls, document: Mapping[str, Any], owner: str) -> WantedEnvironment | None:
         """None if there is nothing to prepare."""
         found = document.get("environment")
         if found is None:
@@ -77,11 +79,11 @@ class WantedEnvironment:
             return None
         # Variables are no business of the node's agent.
         asked = environment.model_dump(mode="json", exclude={"env"})
-        return cls(asked, keeps_all=document.get("script") is None)
+        return cls(asked, keeps_all=document.get("script") is None, owner=owner)
 
     @property
     def digest(self) -> str:
-        text = json.dumps([self.environment, self.keeps_all], sort_keys=True)
+        text = json.dumps([self.environment, self.keeps_all, self.owner], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -186,8 +188,9 @@ class Preparations:
         loop, wanted = asyncio.get_running_loop(), question.wanted
         while loop.time() - question.wanted_at <= FORGOTTEN_S:
             try:
+                theirs = replace(self._policy, owner=wanted.owner)
                 question.answer = await self._cluster.prepare_environment(
-                    question.node_id, wanted.environment, self._policy, wanted.keeps_all
+                    question.node_id, wanted.environment, theirs, wanted.keeps_all
                 )
             except ClusterUnavailable as error:
                 question.answer, question.silent = None, f"does not answer: {error}"
@@ -253,7 +256,7 @@ class EnvironmentGate:
         unknown = [d.job_id for d in due if d.job_id not in self._wanted]
         if unknown:
             found = await self._database.read(lambda s, _: repository.documents(s, unknown))
-            self._wanted |= {job_id: WantedEnvironment.of(d) for job_id, d in found.items()}
+            self._wanted |= {job_id: WantedEnvironment.of(*both) for job_id, both in found.items()}
         held: dict[str, str] = {}
         for decision in due:
             wanted = self._wanted.get(decision.job_id)

@@ -180,7 +180,7 @@ class Scheduler:
             start_timeout_s=self._settings.start_timeout_s,
             max_runtime_s=claimed.max_runtime_s,
             data_policy=data_policy.policy_of(self._settings),
-            environment_policy=environments.policy_of(self._settings),
+            environment_policy=environments.policy_of(self._settings, claimed.owner),
             spool_limit_bytes=self._settings.spool_limit_bytes,
             furthest_step=claimed.furthest_step,
             min_workers=claimed.min_workers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from dray.views import JobState
 from ray_workers.shared import paths
 from tests.integration.harness import Service, assert_promises
 from tests.marks import SOAK
-from tests.wheels import from_wheels, make_wheel
+from tests.wheels import from_wheels, make_wheel, served
 
 pytestmark = pytest.mark.ray
 CANARY = "canary-8d2e77"
@@ -30,6 +31,13 @@ if len(sys.argv) > 1:
 """
 
 
+@pytest.fixture
+def wheels(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "w").mkdir()
+    with served(tmp_path / "w") as url:
+        yield url
+
+
 def canary_in(folder: Path) -> list[str]:
     """Files below a folder that have the canary, without what is installed or computed there."""
     found = []
@@ -44,7 +52,7 @@ def canary_in(folder: Path) -> list[str]:
 
 
 def test_packages_variables_and_secrets_reach_ranks_and_secrets_nothing_else(
-    embedded: Service, client: Client, tmp_path: Path
+    embedded: Service, client: Client, wheels: str, tmp_path: Path
 ) -> None:
     make_wheel(tmp_path / "w", "hello_pkg", "4.2")
     secrets = Path(embedded.environment["DRAY_SECRETS_DIR"])
@@ -54,7 +62,7 @@ def test_packages_variables_and_secrets_reach_ranks_and_secrets_nothing_else(
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
     environment = {
-        **from_wheels(tmp_path / "w", "hello-pkg"),
+        **from_wheels(wheels, "hello-pkg"),
         "env": {"MY_FLAG": "on"},
         "secrets": ["HUSH"],
     }
@@ -83,7 +91,7 @@ def test_packages_variables_and_secrets_reach_ranks_and_secrets_nothing_else(
 
 @SOAK
 def test_another_numpy_than_the_nodes_gives_each_rank_a_fresh_interpreter(
-    embedded: Service, client: Client, tmp_path: Path
+    embedded: Service, client: Client, wheels: str, tmp_path: Path
 ) -> None:
     make_wheel(tmp_path / "w", "numpy", "0.0.1")
     program = tmp_path / "train.py"
@@ -93,7 +101,7 @@ def test_another_numpy_than_the_nodes_gives_each_rank_a_fresh_interpreter(
     )
     document = {
         "script": {"entrypoint": str(program)},
-        "environment": from_wheels(tmp_path / "w", "numpy==0.0.1"),
+        "environment": from_wheels(wheels, "numpy==0.0.1"),
         "resources": {"num_workers": 2},
     }
     job = client.wait(client.submit(document).id, timeout_s=120)
@@ -107,12 +115,12 @@ def test_another_numpy_than_the_nodes_gives_each_rank_a_fresh_interpreter(
 
 
 def test_a_package_that_does_not_exist_ends_the_job_before_it_has_a_slot(
-    embedded: Service, client: Client, tmp_path: Path
+    embedded: Service, client: Client, wheels: str, tmp_path: Path
 ) -> None:
     make_wheel(tmp_path / "w", "hello_pkg")
     document = {
         "script": {"entrypoint": "train.py"},
-        "environment": from_wheels(tmp_path / "w", "no-such-package-here"),
+        "environment": from_wheels(wheels, "no-such-package-here"),
         "max_retries": 3,
     }
     job = client.wait(client.submit(document).id, timeout_s=60)

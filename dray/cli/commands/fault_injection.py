@@ -150,7 +150,7 @@ def _show_rank(rank: HangRank, *, is_culprit: bool, every_frame: bool) -> None:
         parts.append(rank.phase)
     if rank.step is not None:
         parts.append(f"step {rank.step}")
-    if isinstance(rank.collective, int):
+    if isinstance(rank.collective, int) and rank.collective:  # those of a script are in its stack
         parts.append(f"collective {rank.collective}")
     if rank.since_s is not None:
         parts.append(f"there for {rank.since_s:.1f} s")

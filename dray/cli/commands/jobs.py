@@ -77,12 +77,13 @@ def wait(
 ) -> None:
     """Wait until jobs are over, or in a state.
 
-    --label and --all choose among the jobs that are not over yet. Exits with 1 if a job failed or
-    was cancelled, with 5 if the time was up.
+    --all chooses the jobs that are not over yet, and --label also those that are. Exits with 1 if
+    a job failed or was cancelled, with 3 if no job has the label, with 5 if the time was up.
     """
     import time
 
     from dray.cli.display.output import flush, write_json_line
+    from dray.errors import WaitTimeout
 
     states = state_names(state)
     choice = Choice(jobs or (), label or (), (), everything, owner)
@@ -91,10 +92,18 @@ def wait(
     done = []
     failures = Failures()
     with connect() as client, interruptible("the jobs go on"):
-        for job_id in choose(client, choice, failures, default_states=LIVE):
+        # A job that failed before this command began must not be missed.
+        chosen = (*LIVE, *FINISHED) if choice.labels else LIVE
+        found = choose(client, choice, failures, default_states=chosen)
+        if choice.labels and not found:
+            raise typer.Exit(Exit.REFUSED)
+        for job_id in found:
             with failures.noted():
                 left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                job = client.wait(job_id, left_s, states)
+                try:
+                    job = client.wait(job_id, left_s, states)
+                except WaitTimeout as late:  # after the rest of the time that all jobs share
+                    raise WaitTimeout(late.job, timeout_s or 0.0) from None
                 done.append(job)
                 write_json_line(job) if as_json else report(job)
                 flush()
@@ -178,7 +187,8 @@ def delete(
     failures = Failures()
     with connect() as client:
         found = choose(client, choice, failures, default_states=FINISHED)
-        ask("Delete {jobs} and all that is left of them?", list(found.values()), yes=yes)
+        what = "Delete {jobs} with logs, metrics, checkpoints and artifacts?"
+        ask(what, list(found.values()), yes=yes)
         for job_id in found:
             with failures.noted():
                 client.delete(job_id)

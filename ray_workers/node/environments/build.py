@@ -12,9 +12,6 @@ import contextlib
 import fcntl
 import os
 import secrets as random
-import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,39 +19,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray_workers.node.environments.layout import (
-    CACHE,
-    PID,
-    append,
-    end_of,
-    failed_log,
-    open_at_once,
-    size_of,
-)
+from ray_workers.node.environments import programs
+from ray_workers.node.environments.layout import CACHE, append, failed_log, size_of
 from ray_workers.node.environments.uv import (
     INSTALLED,
     BuildFailed,
     installed,
+    is_setting,
     names_source,
     sentence_of,
     state_of,
     uv_program,
 )
 from ray_workers.node.rank_environment import of_ranks
-from ray_workers.shared.contracts import EnvironmentPolicy
+from ray_workers.shared.contracts import BuildState, EnvironmentPolicy
 from ray_workers.shared.folders.environment_overlay import (
     OWN_PACKAGES,
     EnvironmentRecord,
     find,
+    is_private,
     modules_in,
     write_record,
 )
+from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.paths import own_folder
-from ray_workers.shared.processes.procfs import started_ticks
 from ray_workers.shared.secret_files import Masker, read_secrets
 
-OUTPUT_CHARS = 4 << 20
-"""The end of what one program prints that is kept."""
+SIZE_PERIOD_S = 1.0
+"""How often the size of a folder is looked at while a program fills it."""
 
 
 @dataclass
@@ -71,6 +63,7 @@ class Build:
         """Build it unless another process does so first. BuildFailed, or OSError."""
         own_folder(self.root)
         self._deadline = time.monotonic() + self.policy.build_limit_s
+        self._size_due = 0.0
         with self._lock():
             if find(self.root, self.key) is not None:
                 return
@@ -86,7 +79,7 @@ class Build:
             except BaseException:
                 with contextlib.suppress(OSError):
                     log.replace(failed_log(self.root, self.key))
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
                 raise
 
     @contextlib.contextmanager
@@ -151,19 +144,23 @@ class Build:
         code, output = self._run(command, folder, log, self._uv_environment())
         if code == 0:
             return output
+        if code < 0:  # a kernel short of memory does that
+            raise BuildFailed(f"uv was killed by signal {-code}", BuildState.UNREACHABLE)
         sentence = sentence_of(output) or f"uv ended with code {code}"
         raise BuildFailed(sentence, state_of(output))
 
     def _uv_environment(self) -> dict[str, str]:
         """The operator's settings of uv, and the job's own index."""
-        own = {name: value for name, value in os.environ.items() if name.startswith("UV_")}
+        own = {name: value for name, value in os.environ.items() if is_setting(name)}
         found = {
             **of_ranks(os.environ),
-            "UV_CACHE_DIR": str(self.root / CACHE),
             **own,
+            "UV_CACHE_DIR": str(self.root / CACHE),
             "UV_NO_PROGRESS": "1",
             "NO_COLOR": "1",
         }
+        if is_private(self.environment, self.policy):
+            found["UV_NO_CACHE"] = "1"  # from the cache, other owners would get its packages
         index = self.environment.get("index")
         if index:
             found["UV_INDEX"] = " ".join(filter(None, [f"job={index['url']}", own.get("UV_INDEX")]))
@@ -173,7 +170,7 @@ class Build:
         return found
 
     def _credentials(self, secret: str) -> tuple[str, str]:
-        value = read_secrets(self.policy.secrets_dir, [secret])[secret]
+        value = read_secrets(self.policy.secrets_dir, [secret], self.policy.owner)[secret]
         name, colon, password = value.partition(":")
         return (name, password) if colon else ("__token__", value)
 
@@ -192,42 +189,44 @@ class Build:
             raise BuildFailed(f"the setup command {shown!r} {how}: {last[0][:500]}".rstrip(": "))
 
     def _run(
-        self, command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str]
+        self, command: Sequence[str], cwd: Path, log: Path, environment: Mapping[str, str]
     ) -> tuple[int, str]:
         """Exit code and output of a program, which is in the log, too; without secrets."""
         masker = Masker(self._index_secret(environment))
-        place = log.parent
-        out = place / ".output"
-        out.unlink(missing_ok=True)
-        # Read by its descriptor: a setup command may put something else in the file's place.
-        with open(out, "w+b", opener=open_at_once) as output:
-            process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                (place / PID).unlink(missing_ok=True)
-                (place / PID).write_text(f"{process.pid} {started_ticks(process.pid)}")
-                code = process.wait(max(0.0, self._deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise BuildFailed(
-                    f"it was not built within {self.policy.build_limit_s:g} s "
-                    "(DRAY_ENVIRONMENT_BUILD_LIMIT_S)"
-                ) from None
-            finally:
-                # Also what it left behind, so that nothing writes to the folder any more.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                text = masker.text(end_of(output, OUTPUT_CHARS))
-                out.unlink(missing_ok=True)
-                append(log, text)
+        output, mark = programs.Output(), programs.mark_of(log.parent)
+
+        def check() -> None:
+            self._check_time()
+            self._check_size(log.parent)
+
+        try:
+            code = programs.run(command, cwd, environment, mark, output, check)
+        finally:
+            text = output.text(masker)
+            append(log, text)
+        self._size_due = 0.0
+        self._check_size(log.parent)
         return code, text
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise BuildFailed(
+                f"it was not built within {self.policy.build_limit_s:g} s "
+                "(DRAY_ENVIRONMENT_BUILD_LIMIT_S)"
+            )
+
+    def _check_size(self, folder: Path) -> None:
+        """Now and then: of a folder with very many files this takes a while."""
+        begun = time.monotonic()
+        if begun < self._size_due:
+            return
+        size, limit = size_of(folder), self.policy.limit_bytes
+        if size > limit:
+            raise BuildFailed(
+                f"it takes more than the {limit} bytes that all environments of a node may "
+                "(DRAY_ENVIRONMENT_LIMIT_BYTES)"
+            )
+        self._size_due = time.monotonic() + SIZE_PERIOD_S + 20 * (time.monotonic() - begun)
 
     def _index_secret(self, environment: Mapping[str, str]) -> dict[str, str]:
         name = "UV_INDEX_JOB_PASSWORD"

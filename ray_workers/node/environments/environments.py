@@ -60,7 +60,7 @@ class Environments:
         if not is_built(environment):
             return _answer(BuildState.READY, "")
         root = self._root or environments_dir()
-        key = key_of(environment, keeps_all=keeps_all)
+        key = key_of(environment, policy, keeps_all=keeps_all)
         record = await asyncio.to_thread(find, root, key)
         if record is not None:
             return self._ready(root, record)
@@ -136,7 +136,7 @@ def _check_secrets(environment: Mapping[str, Any], policy: EnvironmentPolicy) ->
     index = environment.get("index") or {}
     if index.get("secret"):
         names.append(index["secret"])
-    read_secrets(policy.secrets_dir, names)
+    read_secrets(policy.secrets_dir, names, policy.owner)
 
 
 def _answer(state: BuildState, message: str, log: str = "") -> NodeEnvironment:

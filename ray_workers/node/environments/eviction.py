@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
-import signal
 import subprocess
 import time
 from pathlib import Path
 
-from ray_workers.node.environments.layout import CACHE, PID, size_of
+from ray_workers.node.environments.layout import CACHE, size_of
+from ray_workers.node.environments.programs import end_all, mark_of
 from ray_workers.node.environments.uv import BuildFailed, uv_program
 from ray_workers.shared.folders.environment_overlay import EnvironmentRecord, read_record
+from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.paths import entries
-from ray_workers.shared.processes.procfs import started_ticks
 
 IDLE_S = 600.0
 """An environment that was used so lately is not removed: its ranks may be about to start."""
@@ -50,29 +49,34 @@ def make_room(root: Path, limit_bytes: int) -> None:
 
 def _remove_unfinished(root: Path, folder: Path) -> None:
     """Remove a folder whose builder is gone, and end what that has started."""
-    with (root / f".lock-{folder.name.split('-')[0]}").open("w") as lock:
+    key = folder.name.split("-")[0]
+    with (root / f".lock-{key}").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        with contextlib.suppress(OSError, ValueError):
-            pid, started = map(int, (folder / PID).read_text().split())
-            if started_ticks(pid) == started:
-                os.killpg(pid, signal.SIGKILL)
-        shutil.rmtree(folder, ignore_errors=True)
+        record = read_record(root / f"{key}.json")
+        if record is not None and record.folder == folder.name:
+            return  # finished a moment ago
+        end_all(mark_of(folder))
+        remove_tree(folder)
 
 
 def _remove(root: Path, path: Path, record: EnvironmentRecord) -> bool:
     """Remove an environment; False if ranks have it in use."""
     folder = root / record.folder
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        path.unlink(missing_ok=True)
+        return True
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     else:
         path.unlink(missing_ok=True)  # first: half of a folder must not be found
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         return True
     finally:
         os.close(lock)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-CACHE, PID = ".cache", ".pid"
+CACHE = ".cache"
 LOG_CHARS = 8000
 """The end of the log that a node's answer holds."""
 

@@ -14,6 +14,22 @@ _UNREACHABLE = re.compile(
 )
 _REFUSED = re.compile(r"HTTP status client error|401 Unauthorized|403 Forbidden|404 Not Found")
 INSTALLED = re.compile(r"^ \+ (?P<name>[^=@\s]+)==(?P<version>\S+)(?: \(from (?P<url>.+)\))?$")
+_SETTINGS = frozenset(
+    {
+        *("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"),
+        *("UV_NO_INDEX", "UV_INDEX_STRATEGY", "UV_KEYRING_PROVIDER", "UV_INSECURE_HOST"),
+        *("UV_OFFLINE", "UV_SYSTEM_CERTS", "UV_NATIVE_TLS", "UV_CONFIG_FILE", "UV_NO_CONFIG"),
+        *("UV_HTTP_TIMEOUT", "UV_HTTP_CONNECT_TIMEOUT", "UV_HTTP_RETRIES", "UV_REQUEST_TIMEOUT"),
+        *("UV_CONCURRENT_DOWNLOADS", "UV_CONCURRENT_BUILDS", "UV_CONCURRENT_INSTALLS"),
+    }
+)
+_CREDENTIALS = re.compile(r"UV_INDEX_(?!JOB_)\w+_(USERNAME|PASSWORD)")
+
+
+def is_setting(name: str) -> bool:
+    """Whether uv gets this variable of the node: where packages come from, and how long that may
+    take. Others would change what is installed, or where."""
+    return name in _SETTINGS or _CREDENTIALS.fullmatch(name) is not None
 
 
 class BuildFailed(Exception):

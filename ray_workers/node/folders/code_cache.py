@@ -24,6 +24,7 @@ from dray.code.manifest import MAX_FILES, PART_BYTES, collision_in, fault_of
 from dray.train import files
 from ray_workers.node.folders import remote_code
 from ray_workers.shared.contracts import CodeRef, RemoteCodeRef
+from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.paths import entries, own_folder
 from ray_workers.shared.processes.procfs import boot_id
 
@@ -128,7 +129,7 @@ class CodeCache:
             (whole / _SIZE).write_text(str(size))
             whole.rename(copy)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove_tree(scratch)
 
     def _fetch_remote(self, code: RemoteCodeRef, copy: Path) -> None:
         """As `_fetch`; if another process is first, its copy stays."""
@@ -144,7 +145,7 @@ class CodeCache:
                 if not copy.is_dir():
                     raise
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove_tree(scratch)
 
     def _make_room(self) -> None:
         """Remove the copies that were used longest ago, beyond the limit, and those that a process
@@ -152,7 +153,7 @@ class CodeCache:
         found = entries(self._root)
         for path in found:
             if path.name.startswith(_SCRATCH) and time.time() - _used_at(path) > SCRATCH_S:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
         copies = [path for path in found if not path.name.startswith(".")]
         total = 0
         for path in sorted(copies, key=_used_at, reverse=True):
@@ -175,7 +176,7 @@ class CodeCache:
         scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self._root))
         with contextlib.suppress(FileNotFoundError):
             copy.rename(scratch / copy.name)
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_tree(scratch)
 
 
 def _parse(text: bytes) -> list[_File]:
@@ -250,7 +251,7 @@ def _put_folder(source: Path, target: Path) -> None:
 
 def _put_file(source: Path, target: Path) -> None:
     if target.is_dir() and not target.is_symlink():
-        shutil.rmtree(target)
+        remove_tree(target)
     # A new file in its place: one that is open elsewhere, or a link, is not written through.
     digest = hashlib.sha256(target.name.encode()).hexdigest()  # the name may be as long as can be
     partial = target.with_name(f".{digest[:32]}.dray-partial")

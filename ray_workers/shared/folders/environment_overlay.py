@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import dray
+from ray_workers.shared.contracts import EnvironmentPolicy
 from ray_workers.shared.paths import machine_root
+from ray_workers.shared.secret_files import is_owners
 
 _DECIDING = ("python_packages", "requirements", "index", "setup")
 """Fields of `environment` that decide what is installed."""
@@ -49,17 +51,29 @@ def environments_dir() -> Path:
     return machine_root() / "environments"
 
 
-def key_of(environment: Mapping[str, Any], *, keeps_all: bool) -> str:
+def key_of(
+    environment: Mapping[str, Any], policy: EnvironmentPolicy | None = None, *, keeps_all: bool
+) -> str:
     """The name of an environment on this node: by what is asked for, the interpreter, the node's
-    own distributions and dray's version. keeps_all: none of the node's own may be replaced."""
+    own distributions and dray's version. keeps_all: none of the node's own may be replaced.
+
+    The environment is its owner's alone if the secret of its index is.
+    """
     described = {
         **{name: environment.get(name) or None for name in _DECIDING},
         "keeps_all": keeps_all,
+        "owner": policy.owner if policy and is_private(environment, policy) else None,
         "python": [platform.python_version(), sys.executable, os.uname().machine],
         "distributions": sorted(distributions()),
         "dray": dray.__version__,
     }
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def is_private(environment: Mapping[str, Any], policy: EnvironmentPolicy) -> bool:
+    """Whether its index is asked with a secret that other owners have not."""
+    secret = (environment.get("index") or {}).get("secret")
+    return secret is not None and is_owners(policy.secrets_dir, secret, policy.owner)
 
 
 def distributions() -> list[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.paths import entries
 
 MAX_LINKS = 2000
@@ -69,4 +69,4 @@ def jobs_in(root: Path) -> list[str]:
 def remove(root: Path, job_ids: Iterable[str]) -> None:
     """Delete the directories of these jobs; one that can't be deleted now is deleted later."""
     for job_id in set(job_ids) & set(jobs_in(root)):
-        shutil.rmtree(root / job_id, ignore_errors=True)
+        remove_tree(root / job_id)

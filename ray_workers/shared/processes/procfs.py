@@ -53,6 +53,14 @@ def carry_mark(mark: str) -> None:
         resource.setrlimit(resource.RLIMIT_RSS, (limit, limit))
 
 
+def mark_process(pid: int, mark: str) -> None:
+    """Put the mark on another process, which has started none yet, as far as that goes from
+    outside: its environment can't be changed."""
+    limit = _limit_of(mark)
+    with contextlib.suppress(ValueError, OSError):  # a lower limit is set
+        resource.prlimit(pid, resource.RLIMIT_RSS, (limit, limit))
+
+
 def _limit_of(mark: str) -> int:
     return LIMIT_BASE | int(mark, 16)
 

@@ -17,6 +17,7 @@ class NotPreparedError(Exception):
 
 _DETERMINISTIC = (EntrypointError, NotPreparedError, SyntaxError, ModuleNotFoundError)
 NO_SUCH_NAME = "cannot import name"
+_SAID_OF_PLAIN_IMPORTS = (NO_SUCH_NAME, "No module named")  # the second one by `runpy`
 
 # The words of gloo, NCCL and the store when the other end is gone. Gloo raises a bare RuntimeError,
 # so its words are all there is to go by.
@@ -49,5 +50,5 @@ def chain_of(error: BaseException, *, has_context: bool = True) -> Iterator[Base
 
 def is_deterministic(error: BaseException) -> bool:
     """Whether the same code ends in this error whenever it runs."""
-    is_missing = type(error) is ImportError and str(error).startswith(NO_SUCH_NAME)
+    is_missing = type(error) is ImportError and str(error).startswith(_SAID_OF_PLAIN_IMPORTS)
     return is_missing or isinstance(error, _DETERMINISTIC)

@@ -68,7 +68,8 @@ def _begin_page(prefix: str) -> HeartbeatPage:
 
 def _secrets(task: RankTask, names: list[str]) -> dict[str, str]:
     try:
-        return read_secrets(task.environment_policy.secrets_dir, names)
+        policy = task.environment_policy
+        return read_secrets(policy.secrets_dir, names, policy.owner)
     except SecretUnavailable as error:
         raise StorageError(str(error)) from None
 

@@ -65,7 +65,8 @@ def enter(task: RankTask, environment: Environment | None, program: Program | No
     replaced: list[str] = []
     if environment.is_built:
         root = overlay.environments_dir()
-        key = overlay.key_of(environment.model_dump(mode="json"), keeps_all=program is None)
+        asked, policy = environment.model_dump(mode="json"), task.environment_policy
+        key = overlay.key_of(asked, policy, keeps_all=program is None)
         record = _held_record(root, key)
         os.environ.update(overlay.variables(root, record, os.environ))
         replaced = overlay.replaced_in(sys.modules, record)
@@ -75,7 +76,8 @@ def enter(task: RankTask, environment: Environment | None, program: Program | No
     if program is not None and (replaced or early):
         _start_fresh(task, environment, program)
     try:
-        secrets = read_secrets(task.environment_policy.secrets_dir, environment.secrets)
+        policy = task.environment_policy
+        secrets = read_secrets(policy.secrets_dir, environment.secrets, policy.owner)
     except SecretUnavailable as error:
         raise EnvironmentMissingError(str(error)) from None
     _masker = Masker(secrets)

@@ -66,7 +66,12 @@ def _enter(program: Program, directory: Path) -> Path | None:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     os.chdir(directory)
     sys.argv = [program.entrypoint or str(program.module), *program.args]
-    return None if program.entrypoint is None else Path(program.entrypoint).absolute()
+    if program.entrypoint is None:
+        return None
+    path = Path(program.entrypoint).absolute()
+    if not path.is_file():  # the server looks for it among uploaded files, and sees no others
+        raise EntrypointError(f"there is no file {program.entrypoint} in the job's code")
+    return path
 
 
 def _program_of_the_node(entrypoint: str) -> Path:

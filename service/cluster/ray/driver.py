@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError
 
 from ray_workers.node import compat_ray
 from ray_workers.node.ending import end_actor
@@ -59,6 +59,9 @@ SUPERVISOR_SLACK_S = 10.0
 """Time for a supervisor to ask its nodes, on top of the wait that a poll asks for."""
 ANSWER_LIMIT_S = 5.0
 """How long the driver waits for any other process that may be stopped."""
+NO_ANSWER = (TimeoutError, ActorUnavailableError)
+"""Errors of a call to an actor that may be stopped. A driver that is new has no connection to it
+yet, and from the second call on Ray fails at once to make one."""
 
 
 class RayCluster:
@@ -192,7 +195,7 @@ class RayCluster:
         except ActorDiedError as error:
             self._forget(key)
             return await self._poll_orphan(ref, cursor, max_bytes, brief(error))
-        except TimeoutError:
+        except NO_ANSWER:
             return await self._silent_reply(ref, cursor)
         self._heard.add(key)
         if reply.outcome is not None:
@@ -332,7 +335,7 @@ class RayCluster:
             end: Callable[[Any], None] = ray.kill
             try:
                 await result_within(2 * ANSWER_LIMIT_S, supervisor.acknowledge.remote())
-            except TimeoutError:
+            except NO_ANSWER:
                 end = end_actor
             await asyncio.to_thread(end, supervisor)
         except (ValueError, RayActorError):

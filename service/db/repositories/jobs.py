@@ -188,11 +188,11 @@ def _in_state(states: tuple[JobState, ...]) -> Select[Any]:
     )
 
 
-def documents(session: Session, job_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The documents of these jobs, as far as they are there."""
+def documents(session: Session, job_ids: Collection[str]) -> dict[str, tuple[dict[str, Any], str]]:
+    """The document and the owner of each of these jobs, as far as they are there."""
     c = JobRow.__table__.c
-    found = session.connection().execute(select(c.id, c.spec).where(c.id.in_(job_ids)))
-    return {row.id: row.spec for row in found}
+    found = session.connection().execute(select(c.id, c.spec, c.owner).where(c.id.in_(job_ids)))
+    return {row.id: (row.spec, row.owner) for row in found}
 
 
 def note_waiting(

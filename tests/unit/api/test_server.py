@@ -140,6 +140,7 @@ def test_it_says_so_when_its_port_is_taken(refused: Refused, tmp_path: Path) -> 
         ("DRAY_DATABASE_URL", "mysql://x/y"),
         ("DRAY_PORT", "many"),
         ("DRAY_SCHEDULER_TICK_S", "0"),
+        ("DRAY_DATA_PRIVATE_HOSTS", "127.0.0.1:8600"),
     ],
 )
 def test_a_setting_that_is_wrong_is_named(

@@ -62,7 +62,28 @@ def test_jobs_are_waited_for_by_label(cli: Cli, server: LiveServer) -> None:
     assert cli("wait", *by_label, "--state", "QUEUED").split()[:2] == [job_id, "QUEUED:"]
     server.train(job_id)
     server.succeed(job_id)
-    assert cli("wait", *by_label) == ""
+    assert cli("wait", *by_label).split()[:2] == [job_id, "SUCCEEDED:"]
+    assert cli("wait", "--label", "sweep=none", exits=Exit.REFUSED) == ""
+    assert cli.err == "there is no such job\n"
+
+
+def test_a_job_of_a_label_that_ended_badly_before_the_wait_is_not_missed(
+    cli: Cli, server: LiveServer
+) -> None:
+    cancelled, job_id = (server.submit(labels={"sweep": "ended"}) for _ in range(2))
+    cli("cancel", cancelled)
+    server.train(job_id)
+    server.succeed(job_id)
+    lines = cli("wait", "--label", "sweep=ended", exits=Exit.JOB_ENDED_BADLY).splitlines()
+    assert {line.split()[0] for line in lines} == {cancelled, job_id}
+
+
+def test_jobs_that_are_waited_for_together_name_the_time_that_they_share(
+    cli: Cli, server: LiveServer
+) -> None:
+    jobs = [server.submit() for _ in range(2)]
+    assert cli("wait", *jobs, "--timeout", "0.2", exits=Exit.TIME_WAS_UP) == ""
+    assert cli.err.count("is still QUEUED after 0.2 s") == 2
 
 
 def test_whose_jobs_are_chosen_is_the_callers_unless_another_is_named(

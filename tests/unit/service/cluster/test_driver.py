@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
 from ray_workers.shared.contracts import Cause, Outcome
 from ray_workers.shared.processes.silence import Silence
@@ -43,6 +44,9 @@ class Released:
 
     async def are_released(self, *_: Any) -> bool:
         return True
+
+    async def sweep(self, *_: Any) -> None:
+        pass
 
 
 class Ground:
@@ -96,6 +100,31 @@ async def test_a_supervisor_has_as_many_times_longer_to_answer_as_its_machine_is
     ground = Ground(monkeypatch, slowness=10.0)
     assert not await ground.silent_for(10 * LIMIT_S - 1)
     assert await ground.silent_for(10 * LIMIT_S + 1)
+
+
+async def refused(*_: Any) -> None:
+    """What Ray says of a stopped actor to which a new driver can't connect."""
+    raise ActorUnavailableError("the connection timed out", actor_id=None)
+
+
+async def test_a_stopped_supervisor_to_which_a_new_gateway_cannot_connect_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground(monkeypatch, slowness=1.0)
+    ground.supervisor.poll = SimpleNamespace(remote=refused)
+    for now, ended in ((LIMIT_S - 1, []), (LIMIT_S + 1, [ground.supervisor])):
+        ground.clock.now = now
+        reply = await ground.cluster.poll(ground.ref, {}, 5.0, 100)
+        assert (reply.outcome, ground.ended) == (None, ended)
+
+
+async def test_a_stopped_supervisor_of_an_ended_attempt_is_ended_by_a_new_gateway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground(monkeypatch, slowness=1.0)
+    ground.supervisor.acknowledge = SimpleNamespace(remote=refused)
+    await ground.cluster.acknowledge(ground.ref)
+    assert ground.ended == [ground.supervisor]
 
 
 async def test_a_new_gateway_knows_a_supervisor_that_has_reported_from_one_that_starts(

@@ -75,6 +75,41 @@ async def test_code_is_not_fetched_from_within_either(field: str, code: dict[str
     assert raised.value.pointer == f"/script/code/{field}"
 
 
+def with_packages(environment: dict[str, Any]) -> JobSpec:
+    return JobSpec.model_validate(
+        {"script": {"entrypoint": "train.py"}, "environment": environment}
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("https://169.254.169.254/x", "link-local"),
+        ("HTTPS://localhost/x", "the machine itself"),
+        ("http://93.184.215.14/x", "https:// only"),
+        ("git+http://93.184.215.14/x", "https:// only"),
+    ],
+)
+async def test_packages_come_from_public_hosts_and_encrypted(address: str, words: str) -> None:
+    for field, environment in {
+        "requirements": {"requirements": f"torch\na @ {address}\n"},
+        "python_packages/0": {"python_packages": [f"a @ {address}"]},
+        "index/url": {"index": {"url": address}},
+    }.items():
+        if field == "index/url" and not address.startswith("http"):
+            continue  # refused by the document itself
+        with pytest.raises(DataSourceForbidden, match=words) as raised:
+            await data_policy.refuse_forbidden(with_packages(environment), DataPolicy.open())
+        assert raised.value.pointer == f"/environment/{field}"
+    many = with_packages({"requirements": "".join(f"a @ https://8.8.8.{n}/\n" for n in range(30))})
+    with pytest.raises(DataSourceForbidden, match="more than 20 hosts"):
+        await data_policy.refuse_forbidden(many, DataPolicy.open())
+    named = replace(DataPolicy.open(), private_hosts=("10.0.0.0/8", "index.lan"))
+    for allowed in ("http://10.1.2.3/simple", "http://index.lan/simple", "https://8.8.8.8/simple"):
+        spec = with_packages({"index": {"url": allowed}})
+        await data_policy.refuse_forbidden(spec, named)
+
+
 async def test_a_name_is_judged_by_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = answer_with("10.1.2.3", monkeypatch)
     with pytest.raises(DataSourceForbidden, match=r"10\.1\.2\.3 is a private address"):

@@ -162,6 +162,25 @@ def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (
+            {"entrypoint": "absent.py"},
+            "there is no file absent.py in the job's code",
+        ),
+        ({"module": "absent"}, "ImportError: No module named absent"),
+    ],
+)
+def test_a_program_that_fetched_code_does_not_have_is_named_and_not_tried_again(
+    tmp_path: Path, program: dict[str, str], message: str
+) -> None:
+    spec = {"script": {**program, "code": {"git": "https://example.org/net", "commit": "0" * 40}}}
+    assert run_ranks(tmp_path, spec, world_size=1) == [1]
+    (error,) = frames(tmp_path, kind="error")
+    assert (error["cause"], error["message"]) == ("cannot_run", message)
+
+
+@pytest.mark.parametrize(
     ("text", "cause", "message"),
     [
         ("row = {}\nrow['income']\n", "user_error", "KeyError: 'income' (train_it.py, line 2)"),

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import cloudpickle
 
 from ray_workers.node import agent
 from ray_workers.shared.paths import NODE_TMPDIR
@@ -33,6 +34,12 @@ def node_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return actor_class.__ray_actor_class__("deployment", 60.0)
     finally:
         os.umask(before)
+
+
+def test_ray_can_send_the_agents_class_to_a_node() -> None:
+    """By value: with every global that a method uses."""
+    actor_class: Any = agent.NodeAgent
+    assert cloudpickle.dumps(actor_class.__ray_actor_class__)
 
 
 def test_files_of_an_agent_and_its_forkserver_are_their_users_alone(

@@ -21,15 +21,17 @@ from typing import Any
 
 import pytest
 
+from ray_workers.node.environments import build
 from ray_workers.node.environments.environments import Environments
 from ray_workers.node.environments.eviction import make_room
-from ray_workers.node.environments.layout import PID
+from ray_workers.node.environments.programs import HEAD_BYTES, TAIL_BYTES, Output, mark_of
 from ray_workers.node.environments.uv import sentence_of, state_of
 from ray_workers.shared.contracts import BuildState, EnvironmentPolicy, NodeEnvironment
 from ray_workers.shared.folders import environment_overlay as overlay
-from ray_workers.shared.processes.procfs import started_ticks
+from ray_workers.shared.processes.procfs import MARK_VARIABLE, started_ticks
+from ray_workers.shared.secret_files import Masker
 from tests.unit.workers.forked import PATIENCE_S, until
-from tests.wheels import from_wheels, make_wheel
+from tests.wheels import from_wheels, make_wheel, served
 
 pytestmark = pytest.mark.anyio
 POLICY = EnvironmentPolicy.open()
@@ -136,7 +138,7 @@ async def test_a_setup_command_runs_in_the_folder_and_its_failure_is_named(
 async def test_a_setup_command_that_puts_pipes_in_the_place_of_files_stops_no_builder(
     node: Environments,
 ) -> None:
-    pipes = "cd ..; for each in log .output .pid; do rm -f $each; mkfifo $each; done"
+    pipes = "cd ..; for each in log requirements.txt; do rm -f $each; mkfifo $each; done"
     answer = await asyncio.wait_for(settle(node, {"setup": [pipes, "echo next"]}), PATIENCE_S)
     assert answer.state is BuildState.READY, answer
     failed = {"setup": [pipes, "echo the reason; exit 3"]}
@@ -160,6 +162,71 @@ async def test_a_build_that_takes_too_long_is_ended_with_all_it_started(
     await until(lambda: started_ticks(pid) is None, "what the build started goes on")
 
 
+@pytest.mark.parametrize("ending", ["true", "exit 3"])
+async def test_a_child_in_a_session_of_its_own_ends_with_the_command(
+    node: Environments, tmp_path: Path, ending: str
+) -> None:
+    pids = [tmp_path / "one", tmp_path / "two"]
+    sleepers = [
+        f"setsid {cleared} sh -c 'echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000' &"
+        for cleared, pid in zip(("", "env -i PATH=$PATH"), pids, strict=True)
+    ]
+    seen = f"until test -e {pids[0]} -a -e {pids[1]}; do sleep 0.01; done"
+    wanted = {"setup": ["\n".join([*sleepers, seen, ending])]}
+    built = asyncio.ensure_future(settle(node, wanted))
+    await until(lambda: all(pid.exists() for pid in pids), "nothing was started")
+    numbers = [int(pid.read_text()) for pid in pids]
+    answer = await built
+    assert answer.state is (BuildState.READY if ending == "true" else BuildState.FAILED)
+    assert [started_ticks(number) for number in numbers] == [None, None]
+
+
+async def test_of_much_output_the_beginning_and_the_end_are_kept(
+    node: Environments, tmp_path: Path
+) -> None:
+    flood = "echo first; head -c 20000000 /dev/zero | tr '\\0' x; echo; echo last; exit 3"
+    answer = await settle(node, {"setup": [flood]})
+    assert answer.message.endswith("ended with code 3: last")
+    (log,) = (tmp_path / "environments").glob("*.log")
+    text = log.read_text()
+    assert "\nfirst\n" in text
+    assert "bytes are left out]" in text
+    assert len(text) < HEAD_BYTES + 2 * TAIL_BYTES + 1000
+
+
+def test_no_part_of_a_secret_is_left_where_output_is_cut() -> None:
+    for cut in range(len("canary-77")):
+        output = Output()
+        output.add(b"x" * (HEAD_BYTES - cut) + b"canary-77")
+        output.add(b"y" * 3 * TAIL_BYTES)
+        output.add(b"canary-77" + b"z" * (TAIL_BYTES - cut))
+        text = output.text(Masker({"TOKEN": "canary-77"}))
+        assert "left out" in text
+        assert not set("cnry") & set(text.replace("bytes are left out", ""))
+
+
+async def test_an_environment_that_is_too_large_is_ended_while_it_grows(node: Environments) -> None:
+    wanted = {"setup": ["head -c 300000 /dev/zero > big; sleep 1000"]}
+    answer = await settle(node, wanted, replace(POLICY, limit_bytes=200_000))
+    assert answer.state is BuildState.FAILED
+    assert "200000 bytes" in answer.message
+    assert "DRAY_ENVIRONMENT_LIMIT_BYTES" in answer.message
+
+
+async def test_an_installer_that_the_kernel_killed_is_tried_again(
+    node: Environments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = tmp_path / "uv"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o700)
+    monkeypatch.setattr(build, "uv_program", lambda: str(killed))
+    answer = await settle(node, {"python_packages": ["hello-pkg"]})
+    assert (answer.state, answer.message) == (
+        BuildState.UNREACHABLE,
+        "uv was killed by signal 9",
+    )
+
+
 async def test_an_index_that_does_not_answer_is_asked_again(
     node: Environments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +235,20 @@ async def test_an_index_that_does_not_answer_is_asked_again(
     answer = await settle(node, wanted)
     assert answer.state is BuildState.UNREACHABLE
     assert "127.0.0.1:1" in answer.message
+
+
+async def test_of_the_nodes_settings_uv_gets_those_of_indexes_alone(
+    node: Environments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(tmp_path / "w", "hello_pkg", "1.2")
+    (tmp_path / "pins").write_text("hello-pkg==7\n")
+    monkeypatch.setenv("UV_CONSTRAINT", str(tmp_path / "pins"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "elsewhere"))
+    with served(tmp_path / "w") as url:
+        monkeypatch.setenv("UV_FIND_LINKS", url)
+        answer = await settle(node, {"requirements": "--no-index\nhello-pkg\n"})
+    assert answer.packages == ("hello-pkg==1.2",), answer
+    assert not (tmp_path / "elsewhere").exists()
 
 
 async def test_two_nodes_of_a_machine_build_it_once(tmp_path: Path) -> None:
@@ -203,8 +284,8 @@ async def test_what_a_killed_builder_left_is_no_environment_and_goes(
     half = root / f"{key}-0000"
     (half / "site" / "torch").mkdir(parents=True)
     root.chmod(0o700)
-    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as left:
-        (half / PID).write_text(f"{left.pid} {started_ticks(left.pid)}")
+    marked = {**os.environ, MARK_VARIABLE: mark_of(half)}
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True, env=marked) as left:
         assert (await settle(node, wanted)).state is BuildState.READY
         record = overlay.find(root, key)
         assert record is not None
@@ -319,6 +400,26 @@ async def test_a_private_index_gets_the_secrets_password_and_no_file_of_the_node
     assert "canary" not in f"{wrong}{right}"
     for path in (tmp_path / "environments").rglob("*"):
         assert not path.is_file() or b"canary" not in path.read_bytes(), path
+
+
+async def test_packages_that_an_owners_secret_gave_are_not_handed_to_another_owner(
+    node: Environments, tmp_path: Path, private_index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", private_index)
+    for folder, value in {".": "me:wrong", "owners/ann": "me:canary-77"}.items():
+        place = tmp_path / "secrets" / folder / "TOKEN"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(value)
+        place.chmod(0o600)
+    policy = replace(POLICY, secrets_dir=str(tmp_path / "secrets"))
+    index = {"url": private_index, "secret": "TOKEN"}
+    wanted = {"python_packages": ["hello-pkg"], "index": index}
+    hers = await settle(node, wanted, replace(policy, owner="ann"))
+    assert hers.packages == ("hello-pkg==6.0",), hers
+    his = await settle(node, wanted, replace(policy, owner="bob"))
+    assert his.state is BuildState.FAILED, his
 
 
 def test_uvs_words_become_one_sentence() -> None:

@@ -21,6 +21,25 @@ def test_a_secret_is_its_file_without_the_last_newline(tmp_path: Path) -> None:
     assert read_secrets(str(tmp_path), ["TOKEN", "EMPTY"]) == {"TOKEN": "a b\nc", "EMPTY": ""}
 
 
+def test_an_owners_secret_is_for_that_owner_alone_and_comes_first(tmp_path: Path) -> None:
+    own = tmp_path / "owners" / "ann@lab.org"
+    own.mkdir(parents=True)
+    lay(tmp_path, "SHARED", b"of all")
+    lay(tmp_path, "BOTH", b"of all")
+    lay(own, "BOTH", b"of ann")
+    lay(own, "MINE", b"of ann")
+    names = ["SHARED", "BOTH", "MINE"]
+    found = read_secrets(str(tmp_path), names, "ann@lab.org")
+    assert found == {"SHARED": "of all", "BOTH": "of ann", "MINE": "of ann"}
+    for other in ("bob", None, "ann@lab.org/", "../owners/ann@lab.org", ".", ""):
+        assert read_secrets(str(tmp_path), ["BOTH"], other) == {"BOTH": "of all"}
+        with pytest.raises(SecretUnavailable, match="MINE"):
+            read_secrets(str(tmp_path), ["MINE"], other)
+    (own / "BOTH").chmod(0o644)
+    with pytest.raises(SecretUnavailable, match="0600"):
+        read_secrets(str(tmp_path), ["BOTH"], "ann@lab.org")
+
+
 def test_what_may_not_be_read_is_refused_without_its_value(tmp_path: Path) -> None:
     lay(tmp_path, "OPEN", b"canary", 0o640)
     lay(tmp_path, "LARGE", b"canary" * MAX_BYTES)

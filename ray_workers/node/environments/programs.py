@@ -1,0 +1,147 @@
+"""Programs of a build: what they print is bounded, and none that they start outlives them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ray_workers.shared.processes.procfs import (
+    MARK_BITS,
+    MARK_VARIABLE,
+    Session,
+    find_members,
+    mark_process,
+    started_ticks,
+)
+from ray_workers.shared.secret_files import Masker
+
+HEAD_BYTES = 256 << 10
+TAIL_BYTES = 768 << 10
+"""Of what a program prints, its beginning and its end are kept."""
+LOOK_MS = 100
+"""How often a program that prints nothing is looked at, at least."""
+SWEEP_LIMIT_S = 10.0
+SWEEP_PAUSE_S = 0.02
+_READ_BYTES = 64 << 10
+_GATE = 'read -r _ && exec "$@" < /dev/null'
+"""Waits for a line before it becomes the program, which then has its mark from its first moment."""
+
+
+class Output:
+    """The beginning and the end of what a program prints."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._left_out = 0
+
+    def add(self, data: bytes) -> None:
+        room = HEAD_BYTES - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > 2 * TAIL_BYTES:
+            self._left_out += len(self._tail) - TAIL_BYTES
+            del self._tail[:-TAIL_BYTES]
+
+    def text(self, masker: Masker) -> str:
+        """Without secrets, also where only a part of one was kept."""
+        if not self._left_out:
+            whole = masker.data(bytes(self._head + self._tail))
+        else:
+            head, tail = masker.data(bytes(self._head)), masker.data(bytes(self._tail))
+            note = b"\n[%d bytes are left out]\n" % self._left_out
+            whole = head[: len(head) - masker.longest] + note + tail[masker.longest :]
+        return whole.decode(errors="replace").strip()
+
+
+def mark_of(folder: Path) -> str:
+    """The mark of all processes that build a folder, by which they are found without their
+    builder."""
+    return hashlib.sha256(folder.name.encode()).hexdigest()[: MARK_BITS // 4]
+
+
+def run(
+    command: Sequence[str],
+    cwd: Path,
+    environment: Mapping[str, str],
+    mark: str,
+    output: Output,
+    check: Callable[[], None],
+) -> int:
+    """The exit code of a program, once all that it started is gone. `check` is called again and
+    again meanwhile; what it raises ends the program."""
+    with subprocess.Popen(
+        ["/bin/sh", "-c", _GATE, "sh", *command],
+        cwd=cwd,
+        env={**environment, MARK_VARIABLE: mark},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        bufsize=0,
+    ) as process:
+        started = started_ticks(process.pid) or 0
+        assert process.stdin is not None
+        assert process.stdout is not None
+        pipe = process.stdout.fileno()
+        os.set_blocking(pipe, False)
+        try:
+            mark_process(process.pid, mark)
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(b"\n")
+            process.stdin.close()
+            _follow(process.pid, pipe, output, check)
+        finally:
+            # Before it is reaped: its number is still that of its group.
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+            end_all(mark, started)
+            _take(pipe, output, HEAD_BYTES + TAIL_BYTES)
+    return code
+
+
+def _follow(pid: int, pipe: int, output: Output, check: Callable[[], None]) -> None:
+    """Take what a program prints until it has ended, also if what it started holds the pipe."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    pause_ms = 1
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        check()
+        if poll.poll(pause_ms) and not _take(pipe, output, _READ_BYTES):
+            poll.unregister(pipe)
+            pause_ms = 1  # it closes its output when it ends
+        pause_ms = min(2 * pause_ms, LOOK_MS)
+
+
+def _take(pipe: int, output: Output, most: int) -> bool:
+    """Take what the pipe holds; False at its end."""
+    while most > 0:
+        try:
+            data = os.read(pipe, min(most, _READ_BYTES))
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        output.add(data)
+        most -= len(data)
+    return True
+
+
+def end_all(mark: str, started: int = 0) -> None:
+    """End every process with the mark that was started since, in clock ticks after boot, also
+    those that go on to start others."""
+    session = Session(0, started, mark, closed=True)
+    deadline = time.monotonic() + SWEEP_LIMIT_S
+    while (pids := find_members([session])[mark]) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(SWEEP_PAUSE_S)

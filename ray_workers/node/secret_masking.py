@@ -1,0 +1,106 @@
+"""Masking of a job's secrets in all text that leaves its node: frames, errors, stacks and names.
+
+A rank masks what it reports where it can, but a script may put a value into a metric's name or a
+tag. The node agent, through which all of it leaves the node, masks it again. It knows an attempt's
+secrets by a file beside the spools, which has their names and no value.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any, Final
+
+from ray_workers.shared.contracts import FrameKind, RankTask
+from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
+
+_NAMES: Final = ".secrets"
+EXACT: Final = frozenset(
+    {
+        *("url", "sha256", "manifest_sha256", "id", "slices"),
+        *("state", "cause", "code", "then"),
+    }
+)
+"""Fields of frames in which dray itself writes addresses, hashes and words of its own: a secret of
+few characters may be in a hash by chance, and has to be left there."""
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def note_secrets(task: RankTask) -> None:
+    """Leave for the node's agent the names of the secrets that a rank is about to get."""
+    names = (task.spec.get("environment") or {}).get("secrets")
+    path = Path(task.spool_dir).with_name(_NAMES)
+    if not names or path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{_NAMES}.{secrets.token_hex(8)}")
+    policy = task.environment_policy
+    partial.write_text(json.dumps([policy.secrets_dir, names, policy.owner]))
+    partial.replace(path)
+
+
+class Maskers:
+    """The maskers of attempts, by the folder of their spools; each is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, Masker] = {}
+
+    def of(self, spools: Path) -> Masker:
+        if spools not in self._known:
+            try:
+                folder, names, owner = json.loads((spools / _NAMES).read_text())
+            except FileNotFoundError:
+                return Masker({})  # its ranks get none, or have not begun
+            self._known[spools] = Masker(_readable(folder, names, owner))
+        return self._known[spools]
+
+    def forget(self, spools: Path) -> None:
+        self._known.pop(spools, None)
+
+
+def _readable(folder: str, names: list[str], owner: str | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in names:
+        try:
+            found |= read_secrets(folder, [name], owner)
+        except SecretUnavailable:
+            continue  # a rank that can't read it has not got it either
+    return found
+
+
+def mask_frames(data: bytes, masker: Masker) -> bytes:
+    """Whole lines of a spool without values of secrets. Each line keeps its length, since offsets
+    count by it; spaces take the room of what is left out."""
+    if not masker.longest:
+        return data
+    return b"".join(_masked_line(line, masker) for line in data.splitlines(keepends=True))
+
+
+def _masked_line(line: bytes, masker: Masker) -> bytes:
+    nothing = b" " * (len(line) - 1) + b"\n"
+    try:
+        frame = json.loads(line)
+        body, kind = frame["body"], frame["kind"]
+    except (ValueError, KeyError, TypeError):
+        return nothing  # no frame
+    masked = _masked(body, masker)
+    if masked == body:
+        return line
+    if kind == FrameKind.ARTIFACT:
+        return nothing  # the address of the file has the value as well
+    text = _encode({**frame, "body": masked}).encode()
+    return nothing if len(text) >= len(line) else text.ljust(len(line) - 1) + b"\n"
+
+
+def _masked(value: Any, masker: Masker) -> Any:
+    if isinstance(value, str):
+        return masker.text(value)
+    if isinstance(value, list):
+        return [_masked(each, masker) for each in value]
+    if isinstance(value, dict):
+        return {
+            masker.text(key): each if key in EXACT else _masked(each, masker)
+            for key, each in value.items()
+        }
+    return value

@@ -1,0 +1,67 @@
+"""Deletion of folders that a user's programs have filled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a folder with all that is in it, also where a folder may not be written to or read, or
+    lies deeper than Python's stack. No link is followed, and what can't be deleted stays."""
+    with contextlib.suppress(OSError):
+        top = _opened(os.fspath(path), None)
+        try:
+            _empty(top)
+        finally:
+            os.close(top)
+        path.rmdir()
+
+
+def _opened(name: str, parent: int | None) -> int:
+    """A descriptor of a folder, whose owner may do everything with it from now on."""
+    place = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)
+    try:
+        os.chmod(f"/proc/self/fd/{place}", 0o700)  # noqa: PTH101
+    finally:
+        os.close(place)
+    return os.open(name, os.O_RDONLY | _FOLDER, dir_fd=parent)
+
+
+def _empty(top: int) -> None:
+    """Delete what is in a folder. Folders below are moved up first, whatever their depth."""
+    tried: set[str] = set()
+    while names := set(os.listdir(top)) - tried:
+        tried |= names
+        for name in names:
+            if not _unlinked(name, top):
+                with contextlib.suppress(OSError):
+                    _remove_folder(name, top)
+
+
+def _remove_folder(name: str, top: int) -> None:
+    folder = _opened(name, top)
+    try:
+        for each in os.listdir(folder):  # noqa: PTH208
+            if not _unlinked(each, folder):
+                with contextlib.suppress(OSError):
+                    os.close(_opened(each, folder))  # only one that may be written to can be moved
+                    os.rename(each, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=top)
+    finally:
+        os.close(folder)
+    os.rmdir(name, dir_fd=top)
+
+
+def _unlinked(name: str, folder: int) -> bool:
+    """Whether an entry is no folder, and is gone."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
