@@ -132,13 +132,13 @@ class EnvironmentPolicy:
     """Most that the environments of a machine take together with the installer's cache."""
     build_limit_s: float
     """How long an environment may take to be built."""
-    owner: str | None = None
+    owner: str | None
     """The owner of the job that asks, who may have secrets besides those of all."""
 
     @classmethod
     def open(cls) -> EnvironmentPolicy:
         """The defaults of the settings."""
-        return cls(secrets_dir=None, limit_bytes=20 << 30, build_limit_s=1800.0)
+        return cls(secrets_dir=None, limit_bytes=20 << 30, build_limit_s=1800.0, owner=None)
 
 
 class BuildState(StrEnum):

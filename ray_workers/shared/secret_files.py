@@ -2,8 +2,8 @@
 
 A job's document names a secret; the file of that name is read on the node, in the rank's process
 and in its rank actor, which masks the value in the rank's output. The value itself is never sent
-anywhere. A file in the folder itself is for the jobs of all owners, and one in `owners/OWNER` for those
-of that owner alone, and comes first.
+anywhere. A file in the folder itself is for the jobs of all owners; one in `owners/OWNER` is for
+those of that owner alone, and comes first.
 """
 
 from __future__ import annotations

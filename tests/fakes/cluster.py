@@ -65,8 +65,8 @@ class FakeCluster:
     environments: dict[str, NodeEnvironment | None] = field(default_factory=dict)
     """What its nodes answer on every environment, by node; None: the node does not answer. A node
     that is not named is ready."""
-    preparations: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """Every question for an environment: the node, and the environment."""
+    preparations: list[tuple[str, dict[str, Any], str | None]] = field(default_factory=list)
+    """Every question for an environment: the node, the environment, and the job's owner."""
     num_polls: int = 0
     """How often it was asked what became of an attempt."""
     crowds: dict[str, int] = field(default_factory=dict)
@@ -234,7 +234,7 @@ class FakeCluster:
         keeps_all: bool,
     ) -> NodeEnvironment:
         self._check()
-        self.preparations.append((node_id, dict(environment)))
+        self.preparations.append((node_id, dict(environment), policy.owner))
         if node_id not in self.nodes:
             raise ClusterUnavailable(f"the node {node_id} is gone")
         answer = self.environments.get(node_id, READY)

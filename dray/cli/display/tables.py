@@ -126,17 +126,27 @@ def listing(
 
 
 def shortened(text: str, width: int) -> str:
-    """`text` in at most `width` columns, with an ellipsis for the words that were cut."""
+    """`text` in at most `width` columns, with an ellipsis for the words that were cut; a single
+    word loses its middle, since the names of a series differ at their ends."""
     if display_width(text) <= width:
         return text
+    ellipsis = "…" if terminal.has_unicode() else "~"
+    if " " not in text:
+        end = _beginning(text[::-1], (width - 1) // 3)[::-1]
+        return _beginning(text, width - 1 - display_width(end)) + ellipsis + end
+    kept = _beginning(text, width - 1)
+    whole_words = kept if text[len(kept)] == " " else kept.rpartition(" ")[0]
+    return (whole_words or kept).rstrip(" ,;:") + ellipsis
+
+
+def _beginning(text: str, width: int) -> str:
+    """As much of `text` as fits into `width` columns."""
     kept = ""
     for character in text:
-        if display_width(kept + character) > width - 1:
+        if display_width(kept + character) > width:
             break
         kept += character
-    whole_words = kept if text[len(kept)] == " " else kept.rpartition(" ")[0]
-    kept = (whole_words or kept).rstrip(" ,;:")
-    return kept + ("…" if terminal.has_unicode() else "~")
+    return kept
 
 
 def _natural(headings: Sequence[str], texts: Sequence[Sequence[str]]) -> list[int]:
@@ -170,11 +180,13 @@ def _that_fit(
 def _squeezed(
     headings: Sequence[str], texts: Sequence[Sequence[str]], flexible: Sequence[str]
 ) -> list[int]:
+    """Widths of the columns: of the flexible ones, the widest gives way first."""
     widths = _natural(headings, texts)
-    for n, heading in enumerate(headings):
-        over = _total(widths) - terminal.width()
-        if heading in flexible and over > 0:
-            widths[n] = max(min(widths[n], LEAST), widths[n] - over)
+    givers = [n for n, heading in enumerate(headings) if heading in flexible and widths[n] > LEAST]
+    while givers and _total(widths) > terminal.width():
+        widest = max(givers, key=widths.__getitem__)
+        widths[widest] -= 1
+        givers = [n for n in givers if widths[n] > LEAST]
     return widths
 
 

@@ -253,12 +253,13 @@ class RayCluster:
     ) -> PollReply:
         """The reply for an attempt without a supervisor: its unread frames, then its end once every
         process of it is seen gone."""
+        attempt = (ref.job_id, ref.attempt)
         await self.snapshot()  # which nodes are alive, and their agents
         agents = self._agents.of(ref.node_ids)
         self._agents.look_again(ref.node_ids)
-        if not await self._unowned.are_released((ref.job_id, ref.attempt), ref.node_ids):
+        if not await self._unowned.are_released(attempt, ref.node_ids):
             return _nothing_new(cursor, Phase.STOPPING)
-        ends = [a.keep_output.remote(ref.job_id, ref.attempt, []) for a in agents.values()]
+        ends = [a.keep_output.remote(*attempt, []) for a in agents.values()]
         kept = await asyncio.gather(
             *(result_within(ANSWER_LIMIT_S, end) for end in ends), return_exceptions=True
         )
@@ -293,7 +294,9 @@ class RayCluster:
         if unread or len(agents) < len(ref.node_ids):
             lost = Outcome.unseen(Cause.NODE_LOST, "a node that carried it is gone")
             return _ended(cursor, lost)
-        slowness = self._ended.get((ref.job_id, ref.attempt), USUAL)
+        slowness = self._ended.get(attempt, USUAL)
+        if attempt in self._ended:
+            how = "it did not answer, and was ended"
         message = f"its supervisor is gone: {how}{said_of(slowness)}"
         slowness = slowness if slowness >= OVERLOADED else USUAL
         return _ended(cursor, Outcome.unseen(Cause.SUPERVISOR_LOST, message, slowness))

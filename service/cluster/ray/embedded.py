@@ -156,6 +156,7 @@ class EmbeddedRay:
             f"--num-cpus={self._num_slots}",
             f"--temp-dir={temp_dir}",
             "--disable-usage-stats",
+            "--log-color=false",  # by itself it colours files as well
         ]
         with log_path.open("wb") as log:
             process = subprocess.Popen(

@@ -132,7 +132,13 @@ def test_columns_stand_under_each_other_in_a_pipe_too(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("text", "width", "short"), [("abc", 3, "abc"), ("abcd", 3, "ab…"), ("漢字漢", 4, "漢…")]
+    ("text", "width", "short"),
+    [
+        ("abc", 3, "abc"),
+        ("abcd", 3, "ab…"),
+        ("漢字漢", 4, "漢…"),
+        ("sweep-of-rates-17", 12, "sweep-of…-17"),
+    ],
 )
 def test_what_is_too_long_is_cut_by_columns_not_characters(
     screen: Terminal, text: str, width: int, short: str
@@ -212,6 +218,16 @@ def test_ids_are_cut_to_what_tells_them_apart(
         "job-01m7ynws26fa",
         "job-01m7ynws26fb",
     ]
+
+
+def test_the_widest_of_several_flexible_columns_is_cut_first(
+    screen: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    name = "digits-with-a-long-name"
+    with redirect_stdout(screen):
+        table(("NAME", "REASON"), [(name, "waits for slots " * 9)], flexible=("NAME", "REASON"))
+    assert screen.getvalue().splitlines()[1] == f"{name}  waits for slots waits for slots…"
 
 
 def test_columns_without_any_value_are_left_out(screen: Terminal) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dray.spec import JobSpec
 from dray.views import JobState
 from ray_workers.shared.contracts import BuildState, NodeEnvironment
 from service.loops import environments
@@ -125,6 +126,16 @@ async def test_the_second_job_asks_no_node_again(world: World) -> None:
     assert asked == len(world.fake.preparations) == 1
 
 
+async def test_nodes_prepare_and_launch_for_the_owner_of_the_job(world: World) -> None:
+    runtime = await world.open()
+    document = {"name": "trains", "recipe": "image_classification", **WITH_PACKAGES}
+    for owner in ("ann", "bob"):
+        job, _ = await runtime.jobs.submit(JobSpec.model_validate(document), owner=owner)
+        await comes_to(runtime, job.id, JobState.SUCCEEDED)
+    assert [owner for *_, owner in world.fake.preparations] == ["ann", "bob"]
+    assert [s.environment_policy.owner for s in world.fake.launches] == ["ann", "bob"]
+
+
 async def test_a_job_that_is_cancelled_meanwhile_never_starts(world: World) -> None:
     world.plays["waits"] = waits
     world.fake.environments["node-a"] = BUILDING
@@ -146,5 +157,5 @@ async def test_nodes_get_no_variables_and_jobs_without_packages_ask_nothing(worl
     assert world.fake.preparations == []
     both = await world.submit(runtime, environment={"env": {"A": "canary"}, "secrets": ["TOKEN"]})
     await comes_to(runtime, both, JobState.SUCCEEDED)
-    assert [node for node, _ in world.fake.preparations] == ["node-a"]
+    assert [node for node, *_ in world.fake.preparations] == ["node-a"]
     assert "canary" not in str(world.fake.preparations)

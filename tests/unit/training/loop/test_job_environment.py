@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ray_workers.shared.folders import environment_overlay as overlay
 from ray_workers.shared.paths import NODE_TMPDIR
 from ray_workers.training.loop import fresh_main, job_environment, rank_main
 from tests.unit.training.ranks import make_task
-from tests.wheels import from_wheels, make_wheel
+from tests.wheels import from_wheels, make_wheel, served
 
 CANARY = "canary-5f1d"
 _context = multiprocessing.get_context("forkserver")
@@ -84,12 +85,19 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node(tmp_path, monkeypatch)
 
 
+@pytest.fixture
+def wheels(node: Node) -> Iterator[str]:
+    (node.folder / "w").mkdir()
+    with served(node.folder / "w") as url:
+        yield url
+
+
 def test_a_forked_rank_has_packages_variables_and_secrets_and_so_have_its_children(
-    node: Node,
+    node: Node, wheels: str
 ) -> None:
     make_wheel(node.folder / "w", "hello_pkg", "3.1")
     environment = {
-        **from_wheels(node.folder / "w", "hello-pkg"),
+        **from_wheels(wheels, "hello-pkg"),
         "env": {"MY_FLAG": "on", "OMP_NUM_THREADS": "2"},
         "secrets": ["TOKEN"],
     }
@@ -109,10 +117,12 @@ def test_a_forked_rank_has_packages_variables_and_secrets_and_so_have_its_childr
     assert output.splitlines() == [f"3.1 3.1 on {len(CANARY)}", "2 False", "3.1"]
 
 
-def test_a_package_that_is_preloaded_gives_the_rank_a_fresh_interpreter(node: Node) -> None:
+def test_a_package_that_is_preloaded_gives_the_rank_a_fresh_interpreter(
+    node: Node, wheels: str
+) -> None:
     make_wheel(node.folder / "w", "numpy", "0.0.1")
     environment = {
-        **from_wheels(node.folder / "w", "numpy==0.0.1"),
+        **from_wheels(wheels, "numpy==0.0.1"),
         "env": {"MY_FLAG": "on", "PYTHONHASHSEED": "7"},
         "secrets": ["TOKEN"],
     }
@@ -140,11 +150,11 @@ def test_a_package_that_is_preloaded_gives_the_rank_a_fresh_interpreter(node: No
 
 @pytest.mark.parametrize("replaces", [False, True], ids=["forked", "fresh"])
 def test_no_value_of_a_secret_is_in_the_error_that_a_rank_reports(
-    node: Node, *, replaces: bool
+    node: Node, wheels: str, *, replaces: bool
 ) -> None:
     name = "numpy" if replaces else "hello_pkg"
     make_wheel(node.folder / "w", name, "0.0.1")
-    environment = {**from_wheels(node.folder / "w", f"{name}==0.0.1"), "secrets": ["TOKEN"]}
+    environment = {**from_wheels(wheels, f"{name}==0.0.1"), "secrets": ["TOKEN"]}
     node.build(environment)
     code = node.run(
         environment, "import os\nraise ValueError('no access with ' + os.environ['TOKEN'])\n"

@@ -217,7 +217,7 @@ def test_a_copy_is_removed_whole_or_not(
         next(path for path in folder.rglob("*") if path.name == "train.py").unlink()
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", die_in_the_middle)
+        patch.setattr(code_cache, "remove_tree", die_in_the_middle)
         cache._make_room()
     shutil.rmtree(work)
     cache.put_back(code, storage.url, work)
