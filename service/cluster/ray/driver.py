@@ -62,6 +62,9 @@ ANSWER_LIMIT_S = 5.0
 NO_ANSWER = (TimeoutError, ActorUnavailableError)
 """Errors of a call to an actor that may be stopped. A driver that is new has no connection to it
 yet, and from the second call on Ray fails at once to make one."""
+EXPECTED = (RayError, ClusterUnavailable, OSError)
+"""Failures of calls that a cluster which is not well explains; a TimeoutError is an OSError."""
+_logged: set[str] = set()
 
 
 class RayCluster:
@@ -425,6 +428,11 @@ def _leaving(drained_by: float) -> str:
 
 
 def as_unavailable(error: Exception) -> ClusterUnavailable:
-    """A failure of Ray as the port's one error."""
+    """A failure of Ray as the port's one error. The first of each that Ray does not expect is
+    logged with its traceback: it may be a mistake of dray's own."""
     kind = "Ray" if isinstance(error, RayError) else type(error).__name__
-    return ClusterUnavailable(f"{kind}: {brief(error)}")
+    told = f"{kind}: {brief(error)}"
+    if not isinstance(error, EXPECTED) and told not in _logged:
+        _logged.add(told)
+        logger.error("a call of Ray failed", exc_info=error)
+    return ClusterUnavailable(told)

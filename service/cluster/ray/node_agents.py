@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -216,6 +217,6 @@ async def result(ref: Any) -> Any:
 
 
 def brief(error: BaseException) -> str:
-    """The last line of an error: Ray's messages hold whole remote tracebacks."""
-    lines = str(error).strip().splitlines()
+    """The last line of an error that has words: Ray's messages hold whole remote tracebacks."""
+    lines = [line for line in str(error).splitlines() if re.search(r"\w", line)]
     return lines[-1].strip() if lines else type(error).__name__

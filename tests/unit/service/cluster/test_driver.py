@@ -195,3 +195,14 @@ async def test_the_reports_of_a_dead_node_are_not_waited_for(
     ground = Ground(monkeypatch, slowness=1.0)
     ground.ref = AttemptRef(*KEY, "session", ("n", "gone"))
     assert (await ground.outcome()).cause is Cause.NODE_LOST
+
+
+def test_an_error_of_drays_own_is_told_in_words_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ruler = "=" * 20
+    for _ in range(2):
+        told = driver.as_unavailable(TypeError(f"{ruler}\ncan't send the agent\n{ruler}"))
+        assert str(told) == "TypeError: can't send the agent"
+    assert str(driver.as_unavailable(TimeoutError())) == "TimeoutError: TimeoutError"
+    assert [record.exc_info is not None for record in caplog.records] == [True]
