@@ -21,7 +21,7 @@ SHOWN = 10
 async def why_unfit(uploads: CodeUploads, script: Script | None, owner: str) -> CodeUnfit | None:
     """Why a script can't run; None if it may, or brings no code. StorageUnavailable."""
     if script is None or not isinstance(script.code, str):
-        return None  # what nodes have, or fetch, is for them to look into
+        return None  # the nodes look into code that they have, or fetch
     try:
         files = await uploads.files(owner, script.code)
     except CodeNotFound:

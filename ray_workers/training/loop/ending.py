@@ -49,7 +49,7 @@ class RankEnd:
 
     def after_error(self, error: BaseException) -> int:
         """The exit code after an error, which is printed and reported."""
-        raised_at = time.time()  # what follows may take long
+        raised_at = time.time()  # taken first: writing the report may take long
         text = traceback_of(error)
         _print(text)
         reason = reason_of(error, self.masked)
