@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -104,7 +105,8 @@ def assert_trains_as_alone(**division: Any) -> None:
         twin_outputs = nn.functional.mse_loss(twin(samples()[own][0]), samples()[own][1])
         loss = step(model, optimizer, batch)
         torch.testing.assert_close(loss, twin_outputs.detach(), rtol=1e-4, atol=1e-5)
-        if number == 0 and division.get("tensor", 1) == 1:
+        is_exact = division.get("tensor", 1) == 1 and "compile_blocks" not in division
+        if number == 0 and is_exact:
             assert torch.equal(loss, twin_outputs)
         step(twin, twin_optimizer, (x, y))
     assert [g["lr"] for g in optimizer.param_groups] == [0.01, 0.02]
@@ -174,6 +176,20 @@ def _two(rank: int) -> None:
     _, _, uneven = prepared(size=15, blocks="layers.*")
     with pytest.raises(ValueError, match="make batch_size a multiple of 2"):
         list(uneven)
+
+
+@SOAK
+def test_compiled_blocks_train_as_alone() -> None:
+    run_in_group(_compiled, 2)
+
+
+def _compiled(rank: int) -> None:
+    place(rank, 2)
+    with mock.patch.object(
+        nn.Module, "compile", autospec=True, side_effect=nn.Module.compile
+    ) as made:
+        assert_trains_as_alone(blocks="layers.*", compile_blocks=True)
+    assert made.call_count == 2, "one call for each block"
 
 
 def _save(rank: int, home: str) -> None:
