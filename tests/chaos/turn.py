@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -101,15 +101,20 @@ class Runner:
         scene = Scene(self._ground, client, job_id, kind, random.Random(turn.seed))
         self._scenes.append(scene)
         cancelled = False
+        blows: list[tuple[Blow, Mark]] = []
         for each in turn.strikes:
-            blown = self._strike(scene, each.blow, int(each.at * kind.num_steps), result)
-            if blown is None:
+            struck = self._strike(scene, each.blow, int(each.at * kind.num_steps), result)
+            if struck is None:
                 result.missed.append(each.blow)
                 continue
+            blown, before = struck
             result.blown.append(blown)
+            if blown.how != ENDED:
+                blows.append((each.blow, before))
             cancelled |= "cancelled meanwhile" in each.blow
             result.breaches += self._of_damage(scene)
         ended = [self._await_end(client, job_id, kind) for job_id, kind in jobs]
+        result.breaches += of_telling(scene, blows, [each.blow for each in turn.strikes])
         result.breaches += of_stopped(scene)
         let_go_at = time.time() if scene.stopped else 0.0
         let_go(scene)
@@ -121,7 +126,9 @@ class Runner:
     def _kinds_of(self, turn: Turn) -> tuple[Kind, Kind]:
         return self._kinds[turn.victim], self._kinds[turn.bystander]
 
-    def _strike(self, scene: Scene, blow: Blow, at_step: int, result: Result) -> Blown | None:
+    def _strike(
+        self, scene: Scene, blow: Blow, at_step: int, result: Result
+    ) -> tuple[Blown, Mark] | None:
         """None if the job ended before, or there never was anything to strike."""
         for _ in range(STRIKE_TRIES):
             if not await_step(scene, at_step):
@@ -135,7 +142,7 @@ class Runner:
                 continue
             blown = follow(scene, blow, before, struck_at)
             result.breaches += of_blow(scene, blown, before)
-            return blown
+            return blown, before
         return None
 
     def _await_end(self, client: Client, job_id: str, kind: Kind) -> JobState:
@@ -198,28 +205,50 @@ def of_stopped(scene: Scene) -> list[str]:
 
 
 def of_blow(scene: Scene, blown: Blown, before: Mark) -> list[str]:
-    """I11 and I12: users were told what did not answer, and did not pay for it."""
+    """I12: users did not pay for what did not answer, nor noticed what did so briefly."""
     if blown.how == ENDED or not any("stopped" in name for name in blown.blow):
         return []
     found = []
     events = patiently(lambda: list(scene.client.events(scene.job_id)))
-    since = [event for event in events if event.seq > before.seq]
+    since = [event for event in events if event.seq > before.seq and not is_late(event, blown)]
     if set(blown.blow) <= HARMLESS and (blown.how != UNTOUCHED or since):
         found.append(f"{blown.blow} was no harmless: {[event.message for event in since]}")
-    told = {event.data["process"] for event in since if event.code == "not_answering"}
-    struck = set(blown.blow)
-    expected = {
-        process
-        for name, process in TOLD_AS.items()
-        if name in struck and not struck & TELLER_OF.get(name, frozenset())
-    }
-    if expected and not told & expected and not TELLERS & struck:
-        found.append(f"I11: after {blown.blow} nobody was told, but of {told}")
     attempts = patiently(lambda: scene.client.attempts(scene.job_id))
     for each in attempts[before.attempt - 1 :]:
         if each.reason is not None and each.reason.code == "user_error":
             found.append(f"I12: {blown.blow} was charged to the user: {each.reason.message}")
     return found
+
+
+def is_late(event: Event, blown: Blown) -> bool:
+    """Whether an event tells of a process that an earlier blow stopped."""
+    told_of = {TOLD_AS.get(name.removesuffix(" briefly")) for name in blown.blow}
+    return event.type == "silence" and event.data.get("process") not in told_of
+
+
+def of_telling(scene: Scene, blows: list[tuple[Blow, Mark]], planned: list[Blow]) -> Iterator[str]:
+    """I11: users were told what did not answer.
+
+    Looked at when the job has ended: a rank may be replaced before anybody is told of the process
+    that was stopped beside it. planned: all blows of the turn, in order.
+    """
+    events = patiently(lambda: list(scene.client.events(scene.job_id)))
+    for blow, before in blows:
+        if TELLERS & set(blow):
+            continue
+        since_then = set().union(*planned[planned.index(blow) :])
+        expected = {
+            process
+            for name, process in TOLD_AS.items()
+            if name in blow and not since_then & TELLER_OF.get(name, frozenset())
+        }
+        told = {
+            event.data["process"]
+            for event in events
+            if event.seq > before.seq and event.code == "not_answering"
+        }
+        if expected and not told & expected:
+            yield f"I11: after {blow} nobody was told, but of {told}"
 
 
 def cancelled_kind(kind: Kind, ended: JobState) -> Kind:
