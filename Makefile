@@ -81,7 +81,9 @@ coverage: setup ## which branches of api/ and service/ the unit tests and some s
 soak: setup ## run every test, in parts; goes on with what has not passed yet
 	$(BIN)/python -m tests.soak $(PART)
 
-check: lint types imports test ## everything that CI runs
+check: setup ## everything that CI runs
+	$(MAKE) --jobs 3 lint types imports
+	$(MAKE) test
 
 lint: setup
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from benchmarks.first_step import plain
 from benchmarks.machine import BenchmarkError, clean_environment
 from benchmarks.pages import JobPages, SeenCommits, newest
 from benchmarks.processes import free_port, running, service, torchrun_command
@@ -40,12 +42,24 @@ T = TypeVar("T")
 class Dray:
     """A running service with its embedded Ray, and the two ways to kill a rank of its job."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, code: Path) -> None:
+        """code: a folder for the script."""
         self._client = client
+        self._code = code
+        here = Path(__file__).parent
+        for program in (here / work.SCRIPT, Path(plain.__file__)):
+            shutil.copy(program, code)
 
     def killed(self) -> Recovery:
         """Kill a rank by its pid, from outside."""
-        job = self._client.submit(work.job())
+        return self._killed(work.job())
+
+    def killed_of_script(self) -> Recovery:
+        """The same of a user's script that has called `train.prepare`."""
+        return self._killed(work.script_job(self._client.upload_code(self._code).id))
+
+    def _killed(self, document: dict[str, Any]) -> Recovery:
+        job = self._client.submit(document)
         seen, job_pages = SeenCommits(), JobPages(job.id)
 
         def victim() -> int | None:
@@ -94,8 +108,10 @@ class Dray:
 
 @contextlib.contextmanager
 def dray(home: Path) -> Iterator[Dray]:
+    code = home / "code"
+    code.mkdir()
     with service(home, num_slots=work.NUM_RANKS) as client:
-        yield Dray(client)
+        yield Dray(client, code)
 
 
 class RayTrain:

@@ -17,12 +17,15 @@ from benchmarks.recovery.contenders import Torchrun
 from benchmarks.report import Comparison, Result, Row, Table, seconds
 
 KILL = "dray, a rank killed"
+SCRIPT = "dray, a prepared script's rank killed"
 DRILL = "dray, a rank killed by its drill"
 RAY_TRAIN = "Ray Train, FailureConfig"
 TORCHRUN = "torchrun --max-restarts"
 TORCHFT = "torchft"
 
-SETTLE_S = {KILL: 6.0, RAY_TRAIN: 6.0, TORCHRUN: 2.0, TORCHFT: 2.0, DRILL: 6.0}
+OURS = (KILL, SCRIPT, DRILL)
+
+SETTLE_S = {KILL: 6.0, SCRIPT: 6.0, RAY_TRAIN: 6.0, TORCHRUN: 2.0, TORCHFT: 2.0, DRILL: 6.0}
 """Least pause before a turn; see `first_step`."""
 GOALS = {RAY_TRAIN: (0.1, "at most 1/10"), TORCHRUN: (0.1, "at most 1/10")}
 AT_MOST_S = 1.0
@@ -41,6 +44,8 @@ METHOD = (
     "When a rank commits, it says so: dray's on its page in shared memory, the peers' in a log. "
     "Both are looked at every 5 ms until the kill. In the drill's turns the figures are those "
     "that `POST /v1/jobs/{id}/drill` answers.",
+    "A prepared script: the peers' loop with `dray.train`'s `prepare` in place of DDP, uploaded as "
+    "the code of a job; its rank is killed and observed as that of the recipe.",
     "dray: a running `python -m api` with an embedded Ray of two slots. Ray Train: "
     "`FailureConfig(max_failures=1)`, `ray.train.report` of each checkpoint, in a driver on a "
     "cluster of 4 CPUs that both run; its settings are the defaults. torchrun: `--max-restarts 1`, "
@@ -110,7 +115,7 @@ def _until_it_recovers(
             return turn()
         except BenchmarkError as error:
             samples.failures += 1
-            if label in (KILL, DRILL) or samples.failures > MAX_FAILURES:
+            if label in OURS or samples.failures > MAX_FAILURES:
                 raise
             progress(f"{label} failed: {str(error).splitlines()[0]}")
             wait_until_quiet(at_least_s=SETTLE_S[label])
@@ -123,6 +128,7 @@ def _start(stack: ExitStack, home: Path) -> dict[str, Callable[[], Recovery]]:
     ours = stack.enter_context(contenders.dray(home / "dray"))
     turns = {
         KILL: ours.killed,
+        SCRIPT: ours.killed_of_script,
         RAY_TRAIN: stack.enter_context(contenders.ray_train(home / "ray")).turn,
         TORCHRUN: Torchrun(home / "torchrun").turn,
     }
@@ -137,16 +143,18 @@ def _sentence(recovery: Recovery) -> str:
 
 def conclude(samples: Mapping[str, Samples]) -> Result:
     """The figures that follow from the samples."""
-    peers = [label for label in samples if label not in (KILL, DRILL)]
-    ours = samples[KILL]
-    comparisons = [
-        _compare("next step", label, ours.next_s, samples[label].next_s) for label in peers
-    ]
-    comparisons += [
-        _compare("beyond the step reached", label, ours.caught_up_s, samples[label].caught_up_s)
-        for label in peers
-    ]
-    comparisons += [_within_a_second(label, samples[label].next_s) for label in (KILL, DRILL)]
+    peers = [label for label in samples if label not in OURS]
+    comparisons = []
+    for label in (KILL, SCRIPT):
+        ours = samples[label]
+        for peer in peers:
+            theirs = samples[peer]
+            further = "beyond the step reached"
+            comparisons += [
+                _compare("next step", label, peer, ours.next_s, theirs.next_s),
+                _compare(further, label, peer, ours.caught_up_s, theirs.caught_up_s),
+            ]
+    comparisons += [_within_a_second(label, samples[label].next_s) for label in OURS]
     without = "" if TORCHFT in samples else " torchft is not installed here."
     return Result(
         name="recovery",
@@ -196,11 +204,13 @@ def _median(values: Sequence[float]) -> str:
     return seconds(median(values)) if values else "not seen"
 
 
-def _compare(what: str, peer: str, mine: Sequence[float], theirs: Sequence[float]) -> Comparison:
+def _compare(
+    what: str, label: str, peer: str, mine: Sequence[float], theirs: Sequence[float]
+) -> Comparison:
     goal, words = GOALS.get(peer, (1.0, "none; met if faster"))
     ratio = ratio_of_medians(mine, theirs)
     return Comparison(
-        f"{what}, {KILL} / {peer}", len(mine), ratio, _same(mine), words, ratio.value <= goal
+        f"{what}, {label} / {peer}", len(mine), ratio, _same(mine), words, ratio.value <= goal
     )
 
 

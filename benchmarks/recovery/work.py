@@ -15,6 +15,7 @@ KILL_AT_STEP: Final = 50
 NUM_STEPS: Final = 120
 SAVE_EVERY_STEPS: Final = 20
 GLOBAL_BATCH_SIZE: Final = 128
+SCRIPT: Final = "prepared_script.py"
 
 
 def job(
@@ -35,5 +36,19 @@ def job(
         },
         "resources": {"num_workers": NUM_RANKS},
         "checkpoint": {"every_steps": save_every},
+        "max_retries": 0,
+    }
+
+
+def script_job(code: str) -> dict[str, Any]:
+    """The document of the script that trains the same. code: the uploaded folder."""
+    return {
+        "name": "recovery-of-a-script",
+        "script": {
+            "entrypoint": SCRIPT,
+            "args": [str(NUM_STEPS), str(GLOBAL_BATCH_SIZE)],
+            "code": code,
+        },
+        "resources": {"num_workers": NUM_RANKS},
         "max_retries": 0,
     }

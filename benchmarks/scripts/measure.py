@@ -19,6 +19,7 @@ from benchmarks.scripts.contenders import (
     torchrun_step_s,
     uploaded_folder,
 )
+from benchmarks.scripts.environments import ByHand, OnNode
 
 NUM_RANKS = 2
 LONG = (20, 2200)
@@ -28,6 +29,7 @@ MEGABYTES = 100
 SETTLE_S = 4.0
 
 OURS, RAY = "dray, first line", "ray job submit, first line"
+COLD, CACHED, READY = "environment, empty cache", "environment, cached", "environment, again"
 AGAIN = f"dray, {MEGABYTES} MB with one changed file"
 STEPS = {
     "long": (LONG, 1.01, "at most 1.01"),
@@ -41,6 +43,10 @@ METHOD = (
     "Services and clusters run before the clock starts.",
     f"{MEGABYTES} MB: ten files that do not compress and one that changes each time, from the call "
     "of `upload_code` (which reads and hashes them) to the answer of the submit.",
+    "Environment: ten packages without dependencies. dray: a node's own builder, from the question "
+    "to the answer that it is ready. By hand: `uv venv` and `uv pip install`. Each has its own cache "
+    "of packages, on one disk: empty, or filled by the turn before. Again: the question for an "
+    "environment that the node has.",
     "Steps: two ranks of a DDP model on gloo, one thread each, the same program under torchrun and "
     f"as a script of dray. {LONG[0]} steps of width {LONG[1]} and {SHORT[0]} of width {SHORT[1]} "
     "after five that are not counted; a turn's figure is the median of its steps.",
@@ -61,7 +67,17 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
         ours = stack.enter_context(dray(home / "small", small, NUM_RANKS))
         peer: RayJobs = stack.enter_context(ray_jobs(home / "ray", small, NUM_RANKS))
         heavy = stack.enter_context(dray(home / "large", large, NUM_RANKS))
-        turns |= {OURS: ours.first_line_s, RAY: peer.first_line_s, AGAIN: heavy.submit_s}
+        node, by_hand = OnNode(home / "node"), ByHand(home / "by-hand")
+        turns |= {
+            OURS: ours.first_line_s,
+            RAY: peer.first_line_s,
+            AGAIN: heavy.submit_s,
+            f"dray, {COLD}": node.cold_s,
+            f"uv, {COLD}": by_hand.cold_s,
+            f"dray, {CACHED}": node.cached_s,
+            f"uv, {CACHED}": by_hand.cached_s,
+            f"dray, {READY}": node.again_s,
+        }
         for name, ((num_steps, size), _, _) in STEPS.items():
             turns[f"dray, {name} step"] = partial(ours.step_s, num_steps, size, NUM_RANKS)
             turns[f"torchrun, {name} step"] = partial(
@@ -80,12 +96,15 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
 def conclude(samples: dict[str, list[float]]) -> Result:
     """The figures that follow from the samples."""
     comparisons = [_compare(samples, OURS, RAY, 0.5, "at most 1/2")]
+    for what in (COLD, CACHED):
+        comparisons.append(_compare(samples, f"dray, {what}", f"uv, {what}", 1.1, "at most 1.1"))
     for name, (_, goal, words) in STEPS.items():
         pair = f"dray, {name} step", f"torchrun, {name} step"
         comparisons.append(_compare(samples, *pair, goal, words))
     limits = [
         ["submit to first line (p50)", seconds(median(samples[OURS])), "at most 0.5 s"],
         [f"{AGAIN} (p50)", seconds(median(samples[AGAIN])), "under 1 s"],
+        [f"dray, {READY} (p50)", seconds(median(samples[f"dray, {READY}"])), "at once"],
     ]
     return Result(
         name="scripts",

@@ -1,24 +1,31 @@
-"""Programs as the authors of their libraries have people write them: under torchrun and as jobs.
+"""Programs as the authors of their libraries have people write them: as jobs, and by hand.
 
-Both have the same packages, two processes and one seed, so they end with the same bytes.
+Both have the same packages, ranks and seeds. Under torchrun they end with the same bytes. The
+programs of other frameworks are started with the variables that these name, and print the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from dray import Client
 from dray.views import JobState
-from tests.integration.harness import ROOT, Service
-from tests.marks import soak_but
+from tests.integration import torchvision_on_cpu
+from tests.integration.harness import ROOT, Service, free_port
+from tests.marks import SOAK, soak_but
 
 pytestmark = pytest.mark.ray
 UV = (sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable)
@@ -34,6 +41,7 @@ class Program:
     arguments: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     weights: str = "model.pt"
+    num_workers: int = 2
 
 
 ON_CPU = {"DS_ACCELERATOR": "cpu"}
@@ -49,6 +57,7 @@ PROGRAMS = {
     "deepspeed, ZeRO 1": Program("deepspeed_zero", ("--stage", "1"), ON_CPU),
     "deepspeed, ZeRO 2": Program("deepspeed_zero", ("--stage", "2"), ON_CPU),
     "deepspeed, ZeRO 3": Program("deepspeed_zero", ("--stage", "3"), ON_CPU),
+    "ultralytics": Program("ultralytics_yolo", env={"YOLO_OFFLINE": "true"}, num_workers=1),
 }
 
 
@@ -63,16 +72,22 @@ def skip_without_index(requirements: Path) -> None:
 
 def submit(service: Service, folder: Path, program: Program) -> str:
     """Send the folder as a user does; the job's id."""
-    options = ["--code", str(folder), "--workers", "2", "--json"]
+    workers = str(program.num_workers)
+    return send(
+        service, folder, program.env, "--workers", workers, "--", "train.py", *program.arguments
+    )
+
+
+def send(service: Service, folder: Path, env: Mapping[str, str], *words: str) -> str:
+    """Submit a folder with its requirements; the job's id."""
+    options = ["--code", str(folder), "--json"]
     requirements = folder / "requirements.txt"
     if requirements.exists():
         options += ["--requirements", str(requirements)]
-    for name, value in program.env.items():
+    for name, value in env.items():
         options += ["--env", f"{name}={value}"]
-    command = [sys.executable, "-m", "dray.cli", "--url", service.url, "submit", *options]
-    sent = subprocess.run(
-        [*command, "--", "train.py", *program.arguments], capture_output=True, text=True, cwd=ROOT
-    )
+    command = [sys.executable, "-m", "dray.cli", "--url", service.url, "submit", *options, *words]
+    sent = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     assert sent.returncode == 0, sent.stderr
     return str(json.loads(sent.stdout)["id"])
 
@@ -83,17 +98,23 @@ def packages_of(client: Client, job_id: str) -> list[str]:
     return [str(package) for event in ready for package in event.data["packages"]]
 
 
-def under_torchrun(folder: Path, program: Program, packages: list[str], output: Path) -> str:
-    """Train with torchrun and these packages over the node's; what the program printed."""
+def install(folder: Path, packages: list[str]) -> Path:
+    """A folder with exactly these packages."""
     site = folder / "site"
     if packages:
         subprocess.run(
             [*UV, "--quiet", "--no-deps", "--target", site, *packages], check=True, timeout=300
         )
+    return site
+
+
+def under_torchrun(folder: Path, program: Program, packages: list[str], output: Path) -> str:
+    """Train with torchrun and these packages over the node's; what the program printed."""
+    site = install(folder, packages)
     output.mkdir()
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     ran = subprocess.run(
-        [*launcher, "--nproc-per-node", "2", "train.py", *program.arguments],
+        [*launcher, "--nproc-per-node", str(program.num_workers), "train.py", *program.arguments],
         cwd=folder,
         env={
             **os.environ,
@@ -110,6 +131,23 @@ def under_torchrun(folder: Path, program: Program, packages: list[str], output: 
     return ran.stdout
 
 
+def copy_of(name: str, tmp_path: Path) -> Path:
+    """A folder of examples/scripts as one's own. Skips the test if its packages can't be had."""
+    folder = tmp_path / name
+    shutil.copytree(ROOT / "examples" / "scripts" / name, folder)
+    if (folder / "requirements.txt").exists():
+        skip_without_index(folder / "requirements.txt")
+    return folder
+
+
+def lines_of(client: Client, job_id: str) -> list[str]:
+    """What the job prints until it has succeeded."""
+    job = client.wait(job_id, timeout_s=600)
+    lines = [line.text for line in client.logs(job_id)]
+    assert job.state is JobState.SUCCEEDED, (job.reason, lines[-20:])
+    return lines
+
+
 def losses_of(lines: list[str]) -> list[str]:
     return [line.strip() for line in lines if "loss " in line]
 
@@ -119,14 +157,11 @@ def test_a_job_ends_with_the_bytes_of_torchrun(
     embedded: Service, client: Client, tmp_path: Path, name: str
 ) -> None:
     program = PROGRAMS[name]
-    folder = tmp_path / program.folder
-    shutil.copytree(ROOT / "examples" / "scripts" / program.folder, folder)
-    if (folder / "requirements.txt").exists():
-        skip_without_index(folder / "requirements.txt")
+    folder = copy_of(program.folder, tmp_path)
+    if name == "ultralytics" and "+cpu" in torch.__version__:
+        shutil.copy(Path(torchvision_on_cpu.__file__), folder / "torchvision.py")
     job_id = submit(embedded, folder, program)
-    job = client.wait(job_id, timeout_s=300)
-    lines = [line.text for line in client.logs(job_id)]
-    assert job.state is JobState.SUCCEEDED, (job.reason, lines[-20:])
+    lines = lines_of(client, job_id)
     peer = tmp_path / "torchrun"
     printed = under_torchrun(folder, program, packages_of(client, job_id), peer)
     losses = losses_of(lines)
@@ -135,3 +170,119 @@ def test_a_job_ends_with_the_bytes_of_torchrun(
     client.download(job_id, tmp_path / "job", artifact=program.weights)
     ours = (tmp_path / "job" / program.weights).read_bytes()
     assert ours == (peer / program.weights).read_bytes()
+
+
+Variables = dict[str, str]
+
+
+def by_jax() -> list[Variables]:
+    """For each process, the variables that `jax.distributed.initialize()` reads."""
+    told = {"JAX_COORDINATOR_ADDRESS": address(), "JAX_NUM_PROCESSES": "2"}
+    return [{**told, "JAX_PROCESS_ID": str(number)} for number in range(2)]
+
+
+def by_tensorflow(**roles: int) -> list[Variables]:
+    """TF_CONFIG of each task; those that others wait for come last."""
+    cluster = {role: [address() for _ in range(count)] for role, count in roles.items()}
+    return [
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})}
+        for role, count in roles.items()
+        for index in range(count)
+    ]
+
+
+def by_mxnet() -> list[Variables]:
+    """The variables of its own launcher."""
+    host, port = address().split(":")
+    told = {
+        "DMLC_PS_ROOT_URI": host,
+        "DMLC_PS_ROOT_PORT": port,
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_NUM_WORKER": "2",
+    }
+    return [{**told, "DMLC_ROLE": role} for role in ("scheduler", "server", "worker", "worker")]
+
+
+def address() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+@dataclass(frozen=True)
+class OtherProgram:
+    """A folder of examples/scripts that another framework's launcher starts."""
+
+    folder: str
+    words: tuple[str, ...]
+    """Of `dray submit`."""
+    by_hand: Callable[[], list[Variables]]
+    """The variables of each process."""
+    serve: int = 0
+    """How many of these, the first ones, never end by themselves."""
+
+
+def with_framework(name: str) -> tuple[str, ...]:
+    return ("--workers", "2", "--set", f"script.framework={name}", "--", "train.py")
+
+
+OTHERS = {
+    "jax.distributed": OtherProgram("jax_distributed", with_framework("jax"), by_jax),
+    "MultiWorkerMirroredStrategy": OtherProgram(
+        "tensorflow_multiworker", with_framework("tensorflow"), partial(by_tensorflow, worker=2)
+    ),
+    "ParameterServerStrategy": OtherProgram(
+        "tensorflow_parameter_servers",
+        ("job.yaml",),
+        partial(by_tensorflow, ps=1, worker=2, chief=1),
+        serve=3,
+    ),
+    "dist_sync": OtherProgram("mxnet_kvstore", ("job.yaml",), by_mxnet),
+}
+
+
+def by_hand(program: OtherProgram, folder: Path, packages: list[str]) -> list[str]:
+    """Start each process of a program with its variables; what they printed."""
+    site = install(folder, packages)
+    told = program.by_hand()
+    outputs = [folder / f"output-{number}" for number in range(len(told))]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for variables, output in zip(told, outputs, strict=True):
+            env = {**os.environ, **variables, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+            file = stack.enter_context(output.open("w"))
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "train.py"], cwd=folder, env=env, stdout=file, stderr=file
+                )
+            )
+            stack.callback(processes[-1].kill)
+        codes = [process.wait(timeout=300) for process in processes[program.serve :]]
+    printed = [output.read_text() for output in outputs]
+    assert not any(codes), printed
+    return "".join(printed).splitlines()
+
+
+def ends_of(lines: Sequence[str]) -> list[str]:
+    """The last lines of a program: what each process has learned."""
+    return sorted(line.strip() for line in lines if "weight " in line)
+
+
+@SOAK
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_job_of_another_framework_learns_what_it_learns_by_hand(
+    embedded: Service, client: Client, tmp_path: Path, name: str
+) -> None:
+    program = OTHERS[name]
+    folder = copy_of(program.folder, tmp_path)
+    job_id = send(embedded, folder, {}, *program.words)
+    lines = lines_of(client, job_id)
+    printed = by_hand(program, folder, packages_of(client, job_id))
+    found, expected = ends_of(lines), ends_of(printed)
+    assert found
+    if name != "ParameterServerStrategy":
+        assert found == expected
+        assert sorted(losses_of(lines)) == sorted(losses_of(printed))
+        return
+    # Its steps are asynchronous: no two runs are equal.
+    for (line,) in (found, expected):
+        weight, bias = (float(value) for value in re.findall(r"-?\d+\.\d+", line))
+        assert (weight, bias) == pytest.approx((3.0, 0.5), abs=0.02)

@@ -40,7 +40,7 @@ EVERYTHING_ON = {"max_grad_norm": 1.0, "micro_batch_size": 40}
     [
         soak(1, {}),
         soak(2, {}),
-        (3, {}),
+        soak(3, {}),
         (2, {"precision": "fp16", "ema": {"decay": 0.9}}),
         soak(2, {"optimizer": {"name": "adafactor", "lr": 0.01}, "label_smoothing": 0.1}),
         soak(1, {"early_stopping": {"patience": 1, "min_delta": 0.01}}),

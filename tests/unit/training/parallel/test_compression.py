@@ -213,7 +213,7 @@ def test_what_goes_over_the_wire_is_told_as_the_kernel_counts_it(plain: Path) ->
 @pytest.mark.parametrize(
     ("options", "least"),
     [
-        ({"name": "fp16"}, 1.9),
+        soak({"name": "fp16"}, 1.9),
         soak({"name": "bf16"}, 1.9),
         ({"name": "powersgd", "rank": 2, "start_step": 4}, 20.0),
         ({"name": "topk", "ratio": 0.05}, 8.0),

@@ -1,8 +1,9 @@
-"""Fits a line with TensorFlow's MultiWorkerMirroredStrategy, in a loop of one's own.
+r"""Fits a line with TensorFlow's MultiWorkerMirroredStrategy, in a loop of one's own.
 
-    dray submit --workers 2 --set script.framework=tensorflow -- tensorflow_multiworker.py
+    dray submit --code . --requirements requirements.txt --workers 2 \
+        --set script.framework=tensorflow -- train.py
 
-Needs the package tensorflow. `framework: tensorflow` sets TF_CONFIG, which the strategy reads.
+`framework: tensorflow` sets TF_CONFIG, which the strategy reads.
 """
 
 from __future__ import annotations

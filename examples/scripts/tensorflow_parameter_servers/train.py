@@ -1,9 +1,9 @@
 """Fits a line with TensorFlow's parameter servers: a chief gives out the steps, workers compute
 them, and servers hold the weights.
 
-    dray submit examples/scripts/parameter_servers.yaml
+    dray submit --code . --requirements requirements.txt job.yaml
 
-Needs the package tensorflow. Every role runs this file, and sees from TF_CONFIG which role it has.
+Every role runs this file, and sees from TF_CONFIG which role it has.
 Workers and servers never end by themselves; the job is over when its chief has ended.
 """
 

@@ -1,9 +1,9 @@
 """Fits a line with MXNet's `dist_sync` key-value store: workers push gradients, servers add them.
 
-    dray submit examples/scripts/mxnet_kvstore.yaml
+    dray submit --code . --requirements requirements.txt job.yaml
 
-Needs the packages mxnet 1.9 and numpy below 1.24. Every role runs this file: in the scheduler and
-the servers, `import mxnet` serves until the workers have ended, and does not return.
+Every role runs this file: in the scheduler and the servers, `import mxnet` serves until the workers
+have ended, and does not return.
 """
 
 from __future__ import annotations

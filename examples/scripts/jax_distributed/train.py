@@ -1,8 +1,9 @@
-"""Fits a line with JAX on all processes of a job, each with a part of the batch.
+r"""Fits a line with JAX on all processes of a job, each with a part of the batch.
 
-    dray submit --workers 2 --set script.framework=jax -- jax_distributed.py
+    dray submit --code . --requirements requirements.txt --workers 2 \
+        --set script.framework=jax -- train.py
 
-Needs the package jax, which reads the variables that `framework: jax` sets.
+`framework: jax` sets the variables that `jax.distributed.initialize()` reads.
 """
 
 from __future__ import annotations
