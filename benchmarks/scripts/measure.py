@@ -44,9 +44,9 @@ METHOD = (
     f"{MEGABYTES} MB: ten files that do not compress and one that changes each time, from the call "
     "of `upload_code` (which reads and hashes them) to the answer of the submit.",
     "Environment: ten packages without dependencies. dray: a node's own builder, from the question "
-    "to the answer that it is ready. By hand: `uv venv` and `uv pip install`. Each has its own cache "
-    "of packages, on one disk: empty, or filled by the turn before. Again: the question for an "
-    "environment that the node has.",
+    "to the answer that it is ready. By hand: `uv venv` and `uv pip install`. Each has its own "
+    "cache of packages, on one disk: empty, or filled by the turn before. Again: the question "
+    "for an environment that the node has.",
     "Steps: two ranks of a DDP model on gloo, one thread each, the same program under torchrun and "
     f"as a script of dray. {LONG[0]} steps of width {LONG[1]} and {SHORT[0]} of width {SHORT[1]} "
     "after five that are not counted; a turn's figure is the median of its steps.",
