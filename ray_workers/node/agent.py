@@ -16,7 +16,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from ray_workers.node import (
 from ray_workers.node.attempt_residue import AttemptResidue
 from ray_workers.node.environments.environments import Environments
 from ray_workers.node.folders.code_cache import CodeCache
+from ray_workers.node.folders.code_fetches import CodeFetches
 from ray_workers.node.folders.folder_keeper import FolderKeeper
 from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
@@ -43,12 +43,13 @@ from ray_workers.node.node_address import own_address
 from ray_workers.node.secret_masking import Maskers, mask_frames
 from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import (
+    BuildState,
     CodeProblem,
     CodeRef,
-    EnvironmentPolicy,
     Frame,
     FrameKind,
     NodeEnvironment,
+    NodeNeeds,
     RemoteCodeRef,
 )
 from ray_workers.shared.folders import work_dir
@@ -64,6 +65,7 @@ from ray_workers.shared.paths import (
     runtime_dir,
     socket_path,
     spool_dir,
+    spools_of,
     temp_dir,
     work_root,
 )
@@ -136,9 +138,7 @@ class NodeAgent:
         self._tasks: list[asyncio.Task[None]] = []
         self._maskers = Maskers()
         self._environments = Environments(preloaded_path(self._socket_path))
-        # Threads of its own: servers that are slow to give code may hold these, and nothing else.
-        # Not the module's: Ray pickles this class with the globals that its methods use.
-        self._code_servers = ThreadPoolExecutor(16, thread_name_prefix="code")
+        self._code_fetches = CodeFetches()
 
     def _begin(self) -> None:
         """Start the background tasks with the first call."""
@@ -288,6 +288,23 @@ class NodeAgent:
         masker = self._maskers.of(directory)
         return replace(read, data={key: mask_frames(d, masker) for key, d in read.data.items()})
 
+    async def read_left(
+        self, job_id: str, attempt: int, cursor: Mapping[str, int], max_bytes: int
+    ) -> dict[str, bytes]:
+        """New frames of each spool that an attempt left on nodes of this machine that are dead; as
+        `read`."""
+        found: dict[str, bytes] = {}
+        for spools in self._dead_spools():
+            directory = spools / job_id / str(attempt)
+            read = spool_reader.read_all(directory, _spool_keys(directory), cursor, max_bytes)
+            masker = self._maskers.of(directory)
+            found |= {key: mask_frames(data, masker) for key, data in read.data.items()}
+        return found
+
+    def _dead_spools(self) -> list[Path]:
+        deployment = deployment_root(self._deployment_id)
+        return [spools_of(n) for n in session_records.dead_nodes(deployment, self._directory)]
+
     async def errors(self, job_id: str, attempt: int) -> list[Frame]:
         """The ERROR frames that ranks of an attempt wrote here before they ended."""
         directory = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
@@ -348,27 +365,27 @@ class NodeAgent:
 
     async def drop(self, job_id: str, attempt: int) -> None:
         """Delete an attempt's folders, its temporary files, its pages and its spools, all of whose
-        frames are stored; the spools last, since an attempt is found again by them."""
+        frames are stored; the spools last, since an attempt is found again by them. And those that
+        it left on nodes of this machine that are dead."""
         temporary = temp_dir(self._deployment_id, self._node_id, job_id, attempt)
         await asyncio.to_thread(remove_tree, temporary)
         await self._folders.drop((job_id, attempt))
         spool_reader.remove(page_dir(self._deployment_id, self._node_id, job_id, attempt))
         spools = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
-        spool_reader.remove(spools)
-        self._maskers.forget(spools)
+        for directory in (spools, *(left / job_id / str(attempt) for left in self._dead_spools())):
+            spool_reader.remove(directory)
+            self._maskers.forget(directory)
 
     async def put_code(
         self, job_id: str, code: CodeRef | RemoteCodeRef, storage_url: str
     ) -> CodeProblem | None:
         """Put a job's code into its directory; why that can't be, if it can't."""
         directory = work_root(self._deployment_id) / job_id
-        cache = CodeCache(code_dir())
         try:
             if isinstance(code, RemoteCodeRef):
-                await asyncio.get_running_loop().run_in_executor(
-                    self._code_servers, cache.put_back_remote, code, directory
-                )
+                await self._code_fetches.put_back(code, directory)
             else:
+                cache = CodeCache(code_dir())
                 await asyncio.to_thread(cache.put_back, code, storage_url, directory)
         except (CodeRefused, CodeUnreachable) as error:
             return CodeProblem(str(error), is_final=isinstance(error, CodeRefused))
@@ -377,11 +394,20 @@ class NodeAgent:
             return CodeProblem(f"{type(error).__name__}: {error}", is_final=False)
         return None
 
-    async def prepare_environment(
-        self, environment: Mapping[str, object], policy: EnvironmentPolicy, keeps_all: bool
-    ) -> NodeEnvironment:
-        """`ray_workers.node.environments.environments.Environments.prepare`."""
-        return await self._environments.prepare(environment, policy, keeps_all=keeps_all)
+    async def prepare(self, needs: NodeNeeds) -> NodeEnvironment:
+        """How far the node is with what a job needs; begins with it if nobody has. Harmless to
+        repeat."""
+        asked = []
+        if needs.code is not None:
+            asked.append(self._code_fetches.prepare(needs.code))
+        if needs.environment is not None:
+            asked.append(
+                self._environments.prepare(
+                    needs.environment, needs.policy, keeps_all=needs.keeps_all
+                )
+            )
+        answers = await asyncio.gather(*asked)
+        return min(reversed(answers), key=lambda answer: _READINESS.index(answer.state))
 
     async def begin_folders(self, job_id: str, attempt: int, plan: FolderPlan) -> str | None:
         """Make the folders of a script's attempt; why that can't be, if it can't."""
@@ -411,9 +437,13 @@ class NodeAgent:
         await asyncio.to_thread(work_dir.remove, work_root(self._deployment_id), job_ids)
 
     async def spooled(self) -> list[tuple[str, int]]:
-        """(job, attempt) of the spools on this node."""
-        jobs = entries(self._directory / "spool")
+        """(job, attempt) of the spools on this node, and on nodes of this machine that are dead."""
+        roots = (spools_of(self._directory), *self._dead_spools())
+        jobs = [job for spools in roots for job in entries(spools)]
         return [(job.name, int(attempt.name)) for job in jobs for attempt in entries(job)]
+
+
+_READINESS = (BuildState.FAILED, BuildState.UNREACHABLE, BuildState.BUILDING, BuildState.READY)
 
 
 def _spool_keys(directory: Path) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from ray_workers.node import session_records
 from ray_workers.node.session_records import SessionRecord
 from ray_workers.shared.folders.removal import remove_tree
+from ray_workers.shared.paths import entries, spools_of
 from ray_workers.shared.processes.procfs import find_members, send_signal
 
 CHECK_S = 0.05
@@ -66,13 +67,11 @@ def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
 
 
 def remove_dead_nodes(deployment_root: Path, own: Path) -> list[Path]:
-    """Delete the folders of nodes whose raylet is gone and of which no process is left.
-
-    The service has given the spools in them up with their node.
-    """
+    """Delete the folders of nodes whose raylet is gone and of which nothing is left: no process,
+    and no spool that the service has yet to read."""
     removed = []
-    for node in session_records.nodes_of(deployment_root):
-        if node == own or not session_records.is_dead_node(node):
+    for node in session_records.dead_nodes(deployment_root, own):
+        if entries(spools_of(node)):
             continue
         sessions = session_records.read_sessions(session_records.sessions_dir(node))
         if any(record.has_parent for record in sessions):

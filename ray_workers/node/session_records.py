@@ -128,6 +128,11 @@ def is_dead_node(runtime_dir: Path) -> bool:
     return bool(raylet) and started_ticks(raylet) != started
 
 
+def dead_nodes(deployment_root: Path, own: Path) -> Iterator[Path]:
+    """The folders of the other nodes that were on this machine and are certainly gone."""
+    return (n for n in nodes_of(deployment_root) if n != own and is_dead_node(n))
+
+
 def nodes_of(deployment_root: Path) -> Iterator[Path]:
     """The folders of the deployment's nodes on this machine, dead or alive."""
     return (path for path in entries(deployment_root) if path.is_dir())

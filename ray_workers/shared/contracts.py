@@ -142,20 +142,29 @@ class EnvironmentPolicy:
 
 
 class BuildState(StrEnum):
-    """How far a node is with an environment."""
+    """How far a node is with an environment, or with code that it fetches."""
 
     READY = "ready"
     BUILDING = "building"
     FAILED = "failed"
     """Another try would end in the same way."""
     UNREACHABLE = "unreachable"
-    """A package index or a disk is at fault; the node tries again when it is asked again."""
+    """A server or a disk is at fault; the node tries again when it is asked again."""
+
+
+class JobNeed(StrEnum):
+    """What a node may have to prepare before ranks of a job start there."""
+
+    ENVIRONMENT = "environment"
+    CODE = "code"
 
 
 @dataclass(frozen=True)
 class NodeEnvironment:
-    """A node's answer on an environment."""
+    """How far a node is with what a job needs there."""
 
+    need: JobNeed
+    """What the answer is about: where it needs both, the one that is not ready."""
     state: BuildState
     message: str
     """The installer's own sentence, where it failed."""
@@ -191,6 +200,19 @@ class RemoteCodeRef:
         open one user's repository to another."""
         named = [self.git, self.commit, self.url, self.sha256, self.credentials]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class NodeNeeds:
+    """What a node has to have before ranks of a job start there."""
+
+    environment: Mapping[str, Any] | None
+    """`JobSpec.environment` as JSON data."""
+    keeps_all: bool
+    """Whether no package of the node may be replaced, as for a recipe."""
+    policy: EnvironmentPolicy
+    code: RemoteCodeRef | None
+    """Code that the node fetches itself."""
 
 
 @dataclass(frozen=True)

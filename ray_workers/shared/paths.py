@@ -145,9 +145,14 @@ def preloaded_path(socket: str) -> Path:
     return Path(socket).with_name("preloaded")
 
 
+def spools_of(runtime_dir: Path) -> Path:
+    """The spools of a node, by job and attempt."""
+    return runtime_dir / "spool"
+
+
 def spool_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:
     """The spools of one attempt on one node."""
-    return runtime_dir(deployment_id, node_id) / "spool" / job_id / str(attempt)
+    return spools_of(runtime_dir(deployment_id, node_id)) / job_id / str(attempt)
 
 
 def temp_dir(deployment_id: str, node_id: str, job_id: str, attempt: int) -> Path:

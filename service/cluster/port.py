@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from ray_workers.shared.contracts import (
     AttemptSpec,
     Drill,
-    EnvironmentPolicy,
     Grant,
     NodeEnvironment,
+    NodeNeeds,
     PollReply,
 )
 from ray_workers.shared.quarantine import Quarantined
@@ -126,16 +126,9 @@ class Cluster(Protocol):
     async def attempts(self) -> list[AttemptRef]:
         """Every attempt of this deployment that the cluster still knows."""
 
-    async def prepare_environment(
-        self,
-        node_id: str,
-        environment: Mapping[str, Any],
-        policy: EnvironmentPolicy,
-        keeps_all: bool,
-    ) -> NodeEnvironment:
-        """How far a node is with an environment (`JobSpec.environment` as JSON data); begins to
-        build it if nobody has. Harmless to repeat. keeps_all: no package of the node may be
-        replaced."""
+    async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
+        """How far a node is with what a job needs there; begins with it if nobody has. Harmless to
+        repeat."""
 
     async def kept_jobs(self) -> list[str]:
         """Jobs whose working directory is on a node."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dray.spec import Environment, Gpt, Imported, JobSpec
+from dray.spec.code import RemoteCode
 from ray_workers.shared.contracts import DataPolicy
 from ray_workers.shared.net_policy import (
     Address,
@@ -63,8 +64,26 @@ async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:
         await _check(spec.model.tokenizer, "/model/tokenizer", policy)
     if (code := spec.remote_code) is not None:
         await _check(code.address, f"/script/code/{'git' if code.git else 'url'}", policy)
+        await _check_encryption(code, AllowedHosts(policy.private_hosts))
     if spec.environment is not None:
         await _check_packages(spec.environment, AllowedHosts(policy.private_hosts))
+
+
+async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:
+    """A repository is read without it only from private hosts."""
+    url = urlsplit(code.git or "")
+    host = url.hostname or ""
+    if url.scheme != "http" or _is_named(host, allowed):
+        return
+    if literal_address(host) is None:
+        found = await _addresses(host)
+        if all(allowed.has_address(one) for one in found):  # also if the nodes alone know the name
+            return
+    raise DataSourceForbidden(
+        f"a repository is read from {host} over https:// only",
+        pointer="/script/code/git",
+        hint="the operator allows hosts without it by DRAY_DATA_PRIVATE_HOSTS",
+    )
 
 
 async def _check_packages(environment: Environment, allowed: AllowedHosts) -> None:

@@ -1,14 +1,14 @@
-"""The events by which a job's history tells of its environment."""
+"""The events by which a job's history tells of its environment, and of code that is fetched."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import NodeEnvironment
+from ray_workers.shared.contracts import JobNeed, NodeEnvironment
 from service.db.repositories import jobs as repository
 from service.domain.states import Trigger
 from service.domain.text import clean
@@ -16,10 +16,14 @@ from service.lifecycle.transitions import move, remark
 
 MAX_MESSAGE = 2000
 MAX_NAMED = 5
+_CAN_T_BE_HAD: Mapping[JobNeed, str] = {
+    JobNeed.ENVIRONMENT: "its environment can't be prepared",
+    JobNeed.CODE: "its code can't be fetched",
+}
 
 
 def note_preparing(session: Session, job_id: str, message: str, now: datetime) -> None:
-    """Say once that the job's environment is being prepared."""
+    """Say once that the job waits for what it needs on its nodes."""
     job = repository.lock(session, job_id)
     if job is not None and job.state == JobState.QUEUED:
         code = "preparing_environment"
@@ -51,10 +55,10 @@ def note_ready(
 def fail(
     session: Session, job_id: str, attempt_seen: int, answer: NodeEnvironment, now: datetime
 ) -> bool:
-    """End a waiting job whose environment can't be installed; False if the job has moved on."""
+    """End a waiting job that a node can't prepare for; False if the job has moved on."""
     job = repository.lock(session, job_id)
     if job is None or job.state != JobState.QUEUED or job.attempt != attempt_seen:
         return False
-    message = clean(f"its environment can't be prepared: {answer.message}"[:MAX_MESSAGE])
+    message = clean(f"{_CAN_T_BE_HAD[answer.need]}: {answer.message}"[:MAX_MESSAGE])
     data = {"log": clean(answer.log)}
     return move(session, job, Trigger.FAIL, code="cannot_run", message=message, now=now, data=data)

@@ -1,6 +1,6 @@
-"""Environments of jobs that are about to start: asked for on the nodes of their plan.
+"""What jobs that are about to start need on the nodes of their plan: environments, fetched code.
 
-A job whose environment is not ready on each of these nodes waits, and holds no slot meanwhile. The
+A job whose needs are not ready on each of these nodes waits, and holds no slot meanwhile. The
 nodes are asked beside the scheduler's rounds, so a node that does not answer holds up the jobs that
 would start there and no others.
 """
@@ -12,19 +12,28 @@ import hashlib
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
 
 from dray.spec import Environment
-from ray_workers.shared.contracts import BuildState, EnvironmentPolicy, NodeEnvironment
+from dray.spec.code import RemoteCode
+from ray_workers.shared.contracts import (
+    BuildState,
+    EnvironmentPolicy,
+    JobNeed,
+    NodeEnvironment,
+    NodeNeeds,
+    RemoteCodeRef,
+)
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.config.settings import Settings
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import jobs as repository
 from service.domain.scheduling import policy
+from service.jobs import data_policy
 from service.lifecycle import environments as lifecycle
 from service.loops.fencing import LoopDatabase
 
@@ -44,6 +53,12 @@ ASK_AGAIN_S = 1.0
 """Before a node that did not answer, or met an index that did not, is asked again."""
 
 
+IS_PREPARED: Mapping[JobNeed, str] = {
+    JobNeed.ENVIRONMENT: "its environment is being prepared",
+    JobNeed.CODE: "its code is being fetched",
+}
+
+
 def policy_of(settings: Settings, owner: str | None = None) -> EnvironmentPolicy:
     """The operator's settings, as nodes get them for a job of this owner."""
     folder = settings.secrets_dir
@@ -55,43 +70,53 @@ def policy_of(settings: Settings, owner: str | None = None) -> EnvironmentPolicy
     )
 
 
-@dataclass(frozen=True)
-class WantedEnvironment:
-    """The part of a job's document that nodes prepare."""
+def code_of(code: RemoteCode, settings: Settings) -> RemoteCodeRef:
+    """Code that nodes fetch themselves, as they are told of it."""
+    return RemoteCodeRef(
+        **code.model_dump(),
+        policy=data_policy.policy_of(settings),
+        limit_bytes=settings.code_limit_bytes,
+    )
 
-    environment: Mapping[str, Any]
-    keeps_all: bool
-    """Whether the packages of the node have to stay: those of a recipe."""
-    owner: str
 
-    @classmethod
-    def of(cls, document: Mapping[str, Any], owner: str) -> WantedEnvironment | None:
-        """None if there is nothing to prepare."""
-        found = document.get("environment")
-        if found is None:
-            return None
-        try:
-            environment = Environment.model_validate(found)
-        except ValidationError:
-            return None  # of another release; the claim refuses the document
-        index_secret = environment.index is not None and environment.index.secret is not None
-        if not (environment.is_built or environment.secrets or index_secret):
-            return None
-        # Variables are no business of the node's agent.
-        asked = environment.model_dump(mode="json", exclude={"env"})
-        return cls(asked, keeps_all=document.get("script") is None, owner=owner)
+def needs_of(document: Mapping[str, Any], owner: str, settings: Settings) -> NodeNeeds | None:
+    """The part of a job's document that nodes prepare; None if there is nothing to prepare."""
+    script = document.get("script") or {}
+    try:
+        environment = _environment_of(document.get("environment"))
+        source = script.get("code")
+        code = None
+        if isinstance(source, Mapping):
+            code = code_of(RemoteCode.model_validate(source), settings)
+    except ValidationError:
+        return None  # of another release; the claim refuses the document
+    if environment is None and code is None:
+        return None
+    keeps_all = document.get("script") is None
+    return NodeNeeds(environment, keeps_all, policy_of(settings, owner), code)
 
-    @property
-    def digest(self) -> str:
-        text = json.dumps([self.environment, self.keeps_all, self.owner], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+
+def _environment_of(found: object) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    environment = Environment.model_validate(found)
+    index_secret = environment.index is not None and environment.index.secret is not None
+    if not (environment.is_built or environment.secrets or index_secret):
+        return None
+    # Variables are no business of the node's agent.
+    return environment.model_dump(mode="json", exclude={"env"})
+
+
+def _digest_of(needs: NodeNeeds) -> str:
+    text = json.dumps(asdict(needs), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass
 class _Question:
     """A question to one node, until its answer is final."""
 
-    wanted: WantedEnvironment
+    needs: NodeNeeds
     node_id: str
     wanted_at: float
     """When a job needed the answer last, by the loop's clock."""
@@ -108,6 +133,13 @@ class _Question:
         )
 
     @property
+    def need(self) -> JobNeed:
+        """What the node is at, as far as it has said."""
+        if self.answer is not None:
+            return self.answer.need
+        return JobNeed.CODE if self.needs.environment is None else JobNeed.ENVIRONMENT
+
+    @property
     def sentence(self) -> str:
         """How far the node is."""
         if self.answer is None:
@@ -119,10 +151,10 @@ class _Question:
 
 @dataclass(frozen=True)
 class Readiness:
-    """The nodes of a plan and an environment."""
+    """The nodes of a plan and what a job needs there."""
 
-    answers: tuple[NodeEnvironment, ...]
-    """Of the nodes that are ready."""
+    environments: tuple[NodeEnvironment, ...]
+    """Of the nodes that are ready; empty if the job has none."""
     failure: NodeEnvironment | None
     waiting: str | None
     """Why the job waits; None if all nodes are ready or one has failed."""
@@ -136,36 +168,39 @@ class Readiness:
 
 
 class Preparations:
-    """Answers of nodes on environments. For one event loop."""
+    """Answers of nodes on what jobs need. For one event loop."""
 
-    def __init__(self, cluster: Cluster, signals: Signals, policy: EnvironmentPolicy) -> None:
+    def __init__(self, cluster: Cluster, signals: Signals) -> None:
         self._cluster = cluster
         self._signals = signals
-        self._policy = policy
         self._questions: dict[tuple[str, str], _Question] = {}
 
     def check(
-        self, wanted: WantedEnvironment, node_ids: Sequence[str], names: Mapping[str, str]
+        self, needs: NodeNeeds, node_ids: Sequence[str], names: Mapping[str, str]
     ) -> Readiness:
         """How far these nodes are; those that have not said are asked. names: hosts by node."""
-        found = {node_id: self._question(wanted, node_id) for node_id in node_ids}
+        found = {node_id: self._question(needs, node_id) for node_id in node_ids}
         answers = [q.answer for q in found.values() if q.is_settled and q.answer is not None]
         failure = next((a for a in answers if a.state is BuildState.FAILED), None)
         missing = {node: question for node, question in found.items() if not question.is_settled}
         waiting = None
         if missing and failure is None:
             told = "; ".join(f"{names.get(n, n)} {q.sentence}" for n, q in missing.items())
-            waiting = f"its environment is being prepared: {told}"
-        ready = tuple(a for a in answers if a.state is BuildState.READY)
+            needs_now = {question.need for question in missing.values()}
+            need = min(needs_now, key=list(IS_PREPARED).index)
+            waiting = f"{IS_PREPARED[need]}: {told}"
+        ready = tuple(
+            a for a in answers if a.state is BuildState.READY and a.need is JobNeed.ENVIRONMENT
+        )
         is_long = any(question.answer is not None for question in missing.values())
         return Readiness(ready, failure, waiting, is_long)
 
-    def _question(self, wanted: WantedEnvironment, node_id: str) -> _Question:
+    def _question(self, needs: NodeNeeds, node_id: str) -> _Question:
         now = asyncio.get_running_loop().time()
-        key = (wanted.digest, node_id)
+        key = (_digest_of(needs), node_id)
         known = self._questions.get(key)
         if known is None or (known.is_settled and now - known.answered_at > BELIEVED_S):
-            known = self._questions[key] = _Question(wanted, node_id, now)
+            known = self._questions[key] = _Question(needs, node_id, now)
             known.task = asyncio.ensure_future(self._ask(known))
         known.wanted_at = now
         self._forget(now)
@@ -176,26 +211,24 @@ class Preparations:
             if now - question.wanted_at > FORGOTTEN_S:
                 del self._questions[key]
 
-    def forget_failure(self, wanted: WantedEnvironment, node_ids: Collection[str]) -> None:
+    def forget_failure(self, needs: NodeNeeds, node_ids: Collection[str]) -> None:
         """A job has failed for it: the next one is another try."""
+        digest = _digest_of(needs)
         for node_id in node_ids:
-            question = self._questions.get((wanted.digest, node_id))
+            question = self._questions.get((digest, node_id))
             if question is not None and question.is_settled:
-                del self._questions[(wanted.digest, node_id)]
+                del self._questions[(digest, node_id)]
 
     async def _ask(self, question: _Question) -> None:
         """Ask until the node is ready, has failed, or no job wants to know."""
-        loop, wanted = asyncio.get_running_loop(), question.wanted
+        loop = asyncio.get_running_loop()
         while loop.time() - question.wanted_at <= FORGOTTEN_S:
             try:
-                theirs = replace(self._policy, owner=wanted.owner)
-                question.answer = await self._cluster.prepare_environment(
-                    question.node_id, wanted.environment, theirs, wanted.keeps_all
-                )
+                question.answer = await self._cluster.prepare(question.node_id, question.needs)
             except ClusterUnavailable as error:
                 question.answer, question.silent = None, f"does not answer: {error}"
             except Exception:
-                logger.exception("a node could not be asked for an environment")
+                logger.exception("a node could not be asked what it has")
                 question.answer, question.silent = None, "could not be asked"
             question.answered_at = loop.time()
             if question.is_settled:
@@ -211,12 +244,15 @@ class Preparations:
 
 
 class EnvironmentGate:
-    """Plans, and lets jobs start whose environment is ready on every node of the plan."""
+    """Plans, and lets jobs start whose needs are ready on every node of the plan."""
 
-    def __init__(self, database: LoopDatabase, preparations: Preparations) -> None:
+    def __init__(
+        self, database: LoopDatabase, preparations: Preparations, settings: Settings
+    ) -> None:
         self._database = database
         self._preparations = preparations
-        self._wanted: dict[str, WantedEnvironment | None] = {}
+        self._settings = settings
+        self._needs: dict[str, NodeNeeds | None] = {}
         """By job, of those that were about to start and have not gone."""
         self._ready: dict[str, tuple[NodeEnvironment, ...]] = {}
         self._told: set[str] = set()
@@ -227,10 +263,10 @@ class EnvironmentGate:
     async def plan(
         self, snapshot: policy.Snapshot, now: datetime, cluster: ClusterSnapshot | None
     ) -> list[policy.Decision]:
-        """As `policy.plan`; a job whose environment is not ready takes no slot and waits, and one
-        whose environment can't be installed fails."""
+        """As `policy.plan`; a job whose needs are not ready takes no slot and waits, and one whose
+        environment can't be installed, or whose code can't be had, fails."""
         there = {job.job_id for job in snapshot.queue} | {g.job_id for g in snapshot.growing}
-        self._wanted = {job_id: w for job_id, w in self._wanted.items() if job_id in there}
+        self._needs = {job_id: needs for job_id, needs in self._needs.items() if job_id in there}
         self._told &= there
         names = {} if cluster is None else {n.node_id: n.hostname for n in cluster.nodes}
         attempts = {job.job_id: job.attempt for job in snapshot.queue}
@@ -253,26 +289,28 @@ class EnvironmentGate:
     ) -> dict[str, str]:
         """Why each of the jobs that would start now, or grow, may not yet."""
         due = [d for d in decisions if isinstance(d, policy.Start | policy.Grow)]
-        unknown = [d.job_id for d in due if d.job_id not in self._wanted]
+        unknown = [d.job_id for d in due if d.job_id not in self._needs]
         if unknown:
             found = await self._database.read(lambda s, _: repository.documents(s, unknown))
-            self._wanted |= {job_id: WantedEnvironment.of(*both) for job_id, both in found.items()}
+            self._needs |= {
+                job_id: needs_of(*both, self._settings) for job_id, both in found.items()
+            }
         held: dict[str, str] = {}
         for decision in due:
-            wanted = self._wanted.get(decision.job_id)
-            if wanted is None:
+            needs = self._needs.get(decision.job_id)
+            if needs is None:
                 continue
             node_ids = [part.node_id for part in decision.slices]
-            readiness = self._preparations.check(wanted, node_ids, names)
+            readiness = self._preparations.check(needs, node_ids, names)
             if readiness.is_ready:
-                self._ready[decision.job_id] = readiness.answers
+                self._ready[decision.job_id] = readiness.environments
                 continue
-            reason = readiness.waiting or "its environment can't be prepared"
+            reason = readiness.waiting or "a node can't have what it needs"
             held[decision.job_id] = reason
             if isinstance(decision, policy.Start):
                 await self._tell(decision.job_id, attempts[decision.job_id], readiness, reason)
             if readiness.failure is not None:
-                self._preparations.forget_failure(wanted, node_ids)
+                self._preparations.forget_failure(needs, node_ids)
         return held
 
     async def _tell(self, job_id: str, attempt: int, readiness: Readiness, reason: str) -> None:

@@ -60,9 +60,8 @@ class Scheduler:
         self._deployment_id = deployment_id
         self._halted = halted
         self._impossible_since: dict[str, datetime] = {}
-        policy_ = environments.policy_of(settings)
         self._gate = environments.EnvironmentGate(
-            database, environments.Preparations(cluster, signals, policy_)
+            database, environments.Preparations(cluster, signals), settings
         )
 
     async def run(self) -> None:
@@ -213,11 +212,7 @@ def _recovers_in_place(claimed: transitions.Claimed, bundle: Mapping[str, float]
 def _code_of(claimed: transitions.Claimed, settings: Settings) -> CodeRef | RemoteCodeRef | None:
     row, remote = claimed.code, claimed.spec.remote_code
     if remote is not None:
-        return RemoteCodeRef(
-            **remote.model_dump(),
-            policy=data_policy.policy_of(settings),
-            limit_bytes=settings.code_limit_bytes,
-        )
+        return environments.code_of(remote, settings)
     if row is None:
         return None
     url = f"{settings.storage_url.rstrip('/')}/{row.manifest_key}"

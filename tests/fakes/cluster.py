@@ -18,11 +18,12 @@ from ray_workers.shared.contracts import (
     BuildState,
     Cause,
     Drill,
-    EnvironmentPolicy,
     Frame,
     FrameKind,
     Grant,
+    JobNeed,
     NodeEnvironment,
+    NodeNeeds,
     Outcome,
     Phase,
     PollReply,
@@ -32,7 +33,9 @@ from tests.fakes.attempt import FakeAttempt, Play
 from tests.fakes.node import FakeNode, Pulse
 
 T = TypeVar("T")
-READY = NodeEnvironment(BuildState.READY, "", packages=("hello==1.0",), replaced=(), log="")
+READY = NodeEnvironment(
+    JobNeed.ENVIRONMENT, BuildState.READY, "", packages=("hello==1.0",), replaced=(), log=""
+)
 PATIENCE_S = 60.0
 """Longest wait of a test for something that must come."""
 
@@ -65,7 +68,7 @@ class FakeCluster:
     environments: dict[str, NodeEnvironment | None] = field(default_factory=dict)
     """What its nodes answer on every environment, by node; None: the node does not answer. A node
     that is not named is ready."""
-    preparations: list[tuple[str, dict[str, Any], str | None]] = field(default_factory=list)
+    preparations: list[tuple[str, NodeNeeds]] = field(default_factory=list)
     """Every question for an environment: the node, the environment, and the job's owner."""
     num_polls: int = 0
     """How often it was asked what became of an attempt."""
@@ -226,15 +229,9 @@ class FakeCluster:
             if attempt.supervised
         ]
 
-    async def prepare_environment(
-        self,
-        node_id: str,
-        environment: Mapping[str, Any],
-        policy: EnvironmentPolicy,
-        keeps_all: bool,
-    ) -> NodeEnvironment:
+    async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         self._check()
-        self.preparations.append((node_id, dict(environment), policy.owner))
+        self.preparations.append((node_id, needs))
         if node_id not in self.nodes:
             raise ClusterUnavailable(f"the node {node_id} is gone")
         answer = self.environments.get(node_id, READY)

@@ -71,5 +71,5 @@ def test_each_attempt_runs_the_commit_that_the_job_names(
             client.job_code(job.id)
         unknown = {**script, "code": {**code, "commit": "a" * 40}}
         failed = client.wait(client.submit({"script": unknown}).id, timeout_s=60)
-        assert (failed.state, failed.attempt) == (JobState.FAILED, 1)
+        assert (failed.state, failed.attempt) == (JobState.FAILED, 0)
         assert "not our ref" in failed.reason.message

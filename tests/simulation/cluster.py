@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from ray_workers.shared.contracts import (
     AttemptSpec,
     Cause,
     Drill,
-    EnvironmentPolicy,
     Grant,
     NodeEnvironment,
+    NodeNeeds,
     Outcome,
     Phase,
     PollReply,
@@ -199,13 +198,7 @@ class SimCluster:
         for node in self.nodes.values():
             node.spools.pop(key, None)
 
-    async def prepare_environment(
-        self,
-        node_id: str,
-        environment: Mapping[str, Any],
-        policy: EnvironmentPolicy,
-        keeps_all: bool,
-    ) -> NodeEnvironment:
+    async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         raise NotImplementedError("no job has an environment here")
 
     async def kept_jobs(self) -> list[str]:

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import secrets as random
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,6 @@ from ray_workers.node.environments import programs
 from ray_workers.node.environments.layout import CACHE, append, failed_log, size_of
 from ray_workers.node.environments.uv import (
     INSTALLED,
-    BuildFailed,
     installed,
     is_setting,
     names_source,
@@ -32,6 +32,7 @@ from ray_workers.node.environments.uv import (
     uv_program,
 )
 from ray_workers.node.rank_environment import of_ranks
+from ray_workers.node.shared_work import NotDone
 from ray_workers.shared.contracts import BuildState, EnvironmentPolicy
 from ray_workers.shared.folders.environment_overlay import (
     OWN_PACKAGES,
@@ -60,10 +61,11 @@ class Build:
     keeps_all: bool
 
     def run(self) -> None:
-        """Build it unless another process does so first. BuildFailed, or OSError."""
+        """Build it unless another process does so first. NotDone, or OSError."""
         own_folder(self.root)
         self._deadline = time.monotonic() + self.policy.build_limit_s
         self._size_due = 0.0
+        self._cached_bytes: int | None = None
         with self._lock():
             if find(self.root, self.key) is not None:
                 return
@@ -145,9 +147,9 @@ class Build:
         if code == 0:
             return output
         if code < 0:  # a kernel short of memory does that
-            raise BuildFailed(f"uv was killed by signal {-code}", BuildState.UNREACHABLE)
+            raise NotDone(f"uv was killed by signal {-code}", BuildState.UNREACHABLE)
         sentence = sentence_of(output) or f"uv ended with code {code}"
-        raise BuildFailed(sentence, state_of(output))
+        raise NotDone(sentence, state_of(output))
 
     def _uv_environment(self) -> dict[str, str]:
         """The operator's settings of uv, and the job's own index."""
@@ -183,10 +185,13 @@ class Build:
         append(log, f"$ {command}")
         code, output = self._run(["/bin/sh", "-c", command], site, log, found)
         if code != 0:
+            was_killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # for want of memory
+            state = BuildState.UNREACHABLE if was_killed else BuildState.FAILED
             last = output.strip().splitlines()[-1:] or [""]
             shown = command if len(command) <= 200 else f"{command[:200]}..."
             how = f"ended with code {code}" if code > 0 else f"was killed by signal {-code}"
-            raise BuildFailed(f"the setup command {shown!r} {how}: {last[0][:500]}".rstrip(": "))
+            sentence = f"the setup command {shown!r} {how}: {last[0][:500]}".rstrip(": ")
+            raise NotDone(sentence, state)
 
     def _run(
         self, command: Sequence[str], cwd: Path, log: Path, environment: Mapping[str, str]
@@ -197,32 +202,38 @@ class Build:
 
         def check() -> None:
             self._check_time()
-            self._check_size(log.parent)
+            if time.monotonic() >= self._size_due:
+                self._check_size(log.parent, self._cache_growth())
 
         try:
             code = programs.run(command, cwd, environment, mark, output, check)
         finally:
             text = output.text(masker)
             append(log, text)
-        self._size_due = 0.0
         self._check_size(log.parent)
         return code, text
 
     def _check_time(self) -> None:
         if time.monotonic() > self._deadline:
-            raise BuildFailed(
+            raise NotDone(
                 f"it was not built within {self.policy.build_limit_s:g} s "
                 "(DRAY_ENVIRONMENT_BUILD_LIMIT_S)"
             )
 
-    def _check_size(self, folder: Path) -> None:
+    def _cache_growth(self) -> int:
+        """Bytes that the installer has put into its cache, from where it links them, since the
+        first look; builds beside this one count too."""
+        size = size_of(self.root / CACHE)
+        if self._cached_bytes is None:
+            self._cached_bytes = size
+        return size - self._cached_bytes
+
+    def _check_size(self, folder: Path, cached_bytes: int = 0) -> None:
         """Now and then: of a folder with very many files this takes a while."""
         begun = time.monotonic()
-        if begun < self._size_due:
-            return
-        size, limit = size_of(folder), self.policy.limit_bytes
-        if size > limit:
-            raise BuildFailed(
+        limit = self.policy.limit_bytes
+        if max(cached_bytes, size_of(folder)) > limit:
+            raise NotDone(
                 f"it takes more than the {limit} bytes that all environments of a node may "
                 "(DRAY_ENVIRONMENT_LIMIT_BYTES)"
             )

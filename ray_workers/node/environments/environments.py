@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
-import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ray_workers.node.environments.build import Build
 from ray_workers.node.environments.eviction import make_room
 from ray_workers.node.environments.layout import log_of, tail
-from ray_workers.node.environments.uv import BuildFailed
-from ray_workers.shared.contracts import BuildState, EnvironmentPolicy, NodeEnvironment
+from ray_workers.node.shared_work import SharedWork
+from ray_workers.shared.contracts import (
+    BuildState,
+    EnvironmentPolicy,
+    JobNeed,
+    NodeEnvironment,
+)
 from ray_workers.shared.folders.environment_overlay import (
     EnvironmentRecord,
     environments_dir,
@@ -23,12 +27,6 @@ from ray_workers.shared.folders.environment_overlay import (
 from ray_workers.shared.secret_files import SecretUnavailable, read_secrets
 
 BUILDS_AT_A_TIME = 2
-FIRST_ANSWER_S = 2.0
-"""How long a question waits for a build that is under way: most are over by then."""
-FAILURE_KEPT_S = 10.0
-"""How long a failed build is answered from memory before another try."""
-RETRY_PAUSES_S = (2.0, 5.0, 15.0, 60.0)
-"""Between tries of a build that met an index or a disk at fault."""
 
 
 class Environments:
@@ -38,12 +36,8 @@ class Environments:
         """preloaded: the file in which the forkserver names the modules that it has imported."""
         self._preloaded = preloaded
         self._root = root
-        self._builds: dict[str, asyncio.Task[BuildFailed | None]] = {}
-        self._failed: dict[str, tuple[BuildFailed, float]] = {}
-        """The last failure of a key, and when another try may begin, by `time.monotonic`."""
-        self._tries: dict[str, int] = {}
+        self._builds = SharedWork(BUILDS_AT_A_TIME)
         self._clearing: asyncio.Future[None] | None = None
-        self._building = asyncio.Semaphore(BUILDS_AT_A_TIME)
 
     async def prepare(
         self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
@@ -64,49 +58,23 @@ class Environments:
         record = await asyncio.to_thread(find, root, key)
         if record is not None:
             return self._ready(root, record)
-        failure, due = self._failed.get(key, (None, 0.0))
-        if failure is not None and time.monotonic() < due:
-            return self._failure(root, key, failure)
-        if key not in self._builds:
-            build = Build(root, key, environment, policy, keeps_all=keeps_all)
-            self._builds[key] = asyncio.ensure_future(self._run(build))
-        task = self._builds[key]
-        await asyncio.wait({task}, timeout=FIRST_ANSWER_S)
-        if not task.done():
-            return _answer(BuildState.BUILDING, "installs packages", log=log_of(root, key))
-        failure = task.result()
-        if failure is not None:
-            return self._failure(root, key, failure)
+        build = Build(root, key, environment, policy, keeps_all=keeps_all)
+        standing = await self._builds.standing(key, partial(self._run, build))
+        if standing.state is not BuildState.READY:
+            message = standing.message or "installs packages"
+            return _answer(standing.state, message, log=log_of(root, key))
         record = await asyncio.to_thread(find, root, key)
         if record is None:
             return _answer(BuildState.UNREACHABLE, "it was removed again at once")
         return self._ready(root, record)
 
-    async def _run(self, build: Build) -> BuildFailed | None:
+    async def _run(self, build: Build) -> None:
         try:
-            async with self._building:
-                await asyncio.to_thread(build.run)
-        except BuildFailed as error:
-            failure = error
-        except Exception as error:  # a full disk, a folder of another user
-            traceback.print_exc()
-            message = f"{type(error).__name__}: {error}"
-            failure = BuildFailed(message, BuildState.UNREACHABLE)
-        else:
-            self._failed.pop(build.key, None)
-            self._tries.pop(build.key, None)
-            return None
+            await asyncio.to_thread(build.run)
         finally:
-            self._builds.pop(build.key, None)
             self._clearing = asyncio.ensure_future(
                 asyncio.to_thread(make_room, build.root, build.policy.limit_bytes)
             )
-        tries = self._tries[build.key] = self._tries.get(build.key, 0) + 1
-        is_final = failure.state is BuildState.FAILED
-        last = len(RETRY_PAUSES_S)
-        pause_s = FAILURE_KEPT_S if is_final else RETRY_PAUSES_S[min(tries, last) - 1]
-        self._failed[build.key] = (failure, time.monotonic() + pause_s)
-        return failure
 
     def _ready(self, root: Path, record: EnvironmentRecord) -> NodeEnvironment:
         try:
@@ -114,15 +82,13 @@ class Environments:
         except OSError:
             preloaded = set()
         return NodeEnvironment(
+            JobNeed.ENVIRONMENT,
             BuildState.READY,
             "",
             record.packages,
             replaced=tuple(sorted(preloaded & set(record.modules))),
             log=tail(root / record.folder / "log"),
         )
-
-    def _failure(self, root: Path, key: str, failure: BuildFailed) -> NodeEnvironment:
-        return _answer(failure.state, str(failure), log=log_of(root, key))
 
 
 def is_built(environment: Mapping[str, Any]) -> bool:
@@ -140,4 +106,4 @@ def _check_secrets(environment: Mapping[str, Any], policy: EnvironmentPolicy) ->
 
 
 def _answer(state: BuildState, message: str, log: str = "") -> NodeEnvironment:
-    return NodeEnvironment(state, message, packages=(), replaced=(), log=log)
+    return NodeEnvironment(JobNeed.ENVIRONMENT, state, message, packages=(), replaced=(), log=log)

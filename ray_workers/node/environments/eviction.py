@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ray_workers.node.environments.layout import CACHE, size_of
 from ray_workers.node.environments.programs import end_all, mark_of
-from ray_workers.node.environments.uv import BuildFailed, uv_program
+from ray_workers.node.environments.uv import uv_program
+from ray_workers.node.shared_work import NotDone
 from ray_workers.shared.folders.environment_overlay import EnvironmentRecord, read_record
 from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.paths import entries
@@ -42,7 +43,7 @@ def make_room(root: Path, limit_bytes: int) -> None:
         if total > limit_bytes and is_old and _remove(root, path, record):
             total -= record.size_bytes
     if total > limit_bytes:
-        with contextlib.suppress(BuildFailed, OSError, subprocess.SubprocessError):
+        with contextlib.suppress(NotDone, OSError, subprocess.SubprocessError):
             command = [uv_program(), "cache", "clean", "--cache-dir", str(root / CACHE)]
             subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60.0)
 

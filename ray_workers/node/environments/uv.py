@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ray_workers.node.shared_work import NotDone
 from ray_workers.shared.contracts import BuildState
 
 _UNREACHABLE = re.compile(
@@ -32,22 +33,14 @@ def is_setting(name: str) -> bool:
     return name in _SETTINGS or _CREDENTIALS.fullmatch(name) is not None
 
 
-class BuildFailed(Exception):
-    """The installer or a setup command failed; `state` says whether another try may help."""
-
-    def __init__(self, message: str, state: BuildState = BuildState.FAILED) -> None:
-        super().__init__(message)
-        self.state = state
-
-
 def uv_program() -> str:
-    """The path of uv's program. BuildFailed if it is not installed."""
+    """The path of uv's program. NotDone if it is not installed."""
     try:
         from uv import find_uv_bin
 
         return find_uv_bin()
     except (ImportError, FileNotFoundError):
-        raise BuildFailed(
+        raise NotDone(
             "uv, which installs packages, is missing on this node: pip install 'dray[worker]'",
             BuildState.UNREACHABLE,
         ) from None

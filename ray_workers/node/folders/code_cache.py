@@ -84,14 +84,25 @@ class CodeCache:
 
         CodeRefused, CodeUnreachable (`ray_workers.node.folders.remote_code.fetch`), OSError.
         """
-        own_folder(self._root)
+        self.fetch_remote(code)
         copy = self._copy_of(code.digest)
-        if not copy.is_dir():
-            self._make_room()
-            # Without the lock, which other code shares: a server may be as slow as it likes.
-            self._fetch_remote(code, copy)
         with self._locked(copy):
             _put_copy(copy, directory)
+
+    def fetch_remote(self, code: RemoteCodeRef) -> None:
+        """Have the copy that `put_back_remote` needs; its errors."""
+        own_folder(self._root)
+        copy = self._copy_of(code.digest)
+        if copy.is_dir():
+            os.utime(copy)
+            return
+        self._make_room()
+        # Without the lock, which other code shares: a server may be as slow as it likes.
+        self._fetch_remote(code, copy)
+
+    def has(self, digest: str) -> bool:
+        """Whether there is a copy."""
+        return self._copy_of(digest).is_dir()
 
     def _copy_of(self, digest: str) -> Path:
         # A copy of an earlier boot is not used: a power cut may have emptied its files.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,10 +25,10 @@ from ray_workers.shared.contracts import (
     AttemptSpec,
     Cause,
     Drill,
-    EnvironmentPolicy,
     Frame,
     Grant,
     NodeEnvironment,
+    NodeNeeds,
     Outcome,
     Phase,
     PollReply,
@@ -79,6 +80,9 @@ class RayCluster:
         self._silence = Silence()
         self._heard: set[tuple[str, int]] = set()
         """Attempts whose supervisor has answered this process."""
+        self._looking_since: dict[tuple[str, int], float] = {}
+        """When the frames that attempts left on dead nodes were looked for first, by
+        `time.monotonic`."""
         self._ended: dict[tuple[str, int], float] = {}
         """Attempts whose supervisor was ended for its silence: how slow their machines were."""
         self._prestarter = prestart.Prestarter()
@@ -184,7 +188,8 @@ class RayCluster:
     ) -> PollReply:
         if ref.session != self._session:
             lost = Outcome.unseen(Cause.NODE_LOST, "the Ray cluster that ran it is gone")
-            return _ended(cursor, lost)
+            await self.snapshot()  # which nodes there are now
+            return await self._left_of(ref, cursor, max_bytes) or _ended(cursor, lost)
         if (ref.job_id, ref.attempt) in self._launching:
             return _nothing_new(cursor, Phase.ACQUIRING)
         try:
@@ -203,6 +208,10 @@ class RayCluster:
         self._heard.add(key)
         if reply.outcome is not None:
             self._agents.look_again(ref.node_ids)
+            if reply.outcome.cause is Cause.NODE_LOST:
+                left = await self._left_of(ref, reply.cursor, max_bytes)
+                if left is not None:
+                    reply = replace(left, frames=(*reply.frames, *left.frames))
         silent = (*reply.silent, *self._agents.silent_forkservers(ref.node_ids))
         return replace(reply, silent=silent)
 
@@ -238,6 +247,7 @@ class RayCluster:
         return max((a for a in answers if not isinstance(a, BaseException)), default=USUAL)
 
     def _forget(self, key: tuple[str, int]) -> None:
+        self._looking_since.pop(key, None)
         self._supervisors.pop(key, None)
         self._heard.discard(key)
         self._silence.answered(key)
@@ -296,13 +306,35 @@ class RayCluster:
             self._silence.answered((ref, node_id))
         if unread or len(agents) < len(ref.node_ids):
             lost = Outcome.unseen(Cause.NODE_LOST, "a node that carried it is gone")
-            return _ended(cursor, lost)
+            return await self._left_of(ref, cursor, max_bytes) or _ended(cursor, lost)
         slowness = self._ended.get(attempt, USUAL)
         if attempt in self._ended:
             how = "it did not answer, and was ended"
         message = f"its supervisor is gone: {how}{said_of(slowness)}"
         slowness = slowness if slowness >= OVERLOADED else USUAL
         return _ended(cursor, Outcome.unseen(Cause.SUPERVISOR_LOST, message, slowness))
+
+    async def _left_of(
+        self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int
+    ) -> PollReply | None:
+        """The reply with the last frames from nodes that are dead, which other nodes of their
+        machines find; None once there are none. Nodes that start are waited for: of a machine whose
+        Ray was started anew, the new node has them."""
+        began = self._looking_since.setdefault((ref.job_id, ref.attempt), time.monotonic())
+        are_starting = any(node.is_starting for node in self._agents.joined)
+        if are_starting and time.monotonic() - began < self._limits.gateway_s:
+            return _nothing_new(cursor, Phase.STOPPING)
+        data: dict[str, bytes] = {}
+        asked = (ref.job_id, ref.attempt, dict(cursor), max_bytes)
+        for found in await self._of_agents(lambda agent: agent.read_left.remote(*asked)):
+            data |= found
+        frames = [frame for key in data for frame in spool_reader.decode(key, data[key])]
+        if not frames:
+            return None
+        advanced = {key: cursor.get(key, 0) + len(chunk) for key, chunk in data.items()}
+        return replace(
+            _nothing_new({**cursor, **advanced}, Phase.STOPPING), frames=tuple(frames), more=True
+        )
 
     async def _read_orphan(
         self, ref: AttemptRef, node_id: str, cursor: dict[str, int], max_bytes: int
@@ -346,7 +378,9 @@ class RayCluster:
             await asyncio.to_thread(end, supervisor)
         except (ValueError, RayActorError):
             await self.snapshot()
-            agents = self._agents.of(ref.node_ids).values()
+            agents = list(self._agents.of(ref.node_ids).values())
+            if len(agents) < len(ref.node_ids):  # others may have what the dead have left
+                agents = [node.agent for node in self._agents.joined]
             calls = (agent.drop.remote(ref.job_id, ref.attempt) for agent in agents)
             drops = [result_within(ANSWER_LIMIT_S, call) for call in calls]
             await asyncio.gather(*drops, return_exceptions=True)
@@ -370,16 +404,9 @@ class RayCluster:
         nodes = self._agents.node_ids
         return [AttemptRef(*key, self._session, nodes) for key in sorted(found)]
 
-    async def prepare_environment(
-        self,
-        node_id: str,
-        environment: Mapping[str, Any],
-        policy: EnvironmentPolicy,
-        keeps_all: bool,
-    ) -> NodeEnvironment:
+    async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         for agent in self._agents.of([node_id]).values():
-            call = agent.prepare_environment.remote(dict(environment), policy, keeps_all)
-            answer: NodeEnvironment = await result_within(AGENT_WAIT_S, call)
+            answer: NodeEnvironment = await result_within(AGENT_WAIT_S, agent.prepare.remote(needs))
             return answer
         raise ClusterUnavailable(f"the node {node_id} is gone")
 

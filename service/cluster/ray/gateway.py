@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 from ray_workers.shared.contracts import (
     AttemptSpec,
     Drill,
-    EnvironmentPolicy,
     Grant,
     NodeEnvironment,
+    NodeNeeds,
     PollReply,
 )
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
@@ -146,15 +146,8 @@ class GatewayCluster:
         answer: list[AttemptRef] = await self._call("attempts")
         return answer
 
-    async def prepare_environment(
-        self,
-        node_id: str,
-        environment: Mapping[str, Any],
-        policy: EnvironmentPolicy,
-        keeps_all: bool,
-    ) -> NodeEnvironment:
-        asked = (node_id, dict(environment), policy, keeps_all)
-        answer: NodeEnvironment = await self._call("prepare_environment", *asked)
+    async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
+        answer: NodeEnvironment = await self._call("prepare", node_id, needs)
         return answer
 
     async def kept_jobs(self) -> list[str]:

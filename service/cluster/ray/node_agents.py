@@ -26,6 +26,8 @@ from ray_workers.shared.quarantine import Quarantined
 logger = logging.getLogger(__name__)
 
 REDESCRIBE_S = 5.0
+STARTS = "its node agent is starting"
+"""The problem of a node that has not described itself yet."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class JoinedNode:
     asked_at: float
     """When the agent was asked last, by `time.monotonic`."""
     ping: asyncio.Future[float | None]
-    problem: str | None = "its node agent is starting"
+    problem: str | None = STARTS
     full: str | None = None
     """`NodeReport.full`."""
     silent_since: float | None = None
@@ -62,6 +64,10 @@ class JoinedNode:
     """The end of an agent that was silent for too long; referenced so that it is not collected."""
     quarantined: tuple[Quarantined, ...] | None = None
     idle_workers: int | None = None
+
+    @property
+    def is_starting(self) -> bool:
+        return self.problem == STARTS and not self.is_dead
 
     @property
     def is_dead(self) -> bool:

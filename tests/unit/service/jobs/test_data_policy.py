@@ -62,6 +62,31 @@ async def test_what_lies_within_is_refused_by_its_url(source: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "address", "is_refused"),
+    [
+        ("git.example.org", "93.184.215.14", True),
+        ("93.184.215.14", "93.184.215.14", True),
+        ("git.example.org", "10.0.0.7", False),
+        ("10.0.0.7", "10.0.0.7", False),
+        ("named.example.org", "93.184.215.14", False),
+    ],
+)
+async def test_a_repository_without_encryption_is_a_private_one(
+    host: str, address: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_with(address, monkeypatch)
+    policy = replace(DataPolicy.open(), private_hosts=("10.0.0.0/8", "named.example.org"))
+    code = {"git": f"http://{host}/me/net.git", "commit": "a" * 40}
+    spec = JobSpec.model_validate({"script": {"entrypoint": "train.py", "code": code}})
+    if not is_refused:
+        await data_policy.refuse_forbidden(spec, policy)
+        return
+    with pytest.raises(DataSourceForbidden, match="https:// only") as raised:
+        await data_policy.refuse_forbidden(spec, policy)
+    assert raised.value.pointer == "/script/code/git"
+
+
+@pytest.mark.parametrize(
     ("field", "code"),
     [
         ("git", {"git": "https://169.254.169.254/a", "commit": "a" * 40}),

@@ -9,7 +9,11 @@ import pytest
 
 from dray.spec import JobSpec
 from dray.views import JobState
-from ray_workers.shared.contracts import BuildState, NodeEnvironment
+from ray_workers.shared.contracts import (
+    BuildState,
+    JobNeed,
+    NodeEnvironment,
+)
 from service.loops import environments
 from service.runtime import Runtime
 from tests.fakes.cluster import READY
@@ -25,7 +29,9 @@ from tests.unit.service.loops.world import (
 
 pytestmark = [pytest.mark.anyio, ON_SQLITE]
 WITH_PACKAGES: dict[str, Any] = {"environment": {"python_packages": ["hello"]}}
-BUILDING = NodeEnvironment(BuildState.BUILDING, "installs packages", (), (), log="")
+BUILDING = NodeEnvironment(
+    JobNeed.ENVIRONMENT, BuildState.BUILDING, "installs packages", (), (), log=""
+)
 
 
 async def has_event(runtime: Runtime, job_id: str, code: str) -> Any:
@@ -132,7 +138,7 @@ async def test_nodes_prepare_and_launch_for_the_owner_of_the_job(world: World) -
     for owner in ("ann", "bob"):
         job, _ = await runtime.jobs.submit(JobSpec.model_validate(document), owner=owner)
         await comes_to(runtime, job.id, JobState.SUCCEEDED)
-    assert [owner for *_, owner in world.fake.preparations] == ["ann", "bob"]
+    assert [needs.policy.owner for _, needs in world.fake.preparations] == ["ann", "bob"]
     assert [s.environment_policy.owner for s in world.fake.launches] == ["ann", "bob"]
 
 
@@ -159,3 +165,35 @@ async def test_nodes_get_no_variables_and_jobs_without_packages_ask_nothing(worl
     await comes_to(runtime, both, JobState.SUCCEEDED)
     assert [node for node, *_ in world.fake.preparations] == ["node-a"]
     assert "canary" not in str(world.fake.preparations)
+
+
+async def test_a_job_waits_for_code_that_its_nodes_fetch(world: World) -> None:
+    fetching = replace(BUILDING, need=JobNeed.CODE, message="fetches it from git.example.org")
+    world.fake.environments["node-a"] = fetching
+    runtime = await world.open()
+    code = {"git": "https://git.example.org/me/net.git", "commit": "a" * 40, "credentials": "mine"}
+    document = {"recipe": None, "script": {"code": code, "entrypoint": "train.py"}}
+    job_id = await world.submit(runtime, workers=4, **document)
+    await waits_with(
+        runtime, job_id, "its code is being fetched: node-a.fake fetches it from git.example.org"
+    )
+    other = await world.submit(runtime, workers=4)
+    await comes_to(runtime, other, JobState.SUCCEEDED)
+    world.fake.environments["node-a"] = replace(READY, need=JobNeed.CODE, packages=())
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    events = (await runtime.reading.events(job_id)).items
+    assert "environment_ready" not in [event.code for event in events]
+    _, needs = world.fake.preparations[-1]
+    assert needs.code is not None
+    assert needs.environment is None
+    assert (needs.code.git, needs.code.credentials) == (code["git"], "mine")
+
+    gone = replace(fetching, state=BuildState.FAILED, message="fatal: not our ref")
+    world.fake.environments["node-a"] = gone
+    document["script"]["code"] = code | {"commit": "b" * 40}
+    failing = await world.submit(runtime, **document)
+    with pytest.raises(AssertionError, match="it ended"):
+        await comes_to(runtime, failing, JobState.SUCCEEDED)
+    job = await runtime.jobs.get(failing)
+    assert (job.state, job.attempt) == (JobState.FAILED, 0)
+    assert job.reason.message == "its code can't be fetched: fatal: not our ref"

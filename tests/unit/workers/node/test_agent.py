@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import tempfile
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
+from dray.train.spool import SpoolWriter
 from ray_workers.node import agent
-from ray_workers.shared.paths import NODE_TMPDIR
+from ray_workers.shared.contracts import FrameKind
+from ray_workers.shared.paths import NODE_TMPDIR, runtime_dir
+from ray_workers.shared.processes.procfs import boot_id, place, started_ticks
 
 pytestmark = pytest.mark.anyio
 
@@ -104,3 +108,32 @@ async def test_an_agent_reports_that_its_disk_takes_no_files(
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     full = (await here.describe(None)).full
     assert full == f"{here._directory} takes no file: Read-only file system"
+
+
+async def test_what_an_attempt_left_on_a_dead_node_of_the_machine_is_read_and_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = node_agent(tmp_path, monkeypatch)
+    folders = [runtime_dir("deployment", f"{number}" * 56) for number in (1, 2)]
+    dead, alive = folders
+    for folder, raylet in ((dead, 1 << 22), (alive, os.getpid())):
+        spool = folder / "spool" / "j" / "1"
+        writer = SpoolWriter(spool / "r0.0.metrics", limit_bytes=1 << 20)
+        for step in range(3):
+            writer.append(FrameKind.METRICS, {"step": step})
+        assert writer.flush()
+        writer.close()
+        owner = {"place": place(), "boot_id": boot_id(), "raylet": raylet}
+        owner["started"] = started_ticks(os.getpid())
+        (folder / "owner.json").write_text(json.dumps(owner))
+    assert await node.spooled() == [("j", 1)]
+    whole = (await node.read_left("j", 1, {}, 1 << 20))["r0.0.metrics"]
+    lines = whole.splitlines(keepends=True)
+    assert [json.loads(line)["body"]["step"] for line in lines] == [0, 1, 2]
+    rest = await node.read_left("j", 1, {"r0.0.metrics": len(lines[0])}, 1 << 20)
+    assert rest == {"r0.0.metrics": b"".join(lines[1:])}
+    assert await node.read_left("j", 1, {"r0.0.metrics": len(whole)}, 1 << 20) == {}
+    assert await node.read_left("j", 2, {}, 1 << 20) == {}
+    await node.drop("j", 1)
+    assert await node.spooled() == []
+    assert (alive / "spool" / "j" / "1").exists()

@@ -16,6 +16,7 @@ import pytest
 
 from ray_workers.node import orphans, session_records
 from ray_workers.node.session_records import SessionRecord
+from ray_workers.shared import spool_reader
 from ray_workers.shared.processes import procfs
 from ray_workers.shared.processes.procfs import carry_mark, new_mark, started_ticks
 from tests.unit.workers.forked import PATIENCE_S, Server, is_alive, light, server, until
@@ -152,7 +153,7 @@ async def test_what_survives_is_answered_when_the_time_is_up(
 
 def node_folder(root: Path, name: str, **owner: object) -> Path:
     folder = root / name
-    (folder / "spool" / "j" / "1").mkdir(parents=True)
+    folder.mkdir()
     said = {
         "place": procfs.place(),
         "boot_id": procfs.boot_id(),
@@ -175,6 +176,15 @@ def test_folders_of_nodes_that_are_certainly_dead_are_deleted(tmp_path: Path) ->
     assert set(orphans.remove_dead_nodes(tmp_path, own)) == {dead, before_the_boot}
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"alive", "unknown", "elsewhere", "own", "says-nothing"}
+
+
+def test_a_dead_node_s_folder_stays_while_the_service_has_to_read_it(tmp_path: Path) -> None:
+    own, dead = tmp_path / "own", node_folder(tmp_path, "dead")
+    spool = dead / "spool" / "job" / "1"
+    spool.mkdir(parents=True)
+    assert orphans.remove_dead_nodes(tmp_path, own) == []
+    spool_reader.remove(spool)
+    assert orphans.remove_dead_nodes(tmp_path, own) == [dead]
 
 
 def test_a_dead_node_s_folder_stays_while_something_of_it_runs(tmp_path: Path) -> None:

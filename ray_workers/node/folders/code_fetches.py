@@ -1,0 +1,62 @@
+"""Code that this node fetches from elsewhere: before a job starts, and for its directory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ray_workers.node.folders.code_cache import CodeCache
+from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable
+from ray_workers.node.shared_work import NotDone, SharedWork
+from ray_workers.shared.contracts import BuildState, JobNeed, NodeEnvironment, RemoteCodeRef
+from ray_workers.shared.paths import code_dir
+
+AT_A_TIME = 8
+
+
+class CodeFetches:
+    """The code that this node fetches itself. For one event loop."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+        self._fetches = SharedWork(AT_A_TIME)
+        # Threads of its own: servers that are slow to give code may hold these, and nothing else.
+        # Not the module's: Ray pickles the agent's class with the globals that its methods use.
+        self._threads = ThreadPoolExecutor(2 * AT_A_TIME, thread_name_prefix="code")
+
+    async def prepare(self, code: RemoteCodeRef) -> NodeEnvironment:
+        """How far the node is with this code; begins to fetch it if nobody has. Harmless to
+        repeat."""
+        cache = self._cache
+        if cache.has(code.digest):
+            return _answer(BuildState.READY, "")
+        standing = await self._fetches.standing(code.digest, partial(self._fetch, cache, code))
+        place = urlsplit(code.git or code.url or "").hostname
+        return _answer(standing.state, standing.message or f"fetches it from {place}")
+
+    async def put_back(self, code: RemoteCodeRef, directory: Path) -> None:
+        """`CodeCache.put_back_remote`."""
+        await self._apart(partial(self._cache.put_back_remote, code, directory))
+
+    async def _fetch(self, cache: CodeCache, code: RemoteCodeRef) -> None:
+        try:
+            await self._apart(partial(cache.fetch_remote, code))
+        except CodeRefused as error:
+            raise NotDone(str(error)) from None
+        except CodeUnreachable as error:
+            raise NotDone(str(error), BuildState.UNREACHABLE) from None
+
+    async def _apart(self, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    @property
+    def _cache(self) -> CodeCache:
+        return CodeCache(self._root or code_dir())
+
+
+def _answer(state: BuildState, message: str) -> NodeEnvironment:
+    return NodeEnvironment(JobNeed.CODE, state, message, packages=(), replaced=(), log="")
