@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from ray_workers.shared.frames import ResumedReport
 from service.db.models import AttemptRow, JobRow
+from service.db.repositories import attempts as attempts_repository
 from service.lifecycle.transitions import remark
 from service.telemetry.metric_writer import by_name
 
@@ -43,18 +44,23 @@ def complete(
     """Complete the receipt with the loss of the first step after the resume."""
     assert attempt.receipt is not None
     attempt.receipt = attempt.receipt | {"loss_after": by_name(loss_after)}
-    _show(session, job, attempt.receipt, now)
+    _show(session, job, attempt, now)
 
 
 def close(session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> None:
     """Show the receipt of an attempt that ends as it is, if no step followed the resume."""
     if attempt.receipt is not None and awaited_step(attempt) is not None:
-        _show(session, job, attempt.receipt, now)
+        _show(session, job, attempt, now)
 
 
-def _show(session: Session, job: JobRow, receipt: dict[str, Any], now: datetime) -> None:
-    origin = job.init_from or {}
+def _show(session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> None:
+    origin, receipt = job.init_from or {}, attempt.receipt
+    assert receipt is not None
     message = _sentence(receipt, is_anothers=receipt["url"] == origin.get("url"))
+    reported = attempts_repository.furthest_step(session, job.id, before_attempt=attempt.attempt)
+    if 0 < reported < receipt["step"] and job.spec.get("script") is None:
+        # It was saved, and its node was lost before the service had read what came before.
+        message += f"; the metrics of steps {reported + 1} to {receipt['step']} are lost"
     remark(session, job, type_="resumed", code="resumed", message=message, now=now, data=receipt)
 
 

@@ -138,9 +138,10 @@ def put_artifact(session: Session, row: ArtifactRow) -> None:
     session.merge(row)
 
 
-def furthest_step(session: Session, job_id: str) -> int:
-    """Optimizer steps that the job has ever been seen to have done, in any attempt."""
-    furthest = session.scalar(
-        select(func.max(AttemptRow.last_metric_step)).where(AttemptRow.job_id == job_id)
-    )
-    return furthest or 0
+def furthest_step(session: Session, job_id: str, *, before_attempt: int | None = None) -> int:
+    """Optimizer steps that the job has ever been seen to have done, in any attempt, or in those
+    before one."""
+    query = select(func.max(AttemptRow.last_metric_step)).where(AttemptRow.job_id == job_id)
+    if before_attempt is not None:
+        query = query.where(AttemptRow.attempt < before_attempt)
+    return session.scalar(query) or 0

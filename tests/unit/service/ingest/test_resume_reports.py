@@ -34,6 +34,7 @@ TOLD: dict[str, Any] = {
 
 async def second_attempt(service: Service, body: dict[str, Any]) -> str:
     job_id = await service.running(max_retries=5)
+    service.report(job_id, 1, [metrics(40, {"train/loss": 0.25})])
     service.end(job_id, 1, Cause.WORKER_LOST)
     assert service.claim(job_id, 1) is not None
     service.report(job_id, 2, [frame(FrameKind.RESUMED, body)])
@@ -91,6 +92,13 @@ async def test_without_a_step_it_is_told_at_the_attempts_end(
     service.end(job_id, 2, cause)
     (event,) = await told(service, job_id)
     assert event.data["loss_after"] is None
+
+
+async def test_steps_whose_metrics_went_with_their_node_are_told(service: Service) -> None:
+    job_id = await second_attempt(service, TOLD | {"step": 47, "passed_over": []})
+    service.report(job_id, 2, [metrics(48, {"train/loss": 0.2})])
+    (event,) = await told(service, job_id)
+    assert event.message.endswith("0.2 after; the metrics of steps 41 to 47 are lost")
 
 
 async def test_a_fresh_start_has_no_receipt(service: Service) -> None:
