@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,18 +66,22 @@ def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
         time.sleep(CHECK_S)
 
 
+def remove_folders(nodes: Iterable[Path]) -> list[Path]:
+    """Delete the folders of these nodes, which are gone, but for those with spools that the service
+    has yet to read; those that were deleted."""
+    removed = [node for node in nodes if not entries(spools_of(node))]
+    for node in removed:
+        remove_tree(node)
+    return removed
+
+
 def remove_dead_nodes(deployment_root: Path, own: Path) -> list[Path]:
-    """Delete the folders of nodes whose raylet is gone and of which nothing is left: no process,
-    and no spool that the service has yet to read."""
-    removed = []
-    for node in session_records.dead_nodes(deployment_root, own):
-        if entries(spools_of(node)):
-            continue
+    """`remove_folders` of the nodes whose raylet is gone and of which no process is left."""
+
+    def is_over(node: Path) -> bool:
         sessions = session_records.read_sessions(session_records.sessions_dir(node))
         if any(record.has_parent for record in sessions):
-            continue  # its forkserver is still ending
-        if any(find_members([record.session() for record in sessions]).values()):
-            continue
-        remove_tree(node)
-        removed.append(node)
-    return removed
+            return False  # its forkserver is still ending
+        return not any(find_members([record.session() for record in sessions]).values())
+
+    return remove_folders(filter(is_over, session_records.dead_nodes(deployment_root, own)))

@@ -263,10 +263,13 @@ class EmbeddedRay:
 
     def _remove_nodes(self) -> None:
         """Delete the files of its nodes on this machine, once no process of their records runs. A
-        process that was started with an empty environment does not carry the Ray's mark."""
-        root = paths.deployment_root(self._deployment_id)
-        if not orphans.reap_within(list(session_records.nodes_of(root)), STOP_TIMEOUT_S):
-            shutil.rmtree(root, ignore_errors=True)
+        process that was started with an empty environment does not carry the Ray's mark.
+
+        Spools stay until the service has read them, through the next Ray's node.
+        """
+        nodes = list(session_records.nodes_of(paths.deployment_root(self._deployment_id)))
+        if not orphans.reap_within(nodes, STOP_TIMEOUT_S):
+            orphans.remove_folders(nodes)
 
     def _read_record(self) -> Daemon | None:
         try:
