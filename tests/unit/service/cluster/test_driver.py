@@ -1,15 +1,16 @@
-"""How the driver ends a supervisor that does not answer, without Ray."""
+"""How the driver ends what does not answer, and reads what the dead have left, without Ray."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from ray_workers.shared.contracts import Cause, Outcome
+from ray_workers.shared.contracts import Cause, Outcome, PollReply
 from ray_workers.shared.processes.silence import Silence
 from ray_workers.shared.spool_reader import SpoolRead
 from service.cluster.port import AttemptRef
@@ -70,12 +71,23 @@ class Ground:
             return value
 
         read = SpoolRead({}, more=False)
+        self.left: dict[str, bytes] = {}
+        """The spools that the dead have left on the agent's machine."""
+
+        def read_left(_job: str, _attempt: int, cursor: dict[str, int], _max_bytes: int) -> Any:
+            rest = {key: data[cursor.get(key, 0) :] for key, data in self.left.items()}
+            return answer({key: data for key, data in rest.items() if data})
+
         self.agent = SimpleNamespace(
             slowness=SimpleNamespace(remote=lambda *_: answer(slowness)),
             read=SimpleNamespace(remote=lambda *_: answer(read)),
             keep_output=SimpleNamespace(remote=lambda *_: answer("kept")),
+            read_left=SimpleNamespace(remote=read_left),
         )
-        agents = SimpleNamespace(of=lambda _: {"n": self.agent}, get=lambda _: self)
+        self.node = SimpleNamespace(agent=self.agent, refused=None, is_starting=False)
+        agents = SimpleNamespace(
+            of=lambda _: {"n": self.agent}, get=lambda _: self, joined=[self.node]
+        )
         monkeypatch.setattr(self.cluster, "_agents", agents)
         agents.look_again = lambda _: None
         monkeypatch.setattr(self.cluster, "snapshot", lambda: answer("seen"))
@@ -194,6 +206,46 @@ async def test_the_reports_of_a_dead_node_are_not_waited_for(
 ) -> None:
     ground = Ground(monkeypatch, slowness=1.0)
     ground.ref = AttemptRef(*KEY, "session", ("n", "gone"))
+    assert (await ground.outcome()).cause is Cause.NODE_LOST
+
+
+LINES = [b'{"kind": "metrics", "time": 1.0, "body": {"step": %d}}\n' % step for step in range(1, 4)]
+
+
+@pytest.mark.parametrize("session", ["session", "another"])
+async def test_what_the_dead_have_left_is_read_before_they_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, session: str
+) -> None:
+    ground = Ground(monkeypatch, slowness=1.0)
+    ground.ref = AttemptRef(*KEY, session, ("n", "gone"))
+    ground.left = {"r0.0.metrics": b"".join(LINES)}
+    ground.node.is_starting = True
+
+    async def poll(cursor: dict[str, int]) -> PollReply:
+        if session == "another":
+            return await ground.cluster.poll(ground.ref, cursor, 0.0, 100)
+        return await ground.cluster._poll_orphan(ground.ref, cursor, 100, "the actor died")
+
+    read = len(LINES[0])
+    waits = await poll({"r0.0.metrics": read})
+    assert (waits.frames, waits.outcome) == ((), None)
+    ground.node.is_starting = False
+    rest = await poll({"r0.0.metrics": read})
+    assert [frame.body["step"] for frame in rest.frames] == [2, 3]
+    assert (rest.outcome, rest.more) == (None, True)
+    assert rest.cursor == {"r0.0.metrics": len(b"".join(LINES))}
+    last = await poll(dict(rest.cursor))
+    assert last.outcome is not None
+    assert last.outcome.cause is Cause.NODE_LOST
+
+
+async def test_a_node_that_never_starts_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground(monkeypatch, slowness=1.0)
+    ground.ref = AttemptRef(*KEY, "session", ("n", "gone"))
+    ground.node.is_starting = True
+    ground.cluster._looking_since[KEY] = time.monotonic() - ground.cluster._limits.gateway_s
     assert (await ground.outcome()).cause is Cause.NODE_LOST
 
 
