@@ -65,8 +65,9 @@ def unpack_archive(
 
 
 def unpack_code(file: SourceFile, folder: Path, budget: Budget) -> list[str]:
-    """Write all files of a tar archive below `folder`; their paths, one for each member. DataError
-    for what is none, and for a member that is a link, a device, or would lead out of the folder."""
+    """Write all files of a tar archive below `folder`; their paths, one for each member. Of their
+    modes, whether the owner may execute them is kept. DataError for what is none, and for a member
+    that is a link, a device, or would lead out of the folder."""
     with (
         reading(file.place, "is no tar archive, or not a whole one"),
         tarfile.open(file.path, "r:*", tarinfo=_Member) as members,
@@ -123,6 +124,8 @@ def _unpack_tar(
             raise broken(place, f"the member {shortened(member.name)} is no regular file")
         with packed:
             _copy(packed, folder / path, budget)
+        if suffixes is None:
+            (folder / path).chmod(0o755 if member.mode & stat.S_IXUSR else 0o644)
         written.append(path.as_posix())
     return written
 

@@ -227,6 +227,29 @@ async def test_an_installer_that_the_kernel_killed_is_tried_again(
     )
 
 
+async def test_a_setup_command_that_the_kernel_killed_is_tried_again(node: Environments) -> None:
+    answer = await settle(node, {"setup": ["echo it grows; kill -9 $$"]})
+    assert answer.state is BuildState.UNREACHABLE
+    assert "was killed by signal 9: it grows" in answer.message
+
+
+async def test_packages_that_fill_the_installers_cache_end_the_build(
+    node: Environments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv has all of them there before it puts the first into the environment."""
+    fills = tmp_path / "uv"
+    fills.write_text(
+        '#!/bin/sh\nmkdir -p "$UV_CACHE_DIR"; sleep 0.5\n'
+        'head -c 300000 /dev/zero > "$UV_CACHE_DIR/big"; exec sleep 1000\n'
+    )
+    fills.chmod(0o700)
+    monkeypatch.setattr(build, "uv_program", lambda: str(fills))
+    wanted = {"python_packages": ["hello-pkg"]}
+    answer = await settle(node, wanted, replace(POLICY, limit_bytes=200_000))
+    assert answer.state is BuildState.FAILED
+    assert "DRAY_ENVIRONMENT_LIMIT_BYTES" in answer.message
+
+
 async def test_an_index_that_does_not_answer_is_asked_again(
     node: Environments, monkeypatch: pytest.MonkeyPatch
 ) -> None:

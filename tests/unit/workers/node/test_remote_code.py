@@ -324,8 +324,13 @@ def of_archive(server: GitServer, content: bytes) -> RemoteCodeRef:
 
 def test_an_archive_becomes_its_files(server: GitServer, tmp_path: Path) -> None:
     files = [(member(name), text.encode()) for name, text in FILES.items()]
-    content = packed([(member("pkg", tarfile.DIRTYPE), b""), *files])
-    assert fetched(of_archive(server, content), tmp_path) == FILES
+    tool = member("tool.sh")
+    tool.mode = 0o6775
+    content = packed([(member("pkg", tarfile.DIRTYPE), b""), *files, (tool, b"#!/bin/sh\n")])
+    assert fetched(of_archive(server, content), tmp_path) == FILES | {"tool.sh": "#!/bin/sh\n"}
+    target = tmp_path / "target"
+    modes = {name: (target / name).stat().st_mode & 0o7777 for name in ("tool.sh", "train.py")}
+    assert modes == {"tool.sh": 0o755, "train.py": 0o644}
 
 
 def test_an_archive_of_another_hash_is_refused(server: GitServer, tmp_path: Path) -> None:
