@@ -15,8 +15,8 @@ import torch
 from benchmarks.step_time.rank import rank_task
 from dray.spec import JobSpec
 from ray_workers.recipes import RECIPES
-from ray_workers.shared.contracts import DataPolicy
 from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.loop import rank_main
 from ray_workers.training.loop.run import run
 

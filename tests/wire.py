@@ -6,14 +6,8 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from ray_workers.shared.contracts import (
-    WORKER_MTBF_S,
-    AttemptSpec,
-    DataPolicy,
-    EnvironmentPolicy,
-    RankTask,
-    Slice,
-)
+from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, RankTask, Slice
+from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy
 from service.cluster.port import ClusterNode
 
 

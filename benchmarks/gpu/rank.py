@@ -16,7 +16,7 @@ from benchmarks.gpu.plain import PlainLoop
 from benchmarks.gpu.work import WORKS, Work
 from benchmarks.step_time.rank import AlternatingLoop, alternate, rank_task
 from ray_workers.recipes import RECIPES
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.loop import rank_main
 
 NUM_SENTENCES = 60_000

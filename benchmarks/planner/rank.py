@@ -16,8 +16,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from benchmarks.step_time.rank import rank_task
 from dray.spec import JobSpec
 from ray_workers.recipes import RECIPES
-from ray_workers.shared.contracts import DataPolicy
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.loop import rank_main
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.data_parallel.ddp import Ddp

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.machine import BenchmarkError
 from ray_workers.node.environments.environments import Environments
 from ray_workers.node.environments.uv import uv_program
-from ray_workers.shared.contracts import BuildState, EnvironmentPolicy
+from ray_workers.shared.node_needs import BuildState, EnvironmentPolicy
 
 PACKAGES = (
     *("bidict==0.23.1", "boltons==25.0.0", "cowsay==6.1", "inflection==0.5.1", "parsy==2.1"),

@@ -24,8 +24,9 @@ from benchmarks.step_time.plain import PlainLoop
 from benchmarks.step_time.work import WORKS
 from dray.spec import JobSpec
 from ray_workers.recipes import RECIPES
-from ray_workers.shared.contracts import WORKER_MTBF_S, DataPolicy, EnvironmentPolicy, RankTask
+from ray_workers.shared.contracts import WORKER_MTBF_S, RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.sampler import steps_per_epoch
 from ray_workers.training.elastic.rendezvous import RendezvousHandler

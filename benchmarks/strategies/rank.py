@@ -12,7 +12,7 @@ from benchmarks.step_time.rank import AlternatingLoop, alternate, rank_task
 from benchmarks.strategies.plain import PlainLoop
 from benchmarks.strategies.work import STEPS_PER_BLOCK, WAYS, document
 from ray_workers.recipes import RECIPES
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.loop import rank_main
 
 

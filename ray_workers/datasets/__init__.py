@@ -14,7 +14,7 @@ from __future__ import annotations
 from dray import spec
 from ray_workers.datasets.core.types import Images, MaskedImages, Table, Tokens
 from ray_workers.datasets.formats import images, masks, tables, text, toy_datasets
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 
 __all__ = [
     "Images",

@@ -42,20 +42,19 @@ from ray_workers.node.gpu_memory import GpuMemory, NvmlMemory
 from ray_workers.node.node_address import own_address
 from ray_workers.node.secret_masking import Maskers, mask_frames
 from ray_workers.shared import spool_reader
-from ray_workers.shared.contracts import (
-    BuildState,
-    CodeProblem,
-    CodeRef,
-    Frame,
-    FrameKind,
-    NodeEnvironment,
-    NodeNeeds,
-    RemoteCodeRef,
-)
+from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.folders import work_dir
 from ray_workers.shared.folders.disk_room import why_full
 from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.heartbeat import RankObservation, observe_ranks
+from ray_workers.shared.node_needs import (
+    BuildState,
+    CodeProblem,
+    CodeRef,
+    NodeEnvironment,
+    NodeNeeds,
+    RemoteCodeRef,
+)
 from ray_workers.shared.paths import (
     code_dir,
     deployment_root,

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from ray_workers.shared.contracts import BuildState
+from ray_workers.shared.node_needs import BuildState
 
 FIRST_ANSWER_S = 2.0
 """How long a question waits for work that is under way: most is over by then."""

@@ -22,7 +22,7 @@ from ray_workers.recipes import (
     results,
     tabular,
 )
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.workload import Workload
 
 

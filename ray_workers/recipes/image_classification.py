@@ -21,7 +21,7 @@ from ray_workers.recipes.image_inputs import ImageForm
 from ray_workers.recipes.inference import chances_of
 from ray_workers.recipes.models import images as networks
 from ray_workers.recipes.models import imported
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import Rows, Samples
 

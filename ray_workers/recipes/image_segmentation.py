@@ -22,7 +22,7 @@ from ray_workers.recipes.inference import chances_of
 from ray_workers.recipes.models import imported
 from ray_workers.recipes.models.images import Shape
 from ray_workers.recipes.models.unet import Unet
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import Rows, Samples
 

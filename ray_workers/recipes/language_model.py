@@ -21,7 +21,7 @@ from ray_workers.recipes.export import export
 from ray_workers.recipes.inference import outputs_of
 from ray_workers.recipes.models import imported
 from ray_workers.recipes.models.gpt import Gpt
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.workload import Workload, WriteResults
 from ray_workers.training.data.device_dataset import Rows, Samples

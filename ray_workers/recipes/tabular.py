@@ -25,7 +25,7 @@ from ray_workers.recipes.inference import chances_of, outputs_of
 from ray_workers.recipes.models import imported
 from ray_workers.recipes.models.tables import UNKNOWN, OwnTableModel, TableMlp, TableModel
 from ray_workers.recipes.table_inputs import TableForm
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.workload import LossSum, Workload
 from ray_workers.training.data.device_dataset import Rows, Samples
 

@@ -10,14 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ray_workers.shared.contracts import (
-    AttemptSpec,
-    Drill,
-    Grant,
-    NodeEnvironment,
-    NodeNeeds,
-    PollReply,
-)
+from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply
+from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.quarantine import Quarantined
 
 

@@ -17,7 +17,6 @@ from urllib.parse import unquote, urlsplit
 
 from dray.spec import Environment, Gpt, Imported, JobSpec
 from dray.spec.code import RemoteCode
-from ray_workers.shared.contracts import DataPolicy
 from ray_workers.shared.net_policy import (
     Address,
     AllowedHosts,
@@ -26,6 +25,7 @@ from ray_workers.shared.net_policy import (
     refused_address,
     refused_host,
 )
+from ray_workers.shared.node_needs import DataPolicy
 from service.config.settings import Settings
 from service.domain.errors import DataSourceForbidden
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import JobNeed, NodeEnvironment
+from ray_workers.shared.node_needs import JobNeed, NodeEnvironment
 from service.db.repositories import jobs as repository
 from service.domain.states import Trigger
 from service.domain.text import clean

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from dray.spec import Environment
 from dray.spec.code import RemoteCode
-from ray_workers.shared.contracts import (
+from ray_workers.shared.node_needs import (
     BuildState,
     EnvironmentPolicy,
     JobNeed,

@@ -15,19 +15,16 @@ from typing import Any, TypeVar
 from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import (
     AttemptSpec,
-    BuildState,
     Cause,
     Drill,
     Frame,
     FrameKind,
     Grant,
-    JobNeed,
-    NodeEnvironment,
-    NodeNeeds,
     Outcome,
     Phase,
     PollReply,
 )
+from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, NodeNeeds
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from tests.fakes.attempt import FakeAttempt, Play
 from tests.fakes.node import FakeNode, Pulse

@@ -11,17 +11,8 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from ray_workers.shared.contracts import (
-    AttemptSpec,
-    Cause,
-    Drill,
-    Grant,
-    NodeEnvironment,
-    NodeNeeds,
-    Outcome,
-    Phase,
-    PollReply,
-)
+from ray_workers.shared.contracts import AttemptSpec, Cause, Drill, Grant, Outcome, Phase, PollReply
+from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from tests.simulation.attempt import Key, SimAttempt, SimNode, read
 

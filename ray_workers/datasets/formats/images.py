@@ -15,7 +15,7 @@ from ray_workers.datasets.core.types import Images
 from ray_workers.datasets.formats import image_decoding, npz
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare
 from ray_workers.datasets.sources.source import SourceFile
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 
 
 @dataclass(frozen=True)

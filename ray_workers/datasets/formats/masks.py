@@ -16,7 +16,7 @@ from ray_workers.datasets.core.types import MaskedImages
 from ray_workers.datasets.formats import class_ids, image_decoding, npz
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare
 from ray_workers.datasets.sources.source import SourceFile
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 
 MASK_MODES = ("1", "L", "P")
 """One channel of at most 8 bits. Of an image with a palette the indices count, not the colours."""

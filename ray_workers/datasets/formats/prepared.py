@@ -21,7 +21,7 @@ from dray import spec
 from ray_workers.datasets.core.errors import Budget, broken, reading
 from ray_workers.datasets.sources.node_cache import NodeCache
 from ray_workers.datasets.sources.source import Content, Source, SourceFile, place_of
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 
 FORMAT_VERSION = 1
 """Part of every key: change it with anything that changes what a build writes."""

@@ -21,7 +21,7 @@ from ray_workers.datasets.formats.dates import PARTS
 from ray_workers.datasets.formats.prepared import ArrayWriter, Prepared, Workshop, prepare
 from ray_workers.datasets.formats.table_files import CsvFile, ParquetFile, TableFile
 from ray_workers.datasets.formats.utf8 import converted
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 
 TABLE_VERSION = 2
 """Part of every table's key: change it with anything that changes the files of a table."""

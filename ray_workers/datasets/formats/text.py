@@ -16,7 +16,7 @@ from ray_workers.datasets.formats import utf8
 from ray_workers.datasets.formats.archives import gunzipped
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare, read_small_file
 from ray_workers.datasets.sources.source import place_of
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 
 SUFFIXES = (".txt",)
 MAX_TOKENIZER_BYTES = 256 << 20

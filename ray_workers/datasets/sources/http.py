@@ -23,8 +23,8 @@ from yarl import URL
 from ray_workers.datasets.core.errors import broken, shortened
 from ray_workers.datasets.sources.credentials import Options, headers_for
 from ray_workers.datasets.sources.protocol import Listed, Listing, Sink, TransferError
-from ray_workers.shared.contracts import DataPolicy
 from ray_workers.shared.net_policy import AllowedHosts, refused_address, refused_host
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 
 MAX_REDIRECTS = 5

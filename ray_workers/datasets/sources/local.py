@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from ray_workers.datasets.core.errors import broken
 from ray_workers.datasets.sources.protocol import Listed, Listing, Sink
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 
 
 class LocalOrigin:

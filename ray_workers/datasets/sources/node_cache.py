@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.shared.paths import machine_root, own_folder
 
 Kind = Literal["objects", "prepared"]

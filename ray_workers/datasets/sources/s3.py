@@ -17,7 +17,7 @@ import s3fs
 from ray_workers.datasets.core.errors import broken
 from ray_workers.datasets.sources.credentials import Options
 from ray_workers.datasets.sources.protocol import Listed, Listing, Sink, TransferError
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 
 PIECE_BYTES = 8 << 20
 _CLIENT_OPTIONS = ("key", "secret", "token", "anon")

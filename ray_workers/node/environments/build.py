@@ -33,7 +33,6 @@ from ray_workers.node.environments.uv import (
 )
 from ray_workers.node.rank_environment import of_ranks
 from ray_workers.node.shared_work import NotDone
-from ray_workers.shared.contracts import BuildState, EnvironmentPolicy
 from ray_workers.shared.folders.environment_overlay import (
     OWN_PACKAGES,
     EnvironmentRecord,
@@ -43,6 +42,7 @@ from ray_workers.shared.folders.environment_overlay import (
     write_record,
 )
 from ray_workers.shared.folders.removal import remove_tree
+from ray_workers.shared.node_needs import BuildState, EnvironmentPolicy
 from ray_workers.shared.paths import own_folder
 from ray_workers.shared.secret_files import Masker, read_secrets
 

@@ -12,18 +12,13 @@ from ray_workers.node.environments.build import Build
 from ray_workers.node.environments.eviction import make_room
 from ray_workers.node.environments.layout import log_of, tail
 from ray_workers.node.shared_work import SharedWork
-from ray_workers.shared.contracts import (
-    BuildState,
-    EnvironmentPolicy,
-    JobNeed,
-    NodeEnvironment,
-)
 from ray_workers.shared.folders.environment_overlay import (
     EnvironmentRecord,
     environments_dir,
     find,
     key_of,
 )
+from ray_workers.shared.node_needs import BuildState, EnvironmentPolicy, JobNeed, NodeEnvironment
 from ray_workers.shared.secret_files import SecretUnavailable, read_secrets
 
 BUILDS_AT_A_TIME = 2

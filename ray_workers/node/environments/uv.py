@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ray_workers.node.shared_work import NotDone
-from ray_workers.shared.contracts import BuildState
+from ray_workers.shared.node_needs import BuildState
 
 _UNREACHABLE = re.compile(
     r"error sending request|Failed to fetch|Request failed after|client error|dns error"

@@ -23,8 +23,8 @@ from typing import Any
 from dray.code.manifest import MAX_FILES, PART_BYTES, collision_in, fault_of
 from dray.train import files
 from ray_workers.node.folders import remote_code
-from ray_workers.shared.contracts import CodeRef, RemoteCodeRef
 from ray_workers.shared.folders.removal import remove_tree
+from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from ray_workers.shared.paths import entries, own_folder
 from ray_workers.shared.processes.procfs import boot_id
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable
 from ray_workers.node.shared_work import NotDone, SharedWork
-from ray_workers.shared.contracts import BuildState, JobNeed, NodeEnvironment, RemoteCodeRef
+from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, RemoteCodeRef
 from ray_workers.shared.paths import code_dir
 
 AT_A_TIME = 8

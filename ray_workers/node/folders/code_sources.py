@@ -25,7 +25,7 @@ from ray_workers.node.folders.git_commit import (
     check_paths,
     too_large,
 )
-from ray_workers.shared.contracts import RemoteCodeRef
+from ray_workers.shared.node_needs import RemoteCodeRef
 from ray_workers.training.core.errors import DataError, SourceUnavailableError
 
 

@@ -23,13 +23,13 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from dray.code.manifest import MAX_FILES, MAX_PATH_BYTES, collision_in, fault_of
-from ray_workers.shared.contracts import RemoteCodeRef
 from ray_workers.shared.net_policy import (
     AllowedHosts,
     literal_address,
     refused_address,
     refused_host,
 )
+from ray_workers.shared.node_needs import RemoteCodeRef
 
 LEAST_GIT = (2, 37)
 """The first that takes addresses for a host (`http.curloptResolve`)."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from ray_workers.node.folders import git_commit
 from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable, GitCommit
 from ray_workers.node.forkserver.manager import CODE_ROOT
-from ray_workers.shared.contracts import DataPolicy, RemoteCodeRef
+from ray_workers.shared.node_needs import DataPolicy, RemoteCodeRef
 
 LIMIT_S = 300.0
 """How long a node may take to fetch code."""

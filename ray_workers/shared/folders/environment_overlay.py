@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import dray
-from ray_workers.shared.contracts import EnvironmentPolicy
+from ray_workers.shared.node_needs import EnvironmentPolicy
 from ray_workers.shared.paths import machine_root
 from ray_workers.shared.secret_files import is_owners
 

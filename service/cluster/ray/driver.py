@@ -27,8 +27,6 @@ from ray_workers.shared.contracts import (
     Drill,
     Frame,
     Grant,
-    NodeEnvironment,
-    NodeNeeds,
     Outcome,
     Phase,
     PollReply,
@@ -37,6 +35,7 @@ from ray_workers.shared.contracts import (
     namespace,
     supervisor_name,
 )
+from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.processes.machine_pace import OVERLOADED, USUAL, said_of
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.shared.spool_reader import SpoolRead

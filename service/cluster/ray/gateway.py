@@ -26,14 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_workers.shared.contracts import (
-    AttemptSpec,
-    Drill,
-    Grant,
-    NodeEnvironment,
-    NodeNeeds,
-    PollReply,
-)
+from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply
+from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.cluster.ray.embedded import CODE_ROOT, Daemon, EmbeddedRay

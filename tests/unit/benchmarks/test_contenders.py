@@ -14,7 +14,7 @@ from benchmarks.first_step.contenders import Turn
 from benchmarks.first_step.work import recipe_job, script_job
 from dray.spec import JobSpec
 from ray_workers.recipes import RECIPES
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.parallel.meta_init import materialise
 
 

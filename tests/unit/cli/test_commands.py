@@ -17,7 +17,8 @@ from dray.errors import CODES, DrayError, IntegrityError, ServerUnreachable, Spe
 from dray.spec import JobSpec
 from dray.views import Problem
 from ray_workers.recipes import RECIPES
-from ray_workers.shared.contracts import Cause, DataPolicy
+from ray_workers.shared.contracts import Cause
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.parallel.meta_init import materialise
 from tests.unit.api.serving import LiveServer, wait_until
 from tests.unit.cli.running import Cli, as_process

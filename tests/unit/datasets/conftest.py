@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from tests.object_store import ObjectStore, serving_s3
 
 

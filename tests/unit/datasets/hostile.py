@@ -20,7 +20,7 @@ from pyarrow import parquet
 
 from dray.spec import Data
 from ray_workers import datasets
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 
 IMAGES = {f"{label}/{n}": n for label in "ab" for n in range(3)}
 """Path of each image within the set, and what is drawn."""

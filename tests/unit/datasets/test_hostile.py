@@ -25,7 +25,8 @@ from ray_workers.datasets.core import errors
 from ray_workers.datasets.core.errors import reading
 from ray_workers.datasets.formats import text
 from ray_workers.datasets.sources.local import LocalOrigin
-from ray_workers.shared.contracts import Cause, DataPolicy
+from ray_workers.shared.contracts import Cause
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError, SourceUnavailableError, cause_of
 from tests.marks import soak_but
 from tests.object_store import ObjectStore

@@ -17,7 +17,7 @@ from dray.spec import Data
 from ray_workers.datasets import open_table, open_text
 from ray_workers.datasets.sources import http, source
 from ray_workers.datasets.sources.credentials import headers_for
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError, SourceUnavailableError
 from tests.unit.datasets.web import Answer, Web, serving
 

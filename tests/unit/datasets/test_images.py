@@ -16,7 +16,7 @@ from PIL import Image
 
 from dray.spec import Data
 from ray_workers.datasets import Images, open_images
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from dray.spec import Data
 from ray_workers.datasets import MaskedImages, open_masked_images
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 from tests.unit.datasets.test_images import arrays, lay, picture, zipped
 

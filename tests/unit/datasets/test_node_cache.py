@@ -20,7 +20,7 @@ from dray.train.storage_room import StorageError
 from ray_workers.datasets import open_table, open_text
 from ray_workers.datasets.sources.node_cache import NodeCache
 from ray_workers.datasets.sources.source import Source
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 from tests.integration.harness import ROOT
 from tests.marks import soak
@@ -29,7 +29,7 @@ from tests.unit.datasets.web import Answer, serving
 RANKS = """
 import json, os, sys, traceback
 from dray.spec import Data
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.datasets import open_table
 policy = json.loads(sys.argv[2])
 policy["private_hosts"] = tuple(policy["private_hosts"])
@@ -298,7 +298,7 @@ import numpy as np
 import pyarrow.csv, pyarrow.parquet
 from dray.spec import Data
 from dray.train.storage_room import StorageError
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.datasets import open_table, open_text
 from ray_workers.datasets.formats.prepared import prepare
 

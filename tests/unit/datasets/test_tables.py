@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from dray.spec import Data
 from ray_workers.datasets import Table, open_table
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 
 

@@ -11,7 +11,7 @@ import pytest
 from dray.spec import Data
 from ray_workers.datasets import Tokens, open_text
 from ray_workers.datasets.formats import utf8
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 
 TOKENIZER = {

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from tests.integration.harness import ROOT
 from tests.marks import soak
 from tests.unit.datasets.web import Answer, serving
@@ -25,7 +25,7 @@ READ = """
 import sys
 from dataclasses import replace
 from dray.spec import Data
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.datasets import open_table
 from ray_workers.datasets.sources import source
 from ray_workers.training.core.errors import SourceUnavailableError

@@ -7,7 +7,7 @@ import pytest
 
 from dray.spec import Data
 from ray_workers.datasets import open_images, open_table
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 
 POLICY = DataPolicy.open()
 

@@ -14,7 +14,7 @@ import torch
 
 from dray.spec import JobSpec
 from ray_workers.recipes import RECIPES
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.parallel.meta_init import materialise
 
 ROOT = Path(__file__).resolve().parents[3]

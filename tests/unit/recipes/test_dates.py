@@ -17,7 +17,7 @@ from ray_workers import recipes
 from ray_workers.datasets import open_table
 from ray_workers.datasets.formats.dates import PARTS
 from ray_workers.recipes.table_inputs import TableForm
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 from tests.unit.recipes.test_tabular import build
 

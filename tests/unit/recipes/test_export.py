@@ -19,7 +19,7 @@ from torch import Tensor
 from dray.spec import JobSpec
 from ray_workers import recipes
 from ray_workers.recipes.export import ABOUT
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.parallel.meta_init import materialise
 from tests.marks import SOAK, soak
 

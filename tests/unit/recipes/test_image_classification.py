@@ -9,7 +9,7 @@ from torch import Tensor
 from dray.spec import JobSpec
 from ray_workers import recipes
 from ray_workers.recipes.models import images as networks
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.parallel.meta_init import materialise

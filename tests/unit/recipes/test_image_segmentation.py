@@ -14,7 +14,7 @@ from dray.spec import JobSpec
 from ray_workers import recipes
 from ray_workers.recipes import measures
 from ray_workers.recipes.models.unet import Unet
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.parallel.meta_init import materialise

@@ -15,7 +15,8 @@ from torch import nn
 from dray.spec import Imported, JobSpec
 from ray_workers import recipes
 from ray_workers.recipes.models import imported
-from ray_workers.shared.contracts import Cause, DataPolicy
+from ray_workers.shared.contracts import Cause
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import ModelError, cause_of
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.parallel.meta_init import materialise

@@ -13,7 +13,7 @@ import torch
 from dray.spec import JobSpec
 from ray_workers import recipes
 from ray_workers.recipes.table_inputs import TableForm, UnseenCategoryWarning
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.parallel.meta_init import materialise
 

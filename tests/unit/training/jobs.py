@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from dray.spec import JobSpec
 from ray_workers import recipes
-from ray_workers.shared.contracts import DataPolicy, RankTask
+from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data import device_dataset

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from dray.spec import JobSpec
-from ray_workers.shared.contracts import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy
 from service.config.settings import Settings
 from service.domain.errors import DataSourceForbidden
 from service.jobs import data_policy

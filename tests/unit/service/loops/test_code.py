@@ -10,7 +10,7 @@ import pytest
 from dray.code.manifest import FileEntry
 from dray.views import JobState
 from ray_workers.node.folders.code_cache import CodeCache
-from ray_workers.shared.contracts import CodeRef, RemoteCodeRef
+from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from service.code.uploads import KEPT
 from service.runtime import Runtime
 from tests.marks import ON_SQLITE

@@ -9,11 +9,7 @@ import pytest
 
 from dray.spec import JobSpec
 from dray.views import JobState
-from ray_workers.shared.contracts import (
-    BuildState,
-    JobNeed,
-    NodeEnvironment,
-)
+from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment
 from service.loops import environments
 from service.runtime import Runtime
 from tests.fakes.cluster import READY

@@ -16,8 +16,9 @@ import pytest
 
 from dray.train.spool import segments
 from ray_workers.node.environments.build import Build
-from ray_workers.shared.contracts import STORAGE_EXIT_CODE, EnvironmentPolicy, RankTask
+from ray_workers.shared.contracts import STORAGE_EXIT_CODE, RankTask
 from ray_workers.shared.folders import environment_overlay as overlay
+from ray_workers.shared.node_needs import EnvironmentPolicy
 from ray_workers.shared.paths import NODE_TMPDIR
 from ray_workers.training.loop import fresh_main, job_environment, rank_main
 from tests.unit.training.ranks import make_task

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from dray.spec import JobSpec
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
-from ray_workers.shared.contracts import LEFT_EXIT_CODE, DataPolicy, RankTask
+from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
+from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.data.sampler import DistributedBatchSampler

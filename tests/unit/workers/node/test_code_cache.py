@@ -13,7 +13,7 @@ import pytest
 
 from ray_workers.node.folders import code_cache
 from ray_workers.node.folders.code_cache import BadCode, CodeCache
-from ray_workers.shared.contracts import CodeRef
+from ray_workers.shared.node_needs import CodeRef
 
 FILES = {
     "train.py": b"print(1)\n",

@@ -13,7 +13,7 @@ from ray_workers.node import shared_work
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.code_fetches import CodeFetches
 from ray_workers.node.folders.git_commit import CodeUnreachable
-from ray_workers.shared.contracts import BuildState, NodeEnvironment, RemoteCodeRef
+from ray_workers.shared.node_needs import BuildState, NodeEnvironment, RemoteCodeRef
 from tests.unit.workers.node.git_server import GitServer, repository, serving
 from tests.unit.workers.node.test_remote_code import FILES, below, of_git
 

@@ -26,8 +26,8 @@ from ray_workers.node.environments.environments import Environments
 from ray_workers.node.environments.eviction import make_room
 from ray_workers.node.environments.programs import HEAD_BYTES, TAIL_BYTES, Output, mark_of
 from ray_workers.node.environments.uv import sentence_of, state_of
-from ray_workers.shared.contracts import BuildState, EnvironmentPolicy, NodeEnvironment
 from ray_workers.shared.folders import environment_overlay as overlay
+from ray_workers.shared.node_needs import BuildState, EnvironmentPolicy, NodeEnvironment
 from ray_workers.shared.processes.procfs import MARK_VARIABLE, started_ticks
 from ray_workers.shared.secret_files import Masker
 from tests.unit.workers.forked import PATIENCE_S, until

@@ -16,7 +16,7 @@ import pytest
 from ray_workers.node.folders import git_commit, remote_code
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable
-from ray_workers.shared.contracts import DataPolicy, RemoteCodeRef
+from ray_workers.shared.node_needs import DataPolicy, RemoteCodeRef
 from tests.unit.workers.node.git_server import GitServer, git, repository, serving
 
 FILES = {

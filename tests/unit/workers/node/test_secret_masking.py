@@ -17,7 +17,8 @@ from dray.train.spool import SpoolWriter
 from ray_workers.node import agent
 from ray_workers.node.secret_masking import EXACT, mask_frames, note_secrets
 from ray_workers.shared import frames, paths, spool_reader
-from ray_workers.shared.contracts import EnvironmentPolicy, FrameKind
+from ray_workers.shared.contracts import FrameKind
+from ray_workers.shared.node_needs import EnvironmentPolicy
 from ray_workers.shared.secret_files import Masker
 from tests.unit.workers.node.test_agent import node_agent
 

@@ -14,17 +14,9 @@ from ray_workers.node.agent import NodeReport
 from ray_workers.node.attempt_residue import AttemptResidue
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.shared import contracts
-from ray_workers.shared.contracts import (
-    AttemptSpec,
-    DataPolicy,
-    EnvironmentPolicy,
-    Outcome,
-    PollReply,
-    RankTask,
-    Seat,
-    Slice,
-)
+from ray_workers.shared.contracts import AttemptSpec, Outcome, PollReply, RankTask, Seat, Slice
 from ray_workers.shared.frames import Report
+from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy
 from ray_workers.shared.processes.procfs import Activity
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot

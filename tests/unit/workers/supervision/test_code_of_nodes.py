@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Cause, CodeProblem, CodeRef, Slice
+from ray_workers.shared.contracts import Cause, Slice
+from ray_workers.shared.node_needs import CodeProblem, CodeRef
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision import node_clients
 from ray_workers.supervision.node_clients import CodeUnavailable, CodeUnfetchable, NodeClients
