@@ -16,7 +16,15 @@ from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.shared import contracts
 from ray_workers.shared.contracts import AttemptSpec, Outcome, PollReply, RankTask, Seat, Slice
 from ray_workers.shared.frames import Report
-from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy
+from ray_workers.shared.node_needs import (
+    CodeProblem,
+    CodeRef,
+    DataPolicy,
+    EnvironmentPolicy,
+    NodeEnvironment,
+    NodeNeeds,
+    RemoteCodeRef,
+)
 from ray_workers.shared.processes.procfs import Activity
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot
@@ -52,13 +60,11 @@ CROSS = [
         RankTask,
         PollReply,
         Outcome,
-        DataPolicy,
-        EnvironmentPolicy,
-        contracts.NodeEnvironment,
         contracts.Frame,
         contracts.Drill,
     ),
-    *(FolderPlan, FilesKept, Activity),
+    *(DataPolicy, EnvironmentPolicy, CodeRef, RemoteCodeRef, NodeNeeds, NodeEnvironment),
+    *(CodeProblem, FolderPlan, FilesKept, Activity),
     *(contracts.Grant, contracts.SilentProcess, AttemptResidue, NodeReport, RankExit),
     *(ClusterNode, ClusterSnapshot, AttemptRef, Claimed, GatewayConfig, *Report.__subclasses__()),
 ]
