@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError
 
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.node.node_address import own_address
-from ray_workers.node.ray_calls import result_within
+from ray_workers.node.ray_calls import brief, result_within
 from ray_workers.shared import paths, spool_reader
 from ray_workers.shared.contracts import (
     AttemptSpec,
@@ -197,9 +197,9 @@ class Supervisor:
         except SlotsUnavailable as error:
             outcome = Outcome.of(Cause.SLOTS_UNAVAILABLE, str(error))
         except ForkFailed as error:  # another job may have ended the forkserver
-            outcome = Outcome.of(Cause.NODE_LOST, f"a worker could not be started: {error}")
+            outcome = Outcome.of(Cause.NODE_LOST, _not_started(error))
         except RayActorError as error:
-            outcome = Outcome.of(Cause.WORKER_LOST, f"a worker could not be started: {error}")
+            outcome = Outcome.of(Cause.WORKER_LOST, _not_started(error))
         except CodeUnfetchable as error:
             outcome = Outcome.of(Cause.CANNOT_RUN, str(error))
         except Exception as error:
@@ -313,3 +313,7 @@ def _without_reports(outcome: Outcome, num_nodes: int, ranks: Sequence[int]) -> 
     nodes = "a node" if num_nodes == 1 else f"{num_nodes} nodes"
     message = f"every rank ended well, but the last reports of {nodes} never came"
     return replace(outcome, cause=Cause.NODE_LOST, message=message)
+
+
+def _not_started(error: BaseException) -> str:
+    return f"a worker could not be started: {brief(error)}"

@@ -246,14 +246,16 @@ UNDISTURBED = frozenset(
 """Training goes on meanwhile."""
 
 
-def strike(scene: Scene, blow: tuple[str, ...]) -> float:
-    """Inject these faults one right after the other; Unix seconds of the first.
+def strike(scene: Scene, blow: tuple[str, ...]) -> tuple[float, tuple[str, ...]]:
+    """Inject these faults one right after the other; Unix seconds of the first, and which of them
+    found something to strike.
 
-    Missed if the first found nothing to strike.
+    Missed if the first found nothing.
     """
     last = blow[-1]
     faults = (last,) if last in ONE_AFTER_THE_OTHER else blow
     struck_at = 0.0
+    missed = []
     for name in faults:
         at = time.time()
         try:
@@ -261,5 +263,7 @@ def strike(scene: Scene, blow: tuple[str, ...]) -> float:
         except (Missed, ProcessLookupError, IndexError) as error:
             if not struck_at:
                 raise Missed(f"{name}: {error}") from None
+            print(f"  missed: {name}: {error}", flush=True)
+            missed.append(name)
         struck_at = struck_at or at
-    return struck_at
+    return struck_at, tuple(name for name in blow if name not in missed)

@@ -77,8 +77,8 @@ STOPPABLE_ON_BOTH: Mapping[str, frozenset[str]] = {
     "rank actor": LONG,
     "store": LONG_RECIPE,
     "supervisor": LONG,
-    "forkserver": LONG,
     "node agent": LONG,
+    "forkserver": LONG,
     "gateway": LONG,
     "service": LONG,
 }
@@ -87,7 +87,7 @@ STOPPABLE: Mapping[str, Mapping[str, frozenset[str]]] = {
     CLUSTER: STOPPABLE_ON_BOTH,
 }
 """Processes that may be stopped (SIGSTOP), and of whom, on each ground. Those of Ray itself come
-last: while they stand, nothing else of it is found."""
+last: while they stand, nothing else of it is found; nor is an agent whose forkserver stands."""
 TWO: Blow = ("two processes stopped",)
 BRIEFLY: Blow = ("a process stopped briefly",)
 """Cards for which the plan draws which."""

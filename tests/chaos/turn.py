@@ -101,7 +101,7 @@ class Runner:
         scene = Scene(self._ground, client, job_id, kind, random.Random(turn.seed))
         self._scenes.append(scene)
         cancelled = False
-        blows: list[tuple[Blow, Mark]] = []
+        blows: list[tuple[Blown, Mark]] = []
         for each in turn.strikes:
             struck = self._strike(scene, each.blow, int(each.at * kind.num_steps), result)
             if struck is None:
@@ -109,12 +109,11 @@ class Runner:
                 continue
             blown, before = struck
             result.blown.append(blown)
-            if blown.how != ENDED:
-                blows.append((each.blow, before))
+            blows.append((blown, before))
             cancelled |= "cancelled meanwhile" in each.blow
             result.breaches += self._of_damage(scene)
         ended = [self._await_end(client, job_id, kind) for job_id, kind in jobs]
-        result.breaches += of_telling(scene, blows, [each.blow for each in turn.strikes])
+        result.breaches += of_telling(scene, blows)
         result.breaches += of_stopped(scene)
         let_go_at = time.time() if scene.stopped else 0.0
         let_go(scene)
@@ -135,7 +134,7 @@ class Runner:
                 return None
             before = Mark(scene)
             try:
-                struck_at = strike(scene, blow)
+                struck_at, blow = strike(scene, blow)
             except Missed as missed:
                 print(f"  missed: {missed}", flush=True)
                 time.sleep(1.0)  # whatever was not there may be on its way
@@ -226,17 +225,18 @@ def is_late(event: Event, blown: Blown) -> bool:
     return event.type == "silence" and event.data.get("process") not in told_of
 
 
-def of_telling(scene: Scene, blows: list[tuple[Blow, Mark]], planned: list[Blow]) -> Iterator[str]:
+def of_telling(scene: Scene, blows: list[tuple[Blown, Mark]]) -> Iterator[str]:
     """I11: users were told what did not answer.
 
     Looked at when the job has ended: a rank may be replaced before anybody is told of the process
-    that was stopped beside it. planned: all blows of the turn, in order.
+    that was stopped beside it. blows: all of the turn, in order.
     """
     events = patiently(lambda: list(scene.client.events(scene.job_id)))
-    for blow, before in blows:
-        if TELLERS & set(blow):
+    for number, (blown, before) in enumerate(blows):
+        blow = blown.blow
+        if blown.how == ENDED or TELLERS & set(blow):
             continue
-        since_then = set().union(*planned[planned.index(blow) :])
+        since_then = set(blow).union(*(later.blow for later, _ in blows[number:]))
         expected = {
             process
             for name, process in TOLD_AS.items()

@@ -19,7 +19,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 
 from ray_workers.node import compat_ray
 from ray_workers.node.ending import end_actor
-from ray_workers.node.ray_calls import result_within
+from ray_workers.node.ray_calls import brief, result_within
 from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import (
     AttemptSpec,
@@ -42,7 +42,7 @@ from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision.supervisor import Supervisor
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.cluster.ray import launch_once, prestart
-from service.cluster.ray.node_agents import GatewayConfig, NodeAgents, brief
+from service.cluster.ray.node_agents import GatewayConfig, NodeAgents
 from service.cluster.ray.orphan_slots import UnownedSlots
 
 logger = logging.getLogger(__name__)

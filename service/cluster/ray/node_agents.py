@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import dray
 from ray_workers.node.agent import NodeAgent, NodeReport
 from ray_workers.node.ending import end_actor
+from ray_workers.node.ray_calls import brief
 from ray_workers.shared.contracts import ProcessKind, SilentProcess, agent_name
 from ray_workers.shared.paths import nonce_path
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
@@ -220,9 +220,3 @@ def refusal(report: NodeReport, config: GatewayConfig) -> str | None:
 async def result(ref: Any) -> Any:
     """Await an object ref as a coroutine, which is what asyncio's functions take."""
     return await ref
-
-
-def brief(error: BaseException) -> str:
-    """The last line of an error that has words: Ray's messages hold whole remote tracebacks."""
-    lines = [line for line in str(error).splitlines() if re.search(r"\w", line)]
-    return lines[-1].strip() if lines else type(error).__name__

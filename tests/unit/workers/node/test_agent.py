@@ -16,6 +16,7 @@ from ray import cloudpickle
 
 from dray.train.spool import SpoolWriter
 from ray_workers.node import agent
+from ray_workers.node.ray_calls import brief
 from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.paths import NODE_TMPDIR, runtime_dir
 from ray_workers.shared.processes.procfs import boot_id, place, started_ticks
@@ -137,3 +138,19 @@ async def test_what_an_attempt_left_on_a_dead_node_of_the_machine_is_read_and_dr
     await node.drop("j", 1)
     assert await node.spooled() == []
     assert (alive / "spool" / "j" / "1").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "\x1b[36mray::RankActor.start()\x1b[39m (pid=7)\n    raise ForkFailed(why)\n"
+            "ray_workers.node.forkserver.client.ForkFailed: no answer: [Errno 104] reset\n",
+            "ForkFailed: no answer: [Errno 104] reset",
+        ),
+        ("the actor died: 10.0.0.1: gone\n----\n", "the actor died: 10.0.0.1: gone"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_an_error_of_rays_is_told_in_a_line(text: str, words: str) -> None:
+    assert brief(RuntimeError(text)) == words
