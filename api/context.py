@@ -13,7 +13,7 @@ from api.observability.prometheus import Telemetry
 from api.problems import Refused
 from api.security.auth import Authority
 from service.code.uploads import CodeUploads
-from service.jobs.faults_api import FaultService
+from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.planning.service import Plans

@@ -32,7 +32,7 @@ from service.db.repositories import cluster as repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import Database, normalise_url, utc_now
 from service.domain.errors import DomainError
-from service.jobs.faults_api import FaultService
+from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.jobs.status_cache import StatusCache

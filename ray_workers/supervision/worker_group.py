@@ -22,7 +22,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_workers.node import placement_groups
-from ray_workers.node.ending import end_actor
+from ray_workers.node.end_actor import end_actor
 from ray_workers.node.forkserver.client import ForkedProcess, ForkFailed
 from ray_workers.node.ray_calls import result_within
 from ray_workers.shared import paths, spool_reader

@@ -26,7 +26,7 @@ from service.db.session import touch
 from service.domain.scheduling import policy
 from service.jobs import data_policy
 from service.lifecycle import resizing, transitions
-from service.loops import environments, mtbf, queue_view
+from service.loops import mtbf, preparations, queue_view
 from service.loops.cluster_watcher import ClusterWatcher
 from service.loops.fencing import LoopDatabase
 from service.loops.launches import Launches
@@ -61,8 +61,8 @@ class Scheduler:
         self._deployment_id = deployment_id
         self._halted = halted
         self._impossible_since: dict[str, datetime] = {}
-        self._gate = environments.EnvironmentGate(
-            database, environments.Preparations(cluster, signals), settings
+        self._gate = preparations.EnvironmentGate(
+            database, preparations.Preparations(cluster, signals), settings
         )
 
     async def run(self) -> None:
@@ -180,7 +180,7 @@ class Scheduler:
             start_timeout_s=self._settings.start_timeout_s,
             max_runtime_s=claimed.max_runtime_s,
             data_policy=data_policy.policy_of(self._settings),
-            environment_policy=environments.policy_of(self._settings, claimed.owner),
+            environment_policy=preparations.policy_of(self._settings, claimed.owner),
             spool_limit_bytes=self._settings.spool_limit_bytes,
             furthest_step=claimed.furthest_step,
             min_workers=claimed.min_workers,
@@ -213,7 +213,7 @@ def _recovers_in_place(claimed: transitions.Claimed, bundle: Mapping[str, float]
 def _code_of(claimed: transitions.Claimed, settings: Settings) -> CodeRef | RemoteCodeRef | None:
     row, remote = claimed.code, claimed.spec.remote_code
     if remote is not None:
-        return environments.code_of(remote, settings)
+        return preparations.code_of(remote, settings)
     if row is None:
         return None
     url = f"{settings.storage_url.rstrip('/')}/{row.manifest_key}"

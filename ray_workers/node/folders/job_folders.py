@@ -26,7 +26,7 @@ from dray.names import unfit
 from dray.train import files, storage_room
 from dray.train.spool import SpoolWriter
 from ray_workers.shared import spool_reader
-from ray_workers.shared.folders.script_folders import checkpoint_dir, output_dir
+from ray_workers.shared.folders.script_paths import checkpoint_dir, output_dir
 from ray_workers.shared.frames import ArtifactReport
 from ray_workers.shared.spool_reader import spool_key
 

@@ -15,7 +15,7 @@ from ray_workers.node.found_metrics.files import MetricFiles
 from ray_workers.node.found_metrics.lines import LinePatterns, TrainerLines
 from ray_workers.node.found_metrics.points import FoundPoint
 from ray_workers.shared.contracts import FrameKind, RankTask
-from ray_workers.shared.folders.script_folders import output_dir
+from ray_workers.shared.folders.script_paths import output_dir
 
 STREAM: Final = ".found"
 """Suffix of the spool, beside those of the reports and of the log."""

@@ -20,7 +20,7 @@ from dray.spec import Imported, JobSpec, Script
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
-from ray_workers.shared.folders.script_folders import checkpoint_dir, output_dir
+from ray_workers.shared.folders.script_paths import checkpoint_dir, output_dir
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.processes.stack_writer import dump_on
 from ray_workers.training.core import elastic_error

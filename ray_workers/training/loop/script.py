@@ -102,7 +102,7 @@ def following(task: RankTask, page: HeartbeatPage) -> Iterator[None]:
 
     def new_group() -> Group:
         try:
-            from ray_workers.training.loop.prepared import RankGroup
+            from ray_workers.training.loop.prepared_script import RankGroup
         except (ImportError, AttributeError):  # another torch, without what rounds need
             from dray.train.prepared.group import group_of_environment
 

@@ -34,7 +34,7 @@ from ray_workers.training.data.sampler import (
     derive_seed,
     steps_per_epoch,
 )
-from ray_workers.training.elastic import process_group, takeover
+from ray_workers.training.elastic import process_group, unreported_steps
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop import result
 from ray_workers.training.loop.comm_metrics import CommMetrics
@@ -185,7 +185,7 @@ class Trainer:
         what is reported twice."""
         kept = [*self.state.unreported, *self.page.kept()]
         spools = Path(self.task.spool_dir).parent
-        for figures in takeover.unreported_steps(spools, kept, self.progress.step):
+        for figures in unreported_steps.unreported_steps(spools, kept, self.progress.step):
             self.reporter.write(figures)
         if self.state.measured_at:
             metrics = self.state.metrics

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError
 
 from ray_workers.node import compat_ray
-from ray_workers.node.ending import end_actor
+from ray_workers.node.end_actor import end_actor
 from ray_workers.node.ray_calls import brief, result_within
 from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import (
@@ -43,7 +43,7 @@ from ray_workers.supervision.supervisor import Supervisor
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.cluster.ray import launch_once, prestart
 from service.cluster.ray.node_agents import GatewayConfig, NodeAgents
-from service.cluster.ray.orphan_slots import UnownedSlots
+from service.cluster.ray.unowned_slots import UnownedSlots
 
 logger = logging.getLogger(__name__)
 

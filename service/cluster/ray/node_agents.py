@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import dray
 from ray_workers.node.agent import NodeAgent, NodeReport
-from ray_workers.node.ending import end_actor
+from ray_workers.node.end_actor import end_actor
 from ray_workers.node.ray_calls import brief
 from ray_workers.shared.contracts import ProcessKind, SilentProcess, agent_name
 from ray_workers.shared.paths import nonce_path

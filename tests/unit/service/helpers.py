@@ -27,7 +27,7 @@ from service.db.repositories import attempts
 from service.db.session import Database
 from service.ingest import attempt_results
 from service.ingest.attempt_results import Recorded
-from service.jobs.faults_api import FaultService
+from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.lifecycle import transitions

@@ -10,7 +10,7 @@ import pytest
 from dray.spec import JobSpec
 from dray.views import JobState
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment
-from service.loops import environments
+from service.loops import preparations
 from service.runtime import Runtime
 from tests.fakes.cluster import READY
 from tests.marks import ON_SQLITE
@@ -50,8 +50,8 @@ async def waits_with(runtime: Runtime, job_id: str, words: str) -> None:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "BUILDING_S", 0.02)
-    monkeypatch.setattr(environments, "ASK_AGAIN_S", 0.02)
+    monkeypatch.setattr(preparations, "BUILDING_S", 0.02)
+    monkeypatch.setattr(preparations, "ASK_AGAIN_S", 0.02)
 
 
 async def test_a_job_waits_for_its_environment_and_others_take_the_slots(world: World) -> None:

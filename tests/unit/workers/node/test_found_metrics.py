@@ -19,7 +19,7 @@ from ray_workers.node.found_metrics.finder import MetricFinder, sources_of
 from ray_workers.node.found_metrics.lines import LinePatterns, TrainerLines
 from ray_workers.node.found_metrics.points import FoundPoint
 from ray_workers.shared import spool_reader
-from ray_workers.shared.folders.script_folders import output_dir
+from ray_workers.shared.folders.script_paths import output_dir
 from tests.wire import rank_task
 
 BOTH = frozenset(("tensorboard", "csv"))

@@ -34,7 +34,7 @@ from service.db.notifications import QUEUE, Signals
 from service.db.repositories import jobs as repository
 from service.domain.scheduling import policy
 from service.jobs import data_policy
-from service.lifecycle import environments as lifecycle
+from service.lifecycle import environment_events
 from service.loops.fencing import LoopDatabase
 
 logger = logging.getLogger(__name__)
@@ -317,12 +317,12 @@ class EnvironmentGate:
         failure = readiness.failure
         if failure is not None:
             await self._database.write(
-                lambda s, at: lifecycle.fail(s, job_id, attempt, failure, at)
+                lambda s, at: environment_events.fail(s, job_id, attempt, failure, at)
             )
         elif readiness.is_long and job_id not in self._told:
             self._told.add(job_id)
             await self._database.write(
-                lambda s, at: lifecycle.note_preparing(s, job_id, reason, at)
+                lambda s, at: environment_events.note_preparing(s, job_id, reason, at)
             )
 
     async def note_ready(self, job_id: str, attempt: int) -> None:
@@ -330,5 +330,5 @@ class EnvironmentGate:
         answers = self._ready.pop(job_id, None)
         if answers:
             await self._database.write(
-                lambda s, at: lifecycle.note_ready(s, job_id, attempt, answers, at)
+                lambda s, at: environment_events.note_ready(s, job_id, attempt, answers, at)
             )
