@@ -382,10 +382,10 @@ class NodeAgent:
         directory = work_root(self._deployment_id) / job_id
         try:
             if isinstance(code, RemoteCodeRef):
-                await self._code_fetches.put_back(code, directory)
+                await self._code_fetches.put_into(code, directory)
             else:
                 cache = CodeCache(code_dir())
-                await asyncio.to_thread(cache.put_back, code, storage_url, directory)
+                await asyncio.to_thread(cache.put_into, code, storage_url, directory)
         except (CodeRefused, CodeUnreachable) as error:
             return CodeProblem(str(error), is_final=isinstance(error, CodeRefused))
         except Exception as error:  # whatever the client of a storage may raise

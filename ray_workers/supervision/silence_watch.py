@@ -1,8 +1,8 @@
-"""Notices which processes of a group are stopped, and not dead, and ends them.
+"""Ends the rank actors and the store of a group that are stopped, and not dead.
 
 A rank actor that is stopped neither passes on its process's output nor sees its end, and a group
 whose rendezvous store is stopped can't be formed again. Once such a process is killed, its loss is
-dealt with as any other.
+dealt with as any other. The supervisor itself is watched by `service.cluster.ray.driver`.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class SilenceWatch:
     def _is_silent(self, name: Any) -> bool:
         return self._silence.seconds(name) > self._limits.report_s
 
-    def _is_given_up(self, name: Any) -> bool:
-        """Says so at most once for each silence."""
+    def _give_up(self, name: Any) -> bool:
+        """Whether its limit is over, which then begins anew."""
         if self._silence.seconds(name) <= self._limits.rank_actor_s:
             return False
         self._silence.answered(name)
@@ -78,12 +78,12 @@ class SilenceWatch:
         name = compat_ray.actor_id_of(member.actor)
         with contextlib.suppress(TimeoutError, RayActorError):
             await self._silence.ask(name, self._timings.ping_limit_s, member.actor.ping.remote())
-        if member.is_running and self._is_given_up(name):
+        if member.is_running and self._give_up(name):
             await asyncio.to_thread(end_actor, member.actor)
 
     async def _ask_store(self) -> None:
         with contextlib.suppress(TimeoutError, OSError):
             limit_s = self._timings.ping_limit_s
             await self._silence.ask(STORE, limit_s, self._group.store_answers())
-        if self._is_given_up(STORE):
+        if self._give_up(STORE):
             self._group.end_store()

@@ -1,4 +1,4 @@
-"""The data of events of jobs."""
+"""Names in the data of jobs' events that several modules write or read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's progress, of which rates and remaining time are true only while it runs."""
+"""Drops from a job's stored progress what is true only while it runs: rates, remaining time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text from elsewhere."""
+"""Makes text from elsewhere storable: no NUL, no half of a character."""
 
 from __future__ import annotations
 

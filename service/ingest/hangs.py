@@ -1,4 +1,4 @@
-"""Hang bundles: which ranks stood still, and where every rank was, within limits of size."""
+"""Hang reports: which ranks stood still, and where every rank was, within limits of size."""
 
 from __future__ import annotations
 

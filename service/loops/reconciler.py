@@ -61,7 +61,7 @@ class Reconciler:
         # Threads of its own: a storage that hangs must not use up those of everybody.
         self._storage_readers = ThreadPoolExecutor(2, thread_name_prefix="dray-checkpoints")
         self._commands = Commands(cluster)
-        self._orphans_at = self._deleted_at = 0.0
+        self._unowned_at = self._deleted_at = 0.0
 
     async def run(self) -> None:
         """Until cancelled; the followers end with it."""
@@ -94,8 +94,8 @@ class Reconciler:
                 task.add_done_callback(functools.partial(self._forget, key))
             for command in self._commands.due(attempt, self._refs[key]):
                 self._begin(command.key, self._pass_on(command))
-        if asyncio.get_running_loop().time() >= self._orphans_at:
-            self._begin(("orphans",), self._end_orphans())
+        if asyncio.get_running_loop().time() >= self._unowned_at:
+            self._begin(("orphans",), self._end_unowned())
         if asyncio.get_running_loop().time() >= self._deleted_at:
             self._begin(("deleted",), self._drop_deleted())
 
@@ -225,16 +225,16 @@ class Reconciler:
             await self._cluster.acknowledge(ref)
         except ClusterUnavailable as error:
             logger.info("%s attempt %d is not yet acknowledged: %s", ref.job_id, ref.attempt, error)
-            self._orphans_at = 0.0
+            self._unowned_at = 0.0
         self._signals.publish(QUEUE)
 
-    async def _end_orphans(self) -> None:
+    async def _end_unowned(self) -> None:
         """End attempts that the cluster still has and SQL has closed.
 
         SQL is asked last: an attempt is claimed before it is launched, so one that the cluster
         lists and that SQL then does not call live has ended.
         """
-        self._orphans_at = asyncio.get_running_loop().time() + self._timings.orphans_period_s
+        self._unowned_at = asyncio.get_running_loop().time() + self._timings.unowned_period_s
         try:
             known = await self._cluster.attempts()
             _, live = await self._database.read(queue_view.snapshot)
@@ -248,7 +248,7 @@ class Reconciler:
                     await self._cluster.acknowledge(ref)
         except ClusterUnavailable:
             await self._pause()
-            self._orphans_at = 0.0
+            self._unowned_at = 0.0
 
     async def _drop_deleted(self) -> None:
         """Have the nodes delete their files of jobs that were deleted.

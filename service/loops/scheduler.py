@@ -1,8 +1,8 @@
 """The scheduler: a loop that decides which waiting job starts where, and starts it.
 
-Each round takes a snapshot, plans, claims and launches. `domain.policy.plan`, a pure function,
-decides; the loop reads, applies and forgets. A claim that finds the job changed is no error:
-someone else won.
+Each round takes a snapshot, plans, claims and launches. `service.domain.scheduling.policy.plan`, a
+pure function, decides; the loop reads, applies and forgets. A claim that finds the job changed is
+no error: someone else won.
 """
 
 from __future__ import annotations

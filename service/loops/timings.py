@@ -23,7 +23,7 @@ class LoopTimings:
     """Between two replies with data, so that a fast job's steps are stored in batches."""
     unavailable_pause_s: float = 0.5
     """Before a call that the cluster did not answer is made again."""
-    orphans_period_s: float = 30.0
+    unowned_period_s: float = 30.0
     """Between two searches for attempts that nobody owns."""
     deleted_period_s: float = 15.0
     """Between two comparisons of the nodes' files with the jobs that exist."""

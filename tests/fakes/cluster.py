@@ -144,7 +144,7 @@ class FakeCluster:
             return _ended(cursor, Cause.NODE_LOST, "the Ray cluster that ran it is gone")
         attempt = self._attempts.get((ref.job_id, ref.attempt))
         if attempt is None:
-            return self._poll_orphan(ref, cursor, max_bytes, "there is no such actor")
+            return self._poll_unsupervised(ref, cursor, max_bytes, "there is no such actor")
         deadline = time.monotonic() + wait_s
         phase = attempt.phase
         while attempt.supervised:
@@ -156,9 +156,9 @@ class FakeCluster:
             self._check()
         if ref.session != self.session:
             raise ClusterUnavailable("the Ray driver is gone")
-        return self._poll_orphan(ref, cursor, max_bytes, "the actor died")
+        return self._poll_unsupervised(ref, cursor, max_bytes, "the actor died")
 
-    def _poll_orphan(
+    def _poll_unsupervised(
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
     ) -> PollReply:
         """Of an attempt without a supervisor: what is left, and its end when all is seen gone."""

@@ -66,7 +66,7 @@ class CodeCache:
         self._root = root
         self._limit_bytes = limit_bytes
 
-    def put_back(self, code: CodeRef, storage_url: str, directory: Path) -> None:
+    def put_into(self, code: CodeRef, storage_url: str, directory: Path) -> None:
         """Make the files of this code in a directory what they are in the upload.
 
         BadCode if the storage has other files; OSError if it can't be read, or a disk is full.
@@ -79,8 +79,8 @@ class CodeCache:
                 self._fetch(code, storage_url, copy)
             _put_copy(copy, directory)
 
-    def put_back_remote(self, code: RemoteCodeRef, directory: Path) -> None:
-        """As `put_back`, of code that comes from elsewhere.
+    def put_remote_into(self, code: RemoteCodeRef, directory: Path) -> None:
+        """As `put_into`, of code that comes from elsewhere.
 
         CodeRefused, CodeUnreachable (`ray_workers.node.folders.remote_code.fetch`), OSError.
         """
@@ -90,7 +90,7 @@ class CodeCache:
             _put_copy(copy, directory)
 
     def fetch_remote(self, code: RemoteCodeRef) -> None:
-        """Have the copy that `put_back_remote` needs; its errors."""
+        """Have the copy that `put_remote_into` needs; its errors."""
         own_folder(self._root)
         copy = self._copy_of(code.digest)
         if copy.is_dir():

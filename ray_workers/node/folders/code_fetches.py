@@ -38,9 +38,9 @@ class CodeFetches:
         place = urlsplit(code.git or code.url or "").hostname
         return _answer(standing.state, standing.message or f"fetches it from {place}")
 
-    async def put_back(self, code: RemoteCodeRef, directory: Path) -> None:
-        """`CodeCache.put_back_remote`."""
-        await self._apart(partial(self._cache.put_back_remote, code, directory))
+    async def put_into(self, code: RemoteCodeRef, directory: Path) -> None:
+        """`CodeCache.put_remote_into`."""
+        await self._apart(partial(self._cache.put_remote_into, code, directory))
 
     async def _fetch(self, cache: CodeCache, code: RemoteCodeRef) -> None:
         try:

@@ -2,7 +2,9 @@
 
 A process that is stopped, and not dead, closes no connection: only a question that stays
 unanswered shows it. A process that asks others keeps a `Silence` and acts when a limit of
-`SilenceLimits` is over. Pure except for the clocks, which are handed in.
+`SilenceLimits` is over: the service asks its gateway, the gateway the supervisors and node agents,
+a supervisor its rank actors and its store, a node agent its forkserver. Pure except for the clocks,
+which are handed in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The group of a user's script that has called `train.prepare`: it follows rounds as recipes do."""
+"""The process group of a user's script that has called `train.prepare`: as a recipe's, it goes on
+when a rank is lost and another takes its place."""
 
 from __future__ import annotations
 

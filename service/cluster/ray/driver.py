@@ -194,14 +194,14 @@ class RayCluster:
         try:
             supervisor = await self._supervisor(ref)
         except ValueError:
-            return await self._poll_orphan(ref, cursor, max_bytes, "there is no such actor")
+            return await self._poll_unsupervised(ref, cursor, max_bytes, "there is no such actor")
         key = (ref.job_id, ref.attempt)
         try:
             call = supervisor.poll.remote(dict(cursor), wait_s, max_bytes)
             reply: PollReply = await self._silence.ask(key, wait_s + SUPERVISOR_SLACK_S, call)
         except ActorDiedError as error:
             self._forget(key)
-            return await self._poll_orphan(ref, cursor, max_bytes, brief(error))
+            return await self._poll_unsupervised(ref, cursor, max_bytes, brief(error))
         except NO_ANSWER:
             return await self._silent_reply(ref, cursor)
         self._heard.add(key)
@@ -260,7 +260,7 @@ class RayCluster:
             )
         return self._supervisors[key]
 
-    async def _poll_orphan(
+    async def _poll_unsupervised(
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int, how: str
     ) -> PollReply:
         """The reply for an attempt without a supervisor: its unread frames, then its end once every
@@ -278,7 +278,7 @@ class RayCluster:
         if None in kept:  # a node still copies; one that does not answer is judged below
             return _nothing_new(cursor, Phase.STOPPING)
         reads = await asyncio.gather(
-            *(self._read_orphan(ref, node, dict(cursor), max_bytes) for node in agents),
+            *(self._read_unsupervised(ref, node, dict(cursor), max_bytes) for node in agents),
             return_exceptions=True,
         )
         frames: list[Frame] = []
@@ -335,7 +335,7 @@ class RayCluster:
             _nothing_new({**cursor, **advanced}, Phase.STOPPING), frames=tuple(frames), more=True
         )
 
-    async def _read_orphan(
+    async def _read_unsupervised(
         self, ref: AttemptRef, node_id: str, cursor: dict[str, int], max_bytes: int
     ) -> SpoolRead:
         agent = self._agents.get(node_id).agent

@@ -1,9 +1,9 @@
 """The scheduling policy: which jobs start where, why the others wait, and which groups grow.
 
 A gang starts whole or not at all; an elastic one also with fewer workers, from its least number
-on. Jobs are considered by priority, then first come first served. A job that can't start yet keeps
-a claim to all that it could ever use: on each node, as many of its workers' bundles as fit there
-when the node is empty are set aside, and jobs behind it may take only the rest. So a small job
+on. Jobs are considered by priority, then first come first served. A job that can't start yet
+reserves all that it could ever use: on each node, as many of its workers' bundles as fit there when
+the node is empty are set aside, and jobs behind it may take only the rest. So a small job
 never delays a large one that came first (no backfill: running times are not known), yet passes it
 on capacity that the large one has no use for, such as nodes of another kind. An elastic job that
 starts small passes nobody either: it, too, takes only the rest.
@@ -11,10 +11,10 @@ starts small passes nobody either: it, too, takes only the rest.
 Running groups get more slots at both ends of the queue. Before the queue: a group that lost slots
 and lacks workers to train on. It was given its slots before any job that waits now, it holds the
 rest of them, and it stands by for no more than half a minute. So it gets any free slot, also one
-that a waiting job has a claim to, and slots that it can't have yet are set aside as for a job ahead
+that a waiting job has reserved, and slots that it can't have yet are set aside as for a job ahead
 of all others. After the queue: an elastic group that trains below its size gets slots that no
-waiting job has a claim to, by priority, then first come first served. Here jobs that back off have
-a claim, too: a job that starts before them ends some day, but a group keeps what it has grown into.
+waiting job has reserved, by priority, then first come first served. Here jobs that back off reserve
+slots, too: a job that starts before them ends some day, but a group keeps what it has grown into.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class WaitingJob:
     not_before: datetime | None = None
     preparing: str | None = None
     """Set while its environment is not ready on the nodes where it would start: it takes no slot
-    and no claim."""
+    and reserves none."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class _Round:
         self._nodes = nodes
         self._free = {node.id: dict(node.available_to_us) for node in nodes}
         self._open = {node.id: dict(node.available_to_us) for node in nodes}
-        """As `_free`, without the claims of blocked jobs ahead."""
+        """As `_free`, without what is reserved by blocked jobs ahead."""
         self._holders = list(holders)
         self._blocked: list[tuple[str, Request]] = []
         self._backing_off: list[WaitingJob] = []
@@ -265,12 +265,12 @@ class _Round:
         return Start(job.job_id, slices)
 
     def end_queue(self) -> None:
-        """Set aside the claims of jobs that back off, before groups grow."""
+        """Set aside what jobs reserve that back off, before groups grow."""
         for job in self._backing_off:
             self._set_aside(job.job_id, job.request, job.request.num_workers)
 
     def grow(self, group: Growing) -> Decision:
-        """Give a group that trains the slots it can use and nobody has a claim to."""
+        """Give a group that trains the slots it can use and nobody has reserved."""
         request = group.request
         slices = pack_most(request.bundle, 1, group.most, self._open)
         if slices is not None:
@@ -327,7 +327,7 @@ class _Round:
         return sum(count(holder.slices) for holder in self._holders if holder.job_id == job_id)
 
     def _in_the_way(self, request: Request) -> tuple[str, ...]:
-        """Blocked jobs ahead that have a claim to a node on which this job could run."""
+        """Blocked jobs ahead that have reserved slots of a node on which this job could run."""
         usable = [node for node in self._nodes if fits(request.bundle, node.total)]
         return tuple(
             job_id

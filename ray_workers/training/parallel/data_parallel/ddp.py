@@ -1,7 +1,7 @@
-"""Replicas: every rank has the whole model.
+"""Data parallelism: every rank has the whole model.
 
-A strategy is put together here from its parts: the engine that computes the gradients, and what the
-ranks synchronise besides them.
+The strategy is put together here from its parts: the engine that computes and averages gradients
+(`ray_workers.training.parallel.gradients`), and what the ranks synchronise besides them.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Ground:
         return self.ended == [self.supervisor]
 
     async def outcome(self) -> Outcome:
-        reply = await self.cluster._poll_orphan(self.ref, {}, 100, "the actor died")
+        reply = await self.cluster._poll_unsupervised(self.ref, {}, 100, "the actor died")
         assert reply.outcome is not None
         return reply.outcome
 
@@ -179,7 +179,7 @@ async def test_the_last_reports_of_an_attempt_without_a_supervisor_are_waited_fo
     ground.agent.read = SimpleNamespace(remote=lambda *_: never)
     for now, is_silent in ((0.0, False), (LIMIT_S, True), (10 * LIMIT_S, True)):
         ground.clock.now = now
-        reply = await ground.cluster._poll_orphan(ground.ref, {}, 100, "the actor died")
+        reply = await ground.cluster._poll_unsupervised(ground.ref, {}, 100, "the actor died")
         assert (reply.outcome, [one.node_id for one in reply.silent]) == (
             None,
             ["n"] if is_silent else [],
@@ -195,7 +195,7 @@ async def test_the_reports_of_a_node_that_is_silent_for_too_long_are_lost(
     never = asyncio.get_running_loop().create_future()
     monkeypatch.setattr(driver, "ANSWER_LIMIT_S", 0.01)
     ground.agent.read = SimpleNamespace(remote=lambda *_: never)
-    await ground.cluster._poll_orphan(ground.ref, {}, 100, "the actor died")
+    await ground.cluster._poll_unsupervised(ground.ref, {}, 100, "the actor died")
     ground.clock.now = 10 * LIMIT_S + 1
     outcome = await ground.outcome()
     assert (outcome.cause, outcome.log_lines_lost) == (Cause.NODE_LOST, None)
@@ -224,7 +224,7 @@ async def test_what_the_dead_have_left_is_read_before_they_are_given_up(
     async def poll(cursor: dict[str, int]) -> PollReply:
         if session == "another":
             return await ground.cluster.poll(ground.ref, cursor, 0.0, 100)
-        return await ground.cluster._poll_orphan(ground.ref, cursor, 100, "the actor died")
+        return await ground.cluster._poll_unsupervised(ground.ref, cursor, 100, "the actor died")
 
     read = len(LINES[0])
     waits = await poll({"r0.0.metrics": read})

@@ -38,7 +38,7 @@ async def test_a_node_finds_the_uploaded_files_by_what_the_attempt_says(
     attempt = await world.fake.launched(job_id)
     assert isinstance(attempt.code, CodeRef)
     assert attempt.code.id == code
-    CodeCache(tmp_path / "copies").put_back(attempt.code, attempt.storage_url, tmp_path / "work")
+    CodeCache(tmp_path / "copies").put_into(attempt.code, attempt.storage_url, tmp_path / "work")
     assert (tmp_path / "work" / "train.py").read_bytes() == PROGRAM
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
     recipe = await world.submit(runtime, "trains")

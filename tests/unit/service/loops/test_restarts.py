@@ -221,7 +221,7 @@ async def test_an_attempt_that_nobody_owns_is_ended_though_its_supervisor_takes_
 async def test_an_attempt_that_starts_while_orphans_are_looked_for_is_none(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.set_timings(orphans_period_s=0.0)
+    world.set_timings(unowned_period_s=0.0)
     attempts, looking = world.fake.attempts, asyncio.Event()
 
     async def slow_to_list() -> list[AttemptRef]:

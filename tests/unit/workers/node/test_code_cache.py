@@ -91,7 +91,7 @@ def test_every_start_finds_the_same_bytes(
     outside.mkdir()
     (outside / "kept.txt").write_text("mine")
     code = storage.keep(FILES)
-    cache.put_back(code, storage.url, work)
+    cache.put_into(code, storage.url, work)
     assert below(work) == FILES
     assert os.access(work / "run.sh", os.X_OK)
     assert not os.access(work / "train.py", os.X_OK)
@@ -106,18 +106,18 @@ def test_every_start_finds_the_same_bytes(
     (work / "run.sh").unlink()
     (work / "run.sh").symlink_to(outside / "kept.txt")
     (work / "snapshot.pt").write_bytes(b"state")
-    cache.put_back(code, storage.url, work)
+    cache.put_into(code, storage.url, work)
     assert below(work) == {**FILES, "snapshot.pt": b"state"}
     assert below(outside) == {"kept.txt": b"mine"}
 
 
 def test_the_storage_is_read_once(storage: Storage, cache: CodeCache, tmp_path: Path) -> None:
     code = storage.keep(FILES)
-    cache.put_back(code, storage.url, tmp_path / "one")
+    cache.put_into(code, storage.url, tmp_path / "one")
     (storage.folder / "code" / "a.pack").unlink()
-    cache.put_back(code, storage.url, tmp_path / "two")
+    cache.put_into(code, storage.url, tmp_path / "two")
     (tmp_path / "one" / "train.py").write_text("another job's")
-    cache.put_back(code, storage.url, tmp_path / "two")
+    cache.put_into(code, storage.url, tmp_path / "two")
     assert below(tmp_path / "two") == FILES
 
 
@@ -128,10 +128,10 @@ def test_what_is_damaged_in_the_storage_is_refused_whole(
     pack = storage.folder / "code" / "a.pack"
     pack.write_bytes(pack.read_bytes()[:-1] + b"?")
     with pytest.raises(BadCode, match=r"run\.sh is damaged"):
-        cache.put_back(code, storage.url, tmp_path / "work")
+        cache.put_into(code, storage.url, tmp_path / "work")
     other = storage.keep({"train.py": b"other"}, "b")
     with pytest.raises(BadCode, match="is another one"):
-        cache.put_back(
+        cache.put_into(
             CodeRef(code.id, other.manifest_url, code.manifest_sha256), storage.url, tmp_path / "w"
         )
     assert {path.name[:6] for path in (tmp_path / "cache").iterdir()} == {".lock-"}
@@ -143,7 +143,7 @@ def test_a_path_that_leads_out_is_refused_on_the_node_too(
     storage: Storage, cache: CodeCache, tmp_path: Path, path: str
 ) -> None:
     with pytest.raises(BadCode, match="can't be"):
-        cache.put_back(storage.keep({path: b"x"}), storage.url, tmp_path / "work")
+        cache.put_into(storage.keep({path: b"x"}), storage.url, tmp_path / "work")
 
 
 def test_several_attempts_at_once_share_one_copy(
@@ -160,7 +160,7 @@ def test_several_attempts_at_once_share_one_copy(
     monkeypatch.setattr(CodeCache, "_fetch", counted)
     threads = [
         threading.Thread(
-            target=CodeCache(tmp_path / "cache").put_back,
+            target=CodeCache(tmp_path / "cache").put_into,
             args=(code, storage.url, tmp_path / f"work-{n}"),
         )
         for n in range(6)
@@ -177,10 +177,10 @@ def test_the_copies_that_were_used_longest_ago_make_room(storage: Storage, tmp_p
     cache = CodeCache(tmp_path / "cache", limit_bytes=10_000)  # a file takes a block of the disk
     codes = [storage.keep({"f": bytes([n]) * 1000}, f"c{n}") for n in range(4)]
     for number, code in enumerate(codes[:3]):
-        cache.put_back(code, storage.url, tmp_path / "work")
+        cache.put_into(code, storage.url, tmp_path / "work")
         os.utime(copies(tmp_path / "cache")[code.manifest_sha256], (number, number))
-    cache.put_back(codes[0], storage.url, tmp_path / "work")  # used again
-    cache.put_back(codes[3], storage.url, tmp_path / "work")
+    cache.put_into(codes[0], storage.url, tmp_path / "work")  # used again
+    cache.put_into(codes[3], storage.url, tmp_path / "work")
     left = copies(tmp_path / "cache")
     assert codes[3].manifest_sha256 in left
     assert codes[0].manifest_sha256 in left
@@ -190,7 +190,7 @@ def test_the_copies_that_were_used_longest_ago_make_room(storage: Storage, tmp_p
 def test_a_copy_that_another_process_removes_is_no_error(
     storage: Storage, cache: CodeCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache.put_back(storage.keep(FILES), storage.url, tmp_path / "work")
+    cache.put_into(storage.keep(FILES), storage.url, tmp_path / "work")
     listed = code_cache.entries
 
     def then_removed(folder: Path) -> list[Path]:
@@ -202,7 +202,7 @@ def test_a_copy_that_another_process_removes_is_no_error(
         return found
 
     monkeypatch.setattr(code_cache, "entries", then_removed)
-    cache.put_back(storage.keep({"f": b"x"}, "b"), storage.url, tmp_path / "other")
+    cache.put_into(storage.keep({"f": b"x"}, "b"), storage.url, tmp_path / "other")
     assert below(tmp_path / "other") == {"f": b"x"}
 
 
@@ -211,7 +211,7 @@ def test_a_copy_is_removed_whole_or_not(
 ) -> None:
     code, work = storage.keep(FILES), tmp_path / "work"
     cache = CodeCache(tmp_path / "cache", limit_bytes=1)
-    cache.put_back(code, storage.url, work)
+    cache.put_into(code, storage.url, work)
 
     def die_in_the_middle(folder: Path, **_: object) -> None:
         next(path for path in folder.rglob("*") if path.name == "train.py").unlink()
@@ -220,7 +220,7 @@ def test_a_copy_is_removed_whole_or_not(
         patch.setattr(code_cache, "remove_tree", die_in_the_middle)
         cache._make_room()
     shutil.rmtree(work)
-    cache.put_back(code, storage.url, work)
+    cache.put_into(code, storage.url, work)
     assert below(work) == FILES
 
 
@@ -228,15 +228,15 @@ def test_a_copy_of_an_earlier_boot_is_made_anew(
     storage: Storage, cache: CodeCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, work = storage.keep(FILES), tmp_path / "work"
-    cache.put_back(code, storage.url, work)
+    cache.put_into(code, storage.url, work)
     (first,) = copies(tmp_path / "cache").values()
     for path in first.rglob("*"):
         if path.is_file():
             path.write_bytes(b"")  # as a power cut may leave it
     monkeypatch.setattr(code_cache, "boot_id", lambda: "the-next")
-    cache.put_back(code, storage.url, work)
+    cache.put_into(code, storage.url, work)
     assert below(work) == FILES
-    cache.put_back(storage.keep({"f": b"x"}, "b"), storage.url, tmp_path / "other")
+    cache.put_into(storage.keep({"f": b"x"}, "b"), storage.url, tmp_path / "other")
     assert not first.exists()
 
 
@@ -246,9 +246,9 @@ def test_names_of_any_length_and_folders_that_were_closed_are_put_back(
     work = tmp_path / "work"
     found = {f"{85 * 'é'}é{41 * 'é'}": b"1", f"pkg/{'字' * 85}": b"2", "pkg/" + "x" * 255: b"3"}
     code = storage.keep(found)
-    cache.put_back(code, storage.url, work)
+    cache.put_into(code, storage.url, work)
     (work / "pkg").chmod(0o500)
-    cache.put_back(code, storage.url, work)
+    cache.put_into(code, storage.url, work)
     assert below(work) == found
     assert (work / "pkg").stat().st_mode & 0o700 == 0o700
 
@@ -260,7 +260,7 @@ def test_what_another_user_could_have_put_there_is_not_used(
     root.mkdir()
     root.chmod(0o777)
     with pytest.raises(PermissionError, match="written to by other users"):
-        CodeCache(root).put_back(storage.keep(FILES), storage.url, tmp_path / "work")
+        CodeCache(root).put_into(storage.keep(FILES), storage.url, tmp_path / "work")
 
 
 def test_a_fetch_that_was_cut_off_leaves_nothing_that_counts(
@@ -274,6 +274,6 @@ def test_a_fetch_that_was_cut_off_leaves_nothing_that_counts(
     with monkeypatch.context() as patch:
         patch.setattr(code_cache, "_write", die)
         with pytest.raises(OSError, match="No space"):
-            cache.put_back(code, storage.url, tmp_path / "work")
-    cache.put_back(code, storage.url, tmp_path / "work")
+            cache.put_into(code, storage.url, tmp_path / "work")
+    cache.put_into(code, storage.url, tmp_path / "work")
     assert below(tmp_path / "work") == FILES

@@ -384,12 +384,12 @@ def test_each_start_puts_the_same_bytes_back_without_asking_again(
 ) -> None:
     code = of_git(server, repository(server.folder / "repo", FILES))
     cache, directory = CodeCache(tmp_path / "cache"), tmp_path / "jobs" / "job-1"
-    cache.put_back_remote(code, directory)
+    cache.put_remote_into(code, directory)
     asked = len(server.seen)
     (directory / "train.py").write_text("spoiled")
     (directory / "left.txt").write_text("left")
-    cache.put_back_remote(code, directory)
+    cache.put_remote_into(code, directory)
     assert below(directory) == {**FILES, "left.txt": "left"}
     assert len(server.seen) == asked
     with pytest.raises(CodeRefused, match="not our ref"):
-        cache.put_back_remote(replace(code, commit="a" * 40), directory)
+        cache.put_remote_into(replace(code, commit="a" * 40), directory)
