@@ -1,7 +1,7 @@
 """Work of a node for which several jobs may wait, such as an environment that is being built.
 
-Each piece is done once, however many ask; whoever asks learns how far it is. What failed is told
-for a while before another try.
+Each piece is done once, however many ask; whoever asks learns how far it is. A failure is
+answered for a while before another try.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a job needs on a node before its ranks start there, and how far the node is with it."""
+"""The needs of a job on a node before its ranks start there, and how far the node is with them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class RemoteCodeRef:
 
 @dataclass(frozen=True)
 class NodeNeeds:
-    """What a node has to have before ranks of a job start there."""
+    """Everything that a node has to have before ranks of a job start there."""
 
     environment: Mapping[str, Any] | None
     """`JobSpec.environment` as JSON data."""
@@ -116,7 +116,7 @@ class NodeNeeds:
 
 
 class JobNeed(StrEnum):
-    """What a node may have to prepare before ranks of a job start there."""
+    """A kind of need that a node may have to prepare."""
 
     ENVIRONMENT = "environment"
     CODE = "code"
@@ -138,7 +138,7 @@ class NodeEnvironment:
     """How far a node is with what a job needs there."""
 
     need: JobNeed
-    """What the answer is about: where it needs both, the one that is not ready."""
+    """The need that the answer is about: of two, the one that is not ready."""
     state: BuildState
     message: str
     """The installer's own sentence, where it failed."""

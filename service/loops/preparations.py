@@ -1,4 +1,4 @@
-"""What jobs that are about to start need on the nodes of their plan: environments, fetched code.
+"""Prepares nodes for the jobs that are about to start there: their environments, and fetched code.
 
 A job whose needs are not ready on each of these nodes waits, and holds no slot meanwhile. The
 nodes are asked beside the scheduler's rounds, so a node that does not answer holds up the jobs that
@@ -134,7 +134,7 @@ class _Question:
 
     @property
     def need(self) -> JobNeed:
-        """What the node is at, as far as it has said."""
+        """The need that the node is about to meet, as far as it has said."""
         if self.answer is not None:
             return self.answer.need
         return JobNeed.CODE if self.needs.environment is None else JobNeed.ENVIRONMENT
