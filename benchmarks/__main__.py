@@ -38,10 +38,16 @@ def _possible() -> list[str]:
     """All but those that need what is not here, which are named."""
     import torch
 
-    if torch.cuda.is_available():
-        return list(BENCHMARKS)
-    _tell("gpu is left out: there is none")
-    return [name for name in BENCHMARKS if name != "gpu"]
+    from benchmarks.scheduler.measure import DATA, data_folder
+
+    left_out = set()
+    if not torch.cuda.is_available():
+        _tell("gpu is left out: there is none")
+        left_out.add("gpu")
+    if data_folder() is None:
+        _tell(f"scheduler is left out: {DATA} names no folder with the traces")
+        left_out.add("scheduler")
+    return [name for name in BENCHMARKS if name not in left_out]
 
 
 def _gpu(num_rounds: int, progress: Progress) -> report.Result:
@@ -64,6 +70,12 @@ def _step_time(num_rounds: int, progress: Progress) -> report.Result:
 
 def _scripts(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.scripts.measure import measure
+
+    return measure(num_rounds, progress)
+
+
+def _scheduler(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.scheduler.measure import measure
 
     return measure(num_rounds, progress)
 
@@ -170,6 +182,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "large_batch": _large_batch,
     "lossy": _lossy,
     "planner": _planner,
+    "scheduler": _scheduler,
     "gpu": _gpu,
 }
 

@@ -1,0 +1,34 @@
+"""Tiresias (Gu et al., NSDI 2019): two queues by attained service, first come first served in each.
+
+https://www.usenix.org/conference/nsdi19/presentation/gu
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.scheduler.replay import GPUS_PER_NODE, NUM_NODES, ReplayedJob
+
+LONG_GPU_S = 16 * 3600.0
+"""A job that has held its GPUs for longer waits behind those that have not."""
+
+
+class Tiresias:
+    """Preemptive; a job that does not fit lets those behind it pass."""
+
+    def __init__(self) -> None:
+        self._long: list[str] = []
+
+    def running(self, jobs: Sequence[ReplayedJob], now: float) -> list[ReplayedJob]:
+        """See `ReplayedPolicy`."""
+        is_long = {job.name for job in jobs if job.gpu_s >= LONG_GPU_S}
+        self._long += [job.name for job in jobs if job.name in is_long - set(self._long)]
+        short = [job for job in jobs if job.name not in is_long]
+        long = [job for job in jobs if job.name in is_long]
+        long.sort(key=lambda job: self._long.index(job.name))
+        left, chosen = NUM_NODES * GPUS_PER_NODE, []
+        for job in (*short, *long):
+            if job.num_gpus <= left:
+                chosen.append(job)
+                left -= job.num_gpus
+        return chosen
