@@ -142,6 +142,7 @@ def samples(next_s: list[float], steps_lost: int = 0) -> measure.Samples:
 def test_goals_are_met_by_the_figures_alone() -> None:
     taken = {
         measure.KILL: samples([0.4, 0.5, 0.6]),
+        measure.SCRIPT: samples([0.7, 0.8, 0.9]),
         measure.RAY_TRAIN: samples([8.0, 9.0, 10.0], steps_lost=30),
         measure.TORCHRUN: samples([3.9, 4.0, 4.1], steps_lost=10),
         measure.DRILL: measure.Samples([Recovery(1.5, 0)] * 2, [0.0] * 2),
@@ -150,6 +151,7 @@ def test_goals_are_met_by_the_figures_alone() -> None:
     met = {each.label: each.met for each in result.comparisons}
     assert met[f"next step, {measure.KILL} / {measure.RAY_TRAIN}"]
     assert not met[f"next step, {measure.KILL} / {measure.TORCHRUN}"]
+    assert met[f"next step, {measure.SCRIPT} / {measure.RAY_TRAIN}"]
     assert met[f"next step, {measure.KILL} / one second"]
     assert not met[f"next step, {measure.DRILL} / one second"]
     assert "torchft is not installed" in result.method[-1]

@@ -27,7 +27,7 @@ def application(tmp_path: Path) -> traces.Application:
         for size in (4, 8)
     )
     (folder / "scalability.csv").write_text(head + scalability)
-    for size in (4, 8):
+    for size in (4, 8, 64):
         rows = "".join(f"{100.0 * e},{e},0,1.0,{3.0 if size == 4 else 5.0}\n" for e in range(1, 11))
         head = "progress,iteration,metric,grad_sqr,grad_var\n"
         (folder / f"validation-{size}.csv").write_text(head + rows)
