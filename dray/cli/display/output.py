@@ -96,7 +96,9 @@ def number(value: float | str | None) -> str:
     """A metric to four figures; NaN and infinities are strings already."""
     if value is None:
         return "-"
-    return value if isinstance(value, str) else f"{value:.4g}"
+    if isinstance(value, str):
+        return value
+    return f"{float(f'{value:.4g}'):,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def size(num_bytes: int) -> str:

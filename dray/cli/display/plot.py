@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from dray.cli.display.output import number
+
 Value = float | str
 """A metric as the API serves it: NaN and infinities are strings."""
 Span = tuple[str, int | None]
@@ -74,9 +76,9 @@ def chart(curves: Sequence[Curve], style: Style) -> list[Line]:
     gutter = max(map(len, labels.values()))
     columns = max(10, style.width - gutter - 2)
     canvas = _Canvas(columns, style.height)
-    for number, runs in enumerate(pieces):
+    for place, runs in enumerate(pieces):
         for run in runs:
-            canvas.draw(number, [axes_point(axes, point, canvas) for point in run])
+            canvas.draw(place, [axes_point(axes, point, canvas) for point in run])
     bar = "┤" if style.unicode else "|"
     for row in range(style.height):
         label = labels.get(row, "")
@@ -89,11 +91,11 @@ def axes_point(axes: _Axes, point: tuple[int, float], canvas: _Canvas) -> tuple[
     return axes.column(step, canvas.columns * 2), axes.row(value, canvas.rows * 4)
 
 
-def _legend(curves: Sequence[Curve], number: int, style: Style) -> str:
-    curve = curves[number]
+def _legend(curves: Sequence[Curve], place: int, style: Style) -> str:
+    curve = curves[place]
     last = curve.values[-1] if curve.values else None
-    now = "" if last is None else f"  last {_number(last)}"
-    mark = "" if len(curves) == 1 or style.colours else f"{_letter(number)} "
+    now = "" if last is None else f"  last {number(last)}"
+    mark = "" if len(curves) == 1 or style.colours else f"{_letter(place)} "
     return f"{mark}{curve.key}{now}{'  (log)' if style.log else ''}"
 
 
@@ -142,12 +144,8 @@ def _labels(axes: _Axes, style: Style) -> dict[int, str]:
     for row in sorted({0, last // 2, last}):
         below = row / last if last else 0.5
         value = axes.high * (1 - below) + axes.low * below
-        found[row] = _number(10.0**value if style.log and value < 308 else value)
+        found[row] = number(10.0**value if style.log and value < 308 else value)
     return found
-
-
-def _number(value: Value) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
 
 
 def _steps(axes: _Axes, indent: int, columns: int) -> str:

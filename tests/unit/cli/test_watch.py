@@ -116,9 +116,11 @@ def test_sizes_read_easily(num_bytes: int, text: str) -> None:
 
 
 def test_numbers_have_four_figures() -> None:
-    assert [number(value) for value in (0.123456, 12345678.0, "NaN", None)] == [
+    assert [number(value) for value in (0.123456, 17970.3, -12345678.0, 1.2345e9, "NaN", None)] == [
         "0.1235",
-        "1.235e+07",
+        "17,970",
+        "-12,350,000",
+        "1.234e+09",
         "NaN",
         "-",
     ]
