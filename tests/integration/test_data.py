@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from PIL import Image
 from dray import Client
 from dray.spec import Data
 from dray.views import JobState
-from tests.integration.harness import ROOT, Service, digits
+from tests.integration.harness import ROOT, Service, digits, eventually, training_pids
 from tests.integration.tour import blocks_of, run_tour
 from tests.marks import SOAK
 from tests.object_store import ObjectStore, serving_s3
@@ -185,6 +187,55 @@ def test_each_fault_of_the_data_fails_the_job_with_a_sentence(
             assert (job.state, job.reason.code) == (JobState.FAILED, "bad_data"), name
             assert fault in job.reason.message, name
             assert job.attempt == 1, "trying again would not help"
+
+
+SAVES_BY_PATH = """\
+import os, pathlib, signal, time
+
+saved = pathlib.Path(os.environ["DRAY_CHECKPOINT_DIR"], "runs", "step")
+done = int(saved.read_text()) if saved.exists() else 0
+print(f"begins after step {done}", flush=True)
+for step in range(done + 1, 41):
+    saved.parent.mkdir(exist_ok=True)
+    saved.with_suffix(".partial").write_text(str(step))
+    saved.with_suffix(".partial").rename(saved)
+    if step == 20 and done == 0:
+        signal.pause()  # until it is killed
+result = pathlib.Path(os.environ["DRAY_OUTPUT_DIR"], "deep", "result.txt")
+result.parent.mkdir()
+result.write_text(f"{done} and {step}")
+"""
+
+
+@SOAK
+@pytest.mark.ray
+def test_a_script_that_saves_by_path_goes_on_from_its_copy_on_s3(
+    supplied: Service, s3: ObjectStore, tmp_path: Path
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text(SAVES_BY_PATH)
+    with supplied.client as client:
+        code = client.upload_code(tmp_path / "code").id
+        script = {"code": code, "entrypoint": "train.py"}
+        job_id = client.submit({"script": script, "max_retries": 1}).id
+        copied = f"bucket/results/jobs/{job_id}/"
+
+        def is_copied() -> bool:
+            names = s3.files.find(copied, refresh=True)
+            return any(
+                name.endswith("/runs/step") and s3.files.cat(name) == b"20" for name in names
+            )
+
+        eventually(is_copied, within_s=90, why="the folder is not copied")
+        os.kill(training_pids(job_id)[0], signal.SIGKILL)
+        job = client.wait(job_id, timeout_s=90)
+        log = [line.text for line in client.logs(job_id)]
+        assert (job.state, job.attempt) == (JobState.SUCCEEDED, 2), (job.reason, log)
+        assert log == ["begins after step 0", "begins after step 20"]
+        client.download(job_id, tmp_path / "kept")
+        assert (tmp_path / "kept" / "deep" / "result.txt").read_text() == "20 and 40"
+        client.delete(job_id)
+        eventually(lambda: not s3.files.find(copied, refresh=True), why="its files stay")
 
 
 @SOAK
