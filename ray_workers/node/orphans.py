@@ -67,11 +67,18 @@ def reap_within(nodes: Sequence[Path], within_s: float) -> list[Orphan]:
 
 
 def remove_folders(nodes: Iterable[Path]) -> list[Path]:
-    """Delete the folders of these nodes, which are gone, but for those with spools that the service
-    has yet to read; those that were deleted."""
-    removed = [node for node in nodes if not entries(spools_of(node))]
-    for node in removed:
-        remove_tree(node)
+    """Delete the folders of these nodes, which are gone; those that were deleted. Of one with
+    spools that the service has yet to read, these stay, and by whose they are."""
+    removed = []
+    for node in nodes:
+        spools = spools_of(node)
+        if any(entries(job) for job in entries(spools)):
+            for path in entries(node):
+                if path not in (spools, node / session_records.OWNER):
+                    remove_tree(path)
+        else:
+            remove_tree(node)
+            removed.append(node)
     return removed
 
 

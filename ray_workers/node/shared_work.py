@@ -22,12 +22,24 @@ RETRY_PAUSES_S = (2.0, 5.0, 15.0, 60.0)
 """Between tries of work that met a server or a disk at fault."""
 
 
-class NotDone(Exception):
-    """The work failed; `state` says whether another try may help."""
+KNOWN_S = 600.0
+"""How long a failure is remembered that nobody asks about."""
 
-    def __init__(self, message: str, state: BuildState = BuildState.FAILED) -> None:
+
+class NotDone(Exception):
+    """The work failed. UNREACHABLE: a server or a disk is at fault, and another try may help."""
+
+    def __init__(
+        self, message: str, state: BuildState = BuildState.FAILED, *, most_tries: int = 1
+    ) -> None:
+        """most_tries: before it is FAILED."""
         super().__init__(message)
-        self.state = state
+        self._state = state
+        self._most_tries = most_tries
+
+    def state_after(self, tries: int) -> BuildState:
+        """What the failure of so many tries comes to."""
+        return BuildState.UNREACHABLE if tries < self._most_tries else self._state
 
 
 @dataclass(frozen=True)
@@ -39,40 +51,39 @@ class Standing:
     """Why it failed."""
 
 
+@dataclass
+class _Failure:
+    standing: Standing
+    tries: int
+    due: float
+    """When another try may begin, by `time.monotonic`."""
+
+
 class SharedWork:
     """The work of one kind, by key. For one event loop."""
 
-    def __init__(self, limit: int) -> None:
-        """limit: how many pieces are worked on at a time."""
-        self._tasks: dict[str, asyncio.Task[NotDone | None]] = {}
-        self._failed: dict[str, tuple[NotDone, float]] = {}
-        """The last failure of a key, and when another try may begin, by `time.monotonic`."""
-        self._tries: dict[str, int] = {}
-        self._working = asyncio.Semaphore(limit)
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[Standing]] = {}
+        self._failed: dict[str, _Failure] = {}
 
     async def standing(self, key: str, work: Callable[[], Awaitable[None]]) -> Standing:
         """How far the work is; begins it if nobody has. Harmless to repeat.
 
         work: raises NotDone where it fails; of other errors another try is taken to help.
         """
-        failure, due = self._failed.get(key, (None, 0.0))
-        if failure is not None and time.monotonic() < due:
-            return Standing(failure.state, str(failure))
+        self._forget()
+        failure = self._failed.get(key)
+        if failure is not None and time.monotonic() < failure.due:
+            return failure.standing
         if key not in self._tasks:
             self._tasks[key] = asyncio.ensure_future(self._run(key, work))
         task = self._tasks[key]
         await asyncio.wait({task}, timeout=FIRST_ANSWER_S)
-        if not task.done():
-            return Standing(BuildState.BUILDING, "")
-        failure = task.result()
-        if failure is not None:
-            return Standing(failure.state, str(failure))
-        return Standing(BuildState.READY, "")
+        return task.result() if task.done() else Standing(BuildState.BUILDING, "")
 
-    async def _run(self, key: str, work: Callable[[], Awaitable[None]]) -> NotDone | None:
+    async def _run(self, key: str, work: Callable[[], Awaitable[None]]) -> Standing:
         try:
-            async with self._working:
-                await work()
+            await work()
         except NotDone as error:
             failure = error
         except Exception as error:  # a full disk, a folder of another user
@@ -80,13 +91,17 @@ class SharedWork:
             failure = NotDone(f"{type(error).__name__}: {error}", BuildState.UNREACHABLE)
         else:
             self._failed.pop(key, None)
-            self._tries.pop(key, None)
-            return None
+            return Standing(BuildState.READY, "")
         finally:
             self._tasks.pop(key, None)
-        tries = self._tries[key] = self._tries.get(key, 0) + 1
-        is_final = failure.state is BuildState.FAILED
-        last = len(RETRY_PAUSES_S)
-        pause_s = FAILURE_KEPT_S if is_final else RETRY_PAUSES_S[min(tries, last) - 1]
-        self._failed[key] = (failure, time.monotonic() + pause_s)
-        return failure
+        before = self._failed.get(key)
+        tries = 1 if before is None else before.tries + 1
+        standing = Standing(failure.state_after(tries), str(failure))
+        pauses = RETRY_PAUSES_S if standing.state is BuildState.UNREACHABLE else (FAILURE_KEPT_S,)
+        pause_s = pauses[min(tries, len(pauses)) - 1]
+        self._failed[key] = _Failure(standing, tries, time.monotonic() + pause_s)
+        return standing
+
+    def _forget(self) -> None:
+        long_ago = time.monotonic() - KNOWN_S
+        self._failed = {key: one for key, one in self._failed.items() if one.due > long_ago}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
 from typing import Any
 
 import ray
@@ -78,8 +78,8 @@ class NodeClients:
             return True
         return not node_ids & await asyncio.to_thread(placement_groups.alive_nodes)
 
-    async def put_code(self, spec: AttemptSpec) -> None:
-        """Have the code that the job brings put into its directory on every node.
+    async def put_code(self, spec: AttemptSpec, node_ids: Collection[str]) -> None:
+        """Have the code that the job brings put into its directory on these nodes.
 
         CodeUnavailable if a node can't have it now, CodeUnfetchable if none ever will; Ray's error
         if an agent dies.
@@ -92,7 +92,7 @@ class NodeClients:
                 agent.put_code.remote(spec.job_id, spec.code, spec.storage_url),
             )
             for node_id, agent in self._agents.items()
-            if any(part.node_id == node_id for part in spec.slices)
+            if node_id in node_ids
         }
         for node_id, problem in zip(asked, await asyncio.gather(*asked.values()), strict=True):
             if problem is not None:

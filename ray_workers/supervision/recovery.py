@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Sequence, Set
 from dataclasses import replace
 
 from ray.exceptions import RayActorError
@@ -22,7 +22,7 @@ from ray_workers.shared.contracts import AttemptSpec, Grant
 from ray_workers.shared.frames import LossKind, RegroupedReport, RegroupingReport, ResizedReport
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.shared.processes.machine_pace import MachinePace
-from ray_workers.supervision.node_clients import NodeClients
+from ray_workers.supervision.node_clients import CodeUnavailable, CodeUnfetchable, NodeClients
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -43,14 +43,17 @@ class RecoveryController:
         nodes: NodeClients,
         reporter: Reporter,
         on_resize: Callable[[], None],
+        prepare: Callable[[Collection[str]], Awaitable[None]],
         pace: MachinePace,
         timings: Timings,
     ) -> None:
-        """on_resize: called whenever the attempt holds more or fewer slots than before."""
+        """on_resize: called whenever the attempt holds more or fewer slots than before. prepare:
+        has nodes ready for ranks, or raises CodeUnavailable or CodeUnfetchable."""
         self._group = group
         self._nodes = nodes
         self._reporter = reporter
         self._on_resize = on_resize
+        self._prepare = prepare
         self._pace = pace
         self._timings = timings
         self._least = spec.world_size if spec.min_workers is None else spec.min_workers
@@ -215,7 +218,7 @@ class RecoveryController:
     async def _take_in(self, grant: Grant) -> None:
         try:
             newcomers = await self._start_newcomers(grant)
-        except (*_NOT_STARTED, ValueError) as error:
+        except (*_NOT_STARTED, CodeUnavailable, CodeUnfetchable, ValueError) as error:
             self._settled_grant = grant.number
             self._report_size(f"could not take more slots in ({error})")
             return
@@ -228,7 +231,9 @@ class RecoveryController:
 
     async def _start_newcomers(self, grant: Grant) -> list[Member]:
         """Members in these slots that are ready for a place; nothing is held if that fails."""
-        await self._nodes.know(part.node_id for part in grant.slices)
+        node_ids = [part.node_id for part in grant.slices]
+        await self._nodes.know(node_ids)
+        await self._prepare(node_ids)
         # A rank actor that is stopped while it starts never answers.
         limit_s = self._timings.grow_limit_s + self._timings.replace_limit_s
         adding = self._group.add(grant.slices, self.state.round + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Collection, Set
 from dataclasses import replace
 from typing import Any
 
@@ -23,17 +23,29 @@ class ScriptFolders:
         self._timings = timings
         self._plans = plans_of(spec) if spec.spec.get("script") else {}
 
-    async def begin(self) -> None:
-        """Make the folders on every node; CodeUnavailable if a node can't have them."""
+    async def begin(self, node_ids: Collection[str]) -> None:
+        """Make the folders on these nodes; CodeUnavailable if a node can't have them."""
         limit_s = self._timings.code_limit_s
         asked = {
             node_id: self._nodes.ask(node_id, "begin_folders", plan, limit_s=limit_s)
-            for node_id, plan in self._plans.items()
+            for node_id, plan in self._plans_on(node_ids).items()
         }
         for node_id, problem in zip(asked, await asyncio.gather(*asked.values()), strict=True):
             if problem is not None:
                 message = f"the script's folders can't be made on the node {node_id}: {problem}"
                 raise CodeUnavailable(message)
+
+    def _plans_on(self, node_ids: Collection[str]) -> dict[str, FolderPlan]:
+        """The plans of these nodes; a node that the attempt did not begin on gets a new one."""
+        if not self._plans:
+            return {}
+        for node_id in node_ids:
+            if node_id not in self._plans:
+                plans = list(self._plans.values())
+                # No other node reports its files under this rank.
+                rank = 1 + max(plan.rank for plan in plans)
+                self._plans[node_id] = replace(plans[0], rank=rank, node_rank=len(plans))
+        return {node_id: self._plans[node_id] for node_id in dict.fromkeys(node_ids)}
 
     async def keep(self, outcome: Outcome, are_given_up: AreGivenUp) -> Outcome:
         """The outcome, once the files of every node are in the storage and reported. An attempt

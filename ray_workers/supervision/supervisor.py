@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +77,7 @@ class Supervisor:
         self._folders = ScriptFolders(spec, self._nodes, timings)
         self._drills = FaultInjector(self._reporter)
         parts = (spec, self._group, self._nodes, self._reporter)
-        self._recovery = RecoveryController(*parts, self._book_slots, pace, timings)
+        self._recovery = RecoveryController(*parts, self._book_slots, self._prepare, pace, timings)
         self._monitor = GroupMonitor(*parts, self._drills, self._recovery, pace, timings)
         self._ledger = SlotTimeLedger()
         self._task = asyncio.ensure_future(self._run())
@@ -280,8 +280,15 @@ class Supervisor:
         is_script = bool(self._spec.spec.get("script"))
         return judge(ended, errors, under_nccl=under_nccl, is_script=is_script)
 
+    async def _prepare(self, node_ids: Collection[str]) -> None:
+        """Have these nodes ready for ranks: the job's code is in its directory there, and a script
+        has its folders. CodeUnavailable, CodeUnfetchable."""
+        await asyncio.gather(
+            self._nodes.put_code(self._spec, node_ids), self._folders.begin(node_ids)
+        )
+
     async def _build(self) -> None:
-        code = asyncio.gather(self._nodes.put_code(self._spec), self._folders.begin())
+        code = asyncio.ensure_future(self._prepare([p.node_id for p in self._spec.slices]))
         try:
             await self._group.acquire()
             self._book_slots()

@@ -56,9 +56,11 @@ def close(session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> 
 def _show(session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> None:
     origin, receipt = job.init_from or {}, attempt.receipt
     assert receipt is not None
-    message = _sentence(receipt, is_anothers=receipt["url"] == origin.get("url"))
+    is_anothers = receipt["url"] == origin.get("url")
+    message = _sentence(receipt, is_anothers=is_anothers)
     reported = attempts_repository.furthest_step(session, job.id, before_attempt=attempt.attempt)
-    if 0 < reported < receipt["step"] and job.spec.get("script") is None:
+    is_recipe = job.spec.get("script") is None
+    if reported < receipt["step"] and is_recipe and not is_anothers:
         # It was saved, and its node was lost before the service had read what came before.
         message += f"; the metrics of steps {reported + 1} to {receipt['step']} are lost"
     remark(session, job, type_="resumed", code="resumed", message=message, now=now, data=receipt)

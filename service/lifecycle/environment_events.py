@@ -52,6 +52,11 @@ def note_ready(
     remark(session, job, type_="environment", code=code, message=message, now=now, data=data)
 
 
+def sentence_of(failure: NodeEnvironment) -> str:
+    """Why a node can't have what the job needs."""
+    return f"{_CAN_T_BE_HAD[failure.need]}: {failure.message}"
+
+
 def fail(
     session: Session, job_id: str, attempt_seen: int, answer: NodeEnvironment, now: datetime
 ) -> bool:
@@ -59,6 +64,6 @@ def fail(
     job = repository.lock(session, job_id)
     if job is None or job.state != JobState.QUEUED or job.attempt != attempt_seen:
         return False
-    message = clean(f"{_CAN_T_BE_HAD[answer.need]}: {answer.message}"[:MAX_MESSAGE])
+    message = clean(sentence_of(answer)[:MAX_MESSAGE])
     data = {"log": clean(answer.log)}
     return move(session, job, Trigger.FAIL, code="cannot_run", message=message, now=now, data=data)

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -43,8 +43,10 @@ BELIEVED_S = 30.0
 """How long an answer counts before the node is asked again. It is much less than the time for
 which a node keeps an environment that nobody uses."""
 MAX_PLANS = 5
-"""How often a round plans anew without jobs whose environment is not ready; those that the last
-plan would start wait for the next round."""
+"""How often a round plans anew without jobs whose needs are not ready; those that the last plan
+would start wait for the next round, which begins without the others."""
+PLANNED_ANEW_S = 30.0
+"""How long a job waits for the nodes of one plan, before it may be planned on others."""
 FORGOTTEN_S = 60.0
 """After how long without a job that waits for it a node is no longer asked for an environment."""
 BUILDING_S = 0.1
@@ -197,13 +199,13 @@ class Preparations:
 
     def _question(self, needs: NodeNeeds, node_id: str) -> _Question:
         now = asyncio.get_running_loop().time()
+        self._forget(now)  # those that nobody asks any more, so that they are asked anew
         key = (_digest_of(needs), node_id)
         known = self._questions.get(key)
         if known is None or (known.is_settled and now - known.answered_at > BELIEVED_S):
             known = self._questions[key] = _Question(needs, node_id, now)
             known.task = asyncio.ensure_future(self._ask(known))
         known.wanted_at = now
-        self._forget(now)
         return known
 
     def _forget(self, now: float) -> None:
@@ -243,6 +245,15 @@ class Preparations:
                 question.task.cancel()
 
 
+@dataclass(frozen=True)
+class _Awaited:
+    """The nodes that a job waits for."""
+
+    node_ids: tuple[str, ...]
+    until: float
+    """By the loop's clock."""
+
+
 class EnvironmentGate:
     """Plans, and lets jobs start whose needs are ready on every node of the plan."""
 
@@ -254,6 +265,8 @@ class EnvironmentGate:
         self._settings = settings
         self._needs: dict[str, NodeNeeds | None] = {}
         """By job, of those that were about to start and have not gone."""
+        self._awaited: dict[str, _Awaited] = {}
+        """Of the jobs and groups that are held."""
         self._ready: dict[str, tuple[NodeEnvironment, ...]] = {}
         self._told: set[str] = set()
 
@@ -267,19 +280,41 @@ class EnvironmentGate:
         environment can't be installed, or whose code can't be had, fails."""
         there = {job.job_id for job in snapshot.queue} | {g.job_id for g in snapshot.growing}
         self._needs = {job_id: needs for job_id, needs in self._needs.items() if job_id in there}
+        self._ready = {job_id: ready for job_id, ready in self._ready.items() if job_id in there}
         self._told &= there
         names = {} if cluster is None else {n.node_id: n.hostname for n in cluster.nodes}
         attempts = {job.job_id: job.attempt for job in snapshot.queue}
-        waiting: dict[str, str] = {}
+        waiting = self._still_waiting(snapshot, there, names)
         for _ in range(MAX_PLANS):
             queue = tuple(replace(j, preparing=waiting.get(j.job_id)) for j in snapshot.queue)
-            decisions = policy.plan(replace(snapshot, queue=queue), now)
+            growing = tuple(g for g in snapshot.growing if g.job_id not in waiting)
+            decisions = policy.plan(replace(snapshot, queue=queue, growing=growing), now)
             held = await self._held(decisions, attempts, names)
             decisions = [d for d in decisions if d.job_id not in held]
             if not held:
                 break
             waiting |= held
-        return decisions
+        return [*decisions, *_stays(snapshot.growing, waiting)]
+
+    def _still_waiting(
+        self, snapshot: policy.Snapshot, there: Collection[str], names: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Why those that an earlier round held still wait for the nodes of that plan."""
+        accepted = {node.id for node in snapshot.nodes if node.accepted}
+        now = asyncio.get_running_loop().time()
+        waiting = {}
+        for job_id, awaited in list(self._awaited.items()):
+            needs = self._needs.get(job_id)
+            is_over = now > awaited.until or not accepted.issuperset(awaited.node_ids)
+            if job_id not in there or needs is None or is_over:
+                del self._awaited[job_id]
+                continue
+            reason = self._preparations.check(needs, awaited.node_ids, names).waiting
+            if reason is None:
+                del self._awaited[job_id]
+            else:
+                waiting[job_id] = reason
+        return waiting
 
     async def _held(
         self,
@@ -305,12 +340,17 @@ class EnvironmentGate:
             if readiness.is_ready:
                 self._ready[decision.job_id] = readiness.environments
                 continue
-            reason = readiness.waiting or "a node can't have what it needs"
+            failure = readiness.failure
+            why_not = "" if failure is None else environment_events.sentence_of(failure)
+            reason = readiness.waiting or why_not
             held[decision.job_id] = reason
+            if readiness.waiting is not None:
+                until = asyncio.get_running_loop().time() + PLANNED_ANEW_S
+                self._awaited[decision.job_id] = _Awaited(tuple(node_ids), until)
             if isinstance(decision, policy.Start):
                 await self._tell(decision.job_id, attempts[decision.job_id], readiness, reason)
-            if readiness.failure is not None:
-                self._preparations.forget_failure(needs, node_ids)
+                if failure is not None:
+                    self._preparations.forget_failure(needs, node_ids)
         return held
 
     async def _tell(self, job_id: str, attempt: int, readiness: Readiness, reason: str) -> None:
@@ -332,3 +372,13 @@ class EnvironmentGate:
             await self._database.write(
                 lambda s, at: environment_events.note_ready(s, job_id, attempt, answers, at)
             )
+
+
+def _stays(
+    growing: Sequence[policy.Growing], waiting: Mapping[str, str]
+) -> Iterator[policy.Decision]:
+    """Of the groups that could grow and wait for a node: it is no reason for others to wait."""
+    for group in growing:
+        if group.job_id in waiting:
+            reason = policy.Reason("preparing_environment", waiting[group.job_id])
+            yield policy.Stay(group.job_id, reason)

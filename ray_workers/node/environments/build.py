@@ -46,6 +46,8 @@ from ray_workers.shared.node_needs import BuildState, EnvironmentPolicy
 from ray_workers.shared.paths import own_folder
 from ray_workers.shared.secret_files import Masker, read_secrets
 
+MOST_TRIES = 3
+"""Of an environment whose setup command is killed."""
 SIZE_PERIOD_S = 1.0
 """How often the size of a folder is looked at while a program fills it."""
 
@@ -186,12 +188,11 @@ class Build:
         code, output = self._run(["/bin/sh", "-c", command], site, log, found)
         if code != 0:
             was_killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # for want of memory
-            state = BuildState.UNREACHABLE if was_killed else BuildState.FAILED
             last = output.strip().splitlines()[-1:] or [""]
             shown = command if len(command) <= 200 else f"{command[:200]}..."
             how = f"ended with code {code}" if code > 0 else f"was killed by signal {-code}"
             sentence = f"the setup command {shown!r} {how}: {last[0][:500]}".rstrip(": ")
-            raise NotDone(sentence, state)
+            raise NotDone(sentence, most_tries=MOST_TRIES if was_killed else 1)
 
     def _run(
         self, command: Sequence[str], cwd: Path, log: Path, environment: Mapping[str, str]
@@ -200,10 +201,12 @@ class Build:
         masker = Masker(self._index_secret(environment))
         output, mark = programs.Output(), programs.mark_of(log.parent)
 
+        fills_cache = "UV_CACHE_DIR" in environment and "UV_NO_CACHE" not in environment
+
         def check() -> None:
             self._check_time()
             if time.monotonic() >= self._size_due:
-                self._check_size(log.parent, self._cache_growth())
+                self._check_size(log.parent, fills_cache=fills_cache)
 
         try:
             code = programs.run(command, cwd, environment, mark, output, check)
@@ -221,18 +224,24 @@ class Build:
             )
 
     def _cache_growth(self) -> int:
-        """Bytes that the installer has put into its cache, from where it links them, since the
-        first look; builds beside this one count too."""
+        """Bytes that the installers have put into their cache, from where they link them, since
+        this build's first look."""
         size = size_of(self.root / CACHE)
         if self._cached_bytes is None:
             self._cached_bytes = size
         return size - self._cached_bytes
 
-    def _check_size(self, folder: Path, cached_bytes: int = 0) -> None:
+    def _check_size(self, folder: Path, *, fills_cache: bool = False) -> None:
         """Now and then: of a folder with very many files this takes a while."""
         begun = time.monotonic()
         limit = self.policy.limit_bytes
-        if max(cached_bytes, size_of(folder)) > limit:
+        if fills_cache and self._cache_growth() > limit:
+            raise NotDone(
+                f"the packages that are being installed here take more than the {limit} bytes that "
+                "all environments of a node may (DRAY_ENVIRONMENT_LIMIT_BYTES)",
+                BuildState.UNREACHABLE,  # they may be those of the build beside this one
+            )
+        if size_of(folder) > limit:
             raise NotDone(
                 f"it takes more than the {limit} bytes that all environments of a node may "
                 "(DRAY_ENVIRONMENT_LIMIT_BYTES)"

@@ -31,7 +31,8 @@ class Environments:
         """preloaded: the file in which the forkserver names the modules that it has imported."""
         self._preloaded = preloaded
         self._root = root
-        self._builds = SharedWork(BUILDS_AT_A_TIME)
+        self._builds = SharedWork()
+        self._building = asyncio.Semaphore(BUILDS_AT_A_TIME)
         self._clearing: asyncio.Future[None] | None = None
 
     async def prepare(
@@ -65,7 +66,8 @@ class Environments:
 
     async def _run(self, build: Build) -> None:
         try:
-            await asyncio.to_thread(build.run)
+            async with self._building:
+                await asyncio.to_thread(build.run)
         finally:
             self._clearing = asyncio.ensure_future(
                 asyncio.to_thread(make_room, build.root, build.policy.limit_bytes)

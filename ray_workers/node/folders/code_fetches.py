@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from ray_workers.node.folders.code_cache import CodeCache
 from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable
@@ -16,6 +18,8 @@ from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, 
 from ray_workers.shared.paths import code_dir
 
 AT_A_TIME = 8
+FROM_ONE_HOST = 2
+"""At a time, so that a host that does not answer holds up nobody else's code."""
 
 
 class CodeFetches:
@@ -23,7 +27,11 @@ class CodeFetches:
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
-        self._fetches = SharedWork(AT_A_TIME)
+        self._fetches = SharedWork()
+        self._fetching = asyncio.Semaphore(AT_A_TIME)
+        self._hosts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._running: set[str] = set()
+        """Digests of the code that is being fetched, not waiting for its turn."""
         # Threads of its own: servers that are slow to give code may hold these, and nothing else.
         # Not the module's: Ray pickles the agent's class with the globals that its methods use.
         self._threads = ThreadPoolExecutor(2 * AT_A_TIME, thread_name_prefix="code")
@@ -35,20 +43,33 @@ class CodeFetches:
         if cache.has(code.digest):
             return _answer(BuildState.READY, "")
         standing = await self._fetches.standing(code.digest, partial(self._fetch, cache, code))
-        place = urlsplit(code.git or code.url or "").hostname
-        return _answer(standing.state, standing.message or f"fetches it from {place}")
+        does = "fetches it" if code.digest in self._running else "is about to fetch it"
+        return _answer(standing.state, standing.message or f"{does} from {_host_of(code)}")
 
     async def put_into(self, code: RemoteCodeRef, directory: Path) -> None:
         """`CodeCache.put_remote_into`."""
         await self._apart(partial(self._cache.put_remote_into, code, directory))
 
     async def _fetch(self, cache: CodeCache, code: RemoteCodeRef) -> None:
-        try:
-            await self._apart(partial(cache.fetch_remote, code))
-        except CodeRefused as error:
-            raise NotDone(str(error)) from None
-        except CodeUnreachable as error:
-            raise NotDone(str(error), BuildState.UNREACHABLE) from None
+        async with self._turn(code):
+            try:
+                await self._apart(partial(cache.fetch_remote, code))
+            except CodeRefused as error:
+                raise NotDone(str(error)) from None
+            except CodeUnreachable as error:
+                raise NotDone(str(error), BuildState.UNREACHABLE) from None
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, code: RemoteCodeRef) -> AsyncIterator[None]:
+        host = _host_of(code)
+        of_host = self._hosts.get(host) or asyncio.Semaphore(FROM_ONE_HOST)
+        self._hosts[host] = of_host
+        async with of_host, self._fetching:
+            self._running.add(code.digest)
+            try:
+                yield
+            finally:
+                self._running.discard(code.digest)
 
     async def _apart(self, work: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -56,6 +77,10 @@ class CodeFetches:
     @property
     def _cache(self) -> CodeCache:
         return CodeCache(self._root or code_dir())
+
+
+def _host_of(code: RemoteCodeRef) -> str:
+    return urlsplit(code.git or code.url or "").hostname or ""
 
 
 def _answer(state: BuildState, message: str) -> NodeEnvironment:

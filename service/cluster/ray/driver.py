@@ -288,7 +288,7 @@ class RayCluster:
                 for key, chunk in answer.data.items():
                     frames += spool_reader.decode(key, chunk)
                     advanced[key] = advanced.get(key, 0) + len(chunk)
-        if frames:
+        if advanced != dict(cursor):
             return PollReply(
                 advanced, Phase.STOPPING, {}, tuple(frames), more=True, outcome=None, silent=()
             )
@@ -301,11 +301,14 @@ class RayCluster:
                 if self._silence.seconds((ref, n)) > self._limits.report_s
             )
             return _nothing_new(cursor, Phase.STOPPING, silent)
+        is_lost = bool(unread) or len(agents) < len(ref.node_ids)
+        if is_lost and (left := await self._left_of(ref, cursor, max_bytes)) is not None:
+            return left
         for node_id in ref.node_ids:
             self._silence.answered((ref, node_id))
-        if unread or len(agents) < len(ref.node_ids):
+        if is_lost:
             lost = Outcome.unseen(Cause.NODE_LOST, "a node that carried it is gone")
-            return await self._left_of(ref, cursor, max_bytes) or _ended(cursor, lost)
+            return _ended(cursor, lost)
         slowness = self._ended.get(attempt, USUAL)
         if attempt in self._ended:
             how = "it did not answer, and was ended"
@@ -317,23 +320,29 @@ class RayCluster:
         self, ref: AttemptRef, cursor: Mapping[str, int], max_bytes: int
     ) -> PollReply | None:
         """The reply with the last frames from nodes that are dead, which other nodes of their
-        machines find; None once there are none. Nodes that start are waited for: of a machine whose
-        Ray was started anew, the new node has them."""
+        machines find; None once there are none. Nodes that start, or do not answer, are waited for
+        within a limit: of a machine whose Ray was started anew, the new node has them."""
         began = self._looking_since.setdefault((ref.job_id, ref.attempt), time.monotonic())
-        are_starting = any(node.is_starting for node in self._agents.joined)
-        if are_starting and time.monotonic() - began < self._limits.gateway_s:
-            return _nothing_new(cursor, Phase.STOPPING)
-        data: dict[str, bytes] = {}
+        nodes = [node for node in self._agents.joined if not node.is_dead]
         asked = (ref.job_id, ref.attempt, dict(cursor), max_bytes)
-        for found in await self._of_agents(lambda agent: agent.read_left.remote(*asked)):
-            data |= found
-        frames = [frame for key in data for frame in spool_reader.decode(key, data[key])]
-        if not frames:
-            return None
-        advanced = {key: cursor.get(key, 0) + len(chunk) for key, chunk in data.items()}
-        return replace(
-            _nothing_new({**cursor, **advanced}, Phase.STOPPING), frames=tuple(frames), more=True
+        calls = (node.agent.read_left.remote(*asked) for node in nodes)
+        found = await asyncio.gather(
+            *(result_within(AGENT_WAIT_S, call) for call in calls), return_exceptions=True
         )
+        data: dict[str, bytes] = {}
+        for answer in found:
+            if not isinstance(answer, BaseException):
+                data |= answer
+        if data:
+            frames = [frame for key in data for frame in spool_reader.decode(key, data[key])]
+            advanced = {key: cursor.get(key, 0) + len(chunk) for key, chunk in data.items()}
+            nothing_new = _nothing_new({**cursor, **advanced}, Phase.STOPPING)
+            return replace(nothing_new, frames=tuple(frames), more=True)
+        has_all = not any(isinstance(answer, BaseException) for answer in found)
+        if has_all and not any(node.is_starting for node in nodes):
+            return None
+        is_over = time.monotonic() - began > self._limits.start_s
+        return None if is_over else _nothing_new(cursor, Phase.STOPPING)
 
     async def _read_unsupervised(
         self, ref: AttemptRef, node_id: str, cursor: dict[str, int], max_bytes: int

@@ -78,13 +78,14 @@ class Ground:
             rest = {key: data[cursor.get(key, 0) :] for key, data in self.left.items()}
             return answer({key: data for key, data in rest.items() if data})
 
+        self.read_left = read_left
         self.agent = SimpleNamespace(
             slowness=SimpleNamespace(remote=lambda *_: answer(slowness)),
             read=SimpleNamespace(remote=lambda *_: answer(read)),
             keep_output=SimpleNamespace(remote=lambda *_: answer("kept")),
             read_left=SimpleNamespace(remote=read_left),
         )
-        self.node = SimpleNamespace(agent=self.agent, refused=None, is_starting=False)
+        self.node = SimpleNamespace(agent=self.agent, is_starting=False, is_dead=False)
         agents = SimpleNamespace(
             of=lambda _: {"n": self.agent}, get=lambda _: self, joined=[self.node]
         )
@@ -227,13 +228,19 @@ async def test_what_the_dead_have_left_is_read_before_they_are_given_up(
         return await ground.cluster._poll_unsupervised(ground.ref, cursor, 100, "the actor died")
 
     read = len(LINES[0])
-    waits = await poll({"r0.0.metrics": read})
-    assert (waits.frames, waits.outcome) == ((), None)
-    ground.node.is_starting = False
     rest = await poll({"r0.0.metrics": read})
     assert [frame.body["step"] for frame in rest.frames] == [2, 3]
     assert (rest.outcome, rest.more) == (None, True)
     assert rest.cursor == {"r0.0.metrics": len(b"".join(LINES))}
+    waits = await poll(dict(rest.cursor))
+    assert (waits.frames, waits.outcome) == ((), None)
+    ground.node.is_starting = False
+    never = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(driver, "AGENT_WAIT_S", 0.01)
+    ground.agent.read_left = SimpleNamespace(remote=lambda *_: never)
+    waits = await poll(dict(rest.cursor))
+    assert (waits.frames, waits.outcome) == ((), None), "it may be stopped"
+    ground.agent.read_left = SimpleNamespace(remote=ground.read_left)
     last = await poll(dict(rest.cursor))
     assert last.outcome is not None
     assert last.outcome.cause is Cause.NODE_LOST
@@ -245,7 +252,7 @@ async def test_a_node_that_never_starts_is_not_waited_for_without_end(
     ground = Ground(monkeypatch, slowness=1.0)
     ground.ref = AttemptRef(*KEY, "session", ("n", "gone"))
     ground.node.is_starting = True
-    ground.cluster._looking_since[KEY] = time.monotonic() - ground.cluster._limits.gateway_s
+    ground.cluster._looking_since[KEY] = time.monotonic() - ground.cluster._limits.start_s
     assert (await ground.outcome()).cause is Cause.NODE_LOST
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -193,3 +194,64 @@ async def test_a_job_waits_for_code_that_its_nodes_fetch(world: World) -> None:
     job = await runtime.jobs.get(failing)
     assert (job.state, job.attempt) == (JobState.FAILED, 0)
     assert job.reason.message == "its code can't be fetched: fatal: not our ref"
+
+
+async def test_those_that_wait_for_their_environment_starve_nobody(world: World) -> None:
+    world.fake.environments["node-a"] = BUILDING
+    runtime = await world.open()
+    count = 2 * preparations.MAX_PLANS + 1
+    waiting = [await world.submit(runtime, workers=4, **WITH_PACKAGES) for _ in range(count)]
+    other = await world.submit(runtime, workers=4)
+    await comes_to(runtime, other, JobState.SUCCEEDED)
+    assert {(await runtime.jobs.get(job_id)).state for job_id in waiting} == {JobState.QUEUED}
+    world.fake.environments["node-a"] = READY
+    for job_id in waiting:
+        await comes_to(runtime, job_id, JobState.SUCCEEDED)
+
+
+async def test_a_job_that_was_not_next_for_long_is_asked_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile its node was asked no more."""
+    world.plays["waits"] = waits
+    world.fake.environments["node-a"] = BUILDING
+    runtime = await world.open()
+    job_id = await world.submit(runtime, workers=4, **WITH_PACKAGES)
+    await waits_with(runtime, job_id, "installs packages")
+    other = await world.submit(runtime, "waits", workers=4)
+    await comes_to(runtime, other, JobState.RUNNING)
+    monkeypatch.setattr(preparations, "PLANNED_ANEW_S", 0.0)
+    monkeypatch.setattr(preparations, "FORGOTTEN_S", 0.05)
+
+    async def is_quiet() -> bool:
+        before = len(world.fake.preparations)
+        await asyncio.sleep(0.2)
+        return len(world.fake.preparations) == before
+
+    await eventually(is_quiet, "the node is asked for ever")
+    monkeypatch.setattr(preparations, "FORGOTTEN_S", 60.0)
+    world.fake.environments["node-a"] = READY
+    await runtime.jobs.cancel(other)
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+
+
+async def test_a_group_that_waits_for_a_node_keeps_no_slots_from_others(world: World) -> None:
+    world.plays["waits"] = waits
+    world.fake.environments["node-b"] = replace(
+        BUILDING, state=BuildState.FAILED, message="no such package"
+    )
+    runtime = await world.open()
+    elastic = {"elastic": {"min_workers": 4}}
+    first = await world.submit(runtime, "waits", workers=8, **elastic, **WITH_PACKAGES)
+    await comes_to(runtime, first, JobState.RUNNING)
+    world.fake.add_node("node-b", {"CPU": 4.0})
+    other = await world.submit(runtime, workers=4)
+    await comes_to(runtime, other, JobState.SUCCEEDED)
+
+    async def is_told() -> bool:
+        return "no such package" in (await runtime.reading.explain(first)).reason.message
+
+    await eventually(is_told, "nobody says why the group does not grow")
+    asked = len(world.fake.preparations)
+    await asyncio.sleep(0.3)
+    assert len(world.fake.preparations) == asked, "a node that has failed is left alone for a while"

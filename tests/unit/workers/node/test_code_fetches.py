@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ray_workers.node import shared_work
 from ray_workers.node.folders.code_cache import CodeCache
-from ray_workers.node.folders.code_fetches import CodeFetches
+from ray_workers.node.folders.code_fetches import AT_A_TIME, CodeFetches
 from ray_workers.node.folders.git_commit import CodeUnreachable
 from ray_workers.shared.node_needs import BuildState, NodeEnvironment, RemoteCodeRef
 from tests.unit.workers.node.git_server import GitServer, repository, serving
@@ -67,6 +68,32 @@ async def test_a_slow_server_is_told_of_and_asked_once(
     goes_on.set()
     assert (await settled(fetches, code)).state is BuildState.READY
     assert len(calls) == 1
+
+
+async def test_a_host_that_does_not_answer_holds_up_nobody_else(
+    server: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_work, "FIRST_ANSWER_S", 0.01)
+    goes_on = threading.Event()
+    fetch = CodeCache.fetch_remote
+
+    def slow(self: CodeCache, code: RemoteCodeRef) -> None:
+        if "127.0.0.2" in (code.git or ""):
+            goes_on.wait(60)
+            raise CodeUnreachable("timed out")
+        fetch(self, code)
+
+    monkeypatch.setattr(CodeCache, "fetch_remote", slow)
+    fetches = CodeFetches(tmp_path / "copies")
+    away = replace(of_git(server, "a" * 40), git="http://127.0.0.2/x")
+    asked = [replace(away, commit=f"{number:040x}") for number in range(AT_A_TIME + 1)]
+    told = [(await fetches.prepare(code)).message for code in asked]
+    assert told[0] == "fetches it from 127.0.0.2"
+    assert told[-1] == "is about to fetch it from 127.0.0.2"
+    code = of_git(server, repository(server.folder / "repo", FILES))
+    assert (await settled(fetches, code)).state is BuildState.READY
+    goes_on.set()
+    assert (await settled(fetches, asked[0])).state is BuildState.UNREACHABLE
 
 
 async def test_a_commit_that_is_not_there_is_final_and_a_server_that_is_not_is_tried_again(

@@ -246,7 +246,7 @@ async def test_packages_that_fill_the_installers_cache_end_the_build(
     monkeypatch.setattr(build, "uv_program", lambda: str(fills))
     wanted = {"python_packages": ["hello-pkg"]}
     answer = await settle(node, wanted, replace(POLICY, limit_bytes=200_000))
-    assert answer.state is BuildState.FAILED
+    assert answer.state is BuildState.UNREACHABLE, "they may be those of another build"
     assert "DRAY_ENVIRONMENT_LIMIT_BYTES" in answer.message
 
 

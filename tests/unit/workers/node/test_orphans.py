@@ -181,8 +181,10 @@ def test_folders_of_nodes_that_are_certainly_dead_are_deleted(tmp_path: Path) ->
 def test_a_dead_node_s_folder_stays_while_the_service_has_to_read_it(tmp_path: Path) -> None:
     own, dead = tmp_path / "own", node_folder(tmp_path, "dead")
     spool = dead / "spool" / "job" / "1"
-    spool.mkdir(parents=True)
+    for folder in (spool, dead / "spool" / "gone", dead / "tmp" / "x"):
+        folder.mkdir(parents=True)
     assert orphans.remove_dead_nodes(tmp_path, own) == []
+    assert {path.name for path in dead.iterdir()} == {"spool", "owner.json"}
     spool_reader.remove(spool)
     assert orphans.remove_dead_nodes(tmp_path, own) == [dead]
 

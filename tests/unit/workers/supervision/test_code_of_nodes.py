@@ -66,4 +66,4 @@ async def test_a_node_says_whether_another_try_may_help(
     agents = {"a": agent(None), "b": agent(problem)}
     clients = NodeClients(spec, agents, MachinePace(), Timings())
     with pytest.raises(kind, match=f"on the node b: {problem.message}"):
-        await clients.put_code(spec)
+        await clients.put_code(spec, ["a", "b"])

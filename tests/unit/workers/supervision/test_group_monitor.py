@@ -134,6 +134,10 @@ class Standing:
         return True
 
 
+async def _prepared(_node_ids: Any) -> None:
+    """Every node is ready."""
+
+
 def monitor_of(
     document: dict[str, Any],
     group: Any,
@@ -143,7 +147,7 @@ def monitor_of(
 ) -> GroupMonitor:
     parts = (attempt(document), group, group, reports)
     pace = MachinePace()
-    recovery = RecoveryController(*parts, lambda: None, pace, timings)
+    recovery = RecoveryController(*parts, lambda: None, _prepared, pace, timings)
     return GroupMonitor(*parts, drills or FaultInjector(reports), recovery, pace, timings)
 
 

@@ -15,6 +15,7 @@ from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
+from ray_workers.supervision.node_clients import CodeUnavailable
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.recovery_rules import RecoveryState
@@ -110,12 +111,19 @@ class Recovering:
         self.pace = MachinePace(lambda: self.now)
         self.pace.learn(slowness)
         self.group, self.nodes, self.reports = SlowGroup(), Nodes(), Reports()
+        self.prepared: list[list[str]] = []
+        self.unprepared: Exception | None = None
         for member in self.group.placed:
             member.exit = asyncio.get_running_loop().create_future()
         parts: Any = (SPEC, self.group, self.nodes, self.reports)
-        self.recovery = RecoveryController(*parts, lambda: None, self.pace, QUICK)
+        self.recovery = RecoveryController(*parts, lambda: None, self.prepare, self.pace, QUICK)
         drills: Any = FaultInjector(parts[-1])
         self._monitor = GroupMonitor(*parts, drills, self.recovery, self.pace, QUICK)
+
+    async def prepare(self, node_ids: Any) -> None:
+        self.prepared.append(list(node_ids))
+        if self.unprepared is not None:
+            raise self.unprepared
 
     async def recover(self) -> bool:
         lost: Any = self.group.lost
@@ -212,6 +220,22 @@ async def test_a_worker_that_never_starts_is_not_waited_for_without_end() -> Non
     assert answer["grants"] == 1
     assert "could not take more slots in (it took more than 40 s)" in answer["message"]
     assert not job.recovery.state.is_taking_in
+    watching.cancel()
+
+
+async def test_a_node_has_the_code_before_workers_start_there() -> None:
+    job = Recovering()
+    job.unprepared = CodeUnavailable("the code can't be put on the node m: no space left")
+    job.recovery.grow(Grant(1, (Slice("m", 1),)))
+    watching = job.watch()
+    await job.until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
+    (answer,) = job.reports.of(FrameKind.RESIZED)
+    assert "could not take more slots in (the code can't be put on the node m" in answer["message"]
+    assert job.prepared == [["m"]]
+    job.unprepared, job.group.adds = None, asyncio.Event()
+    job.recovery.grow(Grant(2, (Slice("m", 1),)))
+    await job.until(lambda: len(job.reports.of(FrameKind.RESIZED)) == 2)
+    assert job.prepared == [["m"], ["m"]]
     watching.cancel()
 
 

@@ -67,7 +67,21 @@ def test_each_node_has_a_plan_with_its_first_rank() -> None:
 async def test_a_node_that_cannot_have_the_folders_is_a_reason_not_to_start() -> None:
     nodes = Nodes(a_begin_folders=[None], b_begin_folders=["the bucket is gone"])
     with pytest.raises(CodeUnavailable, match="on the node b: the bucket is gone"):
-        await folders(nodes).begin()
+        await folders(nodes).begin(["a", "b"])
+
+
+async def test_a_node_that_the_group_grows_onto_has_folders_too() -> None:
+    nodes = Nodes(
+        c_begin_folders=[None],
+        **{f"{node}_output_names": [["log"]] for node in "abc"},
+        **{f"{node}_keep_output": [KEPT] for node in "abc"},
+    )
+    grown = folders(nodes)
+    await grown.begin(["c"])
+    ((_, _, plan),) = nodes.asked
+    assert (plan.rank, plan.node_rank) == (3, 2)
+    assert await grown.keep(DONE, never) == DONE
+    assert nodes.asked[-1] == ("c", "keep_output", ["log"])
 
 
 async def test_names_that_two_nodes_use_are_told_to_the_later_one() -> None:
