@@ -134,6 +134,12 @@ class _Question:
             BuildState.FAILED,
         )
 
+    def is_over(self, now: float) -> bool:
+        """Whether it has to be asked anew: its answer is old, or nobody asks for it any more."""
+        if self.is_settled:
+            return now - self.answered_at > BELIEVED_S
+        return self.task is not None and self.task.done()
+
     @property
     def need(self) -> JobNeed:
         """The need that the node is about to meet, as far as it has said."""
@@ -199,10 +205,10 @@ class Preparations:
 
     def _question(self, needs: NodeNeeds, node_id: str) -> _Question:
         now = asyncio.get_running_loop().time()
-        self._forget(now)  # those that nobody asks any more, so that they are asked anew
+        self._forget(now)
         key = (_digest_of(needs), node_id)
         known = self._questions.get(key)
-        if known is None or (known.is_settled and now - known.answered_at > BELIEVED_S):
+        if known is None or known.is_over(now):
             known = self._questions[key] = _Question(needs, node_id, now)
             known.task = asyncio.ensure_future(self._ask(known))
         known.wanted_at = now
