@@ -290,7 +290,7 @@ class EnvironmentGate:
         self._told &= there
         names = {} if cluster is None else {n.node_id: n.hostname for n in cluster.nodes}
         attempts = {job.job_id: job.attempt for job in snapshot.queue}
-        waiting = self._still_waiting(snapshot, there, names)
+        waiting = await self._still_waiting(snapshot, attempts, names)
         for _ in range(MAX_PLANS):
             queue = tuple(replace(j, preparing=waiting.get(j.job_id)) for j in snapshot.queue)
             growing = tuple(g for g in snapshot.growing if g.job_id not in waiting)
@@ -302,8 +302,8 @@ class EnvironmentGate:
             waiting |= held
         return [*decisions, *_stays(snapshot.growing, waiting)]
 
-    def _still_waiting(
-        self, snapshot: policy.Snapshot, there: Collection[str], names: Mapping[str, str]
+    async def _still_waiting(
+        self, snapshot: policy.Snapshot, attempts: Mapping[str, int], names: Mapping[str, str]
     ) -> dict[str, str]:
         """Why those that an earlier round held still wait for the nodes of that plan."""
         accepted = {node.id for node in snapshot.nodes if node.accepted}
@@ -312,14 +312,16 @@ class EnvironmentGate:
         for job_id, awaited in list(self._awaited.items()):
             needs = self._needs.get(job_id)
             is_over = now > awaited.until or not accepted.issuperset(awaited.node_ids)
-            if job_id not in there or needs is None or is_over:
+            if needs is None or is_over:
                 del self._awaited[job_id]
                 continue
-            reason = self._preparations.check(needs, awaited.node_ids, names).waiting
-            if reason is None:
+            readiness = self._preparations.check(needs, awaited.node_ids, names)
+            if readiness.waiting is None:
                 del self._awaited[job_id]
-            else:
-                waiting[job_id] = reason
+                continue
+            waiting[job_id] = readiness.waiting
+            if job_id in attempts:
+                await self._tell(job_id, attempts[job_id], readiness, readiness.waiting)
         return waiting
 
     async def _held(

@@ -213,6 +213,7 @@ async def test_a_job_that_was_not_next_for_long_is_asked_for_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile its node was asked no more."""
+    monkeypatch.setattr(preparations, "PLANNED_ANEW_S", 0.0)
     world.plays["waits"] = waits
     world.fake.environments["node-a"] = BUILDING
     runtime = await world.open()
@@ -220,7 +221,6 @@ async def test_a_job_that_was_not_next_for_long_is_asked_for_again(
     await waits_with(runtime, job_id, "installs packages")
     other = await world.submit(runtime, "waits", workers=4)
     await comes_to(runtime, other, JobState.RUNNING)
-    monkeypatch.setattr(preparations, "PLANNED_ANEW_S", 0.0)
     monkeypatch.setattr(preparations, "FORGOTTEN_S", 0.05)
 
     async def is_quiet() -> bool:
