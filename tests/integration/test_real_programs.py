@@ -176,9 +176,15 @@ Variables = dict[str, str]
 
 
 def by_jax() -> list[Variables]:
-    """For each process, the variables that `jax.distributed.initialize()` reads."""
-    told = {"JAX_COORDINATOR_ADDRESS": address(), "JAX_NUM_PROCESSES": "2"}
-    return [{**told, "JAX_PROCESS_ID": str(number)} for number in range(2)]
+    """For each process, the variables that `jax.distributed.initialize()` reads: its own, and
+    those of Open MPI's launcher."""
+    told = {
+        "JAX_COORDINATOR_ADDRESS": address(),
+        "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{address()}",
+        "OMPI_COMM_WORLD_SIZE": "2",
+    }
+    ranks = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+    return [{**told, **dict.fromkeys(ranks, str(number))} for number in range(2)]
 
 
 def by_tensorflow(**roles: int) -> list[Variables]:

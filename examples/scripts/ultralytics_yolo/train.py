@@ -53,7 +53,7 @@ def main() -> None:
     model = YOLO("yolo11n.yaml")
     model.add_callback(
         "on_train_epoch_end",
-        lambda trainer: print(f"epoch {trainer.epoch + 1}: loss {float(trainer.loss):.9f}"),
+        lambda trainer: print(f"epoch {trainer.epoch + 1}: loss {trainer.loss.item():.9f}"),
     )
     model.train(
         data=str(description),
