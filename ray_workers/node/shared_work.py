@@ -38,7 +38,7 @@ class NotDone(Exception):
         self._most_tries = most_tries
 
     def state_after(self, tries: int) -> BuildState:
-        """What the failure of so many tries comes to."""
+        """FAILED, or UNREACHABLE where another try may help, once so many have failed."""
         return BuildState.UNREACHABLE if tries < self._most_tries else self._state
 
 

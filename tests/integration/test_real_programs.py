@@ -29,6 +29,8 @@ from tests.marks import SOAK, soak_but
 
 pytestmark = pytest.mark.ray
 UV = (sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable)
+GLOO_ABORTS, GLOO_TRIES = "terminate called without an active exception", 3
+"""Now and then the end of gloo aborts a rank whose peer has left already, after the training."""
 NO_INDEX = ("dns error", "failed to fetch", "error sending request", "connect")
 """What uv says of an index that it can't reach, in small letters."""
 
@@ -113,20 +115,29 @@ def under_torchrun(folder: Path, program: Program, packages: list[str], output: 
     site = install(folder, packages)
     output.mkdir()
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    ran = subprocess.run(
-        [*launcher, "--nproc-per-node", str(program.num_workers), "train.py", *program.arguments],
-        cwd=folder,
-        env={
-            **os.environ,
-            **program.env,
-            "PYTHONPATH": str(site),
-            "OMP_NUM_THREADS": "1",
-            "DRAY_OUTPUT_DIR": str(output),
-        },
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    for _ in range(GLOO_TRIES):
+        ran = subprocess.run(
+            [
+                *launcher,
+                "--nproc-per-node",
+                str(program.num_workers),
+                "train.py",
+                *program.arguments,
+            ],
+            cwd=folder,
+            env={
+                **os.environ,
+                **program.env,
+                "PYTHONPATH": str(site),
+                "OMP_NUM_THREADS": "1",
+                "DRAY_OUTPUT_DIR": str(output),
+            },
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+        if not (ran.returncode and GLOO_ABORTS in ran.stderr):
+            break
     assert ran.returncode == 0, ran.stderr[-3000:]
     return ran.stdout
 
