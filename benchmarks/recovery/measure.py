@@ -55,7 +55,8 @@ METHOD = (
     "that is there, the survivor trains alone on its half of each batch. It has no checkpoints. "
     "Its DDP's hook is replaced by one with which the survivor outlives gloo's error.",
     "A peer's turn that ends with an error, or in which its ranks do not meet again within 60 s, "
-    "is noted as one that failed, and it takes another, so that its times are of its successes.",
+    "is noted as one that failed, and it takes another, so that its times are of its successes. "
+    f"After {MAX_FAILURES} failures it takes no more.",
     "The peers' scripts import torch and scikit-learn and nothing of dray's.",
     "Turns are interleaved, one of each per round; one round before them is not counted. A turn "
     "begins when the machine is quiet. The daemons of dray, of its Ray and of Ray Train's cluster "
@@ -95,9 +96,16 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
         turns = _start(stack, home)
         samples = {label: Samples() for label in turns}
         for number in range(num_rounds + 1):
-            for label, turn in turns.items():
+            for label, turn in list(turns.items()):
                 busy = wait_until_quiet(at_least_s=SETTLE_S[label])
-                recovery = _until_it_recovers(label, turn, samples[label], progress)
+                try:
+                    recovery = _until_it_recovers(label, turn, samples[label], progress)
+                except BenchmarkError:
+                    if label in OURS or not samples[label].recoveries:
+                        raise
+                    progress(f"{label} has failed too often, and takes no more turns")
+                    del turns[label]
+                    continue
                 progress(f"round {number}/{num_rounds}  {label}: {_sentence(recovery)}")
                 if number:
                     samples[label].recoveries.append(recovery)
