@@ -40,7 +40,7 @@ class Gradients:
     variance: float
 
     def gain(self, scale: float) -> float:
-        """What a step with a batch `scale` times the smallest is worth, in steps with that: by the
+        """The worth of a step with a batch `scale` times the smallest, in steps with that: by the
         gradient noise scale (McCandlish et al. 2018, https://arxiv.org/abs/1812.06162)."""
         whole = self.variance + self.squared_norm
         return whole / (self.variance / scale + self.squared_norm)

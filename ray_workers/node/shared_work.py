@@ -1,6 +1,6 @@
 """Work of a node for which several jobs may wait, such as an environment that is being built.
 
-Each piece is done once, however many ask; whoever asks learns how far it is. A failure is
+Each piece is done once, however many jobs ask how far it is. A failure is
 answered for a while before another try.
 """
 

@@ -1,4 +1,4 @@
-"""The events by which a job's history tells of its environment, and of code that is fetched."""
+"""Events of a job about its environment and about code that is fetched."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def policy_of(settings: Settings, owner: str | None = None) -> EnvironmentPolicy
 
 
 def code_of(code: RemoteCode, settings: Settings) -> RemoteCodeRef:
-    """Code that nodes fetch themselves, as they are told of it."""
+    """The reference by which nodes fetch code themselves."""
     return RemoteCodeRef(
         **code.model_dump(),
         policy=data_policy.policy_of(settings),

@@ -220,7 +220,7 @@ def of_blow(scene: Scene, blown: Blown, before: Mark) -> list[str]:
 
 
 def is_late(event: Event, blown: Blown) -> bool:
-    """Whether an event tells of a process that an earlier blow stopped."""
+    """Whether an event is about a process that an earlier blow stopped."""
     told_of = {TOLD_AS.get(name.removesuffix(" briefly")) for name in blown.blow}
     return event.type == "silence" and event.data.get("process") not in told_of
 
