@@ -81,7 +81,10 @@ from ray_workers.shared.secret_files import Masker
 from ray_workers.shared.spool_reader import SpoolRead
 
 POLL_S = 0.05
-"""Pause between two checks of the spools while a reader waits; each is a few stat calls."""
+"""First pause between two checks of the spools while a reader waits; each is a few stat calls."""
+MAX_POLL_S = 0.25
+"""Pause where nothing comes for long: the ranks need the processor."""
+POLL_GROWTH = 1.2
 ORPHANS_BOUND_S = 10.0
 """How long processes of dead nodes on this machine may take to be gone before this node is
 refused."""
@@ -276,13 +279,15 @@ class NodeAgent:
         """
         directory = spool_dir(self._deployment_id, self._node_id, job_id, attempt)
         deadline = asyncio.get_running_loop().time() + wait_s
+        pause_s = POLL_S
         while True:
             keys = _spool_keys(directory)
             if any(spool_reader.has_more(directory / key, cursor.get(key, 0)) for key in keys):
                 break
             if asyncio.get_running_loop().time() >= deadline:
                 break
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(POLL_GROWTH * pause_s, MAX_POLL_S)
         read = spool_reader.read_all(directory, keys, cursor, max_bytes)
         masker = self._maskers.of(directory)
         return replace(read, data={key: mask_frames(d, masker) for key, d in read.data.items()})
