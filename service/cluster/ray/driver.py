@@ -321,7 +321,8 @@ class RayCluster:
     ) -> PollReply | None:
         """The reply with the last frames from nodes that are dead, which other nodes of their
         machines find; None once there are none. Nodes that start, or do not answer, are waited for
-        within a limit: of a machine whose Ray was started anew, the new node has them."""
+        within a limit: of a machine whose Ray was started anew, the new node has them. Where no
+        node lives, Ray itself is to be started anew first."""
         began = self._looking_since.setdefault((ref.job_id, ref.attempt), time.monotonic())
         nodes = [node for node in self._agents.joined if not node.is_dead]
         asked = (ref.job_id, ref.attempt, dict(cursor), max_bytes)
@@ -339,9 +340,11 @@ class RayCluster:
             nothing_new = _nothing_new({**cursor, **advanced}, Phase.STOPPING)
             return replace(nothing_new, frames=tuple(frames), more=True)
         has_all = not any(isinstance(answer, BaseException) for answer in found)
-        if has_all and not any(node.is_starting for node in nodes):
+        if nodes and has_all and not any(node.is_starting for node in nodes):
             return None
-        is_over = time.monotonic() - began > self._limits.start_s
+        limits = self._limits
+        limit_s = limits.start_s if nodes else limits.ray_s + limits.join_s
+        is_over = time.monotonic() - began > limit_s
         return None if is_over else _nothing_new(cursor, Phase.STOPPING)
 
     async def _read_unsupervised(

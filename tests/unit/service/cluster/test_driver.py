@@ -256,6 +256,25 @@ async def test_a_node_that_never_starts_is_not_waited_for_without_end(
     assert (await ground.outcome()).cause is Cause.NODE_LOST
 
 
+async def test_where_no_node_lives_a_new_ray_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ground = Ground(monkeypatch, slowness=1.0)
+    ground.ref = AttemptRef(*KEY, "session", ("n", "gone"))
+    ground.left = {"r0.0.metrics": b"".join(LINES)}
+    ground.node.is_dead = True
+
+    async def poll(cursor: dict[str, int]) -> PollReply:
+        return await ground.cluster._poll_unsupervised(ground.ref, cursor, 100, "the actor died")
+
+    waits = await poll({})
+    assert (waits.frames, waits.outcome) == ((), None)
+    ground.node.is_dead = False
+    assert [frame.body["step"] for frame in (await poll({})).frames] == [1, 2, 3]
+    ground.node.is_dead = True
+    limits = ground.cluster._limits
+    ground.cluster._looking_since[KEY] -= limits.ray_s + limits.join_s
+    assert (await ground.outcome()).cause is Cause.NODE_LOST
+
+
 def test_an_error_of_drays_own_is_told_in_words_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
