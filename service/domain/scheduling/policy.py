@@ -1,12 +1,15 @@
-"""The scheduling policy: which jobs start where, why the others wait, and which groups grow.
+"""The scheduling policy: which jobs start where, why the others wait, who makes room, who grows.
 
 A gang starts whole or not at all; an elastic one also with fewer workers, from its least number
-on. Jobs are considered by priority, then first come first served. A job that can't start yet
-reserves all that it could ever use: on each node, as many of its workers' bundles as fit there when
-the node is empty are set aside, and jobs behind it may take only the rest. So a small job
-never delays a large one that came first (no backfill: running times are not known), yet passes it
-on capacity that the large one has no use for, such as nodes of another kind. An elastic job that
-starts small passes nobody either: it, too, takes only the rest.
+on. Jobs are considered in the order of `order`: by priority, then by the work that they have left.
+A job that finds no free slots has running jobs leave that come clearly behind it (`eviction`).
+
+A job that can't start yet reserves all that it could ever use: on each node, as many of its
+workers' bundles as fit there when the node is empty are set aside, and jobs behind it may take only
+the rest. So a small job never delays a large one that came first, yet passes it on capacity that
+the large one has no use for, such as nodes of another kind. A job that would leave its slots when
+it is asked to passes also on reserved ones, while the other has not waited for long: it can be
+pushed out again.
 
 Running groups get more slots at both ends of the queue. Before the queue: a group that lost slots
 and lacks workers to train on. It was given its slots before any job that waits now, it holds the
@@ -19,16 +22,20 @@ slots, too: a job that starts before them ends some day, but a group keeps what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling import eviction, order
+from service.domain.scheduling.eviction import Running as Running
 from service.domain.scheduling.slots import EPSILON as EPSILON
 from service.domain.scheduling.slots import Holder as Holder
 from service.domain.scheduling.slots import Node as Node
 from service.domain.scheduling.slots import Request as Request
 from service.domain.scheduling.slots import (
+    add,
     amount_of,
     bundle_of,
     count,
@@ -63,6 +70,12 @@ class WaitingJob:
     preparing: str | None = None
     """Set while its environment is not ready on the nodes where it would start: it takes no slot
     and reserves none."""
+    left_s: float | None = None
+    """Seconds that it has left once it runs; None where nobody knows."""
+    waited_s: float = math.inf
+    """Since it was submitted, or left its slots."""
+    yields: bool = False
+    """It saves its state when it is asked to leave its slots, and goes on from there."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +108,8 @@ class Snapshot:
     storage_problem: str | None = None
     """Why nothing may start though there are slots: the storage is full."""
     growing: tuple[Growing, ...] = ()
+    running: tuple[Running, ...] = ()
+    """Jobs that may be asked to leave their slots."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +142,16 @@ class Grow:
 
 
 @dataclass(frozen=True)
+class Preempt:
+    """Ask a running job to save its state and leave its slots."""
+
+    job_id: str
+    reason: Reason
+    because_of: str
+    """The job that needs the slots."""
+
+
+@dataclass(frozen=True)
 class Stay:
     """A group that could use more slots gets none now."""
 
@@ -135,7 +160,10 @@ class Stay:
     blocked_by: tuple[str, ...] = ()
 
 
-Decision = Start | Wait | Impossible | Grow | Stay
+Decision = Start | Wait | Impossible | Grow | Stay | Preempt
+
+PATIENCE_S = 300.0
+"""For which a blocked job lets others pass on what it has reserved, if they yield."""
 
 
 def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
@@ -182,10 +210,12 @@ def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
 
 def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     """One decision for each waiting job, in the order of the queue; then one for each group that
-    could grow."""
-    queue = sorted(snapshot.queue, key=lambda job: (-job.priority, job.seq))
+    could grow, and one for each job that is to leave its slots."""
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
-    round_ = _Round(accepted if snapshot.connected else (), snapshot.holders, now)
+    total = order.total_of(node.total for node in accepted)
+    ranks = {job.job_id: _rank(job, total) for job in (*snapshot.queue, *snapshot.running)}
+    queue = sorted(snapshot.queue, key=lambda job: ranks[job.job_id].key)
+    round_ = _Round(accepted if snapshot.connected else (), snapshot, ranks, now)
     obstacle = _nothing_starts(snapshot, accepted)
     standing_by = [round_.serve(group) for group in snapshot.growing if group.lacking]
     if obstacle is not None:
@@ -201,7 +231,12 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     round_.end_queue()
     groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
     grown = [round_.grow(group) for group in groups if not group.lacking]
-    return [*decisions, *standing_by, *grown]
+    return [*decisions, *standing_by, *grown, *round_.preempted]
+
+
+def _rank(job: WaitingJob | Running, total: Mapping[str, float]) -> order.Rank:
+    work = order.work_left(job.left_s, order.share_of(job.request, total))
+    return order.Rank(job.priority, work, job.seq)
 
 
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
@@ -219,15 +254,31 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
 class _Round:
     """The slots that are left while one plan is made."""
 
-    def __init__(self, nodes: Sequence[Node], holders: Sequence[Holder], now: datetime) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        snapshot: Snapshot,
+        ranks: Mapping[str, order.Rank],
+        now: datetime,
+    ) -> None:
         self._nodes = nodes
+        self._ranks = ranks
+        self._running = list(snapshot.running)
         self._free = {node.id: dict(node.available_to_us) for node in nodes}
+        self._passable = {node.id: dict(node.available_to_us) for node in nodes}
+        """As `_free`, without what is reserved by jobs that have waited for long."""
         self._open = {node.id: dict(node.available_to_us) for node in nodes}
         """As `_free`, without what is reserved by blocked jobs ahead."""
-        self._holders = list(holders)
+        self._soon = {node.id: dict(node.available_to_us) for node in nodes}
+        """As `_open`, with the slots of those that were asked to leave."""
+        for running in self._running:
+            if running.is_leaving:
+                self._leaves(running)
+        self._holders = list(snapshot.holders)
         self._blocked: list[tuple[str, Request]] = []
         self._backing_off: list[WaitingJob] = []
         self._now = now
+        self.preempted: list[Preempt] = []
 
     def serve(self, group: Growing) -> Decision:
         """Give a group that stands by all that it lacks, of any free slots."""
@@ -256,13 +307,58 @@ class _Round:
             reason = Reason("preparing_environment", job.preparing)
             return Wait(job.job_id, reason, position)
         request = job.request
-        slices = pack_most(request.bundle, request.least, request.num_workers, self._open)
-        if slices is None:
-            reason, ahead = self._why(needs(request), job.job_id, request, request.least)
-            self._set_aside(job.job_id, request, request.num_workers)
-            return Wait(job.job_id, reason, position, ahead)
-        self._take(job.job_id, request, slices)
-        return Start(job.job_id, slices)
+        pool = self._passable if job.yields else self._open
+        slices = pack_most(request.bundle, request.least, request.num_workers, pool)
+        if slices is not None:
+            self._take(job.job_id, request, slices)
+            return Start(job.job_id, slices)
+        if (leaving := self._make_room(job)) is not None:
+            return Wait(job.job_id, _makes_room(request, leaving), position, leaving)
+        reason, ahead = self._why(needs(request), job.job_id, request, request.least)
+        self._set_aside(job.job_id, request, request.num_workers, job.waited_s > PATIENCE_S)
+        return Wait(job.job_id, reason, position, ahead)
+
+    def _make_room(self, job: WaitingJob) -> tuple[str, ...] | None:
+        """Reserve slots that are about to be left, for which others are asked if need be; the jobs
+        that leave them, or None where not enough may be asked."""
+        request, rank = job.request, self._ranks[job.job_id]
+        if pack(request.bundle, request.least, self._soon) is None:
+            candidates = [
+                (self._ranks[running.job_id], running)
+                for running in self._running
+                if eviction.may_evict(rank, running, self._ranks[running.job_id])
+            ]
+            leaving = eviction.victims(request, self._soon, candidates)
+            if not leaving:
+                return None
+            for running in leaving:
+                self._preempt(running, job)
+        slices = pack_most(request.bundle, request.least, request.num_workers, self._soon)
+        assert slices is not None, "the slots of those that leave are enough"
+        for part in slices:
+            subtract(self._soon[part.node_id], request.bundle, part.num_workers)
+            for pool in (self._open, self._passable):
+                _lower(pool[part.node_id], self._soon[part.node_id])
+        there = {part.node_id for part in slices}
+        return tuple(
+            running.job_id
+            for running in self._running
+            if running.is_leaving and any(part.node_id in there for part in running.slices)
+        )
+
+    def _preempt(self, running: Running, coming: WaitingJob) -> None:
+        self._leaves(running)
+        at = self._running.index(running)
+        self._running[at] = replace(running, is_leaving=True)
+        higher = coming.priority > running.priority
+        why = "has a higher priority" if higher else "has less work left"
+        message = f"leaves its slots to job {coming.job_id}, which {why}"
+        self.preempted.append(Preempt(running.job_id, Reason("preempted", message), coming.job_id))
+
+    def _leaves(self, running: Running) -> None:
+        for part in running.slices:
+            if part.node_id in self._soon:
+                add(self._soon[part.node_id], running.request.bundle, part.num_workers)
 
     def end_queue(self) -> None:
         """Set aside what jobs reserve that back off, before groups grow."""
@@ -284,15 +380,21 @@ class _Round:
 
     def _take(self, job_id: str, request: Request, slices: tuple[Slice, ...]) -> None:
         for part in slices:
-            for free in (self._free[part.node_id], self._open[part.node_id]):
-                subtract(free, request.bundle, part.num_workers)
+            for pool in (self._free, self._passable, self._open, self._soon):
+                subtract(pool[part.node_id], request.bundle, part.num_workers)
         self._holders.append(Holder(job_id, slices, request.bundle))
 
-    def _set_aside(self, job_id: str, request: Request, most: int) -> None:
+    def _set_aside(
+        self, job_id: str, request: Request, most: int, is_impatient: bool = True
+    ) -> None:
         self._blocked.append((job_id, request))
+        pools = (
+            (self._open, self._soon, self._passable) if is_impatient else (self._open, self._soon)
+        )
         for node in self._nodes:
             number = min(most, fits(request.bundle, node.total))
-            subtract(self._open[node.id], request.bundle, number)
+            for pool in pools:
+                subtract(pool[node.id], request.bundle, number)
 
     def _why(
         self, sentence: str, job_id: str, request: Request, least: int
@@ -334,6 +436,16 @@ class _Round:
             for job_id, ahead in self._blocked
             if any(fits(ahead.bundle, node.total) for node in usable)
         )
+
+
+def _lower(free: dict[str, float], most: Mapping[str, float]) -> None:
+    for name in free:
+        free[name] = min(free[name], most.get(name, 0.0))
+
+
+def _makes_room(request: Request, leaving: Sequence[str]) -> Reason:
+    verb = "makes" if len(leaving) == 1 else "make"
+    return Reason("room_is_made", f"{needs(request)}; {_jobs(leaving)} {verb} room for it")
 
 
 def _jobs(names: Sequence[str]) -> str:

@@ -142,6 +142,12 @@ def subtract(free: dict[str, float], bundle: Mapping[str, float], times: int) ->
         free[name] = max(0.0, free.get(name, 0.0) - times * amount)
 
 
+def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
+    """Return so many bundles; `times` may be negative, to take what was returned."""
+    for name, amount in bundle.items():
+        free[name] = free.get(name, 0.0) + times * amount
+
+
 def needs(request: Request) -> str:
     """`needs 2 workers of 1 CPU`."""
     at_least = "at least " if request.min_workers is not None else ""
