@@ -17,7 +17,7 @@ from service.domain.scheduling.slots import Request, add, pack
 
 MIN_RUN_S = 300.0
 """How long a job holds its slots before it may be asked to leave them."""
-CLEARLY_LESS = 0.7
+CLEARLY_LESS = 0.5
 """The work left of the job that comes, over that of the one that leaves for it."""
 
 

@@ -14,7 +14,7 @@ from service.domain.scheduling.slots import Request
 
 SETTLING_S = 300.0
 """Added to the time that a job has left: differences far below what a start costs mean nothing."""
-SIZE_POWER = 0.5
+SIZE_POWER = 0.7
 """How the size of a gang weighs: at 1 a wide job waits behind every narrow one of the same work; at
 0 width costs nothing."""
 

@@ -162,8 +162,9 @@ class Stay:
 
 Decision = Start | Wait | Impossible | Grow | Stay | Preempt
 
-PATIENCE_S = 300.0
-"""For which a blocked job lets others pass on what it has reserved, if they yield."""
+PATIENCE_S = 8 * 3600.0
+"""For which a blocked job lets others pass on what it has reserved, if they yield. They go when
+they are in its way, and capacity that is kept empty delays everybody."""
 
 
 def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
@@ -251,6 +252,38 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
     return None
 
 
+class _Pool:
+    """What is left of each node for a kind of jobs."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.now = {node.id: dict(node.available_to_us) for node in nodes}
+        self.soon = {node.id: dict(node.available_to_us) for node in nodes}
+        """With the slots of those that were asked to leave; below zero where more is reserved."""
+
+    def expect(self, running: Running) -> None:
+        """Its slots will be free."""
+        for part in running.slices:
+            if part.node_id in self.soon:
+                add(self.soon[part.node_id], running.request.bundle, part.num_workers)
+
+    def take(self, request: Request, slices: Sequence[Slice]) -> None:
+        for part in slices:
+            subtract(self.now[part.node_id], request.bundle, part.num_workers)
+            add(self.soon[part.node_id], request.bundle, -part.num_workers)
+
+    def promise(self, request: Request, slices: Sequence[Slice]) -> None:
+        """Keep these slots, of which some are not free yet."""
+        for part in slices:
+            now, soon = self.now[part.node_id], self.soon[part.node_id]
+            add(soon, request.bundle, -part.num_workers)
+            for name in now:
+                now[name] = max(0.0, min(now[name], soon.get(name, 0.0)))
+
+    def set_aside(self, node_id: str, request: Request, number: int) -> None:
+        subtract(self.now[node_id], request.bundle, number)
+        add(self.soon[node_id], request.bundle, -number)
+
+
 class _Round:
     """The slots that are left while one plan is made."""
 
@@ -265,12 +298,11 @@ class _Round:
         self._ranks = ranks
         self._running = list(snapshot.running)
         self._free = {node.id: dict(node.available_to_us) for node in nodes}
-        self._passable = {node.id: dict(node.available_to_us) for node in nodes}
-        """As `_free`, without what is reserved by jobs that have waited for long."""
-        self._open = {node.id: dict(node.available_to_us) for node in nodes}
-        """As `_free`, without what is reserved by blocked jobs ahead."""
-        self._soon = {node.id: dict(node.available_to_us) for node in nodes}
-        """As `_open`, with the slots of those that were asked to leave."""
+        self._open = _Pool(nodes)
+        """Without what is reserved by blocked jobs ahead."""
+        self._passable = _Pool(nodes)
+        """Without what is reserved by those of them that have waited for long."""
+        self._pools = (self._open, self._passable)
         for running in self._running:
             if running.is_leaving:
                 self._leaves(running)
@@ -308,37 +340,35 @@ class _Round:
             return Wait(job.job_id, reason, position)
         request = job.request
         pool = self._passable if job.yields else self._open
-        slices = pack_most(request.bundle, request.least, request.num_workers, pool)
+        slices = pack_most(request.bundle, request.least, request.num_workers, pool.now)
         if slices is not None:
             self._take(job.job_id, request, slices)
             return Start(job.job_id, slices)
-        if (leaving := self._make_room(job)) is not None:
+        if (leaving := self._make_room(job, pool)) is not None:
             return Wait(job.job_id, _makes_room(request, leaving), position, leaving)
         reason, ahead = self._why(needs(request), job.job_id, request, request.least)
         self._set_aside(job.job_id, request, request.num_workers, job.waited_s > PATIENCE_S)
         return Wait(job.job_id, reason, position, ahead)
 
-    def _make_room(self, job: WaitingJob) -> tuple[str, ...] | None:
+    def _make_room(self, job: WaitingJob, pool: _Pool) -> tuple[str, ...] | None:
         """Reserve slots that are about to be left, for which others are asked if need be; the jobs
         that leave them, or None where not enough may be asked."""
         request, rank = job.request, self._ranks[job.job_id]
-        if pack(request.bundle, request.least, self._soon) is None:
+        if pack(request.bundle, request.least, pool.soon) is None:
             candidates = [
                 (self._ranks[running.job_id], running)
                 for running in self._running
                 if eviction.may_evict(rank, running, self._ranks[running.job_id])
             ]
-            leaving = eviction.victims(request, self._soon, candidates)
+            leaving = eviction.victims(request, pool.soon, candidates)
             if not leaving:
                 return None
             for running in leaving:
                 self._preempt(running, job)
-        slices = pack_most(request.bundle, request.least, request.num_workers, self._soon)
+        slices = pack_most(request.bundle, request.least, request.num_workers, pool.soon)
         assert slices is not None, "the slots of those that leave are enough"
-        for part in slices:
-            subtract(self._soon[part.node_id], request.bundle, part.num_workers)
-            for pool in (self._open, self._passable):
-                _lower(pool[part.node_id], self._soon[part.node_id])
+        for each in self._pools:
+            each.promise(request, slices)
         there = {part.node_id for part in slices}
         return tuple(
             running.job_id
@@ -356,9 +386,8 @@ class _Round:
         self.preempted.append(Preempt(running.job_id, Reason("preempted", message), coming.job_id))
 
     def _leaves(self, running: Running) -> None:
-        for part in running.slices:
-            if part.node_id in self._soon:
-                add(self._soon[part.node_id], running.request.bundle, part.num_workers)
+        for pool in self._pools:
+            pool.expect(running)
 
     def end_queue(self) -> None:
         """Set aside what jobs reserve that back off, before groups grow."""
@@ -368,7 +397,7 @@ class _Round:
     def grow(self, group: Growing) -> Decision:
         """Give a group that trains the slots it can use and nobody has reserved."""
         request = group.request
-        slices = pack_most(request.bundle, 1, group.most, self._open)
+        slices = pack_most(request.bundle, 1, group.most, self._open.now)
         if slices is not None:
             return self._grow(group, slices)
         sentence = f"could use {workers(group.most)} more of {bundle_of(request)}"
@@ -380,21 +409,18 @@ class _Round:
 
     def _take(self, job_id: str, request: Request, slices: tuple[Slice, ...]) -> None:
         for part in slices:
-            for pool in (self._free, self._passable, self._open, self._soon):
-                subtract(pool[part.node_id], request.bundle, part.num_workers)
+            subtract(self._free[part.node_id], request.bundle, part.num_workers)
+        for pool in self._pools:
+            pool.take(request, slices)
         self._holders.append(Holder(job_id, slices, request.bundle))
 
     def _set_aside(
         self, job_id: str, request: Request, most: int, is_impatient: bool = True
     ) -> None:
         self._blocked.append((job_id, request))
-        pools = (
-            (self._open, self._soon, self._passable) if is_impatient else (self._open, self._soon)
-        )
-        for node in self._nodes:
-            number = min(most, fits(request.bundle, node.total))
-            for pool in pools:
-                subtract(pool[node.id], request.bundle, number)
+        for pool in self._pools if is_impatient else (self._open,):
+            for node in self._nodes:
+                pool.set_aside(node.id, request, min(most, fits(request.bundle, node.total)))
 
     def _why(
         self, sentence: str, job_id: str, request: Request, least: int
@@ -436,11 +462,6 @@ class _Round:
             for job_id, ahead in self._blocked
             if any(fits(ahead.bundle, node.total) for node in usable)
         )
-
-
-def _lower(free: dict[str, float], most: Mapping[str, float]) -> None:
-    for name in free:
-        free[name] = min(free[name], most.get(name, 0.0))
 
 
 def _makes_room(request: Request, leaving: Sequence[str]) -> Reason:
