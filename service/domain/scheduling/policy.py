@@ -214,7 +214,8 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     could grow, and one for each job that is to leave its slots."""
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
     total = order.total_of(node.total for node in accepted)
-    ranks = {job.job_id: _rank(job, total) for job in (*snapshot.queue, *snapshot.running)}
+    jobs: list[WaitingJob | Running] = [*snapshot.queue, *snapshot.running]
+    ranks = {job.job_id: _rank(job, total) for job in jobs}
     queue = sorted(snapshot.queue, key=lambda job: ranks[job.job_id].key)
     round_ = _Round(accepted if snapshot.connected else (), snapshot, ranks, now)
     obstacle = _nothing_starts(snapshot, accepted)
