@@ -87,7 +87,7 @@ class DefaultPolicy:
             seq=seq,
             request=_request(job),
             left_s=self._left_s(job),
-            waited_s=now - max(job.since_s, job.submitted_s),
+            waited_s=now - job.submitted_s - job.ran_s,
             yields=True,
         )
 

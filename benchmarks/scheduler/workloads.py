@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 def published(folder: Path) -> dict[int, list[Row]]:
     """The rows of the published workloads, by number."""
-    found = {}
+    found: dict[int, list[Row]] = {}
     for number in NUMBERS:
         with (folder / "workloads" / f"workload-{number}.csv").open() as file:
             found[number] = list(csv.DictReader(file))

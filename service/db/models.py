@@ -109,6 +109,8 @@ class JobRow(Base):
     attempt: Mapped[int]
     world_size: Mapped[int]
     not_before: Mapped[datetime | None]
+    yields: Mapped[bool] = mapped_column(server_default=text("false"))
+    """It saves its state when it is asked to leave its slots, and goes on from there."""
     event_seq: Mapped[int]
     """Number of the newest event."""
 

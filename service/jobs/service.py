@@ -324,6 +324,7 @@ def _new_row(
         blocked_by=[],
         attempt=0,
         world_size=request.num_workers,
+        yields=spec.script is None,
         event_seq=1,
         user_failures=0,
         infra_failures=0,

@@ -25,9 +25,10 @@ from service.db.repositories import storage as storage_repository
 from service.db.session import touch
 from service.domain.scheduling import policy
 from service.jobs import data_policy
-from service.lifecycle import resizing, transitions
+from service.lifecycle import preemption, resizing, transitions
 from service.loops import mtbf, preparations, queue_view
 from service.loops.cluster_watcher import ClusterWatcher
+from service.loops.earlier_runs import EarlierRuns
 from service.loops.fencing import LoopDatabase
 from service.loops.launches import Launches
 from service.loops.timings import LoopTimings
@@ -61,6 +62,7 @@ class Scheduler:
         self._deployment_id = deployment_id
         self._halted = halted
         self._impossible_since: dict[str, datetime] = {}
+        self._earlier = EarlierRuns()
         self._gate = preparations.EnvironmentGate(
             database, preparations.Preparations(cluster, signals), settings
         )
@@ -81,7 +83,11 @@ class Scheduler:
             return 0
         cluster = self._watch.latest
         (waiting, live), full, now = await self._database.read(
-            lambda s, now: (queue_view.snapshot(s, now), _storage_problem(s), now)
+            lambda s, now: (
+                queue_view.snapshot(s, now, self._earlier.get(s, now)),
+                _storage_problem(s),
+                now,
+            )
         )
         growing = {a.job_id: a.growing for a in live if a.growing is not None}
         if not waiting:
@@ -94,7 +100,8 @@ class Scheduler:
             self._patient(decision, place, now, has_run=decision.job_id in have_run)
             for place, decision in enumerate(decisions)
         ]
-        await self._database.write(lambda s, at: self._note(s, decisions, at))
+        attempts = {a.job_id: a.attempt for a in live}
+        await self._database.write(lambda s, at: self._note(s, decisions, attempts, at))
         for decision in decisions:
             if isinstance(decision, policy.Grow) and not self._halted.is_set():
                 await self._grow(growing[decision.job_id], decision)
@@ -123,7 +130,14 @@ class Scheduler:
             return decision
         return policy.Wait(decision.job_id, decision.reason, place + 1)
 
-    def _note(self, session: Session, decisions: list[policy.Decision], now: datetime) -> None:
+    def _note(
+        self,
+        session: Session,
+        decisions: list[policy.Decision],
+        attempts: Mapping[str, int],
+        now: datetime,
+    ) -> None:
+        """attempts: number of the live one of each job."""
         touch(session)  # jobs that wait as before did not change
         waits = [d for d in decisions if isinstance(d, policy.Wait)]
         transitions.note_waiting(session, waits, now)
@@ -131,6 +145,10 @@ class Scheduler:
         for decision in decisions:
             if isinstance(decision, policy.Impossible):
                 transitions.fail_impossible(session, decision.job_id, decision.reason, now)
+            elif isinstance(decision, policy.Preempt):
+                which, because = decision.job_id, decision.reason.message
+                grace_s = self._settings.preempt_grace_s
+                preemption.make_room(session, which, attempts[which], because, grace_s, now)
 
     async def _grow(self, group: policy.Growing, grow: policy.Grow) -> None:
         """Grant the slots, if the group is still as it was; the reconciler passes the grant on."""
@@ -244,12 +262,13 @@ def _snapshot(
         held = quarantine.with_kept(policy.held_on(node.node_id, holders), node.quarantined or ())
         free = policy.offered(node.resources, available, held)
         nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
-    growing = (a.growing for a in live if a.cluster_session == cluster.session)
+    here = [attempt for attempt in live if attempt.cluster_session == cluster.session]
     return policy.Snapshot(
         waiting,
         tuple(nodes),
         connected=True,
         holders=holders,
         storage_problem=storage_problem,
-        growing=tuple(group for group in growing if group is not None),
+        growing=tuple(a.growing for a in here if a.growing is not None),
+        running=tuple(a.running for a in here if a.running is not None),
     )

@@ -167,7 +167,8 @@ def _events_after() -> Select[EventRow]:
 
 _PLANNED = (
     *("id", "number", "priority", "state", "attempt", "num_workers", "min_workers", "bundle"),
-    *("not_before", "max_runtime_s", "runtime_used_s"),
+    *("not_before", "max_runtime_s", "runtime_used_s", "yields", "progress"),
+    *("owner", "name", "created_at"),
     *("reason_code", "reason_message", "position", "blocked_by"),
 )
 """Columns of a job that planning goes by."""
@@ -186,6 +187,18 @@ def _in_state(states: tuple[JobState, ...]) -> Select[Any]:
         .where(c.state.in_(states), c.deleted_at.is_(None))
         .order_by(c.priority.desc(), c.number)
     )
+
+
+def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
+    """(owner, name, num_workers, runtime_used_s) of the jobs that succeeded last, newest first."""
+    c = JobRow.__table__.c
+    query = (
+        select(c.owner, c.name, c.num_workers, c.runtime_used_s)
+        .where(c.finished_at.is_not(None), c.state == JobState.SUCCEEDED)
+        .order_by(c.finished_at.desc())
+        .limit(most)
+    )
+    return session.connection().execute(query).all()
 
 
 def documents(session: Session, job_ids: Collection[str]) -> dict[str, tuple[dict[str, Any], str]]:

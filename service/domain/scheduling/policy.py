@@ -73,7 +73,7 @@ class WaitingJob:
     left_s: float | None = None
     """Seconds that it has left once it runs; None where nobody knows."""
     waited_s: float = math.inf
-    """Since it was submitted, or left its slots."""
+    """Since it was submitted, without the time in which it ran."""
     yields: bool = False
     """It saves its state when it is asked to leave its slots, and goes on from there."""
 
@@ -125,6 +125,8 @@ class Wait:
     position: int
     """Place in the queue, 1 being next."""
     blocked_by: tuple[str, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    """Slots that are kept for it until others have left them."""
 
 
 @dataclass(frozen=True)
@@ -345,15 +347,21 @@ class _Round:
         if slices is not None:
             self._take(job.job_id, request, slices)
             return Start(job.job_id, slices)
-        if (leaving := self._make_room(job, pool)) is not None:
-            return Wait(job.job_id, _makes_room(request, leaving), position, leaving)
+        if (room := self._make_room(job, pool)) is not None:
+            leaving, slices = room
+            reason = _makes_room(request, leaving)
+            return Wait(job.job_id, reason, position, leaving, slices)
         reason, ahead = self._why(needs(request), job.job_id, request, request.least)
         self._set_aside(job.job_id, request, request.num_workers, job.waited_s > PATIENCE_S)
         return Wait(job.job_id, reason, position, ahead)
 
-    def _make_room(self, job: WaitingJob, pool: _Pool) -> tuple[str, ...] | None:
-        """Reserve slots that are about to be left, for which others are asked if need be; the jobs
-        that leave them, or None where not enough may be asked."""
+    def _make_room(
+        self, job: WaitingJob, pool: _Pool
+    ) -> tuple[tuple[str, ...], tuple[Slice, ...]] | None:
+        """Reserve slots that are about to be left, for which others are asked if need be.
+
+        Answers the jobs that leave them, and the slots; None where not enough may be asked.
+        """
         request, rank = job.request, self._ranks[job.job_id]
         if pack(request.bundle, request.least, pool.soon) is None:
             candidates = [
@@ -371,11 +379,12 @@ class _Round:
         for each in self._pools:
             each.promise(request, slices)
         there = {part.node_id for part in slices}
-        return tuple(
+        leaving_these = tuple(
             running.job_id
             for running in self._running
             if running.is_leaving and any(part.node_id in there for part in running.slices)
         )
+        return leaving_these, slices
 
     def _preempt(self, running: Running, coming: WaitingJob) -> None:
         self._leaves(running)

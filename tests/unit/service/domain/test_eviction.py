@@ -151,6 +151,10 @@ def test_progress_and_earlier_runs_tell_how_long_a_job_has_left() -> None:
     assert forecast.seconds_left(0.0, 0.0, [500.0, 400.0, 600.0]) == 500.0
     assert forecast.seconds_left(0.5, 100.0, [400.0]) == 150.0
     assert forecast.seconds_left(1.0, 100.0, [400.0]) == 0.0
+    assert forecast.seconds_left(None, 0.0) is None
+    assert forecast.seconds_left(None, 70.0) == 70.0
+    assert forecast.seconds_left(None, 70.0, [100.0]) == 30.0
+    assert forecast.seconds_left(None, 170.0, [100.0]) == 170.0
     newest = [float(run) for run in range(100)]
     assert forecast.seconds_left(0.0, 0.0, newest) == 95.0
 
