@@ -183,7 +183,7 @@ class JobSpec(Document):
     queue: QueueName = "default"
     """Name by which jobs can be listed; all queues share the cluster."""
     priority: Annotated[Int, Field(ge=0, le=100)] = 50
-    """Jobs of higher priority start first; equal ones in the order of submission."""
+    """Jobs of higher priority start first; of equal ones those with the least work left."""
     max_retries: Annotated[Int, Field(ge=0, le=100)] = 1
     """Number of retries after an error of the training code. Failures of the cluster have a
     separate budget, and preemptions are free."""
