@@ -1,4 +1,4 @@
-"""How long jobs took that are done: what tells of a job that waits how long it will take."""
+"""How long finished jobs took, by which the time of a waiting job is expected."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
 
 
 class _Pool:
-    """What is left of each node for a kind of jobs."""
+    """The resources of each node that a kind of jobs may take."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.now = {node.id: dict(node.available_to_us) for node in nodes}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def _plays(world: World) -> None:
     world.plays["leaves"] = leaves
 
 
-async def started(world: World, runtime: Runtime, **fields: object) -> str:
+async def started(world: World, runtime: Runtime, **fields: Any) -> str:
     job_id = await world.submit(runtime, "leaves", **fields)
     await comes_to(runtime, job_id, JobState.RUNNING)
     await reports_step(runtime, job_id, 1)
