@@ -8,12 +8,13 @@ out at most once in that time. Those that lose the least work leave first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.order import Rank
-from service.domain.scheduling.slots import Request, add, pack
+from service.domain.scheduling.pools import Pool
+from service.domain.scheduling.slots import Request, add, fits
 
 MIN_RUN_S = 300.0
 """How long a job holds its slots before it may be asked to leave them."""
@@ -42,10 +43,6 @@ class Running:
     """It was asked to leave."""
 
 
-Pool = Mapping[str, dict[str, float]]
-"""Free resources by node."""
-
-
 def may_evict(coming: Rank, running: Running, rank: Rank) -> bool:
     """Whether a job of rank `coming` may have a running one leave; rank: of the running one."""
     if running.is_leaving or running.held_s < MIN_RUN_S or coming.priority < rank.priority:
@@ -55,35 +52,54 @@ def may_evict(coming: Rank, running: Running, rank: Rank) -> bool:
     return running.yields and coming.work < CLEARLY_LESS * rank.work
 
 
-def victims(
-    request: Request, pool: Pool, candidates: Sequence[tuple[Rank, Running]]
-) -> list[Running]:
-    """Those that leave so that the gang fits; none where it does not fit even without all.
+def cheapest_first(running: Sequence[Running], ranks: Mapping[str, Rank]) -> list[Running]:
+    """The order in which they are asked."""
+
+    def cost(job: Running) -> tuple[int, float, float, int]:
+        rank = ranks[job.job_id]
+        return rank.priority, job.lost_s, -rank.work, -rank.seq
+
+    return sorted(running, key=cost)
+
+
+def victims(request: Request, pool: Pool, candidates: Iterable[Running]) -> list[Running]:
+    """Those that leave so that the gang fits, of candidates in the order in which they are asked;
+    none where it does not fit even without all.
 
     pool: what is free, or will be when those have left that were asked before.
     """
-    cheapest = sorted(candidates, key=lambda c: (c[0].priority, c[1].lost_s, -c[0].work, -c[0].seq))
-    trial = {node_id: dict(free) for node_id, free in pool.items()}
+    lacking = request.least - pool.room(request.bundle)
+    trial: dict[str, dict[str, float]] = {}
     chosen: list[Running] = []
-    for _, running in cheapest:
-        if not any(part.node_id in trial for part in running.slices):
-            continue
-        _return(trial, running, 1)
+    for running in candidates:
+        lacking -= _returned(request, pool, trial, running, 1)
         chosen.append(running)
-        if pack(request.bundle, request.least, trial) is not None:
+        if lacking <= 0:
             break
     else:
         return []
-    for running in chosen[-2::-1]:  # the last is needed
-        _return(trial, running, -1)
-        if pack(request.bundle, request.least, trial) is None:
-            _return(trial, running, 1)
+    needed = []
+    for running in reversed(chosen):
+        lost = -_returned(request, pool, trial, running, -1)
+        if lacking + lost > 0:
+            _returned(request, pool, trial, running, 1)
+            needed.append(running)
         else:
-            chosen.remove(running)
-    return chosen
+            lacking += lost
+    return needed[::-1]
 
 
-def _return(pool: Pool, running: Running, sign: int) -> None:
+def _returned(
+    request: Request, pool: Pool, trial: dict[str, dict[str, float]], running: Running, sign: int
+) -> int:
+    """How many workers more have room on trial once the running job has returned its slots."""
+    gained = 0
     for part in running.slices:
-        if part.node_id in pool:
-            add(pool[part.node_id], running.request.bundle, sign * part.num_workers)
+        there = pool.at(part.node_id)
+        if not there:
+            continue
+        free = trial.setdefault(part.node_id, dict(there))
+        before = fits(request.bundle, free)
+        add(free, running.request.bundle, sign * part.num_workers)
+        gained += fits(request.bundle, free) - before
+    return gained

@@ -24,37 +24,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import eviction, order
 from service.domain.scheduling.eviction import Running as Running
+from service.domain.scheduling.obstacles import Kind, Obstacles, jobs
+from service.domain.scheduling.obstacles import Reason as Reason
+from service.domain.scheduling.pools import Offer, Pool
 from service.domain.scheduling.slots import EPSILON as EPSILON
 from service.domain.scheduling.slots import Holder as Holder
 from service.domain.scheduling.slots import Node as Node
 from service.domain.scheduling.slots import Request as Request
-from service.domain.scheduling.slots import (
-    add,
-    amount_of,
-    bundle_of,
-    count,
-    fits,
-    needs,
-    pack,
-    pack_most,
-    subtract,
-    workers,
-)
+from service.domain.scheduling.slots import amount_of, bundle_of, count, kind_of, needs, workers
+from service.domain.scheduling.slots import fits as fits
 from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
 from service.domain.scheduling.slots import request_of as request_of
-
-
-@dataclass(frozen=True)
-class Reason:
-    code: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -164,6 +151,8 @@ class Stay:
 
 Decision = Start | Wait | Impossible | Grow | Stay | Preempt
 
+MAX_PREEMPTED = 100
+"""Jobs that one plan asks to leave: those that are still in the way are asked by the next."""
 PATIENCE_S = 8 * 3600.0
 """For which a blocked job lets others pass on what it has reserved, if they yield. They go when
 they are in its way, and capacity that is kept empty delays everybody."""
@@ -216,8 +205,8 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     could grow, and one for each job that is to leave its slots."""
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
     total = order.total_of(node.total for node in accepted)
-    jobs: list[WaitingJob | Running] = [*snapshot.queue, *snapshot.running]
-    ranks = {job.job_id: _rank(job, total) for job in jobs}
+    there: list[WaitingJob | Running] = [*snapshot.queue, *snapshot.running]
+    ranks = {job.job_id: _rank(job, total) for job in there}
     queue = sorted(snapshot.queue, key=lambda job: ranks[job.job_id].key)
     round_ = _Round(accepted if snapshot.connected else (), snapshot, ranks, now)
     obstacle = _nothing_starts(snapshot, accepted)
@@ -255,38 +244,6 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
     return None
 
 
-class _Pool:
-    """The resources of each node that a kind of jobs may take."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self.now = {node.id: dict(node.available_to_us) for node in nodes}
-        self.soon = {node.id: dict(node.available_to_us) for node in nodes}
-        """With the slots of those that were asked to leave; below zero where more is reserved."""
-
-    def expect(self, running: Running) -> None:
-        """Its slots will be free."""
-        for part in running.slices:
-            if part.node_id in self.soon:
-                add(self.soon[part.node_id], running.request.bundle, part.num_workers)
-
-    def take(self, request: Request, slices: Sequence[Slice]) -> None:
-        for part in slices:
-            subtract(self.now[part.node_id], request.bundle, part.num_workers)
-            add(self.soon[part.node_id], request.bundle, -part.num_workers)
-
-    def promise(self, request: Request, slices: Sequence[Slice]) -> None:
-        """Keep these slots, of which some are not free yet."""
-        for part in slices:
-            now, soon = self.now[part.node_id], self.soon[part.node_id]
-            add(soon, request.bundle, -part.num_workers)
-            for name in now:
-                now[name] = max(0.0, min(now[name], soon.get(name, 0.0)))
-
-    def set_aside(self, node_id: str, request: Request, number: int) -> None:
-        subtract(self.now[node_id], request.bundle, number)
-        add(self.soon[node_id], request.bundle, -number)
-
-
 class _Round:
     """The slots that are left while one plan is made."""
 
@@ -299,39 +256,39 @@ class _Round:
     ) -> None:
         self._nodes = nodes
         self._ranks = ranks
-        self._running = list(snapshot.running)
-        self._free = {node.id: dict(node.available_to_us) for node in nodes}
-        self._open = _Pool(nodes)
+        self._running = eviction.cheapest_first(snapshot.running, ranks)
+        self._leaving = {job.job_id: job for job in self._running if job.is_leaving}
+        self._free = Pool((node.id, node.available_to_us) for node in nodes)
+        self._open = Offer(nodes)
         """Without what is reserved by blocked jobs ahead."""
-        self._passable = _Pool(nodes)
+        self._passable = Offer(nodes)
         """Without what is reserved by those of them that have waited for long."""
-        self._pools = (self._open, self._passable)
-        for running in self._running:
-            if running.is_leaving:
-                self._leaves(running)
-        self._holders = list(snapshot.holders)
-        self._blocked: list[tuple[str, Request]] = []
+        self._offers = (self._open, self._passable)
+        for offer in self._offers:
+            for running in self._leaving.values():
+                offer.expect(running.request.bundle, running.slices)
+        self._obstacles = Obstacles(nodes, snapshot.holders, self._free)
+        self._impossible: dict[tuple[Kind, int], Reason | None] = {}
+        self._unevictable: set[tuple[Kind, int, bool]] = set()
+        """Gangs for which not enough may be asked, nor for those behind that need the same."""
         self._backing_off: list[WaitingJob] = []
         self._now = now
         self.preempted: list[Preempt] = []
 
     def serve(self, group: Growing) -> Decision:
         """Give a group that stands by all that it lacks, of any free slots."""
-        slices = pack(group.request.bundle, group.lacking, self._free)
+        request, lacking = group.request, group.lacking
+        slices = self._free.pack(request.bundle, lacking)
         if slices is not None:
             return self._grow(group, slices)
-        reason, ahead = self._why(
-            f"stands by for {workers(group.lacking)} of {bundle_of(group.request)}",
-            group.job_id,
-            group.request,
-            group.lacking,
-        )
-        self._set_aside(group.job_id, group.request, group.lacking)
+        sentence = f"stands by for {workers(lacking)} of {bundle_of(request)}"
+        reason, ahead = self._obstacles.why(sentence, group.job_id, request, lacking)
+        self._set_aside(group.job_id, request, lacking)
         return Stay(group.job_id, reason, ahead)
 
     def decide(self, job: WaitingJob, position: int) -> Decision:
-        impossible = can_ever_fit(job.request, self._nodes)
-        if impossible is not None:
+        request = job.request
+        if (impossible := self._never_fits(request)) is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
             self._backing_off.append(job)
@@ -341,63 +298,67 @@ class _Round:
             self._backing_off.append(job)
             reason = Reason("preparing_environment", job.preparing)
             return Wait(job.job_id, reason, position)
-        request = job.request
-        pool = self._passable if job.yields else self._open
-        slices = pack_most(request.bundle, request.least, request.num_workers, pool.now)
+        offer = self._passable if job.yields else self._open
+        slices = offer.now.pack_most(request)
         if slices is not None:
             self._take(job.job_id, request, slices)
             return Start(job.job_id, slices)
-        if (room := self._make_room(job, pool)) is not None:
-            leaving, slices = room
-            reason = _makes_room(request, leaving)
-            return Wait(job.job_id, reason, position, leaving, slices)
-        reason, ahead = self._why(needs(request), job.job_id, request, request.least)
+        slices = offer.soon.pack_most(request) or self._evict(job, offer)
+        if slices is not None:
+            return self._promise(job, slices, position)
+        reason, ahead = self._obstacles.why(needs(request), job.job_id, request, request.least)
         self._set_aside(job.job_id, request, request.num_workers, job.waited_s > PATIENCE_S)
         return Wait(job.job_id, reason, position, ahead)
 
-    def _make_room(
-        self, job: WaitingJob, pool: _Pool
-    ) -> tuple[tuple[str, ...], tuple[Slice, ...]] | None:
-        """Reserve slots that are about to be left, for which others are asked if need be.
+    def _never_fits(self, request: Request) -> Reason | None:
+        kind = kind_of(request.bundle), request.least
+        if kind not in self._impossible:
+            self._impossible[kind] = can_ever_fit(request, self._nodes)
+        return self._impossible[kind]
 
-        Answers the jobs that leave them, and the slots; None where not enough may be asked.
-        """
+    def _evict(self, job: WaitingJob, offer: Offer) -> tuple[Slice, ...] | None:
+        """Have running jobs leave slots for this one; None where not enough may be asked."""
         request, rank = job.request, self._ranks[job.job_id]
-        if pack(request.bundle, request.least, pool.soon) is None:
-            candidates = [
-                (self._ranks[running.job_id], running)
-                for running in self._running
-                if eviction.may_evict(rank, running, self._ranks[running.job_id])
-            ]
-            leaving = eviction.victims(request, pool.soon, candidates)
-            if not leaving:
-                return None
-            for running in leaving:
-                self._preempt(running, job)
-        slices = pack_most(request.bundle, request.least, request.num_workers, pool.soon)
-        assert slices is not None, "the slots of those that leave are enough"
-        for each in self._pools:
-            each.promise(request, slices)
-        there = {part.node_id for part in slices}
-        leaving_these = tuple(
-            running.job_id
+        kind = kind_of(request.bundle), request.least, job.yields
+        if kind in self._unevictable or len(self.preempted) >= MAX_PREEMPTED:
+            return None
+        candidates = (
+            running
             for running in self._running
-            if running.is_leaving and any(part.node_id in there for part in running.slices)
+            if running.job_id not in self._leaving
+            and eviction.may_evict(rank, running, self._ranks[running.job_id])
         )
-        return leaving_these, slices
+        leaving = eviction.victims(request, offer.soon, candidates)
+        if not leaving:
+            self._unevictable.add(kind)
+            return None
+        for running in leaving:
+            self._preempt(running, job)
+        return offer.soon.pack_most(request)
 
     def _preempt(self, running: Running, coming: WaitingJob) -> None:
-        self._leaves(running)
-        at = self._running.index(running)
-        self._running[at] = replace(running, is_leaving=True)
+        self._leaving[running.job_id] = running
+        self._unevictable.clear()
+        for offer in self._offers:
+            offer.expect(running.request.bundle, running.slices)
         higher = coming.priority > running.priority
         why = "has a higher priority" if higher else "has less work left"
         message = f"leaves its slots to job {coming.job_id}, which {why}"
         self.preempted.append(Preempt(running.job_id, Reason("preempted", message), coming.job_id))
 
-    def _leaves(self, running: Running) -> None:
-        for pool in self._pools:
-            pool.expect(running)
+    def _promise(self, job: WaitingJob, slices: tuple[Slice, ...], position: int) -> Wait:
+        """Keep slots of which some are about to be left."""
+        for offer in self._offers:
+            offer.promise(job.request.bundle, slices)
+        there = {part.node_id for part in slices}
+        leaving = tuple(
+            running.job_id
+            for running in self._leaving.values()
+            if any(part.node_id in there for part in running.slices)
+        )
+        verb = "makes" if len(leaving) == 1 else "make"
+        message = f"{needs(job.request)}; {jobs(leaving)} {verb} room for it"
+        return Wait(job.job_id, Reason("room_is_made", message), position, leaving, slices)
 
     def end_queue(self) -> None:
         """Set aside what jobs reserve that back off, before groups grow."""
@@ -407,11 +368,11 @@ class _Round:
     def grow(self, group: Growing) -> Decision:
         """Give a group that trains the slots it can use and nobody has reserved."""
         request = group.request
-        slices = pack_most(request.bundle, 1, group.most, self._open.now)
+        slices = self._open.now.pack_most(Request(group.most, request.bundle, min_workers=1))
         if slices is not None:
             return self._grow(group, slices)
         sentence = f"could use {workers(group.most)} more of {bundle_of(request)}"
-        return Stay(group.job_id, *self._why(sentence, group.job_id, request, 1))
+        return Stay(group.job_id, *self._obstacles.why(sentence, group.job_id, request, 1))
 
     def _grow(self, group: Growing, slices: tuple[Slice, ...]) -> Grow:
         self._take(group.job_id, group.request, slices)
@@ -419,67 +380,14 @@ class _Round:
 
     def _take(self, job_id: str, request: Request, slices: tuple[Slice, ...]) -> None:
         for part in slices:
-            subtract(self._free[part.node_id], request.bundle, part.num_workers)
-        for pool in self._pools:
-            pool.take(request, slices)
-        self._holders.append(Holder(job_id, slices, request.bundle))
+            self._free.add(part.node_id, request.bundle, -part.num_workers)
+        for offer in self._offers:
+            offer.take(request.bundle, slices)
+        self._obstacles.hold(job_id, slices, request.bundle)
 
     def _set_aside(
         self, job_id: str, request: Request, most: int, is_impatient: bool = True
     ) -> None:
-        self._blocked.append((job_id, request))
-        for pool in self._pools if is_impatient else (self._open,):
-            for node in self._nodes:
-                pool.set_aside(node.id, request, min(most, fits(request.bundle, node.total)))
-
-    def _why(
-        self, sentence: str, job_id: str, request: Request, least: int
-    ) -> tuple[Reason, tuple[str, ...]]:
-        """Why so many workers are not available, and which jobs are in the way."""
-        free = sum(fits(request.bundle, free) for free in self._free.values())
-        if free >= least:
-            ahead = self._in_the_way(request)
-            message = (
-                f"{sentence}; {free} could start, but {_jobs(ahead)} "
-                f"{'is' if len(ahead) == 1 else 'are'} ahead in the queue and "
-                f"{'needs' if len(ahead) == 1 else 'need'} the same slots"
-            )
-            return Reason("behind_in_queue", message), ahead
-        usable = {node.id for node in self._nodes if fits(request.bundle, node.total)}
-        held: dict[str, int] = {}
-        for holder in self._holders:
-            there = sum(p.num_workers for p in holder.slices if p.node_id in usable)
-            if there and holder.job_id != job_id:
-                held[holder.job_id] = held.get(holder.job_id, 0) + there
-        message = f"{sentence}; {free} {'is' if free == 1 else 'are'} free"
-        if held:
-            verb = "holds" if len(held) == 1 else "hold"
-            message += f", {_jobs([*held])} {verb} {sum(held.values())}"
-        elif sum(fits(request.bundle, node.total) for node in self._nodes) > self._holds(job_id):
-            message += ", others use the rest of the cluster"
-        else:
-            message += ", and it holds all that the cluster has"
-        return Reason("waiting_for_slots", message), tuple(held)
-
-    def _holds(self, job_id: str) -> int:
-        return sum(count(holder.slices) for holder in self._holders if holder.job_id == job_id)
-
-    def _in_the_way(self, request: Request) -> tuple[str, ...]:
-        """Blocked jobs ahead that have reserved slots of a node on which this job could run."""
-        usable = [node for node in self._nodes if fits(request.bundle, node.total)]
-        return tuple(
-            job_id
-            for job_id, ahead in self._blocked
-            if any(fits(ahead.bundle, node.total) for node in usable)
-        )
-
-
-def _makes_room(request: Request, leaving: Sequence[str]) -> Reason:
-    verb = "makes" if len(leaving) == 1 else "make"
-    return Reason("room_is_made", f"{needs(request)}; {_jobs(leaving)} {verb} room for it")
-
-
-def _jobs(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{'job' if len(names) == 1 else 'jobs'} {shown}{more}"
+        self._obstacles.block(job_id, request.bundle)
+        for offer in self._offers if is_impatient else (self._open,):
+            offer.set_aside(request.bundle, most)

@@ -142,6 +142,11 @@ def subtract(free: dict[str, float], bundle: Mapping[str, float], times: int) ->
         free[name] = max(0.0, free.get(name, 0.0) - times * amount)
 
 
+def kind_of(bundle: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    """The same for equal bundles, whatever the order of their resources."""
+    return tuple(sorted(bundle.items()))
+
+
 def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
     """Return so many bundles; `times` may be negative, to take what was returned."""
     for name, amount in bundle.items():
