@@ -68,7 +68,7 @@ def victims(request: Request, pool: Pool, candidates: Iterable[Running]) -> list
 
     pool: what is free, or will be when those have left that were asked before.
     """
-    lacking = request.least - pool.room(request.bundle)
+    lacking = request.least - pool.room(request)
     trial: dict[str, dict[str, float]] = {}
     chosen: list[Running] = []
     for running in candidates:

@@ -10,18 +10,27 @@ from dataclasses import dataclass
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.pools import Pool
-from service.domain.scheduling.slots import Holder, Node, Request, count, fits, kind_of
+from service.domain.scheduling.slots import Holder, Kind, Node, Request, count, fits
 
-MAX_NAMED = 100
+MAX_NAMED = 20
 """Jobs in the way that are named; the sentence says how many there are."""
-
-Kind = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
 class Reason:
     code: str
     message: str
+
+
+class _Held:
+    """Slots that jobs hold where workers of one kind could run."""
+
+    def __init__(self, by: Mapping[str, int], num_holders: int) -> None:
+        self.by = by
+        self.total = sum(by.values())
+        self.named = tuple(itertools.islice(by, MAX_NAMED))
+        self.num_holders = num_holders
+        """As many holders there were when they were counted."""
 
 
 class Obstacles:
@@ -33,86 +42,80 @@ class Obstacles:
         self._holders = list(holders)
         self._blocked: defaultdict[Kind, list[tuple[int, str]]] = defaultdict(list)
         """By the kind of their workers: place and job, in the order of the queue."""
-        self._bundles: dict[Kind, Mapping[str, float]] = {}
         self._num_blocked = 0
-        self._held: dict[Kind, tuple[int, dict[str, int]]] = {}
-        """Slots that jobs hold where the kind could run; with the number of holders then."""
+        self._held: dict[Kind, _Held] = {}
         self._usable: dict[Kind, frozenset[str]] = {}
         self._same_slots: dict[tuple[Kind, Kind], bool] = {}
 
     def hold(self, job_id: str, slices: tuple[Slice, ...], bundle: Mapping[str, float]) -> None:
         self._holders.append(Holder(job_id, slices, bundle))
 
-    def block(self, job_id: str, bundle: Mapping[str, float]) -> None:
+    def block(self, job_id: str, request: Request) -> None:
         """The job has reserved slots."""
-        kind = kind_of(bundle)
-        self._bundles[kind] = bundle
-        self._blocked[kind].append((self._num_blocked, job_id))
+        self._blocked[request.kind].append((self._num_blocked, job_id))
         self._num_blocked += 1
 
     def why(
         self, sentence: str, job_id: str, request: Request, least: int
     ) -> tuple[Reason, tuple[str, ...]]:
         """Why so many workers are not available, and which jobs are in the way."""
-        free = self._free.room(request.bundle)
+        free = self._free.room(request)
         if free >= least:
-            ahead, number = self._ahead(request.bundle)
+            ahead, number = self._ahead(request)
             message = (
                 f"{sentence}; {free} could start, but {jobs(ahead, number)} "
                 f"{'is' if number == 1 else 'are'} ahead in the queue and "
                 f"{'needs' if number == 1 else 'need'} the same slots"
             )
             return Reason("behind_in_queue", message), ahead
-        held = self._held_where(request.bundle)
-        own = held.get(job_id, 0)
-        others = len(held) - (job_id in held)
-        names = (name for name in held if name != job_id)
-        named = tuple(itertools.islice(names, MAX_NAMED))
+        held = self._held_by_others(request, job_id)
         message = f"{sentence}; {free} {'is' if free == 1 else 'are'} free"
-        if others:
-            verb = "holds" if others == 1 else "hold"
-            message += f", {jobs(named, others)} {verb} {sum(held.values()) - own}"
+        if held.by:
+            verb = "holds" if len(held.by) == 1 else "hold"
+            message += f", {jobs(held.named, len(held.by))} {verb} {held.total}"
         elif sum(fits(request.bundle, node.total) for node in self._nodes) > self._holds(job_id):
             message += ", others use the rest of the cluster"
         else:
             message += ", and it holds all that the cluster has"
-        return Reason("waiting_for_slots", message), named
+        return Reason("waiting_for_slots", message), held.named
 
-    def _held_where(self, bundle: Mapping[str, float]) -> Mapping[str, int]:
-        """Slots that jobs hold on nodes where a worker with this bundle could run."""
-        kind = kind_of(bundle)
-        counted, held = self._held.get(kind, (0, {}))
-        usable = self._usable_by(bundle)
-        for holder in self._holders[counted:]:
-            there = sum(part.num_workers for part in holder.slices if part.node_id in usable)
-            if there:
-                held[holder.job_id] = held.get(holder.job_id, 0) + there
-        self._held[kind] = len(self._holders), held
-        return held
+    def _held_by_others(self, request: Request, job_id: str) -> _Held:
+        """Slots of nodes where a worker of this request could run."""
+        held = self._held.get(request.kind)
+        if held is None or held.num_holders != len(self._holders):
+            usable = self._usable_by(request.kind)
+            by: dict[str, int] = {}
+            for holder in self._holders:
+                there = sum(part.num_workers for part in holder.slices if part.node_id in usable)
+                if there:
+                    by[holder.job_id] = by.get(holder.job_id, 0) + there
+            held = self._held[request.kind] = _Held(by, len(self._holders))
+        if job_id not in held.by:
+            return held
+        others = {name: number for name, number in held.by.items() if name != job_id}
+        return _Held(others, held.num_holders)
 
     def _holds(self, job_id: str) -> int:
         return sum(count(holder.slices) for holder in self._holders if holder.job_id == job_id)
 
-    def _usable_by(self, bundle: Mapping[str, float]) -> frozenset[str]:
-        kind = kind_of(bundle)
+    def _usable_by(self, kind: Kind) -> frozenset[str]:
         if kind not in self._usable:
-            usable = (node.id for node in self._nodes if fits(bundle, node.total))
-            self._usable[kind] = frozenset(usable)
+            bundle = dict(kind)
+            self._usable[kind] = frozenset(n.id for n in self._nodes if fits(bundle, n.total))
         return self._usable[kind]
 
-    def _ahead(self, bundle: Mapping[str, float]) -> tuple[tuple[str, ...], int]:
+    def _ahead(self, request: Request) -> tuple[tuple[str, ...], int]:
         """Blocked jobs ahead that have reserved slots of a node on which this job could run, and
         how many there are."""
-        rivals = [of for kind, of in self._blocked.items() if self._rival(bundle, kind)]
+        rivals = [of for kind, of in self._blocked.items() if self._compete(request.kind, kind)]
         named = itertools.islice(heapq.merge(*rivals), MAX_NAMED)
         return tuple(job_id for _, job_id in named), sum(map(len, rivals))
 
-    def _rival(self, bundle: Mapping[str, float], other: Kind) -> bool:
-        key = kind_of(bundle), other
-        if key not in self._same_slots:
-            theirs = self._usable_by(self._bundles[other])
-            self._same_slots[key] = not self._usable_by(bundle).isdisjoint(theirs)
-        return self._same_slots[key]
+    def _compete(self, kind: Kind, other: Kind) -> bool:
+        if (kind, other) not in self._same_slots:
+            shared = self._usable_by(kind) & self._usable_by(other)
+            self._same_slots[kind, other] = bool(shared)
+        return self._same_slots[kind, other]
 
 
 def jobs(names: Sequence[str], number: int | None = None) -> str:

@@ -30,14 +30,14 @@ from datetime import datetime
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import eviction, order
 from service.domain.scheduling.eviction import Running as Running
-from service.domain.scheduling.obstacles import Kind, Obstacles, jobs
+from service.domain.scheduling.obstacles import Obstacles, jobs
 from service.domain.scheduling.obstacles import Reason as Reason
 from service.domain.scheduling.pools import Offer, Pool
 from service.domain.scheduling.slots import EPSILON as EPSILON
 from service.domain.scheduling.slots import Holder as Holder
+from service.domain.scheduling.slots import Kind, amount_of, bundle_of, count, needs, workers
 from service.domain.scheduling.slots import Node as Node
 from service.domain.scheduling.slots import Request as Request
-from service.domain.scheduling.slots import amount_of, bundle_of, count, kind_of, needs, workers
 from service.domain.scheduling.slots import fits as fits
 from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
@@ -278,7 +278,7 @@ class _Round:
     def serve(self, group: Growing) -> Decision:
         """Give a group that stands by all that it lacks, of any free slots."""
         request, lacking = group.request, group.lacking
-        slices = self._free.pack(request.bundle, lacking)
+        slices = self._free.pack(request, lacking)
         if slices is not None:
             return self._grow(group, slices)
         sentence = f"stands by for {workers(lacking)} of {bundle_of(request)}"
@@ -311,7 +311,7 @@ class _Round:
         return Wait(job.job_id, reason, position, ahead)
 
     def _never_fits(self, request: Request) -> Reason | None:
-        kind = kind_of(request.bundle), request.least
+        kind = request.kind, request.least
         if kind not in self._impossible:
             self._impossible[kind] = can_ever_fit(request, self._nodes)
         return self._impossible[kind]
@@ -319,7 +319,7 @@ class _Round:
     def _evict(self, job: WaitingJob, offer: Offer) -> tuple[Slice, ...] | None:
         """Have running jobs leave slots for this one; None where not enough may be asked."""
         request, rank = job.request, self._ranks[job.job_id]
-        kind = kind_of(request.bundle), request.least, job.yields
+        kind = request.kind, request.least, job.yields
         if kind in self._unevictable or len(self.preempted) >= MAX_PREEMPTED:
             return None
         candidates = (
@@ -388,6 +388,6 @@ class _Round:
     def _set_aside(
         self, job_id: str, request: Request, most: int, is_impatient: bool = True
     ) -> None:
-        self._obstacles.block(job_id, request.bundle)
+        self._obstacles.block(job_id, request)
         for offer in self._offers if is_impatient else (self._open,):
-            offer.set_aside(request.bundle, most)
+            offer.set_aside(request, most)

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling.slots import Node, Request, add, fits, kind_of
+from service.domain.scheduling.slots import Kind, Node, Request, add, fits
 
 
 class Pool:
@@ -19,20 +19,24 @@ class Pool:
 
     def __init__(self, free: Iterable[tuple[str, Mapping[str, float]]]) -> None:
         self._free = {node_id: dict(there) for node_id, there in free}
-        self._room: dict[tuple[tuple[str, float], ...], _Room] = {}
+        self._room: dict[Kind, _Room] = {}
         self._changed: list[str] = []
 
-    def room(self, bundle: Mapping[str, float]) -> int:
-        """How many workers with this bundle fit."""
-        return self._of_kind(bundle).total
+    def room(self, request: Request) -> int:
+        """How many workers of the request's kind fit."""
+        return self._of_kind(request).total
 
-    def pack(self, bundle: Mapping[str, float], num_workers: int) -> tuple[Slice, ...] | None:
-        """As `slots.pack`."""
-        return self._of_kind(bundle).pack(num_workers)
+    def pack(self, request: Request, num_workers: int) -> tuple[Slice, ...] | None:
+        """Slices of so many workers on as few nodes as possible, or None if they do not fit.
+
+        The fullest-fitting node first; what remains at the end goes to the tightest node that takes
+        all of it, so that large holes stay whole.
+        """
+        return self._of_kind(request).pack(num_workers)
 
     def pack_most(self, request: Request) -> tuple[Slice, ...] | None:
         """As many workers of a gang as fit, or None if its least number does not."""
-        room = self._of_kind(request.bundle)
+        room = self._of_kind(request)
         most = min(room.total, request.num_workers)
         return room.pack(most) if most >= request.least else None
 
@@ -52,11 +56,11 @@ class Pool:
     def at(self, node_id: str) -> Mapping[str, float]:
         return self._free.get(node_id, {})
 
-    def _of_kind(self, bundle: Mapping[str, float]) -> _Room:
-        kind = kind_of(bundle)
-        room = self._room.get(kind)
+    def _of_kind(self, request: Request) -> _Room:
+        room = self._room.get(request.kind)
         if room is None:
-            room = self._room[kind] = _Room(bundle, self._free, len(self._changed))
+            room = _Room(request.bundle, self._free, len(self._changed))
+            self._room[request.kind] = room
         room.catch_up(self._free, self._changed)
         return room
 
@@ -128,10 +132,10 @@ class Offer:
         self.now = Pool((node.id, node.available_to_us) for node in nodes)
         self.soon = Pool((node.id, node.available_to_us) for node in nodes)
         self._nodes = nodes
-        self._aside: dict[tuple[tuple[str, float], ...], int] = {}
+        self._aside: dict[Kind, int] = {}
         """Workers of each kind for which slots were set aside."""
-        self._capacity: dict[tuple[tuple[str, float], ...], list[tuple[str, int]]] = {}
-        """Workers of each kind that the empty nodes have room for."""
+        self._capacity: dict[Kind, list[tuple[str, int]]] = {}
+        """Workers of each kind that the empty nodes have room for, the least first."""
 
     def take(self, bundle: Mapping[str, float], slices: Sequence[Slice]) -> None:
         for part in slices:
@@ -149,17 +153,17 @@ class Offer:
             self.soon.add(part.node_id, bundle, -part.num_workers)
             self.now.lower(part.node_id, self.soon.at(part.node_id))
 
-    def set_aside(self, bundle: Mapping[str, float], num_workers: int) -> None:
+    def set_aside(self, request: Request, num_workers: int) -> None:
         """On each node, as many slots as these workers could use there if it were empty; with
         those of others of the kind no more than it has."""
-        kind = kind_of(bundle)
+        kind, bundle = request.kind, request.bundle
         if kind not in self._capacity:
-            capacity = ((node.id, fits(bundle, node.total)) for node in self._nodes)
-            self._capacity[kind] = [(node_id, most) for node_id, most in capacity if most]
+            capacity = [(node.id, fits(bundle, node.total)) for node in self._nodes]
+            self._capacity[kind] = sorted(capacity, key=lambda entry: entry[1])
         before = self._aside.get(kind, 0)
         self._aside[kind] = before + num_workers
-        for node_id, most in self._capacity[kind]:
-            number = min(most, before + num_workers) - min(most, before)
-            if number:
-                self.now.add(node_id, bundle, -number)
-                self.soon.add(node_id, bundle, -number)
+        rest = bisect.bisect_right(self._capacity[kind], before, key=lambda entry: entry[1])
+        for node_id, most in self._capacity[kind][rest:]:
+            number = min(most, before + num_workers) - before
+            self.now.add(node_id, bundle, -number)
+            self.soon.add(node_id, bundle, -number)
