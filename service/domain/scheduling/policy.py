@@ -15,6 +15,8 @@ that a waiting job has reserved, and slots that it can't have yet are set aside 
 of all others. After the queue: an elastic group that trains below its size gets slots that no
 waiting job has reserved, by priority, then first come first served. Here jobs that back off reserve
 slots, too: a job that starts before them ends some day, but a group keeps what it has grown into.
+
+A job that is held, or that the limits of its queue keep back (`limits`), reserves nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.limits import HELD, Limits, held_message
+from service.domain.scheduling.queues import DEFAULT, Queue
 from service.domain.scheduling.slots import EPSILON as EPSILON
 from service.domain.scheduling.slots import Holder as Holder
 from service.domain.scheduling.slots import Node as Node
@@ -63,6 +67,12 @@ class WaitingJob:
     preparing: str | None = None
     """Set while its environment is not ready on the nodes where it would start: it takes no slot
     and reserves none."""
+    queue: str = DEFAULT
+    owner: str = "default"
+    held: str | None = None
+    """Name of who holds the job: it does not start."""
+    rank: int = 0
+    """Among jobs of one priority a lower one goes first: see `models.JobRow.rank`."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,8 @@ class Growing:
     """The slots that it holds, which a grant must still find."""
     lacking: int = 0
     """Workers without which the group can't train on; it stands by for them."""
+    queue: str = DEFAULT
+    owner: str = "default"
 
     @property
     def most(self) -> int:
@@ -95,6 +107,7 @@ class Snapshot:
     storage_problem: str | None = None
     """Why nothing may start though there are slots: the storage is full."""
     growing: tuple[Growing, ...] = ()
+    queues: tuple[Queue, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,8 +120,8 @@ class Start:
 class Wait:
     job_id: str
     reason: Reason
-    position: int
-    """Place in the queue, 1 being next."""
+    position: int | None
+    """Place in the queue, 1 being next; None of a job that is held."""
     blocked_by: tuple[str, ...] = ()
 
 
@@ -181,17 +194,21 @@ def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
 
 
 def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
-    """One decision for each waiting job, in the order of the queue; then one for each group that
-    could grow."""
-    queue = sorted(snapshot.queue, key=lambda job: (-job.priority, job.seq))
+    """One decision for each waiting job, in the order of the queue, those that are held at its end;
+    then one for each group that could grow."""
+    held = [job for job in snapshot.queue if job.held is not None]
+    queue = [job for job in snapshot.queue if job.held is None]
+    queue.sort(key=lambda job: (-job.priority, job.rank, job.seq))
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
-    round_ = _Round(accepted if snapshot.connected else (), snapshot.holders, now)
+    limits = Limits(snapshot.queues, snapshot.holders, [(g, g.lacking) for g in snapshot.growing])
+    round_ = _Round(accepted if snapshot.connected else (), snapshot.holders, limits, now)
+    kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
     obstacle = _nothing_starts(snapshot, accepted)
     standing_by = [round_.serve(group) for group in snapshot.growing if group.lacking]
     if obstacle is not None:
         waits = [Wait(job.job_id, obstacle, place) for place, job in enumerate(queue, 1)]
         others = [Stay(g.job_id, obstacle) for g in snapshot.growing if not g.lacking]
-        return [*waits, *standing_by, *others]
+        return [*waits, *kept, *standing_by, *others]
     decisions: list[Decision] = []
     position = 0
     for job in queue:
@@ -201,7 +218,7 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     round_.end_queue()
     groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
     grown = [round_.grow(group) for group in groups if not group.lacking]
-    return [*decisions, *standing_by, *grown]
+    return [*decisions, *kept, *standing_by, *grown]
 
 
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
@@ -219,8 +236,11 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
 class _Round:
     """The slots that are left while one plan is made."""
 
-    def __init__(self, nodes: Sequence[Node], holders: Sequence[Holder], now: datetime) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], holders: Sequence[Holder], limits: Limits, now: datetime
+    ) -> None:
         self._nodes = nodes
+        self._limits = limits
         self._free = {node.id: dict(node.available_to_us) for node in nodes}
         self._open = {node.id: dict(node.available_to_us) for node in nodes}
         """As `_free`, without what is reserved by blocked jobs ahead."""
@@ -256,24 +276,36 @@ class _Round:
             reason = Reason("preparing_environment", job.preparing)
             return Wait(job.job_id, reason, position)
         request = job.request
-        slices = pack_most(request.bundle, request.least, request.num_workers, self._open)
+        room = self._limits.room(job, request.least)
+        if room.workers < request.least:
+            self._limits.keep_place(job, request.least, room)
+            return Wait(job.job_id, Reason(room.code, room.message), position, room.holders)
+        most = min(request.num_workers, room.workers)
+        slices = pack_most(request.bundle, request.least, most, self._open)
         if slices is None:
             reason, ahead = self._why(needs(request), job.job_id, request, request.least)
-            self._set_aside(job.job_id, request, request.num_workers)
+            self._set_aside(job.job_id, request, most)
+            self._limits.keep_place(job, most)
             return Wait(job.job_id, reason, position, ahead)
         self._take(job.job_id, request, slices)
+        self._limits.take(job, count(slices))
         return Start(job.job_id, slices)
 
     def end_queue(self) -> None:
         """Set aside what jobs reserve that back off, before groups grow."""
         for job in self._backing_off:
             self._set_aside(job.job_id, job.request, job.request.num_workers)
+            self._limits.keep_place(job, job.request.num_workers)
 
     def grow(self, group: Growing) -> Decision:
         """Give a group that trains the slots it can use and nobody has reserved."""
         request = group.request
-        slices = pack_most(request.bundle, 1, group.most, self._open)
+        room = self._limits.room(group, 1)
+        if not room.workers:
+            return Stay(group.job_id, Reason(room.code, room.message), room.holders)
+        slices = pack_most(request.bundle, 1, min(group.most, room.workers), self._open)
         if slices is not None:
+            self._limits.take(group, count(slices))
             return self._grow(group, slices)
         sentence = f"could use {workers(group.most)} more of {bundle_of(request)}"
         return Stay(group.job_id, *self._why(sentence, group.job_id, request, 1))

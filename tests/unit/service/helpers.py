@@ -139,7 +139,7 @@ class Service:
         return job.id
 
     def claim(
-        self, job_id: str, attempt_seen: int = 0, *, workers: int = 1
+        self, job_id: str, attempt_seen: int = 0, *, workers: int = 1, queue: str = "default"
     ) -> transitions.Claimed | None:
         return self.database.write_sync(
             lambda session: transitions.claim(
@@ -150,6 +150,7 @@ class Service:
                 {"CPU": 1.0},
                 "session-1",
                 self.now,
+                queue_seen=queue,
             )
         )
 
