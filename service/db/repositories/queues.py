@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, delete, func, select
+from sqlalchemy import ColumnElement, Row, delete, func, select, true
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
@@ -42,7 +43,10 @@ def _as_queue(row: QueueRow | None) -> Queue | None:
 
 def put(session: Session, queue: Queue) -> None:
     """Add it, or replace the rules that it had."""
-    session.merge(QueueRow(**asdict(queue)))
+    rules = asdict(queue)
+    is_postgres = session.get_bind().dialect.name == "postgresql"
+    statement = (postgresql.insert if is_postgres else sqlite.insert)(QueueRow).values(**rules)
+    session.execute(statement.on_conflict_do_update(index_elements=["name"], set_=rules))
 
 
 def remove(session: Session, name: str) -> None:
@@ -65,26 +69,26 @@ def count_unfinished(session: Session, queue: str) -> int:
     return session.scalar(query) or 0
 
 
-def lowest_rank(session: Session, queue: str, priority: int) -> int:
-    """The rank of the first among the queue's waiting jobs of this priority; 0 if none waits."""
-    at_it = (JobRow.queue == queue, JobRow.priority == priority)
-    return session.scalar(select(func.min(JobRow.rank)).where(*_waiting(), *at_it)) or 0
+def first_waiting(session: Session, queue: str, priority: int) -> Row[str, int] | None:
+    """(id, rank) of the first among the queue's waiting jobs of this priority."""
+    here = (*_waiting(), JobRow.queue == queue, JobRow.priority == priority)
+    query = select(JobRow.id, JobRow.rank).where(*here).order_by(JobRow.rank, JobRow.number)
+    return session.execute(query.limit(1)).one_or_none()
 
 
 def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str, int, int]]:
     """(queue, owner, jobs that wait, those of them that are held)."""
     counts = (func.count(), func.count(JobRow.held_by))
-    query = select(JobRow.queue, JobRow.owner, *counts).where(*_waiting())
-    grouped = _only(query, queue).group_by(JobRow.queue, JobRow.owner)
-    return session.execute(grouped).all()
+    query = select(JobRow.queue, JobRow.owner, *counts).where(*_waiting(), _is_in(queue))
+    return session.execute(query.group_by(JobRow.queue, JobRow.owner)).all()
 
 
-def running(session: Session, queue: str | None = None) -> Sequence[Row[Any, ...]]:
+def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str, Any, Any]]:
     """(queue, owner, slices, bundle) of each attempt that may hold slots."""
     columns = (JobRow.queue, JobRow.owner, AttemptRow.slices, AttemptRow.bundle)
     live = select(*columns).join(AttemptRow, AttemptRow.job_id == JobRow.id)
-    return session.execute(_only(live.where(AttemptRow.finished_at.is_(None)), queue)).all()
+    return session.execute(live.where(AttemptRow.finished_at.is_(None), _is_in(queue))).all()
 
 
-def _only(query: Select[Any], queue: str | None) -> Select[Any]:
-    return query if queue is None else query.where(JobRow.queue == queue)
+def _is_in(queue: str | None) -> ColumnElement[bool]:
+    return true() if queue is None else JobRow.queue == queue

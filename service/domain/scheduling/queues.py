@@ -67,7 +67,7 @@ def contradiction(queue: Queue) -> tuple[str, str] | None:
         most = queue.limit.get(name)
         if most is not None and most < amount:
             of_quota = f"below the quota of {spoken(name, amount)}"
-            return f"/limit/{name.replace('/', '~1')}", f"is {spoken(name, most)}, {of_quota}"
+            return f"/limit/{name}", f"is {spoken(name, most)}, {of_quota}"
     return None
 
 

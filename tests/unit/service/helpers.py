@@ -27,10 +27,12 @@ from service.db.repositories import attempts
 from service.db.session import Database
 from service.ingest import attempt_results
 from service.ingest.attempt_results import Recorded
+from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.lifecycle import transitions
+from service.queues.service import Queues
 from service.storage.storage import Storage
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
@@ -127,6 +129,8 @@ class Service:
         self.now = START
         self.jobs = Jobs(database, storage, database.signals, self.settings, clock=lambda: self.now)
         self.reading = Queries(database, storage, database.signals, self.settings)
+        self.changes = JobChanges(database, clock=lambda: self.now)
+        self.queues = Queues(database)
         self.faults = FaultService(database, self.settings, clock=lambda: self.now)
         self._cursors: dict[tuple[str, int], int] = {}
 
