@@ -31,9 +31,7 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 class JobChanges:
     """The use case, in one transaction."""
 
-    def __init__(
-        self, database: Database, *, clock: Callable[[], datetime] | None = None
-    ) -> None:
+    def __init__(self, database: Database, *, clock: Callable[[], datetime] | None = None) -> None:
         self._database = database
         self._clock = clock or database.clock
 
@@ -58,7 +56,7 @@ class JobChanges:
             row = found(session, job_id, lock=True)
             _refuse_state(row, wanted)
             _check_rules(session, row, wanted, is_admin=is_admin)
-            change = _Change(session, row, actor, now)
+            change = _Placing(session, row, actor, now)
             change.place(wanted)
             change.hold(wanted.held)
             if change.is_any:
@@ -95,10 +93,12 @@ def _check_rules(
     else:
         queue = admission.locked(session, name)
     if not is_admin:
-        admission.refuse_priority(queue, row.priority if wanted.priority is None else wanted.priority)
+        admission.refuse_priority(
+            queue, row.priority if wanted.priority is None else wanted.priority
+        )
 
 
-class _Change:
+class _Placing:
     """The changes of one job, which is locked."""
 
     def __init__(self, session: Session, row: JobRow, actor: str, now: datetime) -> None:

@@ -243,9 +243,7 @@ def _snapshot(
     storage_problem: str | None,
 ) -> policy.Snapshot:
     """The queue and the cluster as plain data for the plan."""
-    holders = tuple(
-        policy.Holder(a.job_id, a.slices, a.bundle, a.queue, a.owner) for a in live
-    )
+    holders = tuple(policy.Holder(a.job_id, a.slices, a.bundle, a.queue, a.owner) for a in live)
     if cluster is None:
         return policy.Snapshot(waiting, (), connected=False, holders=holders, queues=queues)
     nodes = []

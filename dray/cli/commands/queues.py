@@ -190,9 +190,7 @@ def priority(
     _each([job_id], as_json, lambda client, found: client.set_priority(found, number))
 
 
-def _each(
-    jobs: Sequence[str], as_json: bool, change: Callable[[Client, str], Job]
-) -> None:
+def _each(jobs: Sequence[str], as_json: bool, change: Callable[[Client, str], Job]) -> None:
     """Change each job, and say where it is now."""
     from dray.cli.display.output import say, write_json_line
 

@@ -48,13 +48,13 @@ UNLIMITED = Room(1 << 40)
 
 @dataclass
 class _Use:
-    """What counts towards the limits of a queue, or of one of its users."""
+    """The jobs and resources that count towards the limits of a queue, or of one of its users."""
 
     holds: dict[str, float] = field(default_factory=dict)
     jobs: dict[str, None] = field(default_factory=dict)
     """Those that hold slots."""
     ahead: dict[str, float] = field(default_factory=dict)
-    """What waiting jobs that come first will hold."""
+    """Resources that waiting jobs which come first will hold."""
     num_ahead: int = 0
 
 
@@ -66,14 +66,14 @@ class _Scope:
     amounts: Mapping[str, float]
     max_running: int | None
     holder: str
-    """Subject of the sentence."""
-    allowed: str
-    """The end of it."""
+    """Subject of the sentence on what is held."""
+    where: str
+    limit: str
     use: _Use
 
 
-class Limits:
-    """What is left under the limits while one plan is made."""
+class QueueLimits:
+    """The room that is left under the limits while one plan is made."""
 
     def __init__(
         self,
@@ -125,12 +125,12 @@ class Limits:
         yield _Scope(
             USER_LIMIT,
             *(queue.user_limit, queue.max_running_per_user, job.owner),
-            f"that a user may have in the queue {queue.name!r}",
+            *(f" in the queue {queue.name!r}", "its limit for a user is"),
             self._use(job.queue, job.owner),
         )
         yield _Scope(
             QUEUE_LIMIT,
-            *(queue.limit, queue.max_running, f"the queue {queue.name!r}", "of its limit"),
+            *(queue.limit, queue.max_running, f"the queue {queue.name!r}", "", "its limit is"),
             self._use(job.queue, None),
         )
 
@@ -139,8 +139,8 @@ def _room(scope: _Scope, job: Claimant) -> Room:
     use, most = scope.use, scope.max_running
     holders = tuple(other for other in use.jobs if other != job.job_id)
     if most is not None and job.job_id not in use.jobs and len(use.jobs) + use.num_ahead >= most:
-        runs = f"{scope.holder} runs {len(use.jobs)} of {_jobs(most)} {scope.allowed}"
-        return Room(0, scope.code, runs + _ahead(use.num_ahead > 0), holders)
+        runs = f"runs {_jobs(len(use.jobs))}"
+        return Room(0, scope.code, _message(scope, runs, f"{most}", use.num_ahead > 0), holders)
     found = UNLIMITED
     for name, each in amounts(job.request.bundle, 1).items():
         if name not in scope.amounts or not each:
@@ -148,25 +148,20 @@ def _room(scope: _Scope, job: Claimant) -> Room:
         held, ahead = use.holds.get(name, 0.0), use.ahead.get(name, 0.0)
         workers = max(0, math.floor((scope.amounts[name] - held - ahead + EPSILON) / each))
         if workers < found.workers:
-            limit = f"{_of(name, held, scope.amounts[name])} {scope.allowed}"
-            message = f"{needs(job.request)}; {scope.holder} holds {limit}{_ahead(ahead > 0)}"
+            limit = spoken(name, scope.amounts[name])
+            message = _message(scope, f"holds {spoken(name, held)}", limit, ahead > 0)
             found = Room(workers, scope.code, message, holders)
     return found
 
 
-def _of(name: str, held: float, most: float) -> str:
-    """`3 of 8 GPU`, `0 GiB of memory of 8 GiB of memory`."""
-    if name == "memory":
-        return f"{spoken(name, held)} of {spoken(name, most)}"
-    return f"{held:g} of {spoken(name, most)}"
+def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:
+    """`the queue 'night' holds 7 GPU, its limit is 8 GPU`."""
+    ahead = ", and jobs ahead wait for the rest" if is_any_ahead else ""
+    return f"{scope.holder} {has}{scope.where}, {scope.limit} {limit}{ahead}"
 
 
 def _jobs(number: int) -> str:
     return "1 job" if number == 1 else f"{number} jobs"
-
-
-def _ahead(is_any: bool) -> str:
-    return ", and jobs ahead wait for the same" if is_any else ""
 
 
 def _sum(total: dict[str, float], more: Mapping[str, float]) -> None:
@@ -181,7 +176,9 @@ def why_never(queue: Queue, request: Request) -> str | None:
     for limit, words in limits:
         for name, most in limit.items():
             if least.get(name, 0.0) > most + EPSILON:
-                return f"{needs(request)}, but the queue {queue.name!r} {words} {spoken(name, most)}"
+                return (
+                    f"{needs(request)}, but the queue {queue.name!r} {words} {spoken(name, most)}"
+                )
     return None
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling.limits import HELD, Limits, held_message
+from service.domain.scheduling.limits import HELD, QueueLimits, held_message
 from service.domain.scheduling.queues import DEFAULT, Queue
 from service.domain.scheduling.slots import EPSILON as EPSILON
 from service.domain.scheduling.slots import Holder as Holder
@@ -200,7 +200,8 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     queue = [job for job in snapshot.queue if job.held is None]
     queue.sort(key=lambda job: (-job.priority, job.rank, job.seq))
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
-    limits = Limits(snapshot.queues, snapshot.holders, [(g, g.lacking) for g in snapshot.growing])
+    lacking = [(group, group.lacking) for group in snapshot.growing]
+    limits = QueueLimits(snapshot.queues, snapshot.holders, lacking)
     round_ = _Round(accepted if snapshot.connected else (), snapshot.holders, limits, now)
     kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
     obstacle = _nothing_starts(snapshot, accepted)
@@ -237,7 +238,7 @@ class _Round:
     """The slots that are left while one plan is made."""
 
     def __init__(
-        self, nodes: Sequence[Node], holders: Sequence[Holder], limits: Limits, now: datetime
+        self, nodes: Sequence[Node], holders: Sequence[Holder], limits: QueueLimits, now: datetime
     ) -> None:
         self._nodes = nodes
         self._limits = limits
@@ -279,7 +280,8 @@ class _Round:
         room = self._limits.room(job, request.least)
         if room.workers < request.least:
             self._limits.keep_place(job, request.least, room)
-            return Wait(job.job_id, Reason(room.code, room.message), position, room.holders)
+            reason = Reason(room.code, f"{needs(request)}; {room.message}")
+            return Wait(job.job_id, reason, position, room.holders)
         most = min(request.num_workers, room.workers)
         slices = pack_most(request.bundle, request.least, most, self._open)
         if slices is None:
@@ -301,13 +303,14 @@ class _Round:
         """Give a group that trains the slots it can use and nobody has reserved."""
         request = group.request
         room = self._limits.room(group, 1)
+        sentence = f"could use {workers(group.most)} more of {bundle_of(request)}"
         if not room.workers:
-            return Stay(group.job_id, Reason(room.code, room.message), room.holders)
+            reason = Reason(room.code, f"{sentence}; {room.message}")
+            return Stay(group.job_id, reason, room.holders)
         slices = pack_most(request.bundle, 1, min(group.most, room.workers), self._open)
         if slices is not None:
             self._limits.take(group, count(slices))
             return self._grow(group, slices)
-        sentence = f"could use {workers(group.most)} more of {bundle_of(request)}"
         return Stay(group.job_id, *self._why(sentence, group.job_id, request, 1))
 
     def _grow(self, group: Growing, slices: tuple[Slice, ...]) -> Grow:

@@ -72,7 +72,7 @@ def contradiction(queue: Queue) -> tuple[str, str] | None:
 
 
 def amounts(bundle: Mapping[str, float], num_workers: int) -> dict[str, float]:
-    """What so many workers hold, as rules count it."""
+    """The resources that so many workers hold, as rules count them."""
     return {
         name: num_workers * (1.0 if name.startswith(ACCELERATOR) else amount)
         for name, amount in bundle.items()
