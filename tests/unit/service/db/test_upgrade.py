@@ -450,6 +450,19 @@ async def test_what_waited_goes_on(empty: Database, tmp_path: Path, revision: st
     await service.jobs.delete(JOB)
 
 
+async def test_each_queue_that_jobs_name_gets_a_row(empty: Database, tmp_path: Path) -> None:
+    storage = Storage((tmp_path / "storage").as_uri())
+    build(empty, "0014", storage)
+    with empty.engine.begin() as connection:
+        table = models.JobRow.__table__
+        assert isinstance(table, Table)
+        connection.execute(table.update().where(table.c.id == WAITING).values(queue="fast"))
+    migrate(empty)
+    queues = (await Service(empty, storage, tmp_path).queues.list()).items
+    assert [(queue.name, queue.num_waiting) for queue in queues] == [("default", 0), ("fast", 1)]
+    assert {(queue.weight, queue.max_priority) for queue in queues} == {(1.0, 100)}
+
+
 async def test_there_is_no_way_down(empty: Database) -> None:
     """A newer schema is not taken back: the backup of before is restored instead."""
     migrate(empty)
