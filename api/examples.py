@@ -419,7 +419,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": f"`dray wait {JOB_ID} --state RUNNING` waits until it trains",
     },
     "job_not_waiting": {
-        "detail": f"the job {JOB_ID} is RUNNING: only one that waits can be held, released or moved",
+        "detail": f"the job {JOB_ID} is RUNNING: only one that waits can be held, released or "
+        "moved",
         "hint": f"`dray preempt {JOB_ID}` has it leave its slots and wait again",
     },
     "queue_full": {

@@ -134,11 +134,11 @@ class QueueRequest(Document):
 
     weight: Weight = 1.0
     """Share of what is left beyond the quotas, beside the weights of the other queues."""
-    quota: Amounts = {}
+    quota: Amounts = Field(default_factory=dict)
     """Resources that are guaranteed to its jobs."""
-    limit: Amounts = {}
+    limit: Amounts = Field(default_factory=dict)
     """The most that its running jobs hold together; what is not named is not limited."""
-    user_limit: Amounts = {}
+    user_limit: Amounts = Field(default_factory=dict)
     """The most that the running jobs of each of its users hold together."""
     max_running: Count | None = None
     """Most jobs that hold slots."""

@@ -41,7 +41,8 @@ class KnownToken:
 
 
 def load_tokens(path: Path) -> dict[str, KnownToken]:
-    """The tokens by the name of their caller. Raises BadTokensFile if the file can't be used or is empty."""
+    """The tokens by the name of their caller. Raises BadTokensFile if the file can't be used or is
+    empty."""
     try:
         tokens, mistakes = read_tokens(path)
     except OSError as error:

@@ -239,7 +239,10 @@ def situations(draw: st.DrawFn) -> Snapshot:
             job(
                 f"j{seq}",
                 most,
-                **{"least": least, "seq": seq, "queue": draw(NAMES), "owner": draw(OWNERS)},
+                least=least,
+                seq=seq,
+                queue=draw(NAMES),
+                owner=draw(OWNERS),
                 held=held,
                 priority=draw(st.integers(0, 2)),
             )

@@ -124,8 +124,8 @@ async def test_a_job_moves_to_another_queue_by_its_rules(service: Service) -> No
     await service.change(job_id, queue="default")
     with pytest.raises(PriorityTooHigh):
         await service.change(await service.submit(priority=70), queue="night")
+    large = await service.submit(resources={"num_workers": 3})
     with pytest.raises(Unsatisfiable):
-        large = await service.submit(resources={"num_workers": 3})
         await service.change(large, queue="night")
     with pytest.raises(UnknownQueue) as told:
         await service.change(job_id, queue="nigth", priority=70)
