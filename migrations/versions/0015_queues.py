@@ -37,7 +37,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_jobs_unfinished",
         "jobs",
-        ["queue", "owner", "state"],
+        ["queue", "state", "owner"],
         sqlite_where=unfinished,
         postgresql_where=unfinished,
     )

@@ -68,7 +68,7 @@ class JobRow(Base):
         Index("ix_jobs_state_priority_rank_number", "state", "priority", "rank", "number"),
         Index(
             "ix_jobs_unfinished",
-            *("queue", "owner", "state"),
+            *("queue", "state", "owner"),
             sqlite_where=text("finished_at IS NULL"),
             postgresql_where=text("finished_at IS NULL"),
         ),

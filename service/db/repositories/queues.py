@@ -54,7 +54,7 @@ def remove(session: Session, name: str) -> None:
 
 
 def _waiting() -> tuple[ColumnElement[bool], ...]:
-    # The second condition is that of the index by queue, owner and state.
+    # The second condition is that of the index by queue, state and owner.
     return JobRow.state == JobState.QUEUED, JobRow.finished_at.is_(None)
 
 
@@ -86,8 +86,9 @@ def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str
 def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str, Any, Any]]:
     """(queue, owner, slices, bundle) of each attempt that may hold slots."""
     columns = (JobRow.queue, JobRow.owner, AttemptRow.slices, AttemptRow.bundle)
-    live = select(*columns).join(AttemptRow, AttemptRow.job_id == JobRow.id)
-    return session.execute(live.where(AttemptRow.finished_at.is_(None), _is_in(queue))).all()
+    live = (AttemptRow.finished_at.is_(None), JobRow.finished_at.is_(None))
+    query = select(*columns).join(AttemptRow, AttemptRow.job_id == JobRow.id)
+    return session.execute(query.where(*live, _is_in(queue))).all()
 
 
 def _is_in(queue: str | None) -> ColumnElement[bool]:

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from sqlalchemy import event
+from sqlalchemy.orm import Session
 
 from dray.requests import QueueChangeRequest, QueueRequest
 from ray_workers.shared.contracts import Cause
 from service.cluster.port import ClusterSnapshot
 from service.db.notifications import QUEUE
 from service.db.repositories import queues as repository
+from service.db.session import Database
 from service.domain.errors import (
     DomainError,
     InvalidQueue,
@@ -244,6 +247,31 @@ async def test_a_claim_finds_the_job_held_or_moved(service: Service) -> None:
     await service.change(job_id, held=False, queue="night")
     assert service.claim(job_id, queue="default") is None
     assert service.claim(job_id, queue="night") is not None
+
+
+def test_jobs_of_a_queue_are_counted_along_one_index(sqlite_url: str) -> None:
+    """However many jobs have ended."""
+    database = Database(sqlite_url)
+    statements: list[tuple[str, Any]] = []
+
+    @event.listens_for(database.engine, "before_cursor_execute")
+    def _keep(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+        if statement.startswith("SELECT"):
+            statements.append((statement, parameters))
+
+    with Session(database.engine) as session:
+        repository.count_waiting(session, "a")
+        repository.count_waiting(session, "a", "ann")
+        repository.count_unfinished(session, "a")
+        repository.waiting(session, "a")
+        repository.running(session, "a")
+        for statement, parameters in statements[:]:
+            raw = session.connection().exec_driver_sql(
+                f"EXPLAIN QUERY PLAN {statement}", parameters
+            )
+            assert "ix_jobs_unfinished (queue=?" in raw.all()[0][3], statement
+    assert len(statements) == 5
+    database.close()
 
 
 BAD: dict[str, dict[str, Any]] = {
