@@ -32,6 +32,8 @@ class LiveAttempt:
     job_id: str
     attempt: int
     job_state: JobState
+    queue: str
+    owner: str
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
     cluster_session: str
@@ -77,32 +79,38 @@ def snapshot(
             left_s=_left_s(job, job.runtime_used_s, runs),
             waited_s=(now - job.created_at).total_seconds() - job.runtime_used_s,
             yields=job.yields,
+            queue=job.queue,
+            owner=job.owner,
+            held=job.held_by,
+            place=job.rank,
         )
         for job in jobs
         if job.state is JobState.QUEUED
     )
-    owners = {job.id: job for job in jobs}
+    by_id = {job.id: job for job in jobs}
     attempts = attempts_repository.live_columns(session)
     drills = _drills(session) if attempts else {}
     live = tuple(
         LiveAttempt(
             job_id=row.job_id,
             attempt=row.attempt,
-            job_state=owners[row.job_id].state,
+            job_state=by_id[row.job_id].state,
+            queue=by_id[row.job_id].queue,
+            owner=by_id[row.job_id].owner,
             slices=resizing.as_slices(row.slices),
             bundle=row.bundle,
             cluster_session=row.cluster_session,
             age_s=(now - row.created_at).total_seconds(),
             started_at=row.started_at,
-            max_runtime_s=owners[row.job_id].max_runtime_s,
-            runtime_used_s=owners[row.job_id].runtime_used_s,
+            max_runtime_s=by_id[row.job_id].max_runtime_s,
+            runtime_used_s=by_id[row.job_id].runtime_used_s,
             cursor=row.cursor,
             preempt_grace_s=row.preempt_grace_s,
             drills=tuple(drills.get((row.job_id, row.attempt), ())),
             node_ids=resizing.carriers(row),
             grant=resizing.granted(row),
-            growing=resizing.growing(owners[row.job_id], row, now),
-            running=_running(owners[row.job_id], row, runs, now),
+            growing=resizing.growing(by_id[row.job_id], row, now),
+            running=_running(by_id[row.job_id], row, runs, now),
         )
         for row in attempts
     )
@@ -127,6 +135,7 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         lost_s=0.0 if job.yields else ran_s,
         yields=job.yields,
         is_leaving=attempt.preempt_asked_at is not None,
+        place=job.rank,
     )
 
 

@@ -21,9 +21,11 @@ from ray_workers.supervision.rules.recovery_rules import may_recover
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.config.settings import Settings
 from service.db.notifications import QUEUE, Signals
+from service.db.repositories import queues as queues_repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import touch
 from service.domain.scheduling import policy
+from service.domain.scheduling.queues import Queue
 from service.jobs import data_policy
 from service.lifecycle import preemption, resizing, transitions
 from service.loops import mtbf, preparations, queue_view
@@ -82,9 +84,10 @@ class Scheduler:
         if self._halted.is_set():
             return 0
         cluster = self._watch.latest
-        (waiting, live), full, now = await self._database.read(
+        (waiting, live), queues, full, now = await self._database.read(
             lambda s, now: (
                 queue_view.snapshot(s, now, self._earlier.get(s, now)),
+                queues_repository.every(s),
                 _storage_problem(s),
                 now,
             )
@@ -94,7 +97,9 @@ class Scheduler:
             self._impossible_since.clear()
         if not waiting and not growing:
             return 0
-        decisions = await self._gate.plan(_snapshot(cluster, waiting, live, full), now, cluster)
+        decisions = await self._gate.plan(
+            _snapshot(cluster, waiting, live, queues, full), now, cluster
+        )
         have_run = {job.job_id for job in waiting if job.attempt > 0}
         decisions = [
             self._patient(decision, place, now, has_run=decision.job_id in have_run)
@@ -178,6 +183,7 @@ class Scheduler:
                 bundle=job.request.bundle,
                 cluster_session=cluster_session,
                 now=at,
+                queue_seen=job.queue,
             )
         )
         if claimed is None:
@@ -247,14 +253,13 @@ def _snapshot(
     cluster: ClusterSnapshot | None,
     waiting: tuple[policy.WaitingJob, ...],
     live: tuple[queue_view.LiveAttempt, ...],
+    queues: tuple[Queue, ...],
     storage_problem: str | None,
 ) -> policy.Snapshot:
     """The queue and the cluster as plain data for the plan."""
-    holders = tuple(
-        policy.Holder(attempt.job_id, attempt.slices, attempt.bundle) for attempt in live
-    )
+    holders = tuple(policy.Holder(a.job_id, a.slices, a.bundle, a.queue, a.owner) for a in live)
     if cluster is None:
-        return policy.Snapshot(waiting, (), connected=False, holders=holders)
+        return policy.Snapshot(waiting, (), connected=False, holders=holders, queues=queues)
     nodes = []
     for node in cluster.nodes:
         # Where nobody else takes slots our own books are exact, and Ray's lag behind.
@@ -271,4 +276,5 @@ def _snapshot(
         storage_problem=storage_problem,
         growing=tuple(a.growing for a in here if a.growing is not None),
         running=tuple(a.running for a in here if a.running is not None),
+        queues=queues,
     )

@@ -41,6 +41,8 @@ class Running:
     """It saves its state when it is asked to leave, and goes on from there."""
     is_leaving: bool = False
     """It was asked to leave."""
+    place: int = 0
+    """As of a waiting job."""
 
 
 def may_evict(coming: Rank, running: Running, rank: Rank) -> bool:

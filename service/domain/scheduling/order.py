@@ -24,13 +24,19 @@ class Rank:
     """Comes before others that are greater."""
 
     priority: int
+    place: int
+    """Lower of those that were moved to the front."""
     work: float
     """Work left: seconds, times the share of the cluster to the power of `SIZE_POWER`."""
     seq: int
 
     @property
-    def key(self) -> tuple[int, float, int]:
-        return -self.priority, self.work, self.seq
+    def key(self) -> tuple[int, int, float, int]:
+        return -self.priority, self.place, self.work, self.seq
+
+    def may_less(self, other: Rank) -> bool:
+        """Whether it may have nobody leave whom the other may not."""
+        return self.priority <= other.priority and self.work >= other.work
 
 
 def share_of(request: Request, total: Mapping[str, float]) -> float:

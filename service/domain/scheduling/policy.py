@@ -18,21 +18,25 @@ that a waiting job has reserved, and slots that it can't have yet are set aside 
 of all others. After the queue: an elastic group that trains below its size gets slots that no
 waiting job has reserved, by priority, then first come first served. Here jobs that back off reserve
 slots, too: a job that starts before them ends some day, but a group keeps what it has grown into.
+
+A job that is held, or that the limits of its queue keep back (`limits`), reserves nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import eviction, order
 from service.domain.scheduling.eviction import Running as Running
+from service.domain.scheduling.limits import HELD, QueueLimits, held_message
 from service.domain.scheduling.obstacles import Obstacles, jobs
 from service.domain.scheduling.obstacles import Reason as Reason
 from service.domain.scheduling.pools import Offer, Pool
+from service.domain.scheduling.queues import DEFAULT, Queue
 from service.domain.scheduling.slots import EPSILON as EPSILON
 from service.domain.scheduling.slots import Holder as Holder
 from service.domain.scheduling.slots import Kind, amount_of, bundle_of, count, needs, workers
@@ -63,6 +67,12 @@ class WaitingJob:
     """Since it was submitted, without the time in which it ran."""
     yields: bool = False
     """It saves its state when it is asked to leave its slots, and goes on from there."""
+    queue: str = DEFAULT
+    owner: str = "default"
+    held: str | None = None
+    """Name of who holds the job: it does not start."""
+    place: int = 0
+    """Among jobs of one priority a lower one goes first: see `models.JobRow.rank`."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,8 @@ class Growing:
     """The slots that it holds, which a grant must still find."""
     lacking: int = 0
     """Workers without which the group can't train on; it stands by for them."""
+    queue: str = DEFAULT
+    owner: str = "default"
 
     @property
     def most(self) -> int:
@@ -97,6 +109,7 @@ class Snapshot:
     growing: tuple[Growing, ...] = ()
     running: tuple[Running, ...] = ()
     """Jobs that may be asked to leave their slots."""
+    queues: tuple[Queue, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,8 +122,8 @@ class Start:
 class Wait:
     job_id: str
     reason: Reason
-    position: int
-    """Place in the queue, 1 being next."""
+    position: int | None
+    """Place in the queue, 1 being next; None of a job that is held."""
     blocked_by: tuple[str, ...] = ()
     slices: tuple[Slice, ...] = ()
     """Slots that are kept for it until others have left them."""
@@ -201,20 +214,23 @@ def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
 
 
 def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
-    """One decision for each waiting job, in the order of the queue; then one for each group that
-    could grow, and one for each job that is to leave its slots."""
+    """One decision for each waiting job, in the order of the queue, those that are held at its end;
+    then one for each group that could grow, and one for each job that is to leave its slots."""
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
     total = order.total_of(node.total for node in accepted)
     there: list[WaitingJob | Running] = [*snapshot.queue, *snapshot.running]
     ranks = {job.job_id: _rank(job, total) for job in there}
-    queue = sorted(snapshot.queue, key=lambda job: ranks[job.job_id].key)
+    held = [job for job in snapshot.queue if job.held is not None]
+    queue = [job for job in snapshot.queue if job.held is None]
+    queue.sort(key=lambda job: ranks[job.job_id].key)
     round_ = _Round(accepted if snapshot.connected else (), snapshot, ranks, now)
+    kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
     obstacle = _nothing_starts(snapshot, accepted)
     standing_by = [round_.serve(group) for group in snapshot.growing if group.lacking]
     if obstacle is not None:
         waits = [Wait(job.job_id, obstacle, place) for place, job in enumerate(queue, 1)]
         others = [Stay(g.job_id, obstacle) for g in snapshot.growing if not g.lacking]
-        return [*waits, *standing_by, *others]
+        return [*waits, *kept, *standing_by, *others]
     decisions: list[Decision] = []
     position = 0
     for job in queue:
@@ -224,12 +240,12 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     round_.end_queue()
     groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
     grown = [round_.grow(group) for group in groups if not group.lacking]
-    return [*decisions, *standing_by, *grown, *round_.preempted]
+    return [*decisions, *kept, *standing_by, *grown, *round_.preempted]
 
 
 def _rank(job: WaitingJob | Running, total: Mapping[str, float]) -> order.Rank:
     work = order.work_left(job.left_s, order.share_of(job.request, total))
-    return order.Rank(job.priority, work, job.seq)
+    return order.Rank(job.priority, job.place, work, job.seq)
 
 
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
@@ -267,10 +283,12 @@ class _Round:
         for offer in self._offers:
             for running in self._leaving.values():
                 offer.expect(running.request.bundle, running.slices)
+        lacking = [(group, group.lacking) for group in snapshot.growing]
+        self._limits = QueueLimits(snapshot.queues, snapshot.holders, lacking)
         self._obstacles = Obstacles(nodes, snapshot.holders, self._free)
         self._impossible: dict[tuple[Kind, int], Reason | None] = {}
-        self._unevictable: set[tuple[Kind, int, bool]] = set()
-        """Gangs for which not enough may be asked, nor for those behind that need the same."""
+        self._unevictable: dict[tuple[Kind, int, bool], order.Rank] = {}
+        """Ranks at which not enough may be asked for such a gang."""
         self._backing_off: list[WaitingJob] = []
         self._now = now
         self.preempted: list[Preempt] = []
@@ -298,16 +316,23 @@ class _Round:
             self._backing_off.append(job)
             reason = Reason("preparing_environment", job.preparing)
             return Wait(job.job_id, reason, position)
+        room = self._limits.room(job, request.least)
+        if room.workers < request.least:
+            self._limits.keep_place(job, request.least, room)
+            reason = Reason(room.code, f"{needs(request)}; {room.message}")
+            return Wait(job.job_id, reason, position, room.holders)
+        most = min(request.num_workers, room.workers)
         offer = self._passable if job.yields else self._open
-        slices = offer.now.pack_most(request)
+        slices = offer.now.pack_most(request, most)
         if slices is not None:
             self._take(job.job_id, request, slices)
+            self._limits.take(job, count(slices))
             return Start(job.job_id, slices)
-        slices = offer.soon.pack_most(request) or self._evict(job, offer)
-        if slices is not None:
-            return self._promise(job, slices, position)
+        self._limits.keep_place(job, most)
+        if offer.soon.room(request) >= request.least or self._evict(job, offer):
+            return self._promise(job, offer, most, position)
         reason, ahead = self._obstacles.why(needs(request), job.job_id, request, request.least)
-        self._set_aside(job.job_id, request, request.num_workers, job.waited_s > PATIENCE_S)
+        self._set_aside(job.job_id, request, most, job.waited_s > PATIENCE_S)
         return Wait(job.job_id, reason, position, ahead)
 
     def _never_fits(self, request: Request) -> Reason | None:
@@ -316,12 +341,14 @@ class _Round:
             self._impossible[kind] = can_ever_fit(request, self._nodes)
         return self._impossible[kind]
 
-    def _evict(self, job: WaitingJob, offer: Offer) -> tuple[Slice, ...] | None:
-        """Have running jobs leave slots for this one; None where not enough may be asked."""
+    def _evict(self, job: WaitingJob, offer: Offer) -> bool:
+        """Have running jobs leave slots for this one; False where not enough may be asked."""
         request, rank = job.request, self._ranks[job.job_id]
         kind = request.kind, request.least, job.yields
-        if kind in self._unevictable or len(self.preempted) >= MAX_PREEMPTED:
-            return None
+        tried = self._unevictable.get(kind)
+        is_weaker = tried is not None and rank.may_less(tried)
+        if is_weaker or len(self.preempted) >= MAX_PREEMPTED:
+            return False
         candidates = (
             running
             for running in self._running
@@ -330,11 +357,11 @@ class _Round:
         )
         leaving = eviction.victims(request, offer.soon, candidates)
         if not leaving:
-            self._unevictable.add(kind)
-            return None
+            self._unevictable[kind] = rank
+            return False
         for running in leaving:
             self._preempt(running, job)
-        return offer.soon.pack_most(request)
+        return True
 
     def _preempt(self, running: Running, coming: WaitingJob) -> None:
         self._leaving[running.job_id] = running
@@ -346,10 +373,12 @@ class _Round:
         message = f"leaves its slots to job {coming.job_id}, which {why}"
         self.preempted.append(Preempt(running.job_id, Reason("preempted", message), coming.job_id))
 
-    def _promise(self, job: WaitingJob, slices: tuple[Slice, ...], position: int) -> Wait:
+    def _promise(self, job: WaitingJob, offer: Offer, most: int, position: int) -> Wait:
         """Keep slots of which some are about to be left."""
-        for offer in self._offers:
-            offer.promise(job.request.bundle, slices)
+        slices = offer.soon.pack_most(job.request, most)
+        assert slices is not None, "the slots of those that leave are enough"
+        for each in self._offers:
+            each.promise(job.request.bundle, slices)
         there = {part.node_id for part in slices}
         leaving = tuple(
             running.job_id
@@ -364,14 +393,21 @@ class _Round:
         """Set aside what jobs reserve that back off, before groups grow."""
         for job in self._backing_off:
             self._set_aside(job.job_id, job.request, job.request.num_workers)
+            self._limits.keep_place(job, job.request.num_workers)
 
     def grow(self, group: Growing) -> Decision:
         """Give a group that trains the slots it can use and nobody has reserved."""
         request = group.request
-        slices = self._open.now.pack_most(Request(group.most, request.bundle, min_workers=1))
-        if slices is not None:
-            return self._grow(group, slices)
+        room = self._limits.room(group, 1)
         sentence = f"could use {workers(group.most)} more of {bundle_of(request)}"
+        if not room.workers:
+            reason = Reason(room.code, f"{sentence}; {room.message}")
+            return Stay(group.job_id, reason, room.holders)
+        most = min(group.most, room.workers)
+        slices = self._open.now.pack_most(replace(request, min_workers=1), most)
+        if slices is not None:
+            self._limits.take(group, count(slices))
+            return self._grow(group, slices)
         return Stay(group.job_id, *self._obstacles.why(sentence, group.job_id, request, 1))
 
     def _grow(self, group: Growing, slices: tuple[Slice, ...]) -> Grow:

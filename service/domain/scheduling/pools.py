@@ -34,11 +34,11 @@ class Pool:
         """
         return self._of_kind(request).pack(num_workers)
 
-    def pack_most(self, request: Request) -> tuple[Slice, ...] | None:
-        """As many workers of a gang as fit, or None if its least number does not."""
+    def pack_most(self, request: Request, most: int) -> tuple[Slice, ...] | None:
+        """As many of `most` workers of a gang as fit, or None if its least number does not."""
         room = self._of_kind(request)
-        most = min(room.total, request.num_workers)
-        return room.pack(most) if most >= request.least else None
+        fitting = min(room.total, most)
+        return room.pack(fitting) if fitting >= request.least else None
 
     def add(self, node_id: str, bundle: Mapping[str, float], times: int) -> None:
         """Return so many bundles, or take them where `times` is negative."""

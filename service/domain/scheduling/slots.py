@@ -49,6 +49,8 @@ class Holder:
     job_id: str
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
+    queue: str = "default"
+    owner: str = "default"
 
 
 @dataclass(frozen=True)
