@@ -6,11 +6,13 @@ count, get none of the room that it waits for. A user's limit never keeps back a
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from service.domain.scheduling.obstacles import MAX_NAMED
 from service.domain.scheduling.queues import Queue, amounts, spoken
 from service.domain.scheduling.slots import EPSILON, Holder, Request, count, needs
 
@@ -40,7 +42,7 @@ class Room:
     code: str = ""
     message: str = ""
     holders: tuple[str, ...] = ()
-    """The jobs that hold what the limit counts."""
+    """Jobs that hold what the limit counts, of many the first."""
 
 
 UNLIMITED = Room(1 << 40)
@@ -84,6 +86,7 @@ class QueueLimits:
         """standing_by: groups and the workers that they lack, whose places stay theirs."""
         self._queues = {queue.name: queue for queue in queues}
         self._uses: dict[tuple[str, str | None], _Use] = {}
+        self._scopes_of: dict[tuple[str, str], tuple[_Scope, _Scope]] = {}
         for holder in holders:
             held = amounts(holder.bundle, count(holder.slices))
             self._add(holder.queue, holder.owner, holder.job_id, held)
@@ -119,25 +122,35 @@ class QueueLimits:
     def _use(self, queue: str, owner: str | None) -> _Use:
         return self._uses.setdefault((queue, owner), _Use())
 
-    def _scopes(self, job: Claimant) -> Iterator[_Scope]:
+    def _scopes(self, job: Claimant) -> tuple[_Scope, _Scope]:
+        key = job.queue, job.owner
+        if key not in self._scopes_of:
+            self._scopes_of[key] = self._made(*key)
+        return self._scopes_of[key]
+
+    def _made(self, name: str, owner: str) -> tuple[_Scope, _Scope]:
         # A queue without a row is one of a release that did not know rules.
-        queue = self._queues.get(job.queue) or Queue(job.queue)
-        yield _Scope(
+        queue = self._queues.get(name) or Queue(name)
+        of_user = _Scope(
             USER_LIMIT,
-            *(queue.user_limit, queue.max_running_per_user, job.owner),
-            *(f" in the queue {queue.name!r}", "its limit for a user is"),
-            self._use(job.queue, job.owner),
+            *(queue.user_limit, queue.max_running_per_user, owner),
+            *(f" in the queue {name!r}", "its limit for a user is"),
+            self._use(name, owner),
         )
-        yield _Scope(
+        of_queue = _Scope(
             QUEUE_LIMIT,
-            *(queue.limit, queue.max_running, f"the queue {queue.name!r}", "", "its limit is"),
-            self._use(job.queue, None),
+            *(queue.limit, queue.max_running, f"the queue {name!r}", "", "its limit is"),
+            self._use(name, None),
         )
+        return of_user, of_queue
 
 
 def _room(scope: _Scope, job: Claimant) -> Room:
     use, most = scope.use, scope.max_running
-    holders = tuple(other for other in use.jobs if other != job.job_id)
+    if most is None and not scope.amounts:
+        return UNLIMITED
+    named = itertools.islice(use.jobs, MAX_NAMED + 1)
+    holders = tuple(other for other in named if other != job.job_id)[:MAX_NAMED]
     if most is not None and job.job_id not in use.jobs and len(use.jobs) + use.num_ahead >= most:
         runs = f"runs {_jobs(len(use.jobs))}"
         return Room(0, scope.code, _message(scope, runs, f"{most}", use.num_ahead > 0), holders)
