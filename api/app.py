@@ -28,6 +28,7 @@ from api.routes import (
     logs,
     metrics,
     plan,
+    queues,
     reference,
     schema,
     status,
@@ -40,6 +41,7 @@ from service.runtime import Runtime
 ROUTERS: tuple[APIRouter, ...] = (
     status.router,
     jobs.router,
+    queues.router,
     plan.router,
     metrics.router,
     logs.router,

@@ -13,10 +13,12 @@ from api.observability.prometheus import Telemetry
 from api.problems import Refused
 from api.security.auth import Authority
 from service.code.uploads import CodeUploads
+from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.planning.service import Plans
+from service.queues.service import Queues
 from service.runtime import Runtime
 
 
@@ -62,6 +64,22 @@ async def actor(request: Request) -> str:
     return context_of(request).authority.actor(caller_of(request))
 
 
+def refuse_unless_admin(context: Context, caller: str, may: str) -> None:
+    """Refused unless the caller is an admin; `may` is what they ask for."""
+    if not context.authority.is_admin(caller):
+        hint = (
+            "an admin's line in DRAY_TOKENS_FILE ends with :admin; whoever runs the server adds it"
+        )
+        raise Refused("forbidden", f"only an admin may {may}", None, hint)
+
+
+async def admin(request: Request) -> str:
+    """Name of the caller for records; Refused unless the caller may change queues."""
+    name, context = caller_of(request), context_of(request)
+    refuse_unless_admin(context, name, "change queues")
+    return context.authority.actor(name)
+
+
 async def page_caller(request: Request) -> str:
     """Name of the caller of a page, for which a browser asks its user for the token."""
     name = context_of(request).authority.reader(request)
@@ -87,6 +105,14 @@ async def _reading(request: Request) -> Queries:
     return context_of(request).runtime.reading
 
 
+async def _changes(request: Request) -> JobChanges:
+    return context_of(request).runtime.changes
+
+
+async def _queues(request: Request) -> Queues:
+    return context_of(request).runtime.queues
+
+
 async def _faults(request: Request) -> FaultService:
     return context_of(request).runtime.faults
 
@@ -99,10 +125,13 @@ TheContext = Annotated[Context, Depends(context)]
 TheJobs = Annotated[Jobs, Depends(_jobs)]
 TheCode = Annotated[CodeUploads, Depends(_code)]
 TheReading = Annotated[Queries, Depends(_reading)]
+TheChanges = Annotated[JobChanges, Depends(_changes)]
+TheQueues = Annotated[Queues, Depends(_queues)]
 TheFaults = Annotated[FaultService, Depends(_faults)]
 ThePlans = Annotated[Plans, Depends(_plans)]
 Caller = Annotated[str, Depends(caller)]
 Actor = Annotated[str, Depends(actor)]
+Admin = Annotated[str, Depends(admin)]
 PageCaller = Annotated[str, Depends(page_caller)]
 NoParameters = Depends(no_parameters)
 

@@ -35,6 +35,7 @@ JOB: Mapping[str, Any] = {
     "reason": {"code": "running", "message": "trains on 2 workers"},
     "queue": "default",
     "priority": 50,
+    "held_by": None,
     "spec": {"version": 1, **DOCUMENT},
     "attempt": 1,
     "world_size": 2,
@@ -154,8 +155,43 @@ _DRILL: Mapping[str, Any] = {
     "finished_at": STEPPED,
 }
 
+_RULES: Mapping[str, Any] = {
+    "weight": 2.0,
+    "quota": {"GPU": 4.0},
+    "limit": {"GPU": 8.0, "memory": 68_719_476_736.0},
+    "user_limit": {"GPU": 2.0},
+    "max_running": None,
+    "max_running_per_user": 4,
+    "max_queued": 1000,
+    "max_queued_per_user": 50,
+    "max_priority": 70,
+}
+
+_USE: Mapping[str, Any] = {
+    "num_waiting": 3,
+    "num_held": 1,
+    "num_running": 1,
+    "holds": {"CPU": 2.0, "GPU": 2.0},
+}
+
+_QUEUE: Mapping[str, Any] = {
+    "name": "night",
+    **_RULES,
+    **_USE,
+    "users": [{"owner": "ann", **_USE}],
+    "warnings": [
+        {
+            "code": "quota_above_cluster",
+            "message": "its quota is 4 GPU, but the cluster has 2 GPU",
+        }
+    ],
+}
+
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "PreemptRequest": {"grace_s": 30},
+    "JobChangeRequest": {"queue": "night", "priority": 70},
+    "QueueRequest": {**_RULES, "limit": {"GPU": 8, "memory": "64GiB"}},
+    "QueueChangeRequest": {"limit": {"GPU": 16, "memory": None}, "max_queued": None},
     "PlanRequest": {**DOCUMENT, "memory_bytes_per_rank": 67_108_864},
     "DrillRequest": {"kind": "kill", "rank": 1, "at_step": 50},
     "CodeRequest": {
@@ -206,6 +242,8 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
             }
         ]
     },
+    "Queue": _QUEUE,
+    "QueuePage": {"items": [_QUEUE]},
     "HangPage": {"items": [_HANG]},
     "Drill": _DRILL,
     "DrillPage": {"items": [_DRILL]},
@@ -379,6 +417,39 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "job_not_running": {
         "detail": f"the job {JOB_ID} is QUEUED: it holds no slots that it could leave",
         "hint": f"`dray wait {JOB_ID} --state RUNNING` waits until it trains",
+    },
+    "job_not_waiting": {
+        "detail": f"the job {JOB_ID} is RUNNING: only one that waits can be held, released or "
+        "moved",
+        "hint": f"`dray preempt {JOB_ID}` has it leave its slots and wait again",
+    },
+    "queue_full": {
+        "detail": "5 jobs of ann wait in the queue 'night', as many as a user may have",
+        "pointer": "/queue",
+        "hint": "submit it when one of them has started, or choose another queue",
+    },
+    "queue_in_use": {
+        "detail": "3 jobs in the queue 'night' have not ended",
+        "hint": "move or cancel them first, or wait for their end",
+    },
+    "queue_not_found": {
+        "detail": "there is no queue 'night'",
+        "hint": "`dray queue ls` shows the queues there are",
+    },
+    "unknown_queue": {
+        "detail": "there is no queue 'nigth'; there are default, night",
+        "pointer": "/queue",
+        "hint": "did you mean 'night'?",
+    },
+    "priority_too_high": {
+        "detail": "is 90, above 70, the highest of the queue 'night'",
+        "pointer": "/priority",
+        "hint": "an admin may raise the job above it once it is submitted",
+    },
+    "invalid_queue": {
+        "detail": "is 4 GPU, below the quota of 8 GPU",
+        "pointer": "/limit/GPU",
+        "hint": "raise the limit or lower the quota",
     },
     "checkpoint_in_use": {"detail": f"the job {OTHER_ID} starts from a checkpoint of this one"},
     "request_too_slow": {"detail": "the body did not arrive within 60 s"},

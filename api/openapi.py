@@ -17,7 +17,15 @@ from pydantic import BaseModel
 from api import examples
 from api.http.downloads import BINARY
 from api.problems import CODES, EVERYWHERE, STATUS, declare
-from dray.requests import CodeRequest, DrillRequest, PlanRequest, PreemptRequest
+from dray.requests import (
+    CodeRequest,
+    DrillRequest,
+    JobChangeRequest,
+    PlanRequest,
+    PreemptRequest,
+    QueueChangeRequest,
+    QueueRequest,
+)
 from dray.spec import JobSpec
 from dray.views import Problem
 
@@ -37,7 +45,10 @@ JOB_SPEC_BODY: dict[str, Any] = {
 }
 """The body of a submit: FastAPI can't derive it, since `api.http.body` reads it."""
 
-REQUESTS = (PreemptRequest, DrillRequest, CodeRequest)
+REQUESTS = (
+    *(PreemptRequest, DrillRequest, CodeRequest),
+    *(JobChangeRequest, QueueRequest, QueueChangeRequest),
+)
 """The other bodies that `api.http.body` reads."""
 
 

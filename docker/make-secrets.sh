@@ -21,7 +21,7 @@ printf '%s' "$password" > "$folder/postgres_password"
 printf '[dray]\nhost=postgres\nuser=dray\ndbname=dray\npassword=%s\n' "$password" \
     > "$folder/pg_service.conf"
 secret > "$folder/ray_token"
-printf 'admin:%s\n' "$(printf '%s' "$token" | sha256sum | cut -d' ' -f1)" > "$folder/dray_tokens"
+printf 'admin:%s:admin\n' "$(printf '%s' "$token" | sha256sum | cut -d' ' -f1)" > "$folder/dray_tokens"
 (umask 077 && printf '%s\n' "$token" > "$folder/admin_token")
 cat > "$folder/env" <<END
 POSTGRES_PASSWORD_FILE=$folder/postgres_password

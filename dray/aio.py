@@ -14,7 +14,7 @@ from typing import Any, Self
 import httpx
 
 from dray import functions, views
-from dray._http import fault_injection
+from dray._http import fault_injection, queues
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import AsyncDriver
@@ -224,6 +224,33 @@ class AsyncClient:
 
     async def cancel(self, job_id: str) -> views.Job:
         return await self._driver.run(self._flows.cancel(job_id))
+
+    async def hold(self, job_id: str) -> views.Job:
+        return await self._driver.run(queues.change_job(self._flows, job_id, held=True))
+
+    async def release(self, job_id: str) -> views.Job:
+        return await self._driver.run(queues.change_job(self._flows, job_id, held=False))
+
+    async def move(
+        self, job_id: str, queue: str | None = None, *, first: bool = False
+    ) -> views.Job:
+        flow = queues.change_job(self._flows, job_id, queue=queue, first=first or None)
+        return await self._driver.run(flow)
+
+    async def set_priority(self, job_id: str, priority: int) -> views.Job:
+        return await self._driver.run(queues.change_job(self._flows, job_id, priority=priority))
+
+    async def queues(self) -> list[views.Queue]:
+        return await self._driver.run(queues.every(self._flows))
+
+    async def queue(self, name: str) -> views.Queue:
+        return await self._driver.run(queues.get(self._flows, name))
+
+    async def set_queue(self, name: str, **rules: Any) -> views.Queue:
+        return await self._driver.run(queues.set_rules(self._flows, name, rules))
+
+    async def delete_queue(self, name: str) -> None:
+        await self._driver.run(queues.delete(self._flows, name))
 
     async def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
         return await self._driver.run(fault_injection.preempt(self._flows, job_id, grace_s))

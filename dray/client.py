@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from dray import functions, views
-from dray._http import fault_injection
+from dray._http import fault_injection, queues
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import SyncDriver
@@ -306,6 +306,51 @@ class Client:
     def cancel(self, job_id: str) -> views.Job:
         """Stop the job in any state; raises JobFinished if it already succeeded or failed."""
         return self._driver.run(self._flows.cancel(job_id))
+
+    def hold(self, job_id: str) -> views.Job:
+        """Keep a waiting job from starting until `release`; raises JobNotWaiting if it does not
+        wait."""
+        return self._driver.run(queues.change_job(self._flows, job_id, held=True))
+
+    def release(self, job_id: str) -> views.Job:
+        """Let a held job start again."""
+        return self._driver.run(queues.change_job(self._flows, job_id, held=False))
+
+    def move(self, job_id: str, queue: str | None = None, *, first: bool = False) -> views.Job:
+        """Move a waiting job to another queue, before all others of its priority there with
+        `first`, or both. The rules of that queue apply. Raises JobNotWaiting, UnknownQueue,
+        QueueFull or PriorityTooHigh, and Forbidden for `first` unless an admin asks."""
+        flow = queues.change_job(self._flows, job_id, queue=queue, first=first or None)
+        return self._driver.run(flow)
+
+    def set_priority(self, job_id: str, priority: int) -> views.Job:
+        """Change the priority of a job that has not ended; raises PriorityTooHigh above the queue's
+        `max_priority` unless an admin asks."""
+        return self._driver.run(queues.change_job(self._flows, job_id, priority=priority))
+
+    def queues(self) -> list[views.Queue]:
+        """All queues by name, with their rules and the jobs in them."""
+        return self._driver.run(queues.every(self._flows))
+
+    def queue(self, name: str) -> views.Queue:
+        """The queue; raises QueueNotFound if there is none."""
+        return self._driver.run(queues.get(self._flows, name))
+
+    def set_queue(self, name: str, **rules: Any) -> views.Queue:
+        """Change the rules that are given of a queue, or make one with them; for admins.
+
+        Rules are `weight`, `max_running`, `max_running_per_user`, `max_queued`,
+        `max_queued_per_user`, `max_priority`, and amounts of resources by Ray's names: `quota`,
+        `limit` and `user_limit`, such as `limit={"GPU": 8, "memory": "64GiB"}`. Within amounts only
+        the resources that are given change. None stands for the default, and removes a resource.
+        Raises InvalidQueue if the rules contradict each other.
+        """
+        return self._driver.run(queues.set_rules(self._flows, name, rules))
+
+    def delete_queue(self, name: str) -> None:
+        """Remove a queue; raises QueueInUse while jobs that have not ended are in it. For
+        admins."""
+        self._driver.run(queues.delete(self._flows, name))
 
     def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
         """Have a job save a checkpoint within `grace_s` seconds (by default the server's setting),

@@ -29,6 +29,9 @@
           |   + BadUpload            bad_upload
           |   + UploadTooLarge       upload_too_large
           |   + CodeUnfit            code_unfit
+          |   + UnknownQueue         unknown_queue
+          |   + PriorityTooHigh      priority_too_high
+          |   + InvalidQueue         invalid_queue
           |   + DrillImpossible      drill_impossible
           |   + IdempotencyMismatch  idempotency_key_reused
           |   + MethodNotAllowed     method_not_allowed
@@ -41,11 +44,15 @@
           |   + CheckpointNotFound   checkpoint_not_found
           |   + DrillNotFound        drill_not_found
           |   + CodeNotFound         code_not_found
+          |   + QueueNotFound        queue_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
           |   + JobLive              job_live
           |   + JobFinished          job_finished
           |   + JobNotRunning        job_not_running
+          |   + JobNotWaiting        job_not_waiting
+          |   + QueueFull            queue_full
+          |   + QueueInUse           queue_in_use
           |   + CheckpointInUse      checkpoint_in_use
           |   + IdempotencyInFlight  idempotency_in_flight
           + ServerError         the fault is the server's
@@ -275,6 +282,24 @@ class CodeUnfit(BadRequest):
     code = "code_unfit"
 
 
+class UnknownQueue(BadRequest):
+    """The job names a queue that does not exist; the detail lists those that do."""
+
+    code = "unknown_queue"
+
+
+class PriorityTooHigh(BadRequest):
+    """The job's priority is above its queue's `max_priority`."""
+
+    code = "priority_too_high"
+
+
+class InvalidQueue(BadRequest):
+    """The rules of a queue contradict each other; `pointer` is the one at fault."""
+
+    code = "invalid_queue"
+
+
 class InitFromNotFound(BadRequest):
     """`init_from` names a job or a step that has no checkpoint to start from."""
 
@@ -350,6 +375,12 @@ class CodeNotFound(NotFound):
     code = "code_not_found"
 
 
+class QueueNotFound(NotFound):
+    """There is no queue of this name."""
+
+    code = "queue_not_found"
+
+
 class RouteNotFound(NotFound):
     """The server has no such path: it may be older than the client, or no dray server."""
 
@@ -369,7 +400,7 @@ class JobLive(Conflict):
 
 
 class JobFinished(Conflict):
-    """A job that succeeded or failed can't be cancelled."""
+    """A job that has ended can be neither cancelled nor changed."""
 
     code = "job_finished"
 
@@ -378,6 +409,24 @@ class JobNotRunning(Conflict):
     """The job does not run, so it can be neither preempted nor drilled."""
 
     code = "job_not_running"
+
+
+class JobNotWaiting(Conflict):
+    """The job does not wait, so it can be neither held nor moved."""
+
+    code = "job_not_waiting"
+
+
+class QueueFull(Conflict):
+    """As many jobs wait in the queue as its rules allow."""
+
+    code = "queue_full"
+
+
+class QueueInUse(Conflict):
+    """Jobs that have not ended are in the queue, or it is the default one: it can't be deleted."""
+
+    code = "queue_in_use"
 
 
 class CheckpointInUse(Conflict):

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, StrictBool
+from pydantic import (
+    BeforeValidator,
+    Field,
+    StrictBool,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
+from dray import units
 from dray.code.manifest import MAX_FILES
 from dray.spec import JobSpec
-from dray.spec.fields import MAX_STEPS, Document, Int, Number, Sha256, Size
+from dray.spec.fields import MAX_STEPS, Document, Int, Number, QueueName, Sha256, Size, wrong
 from dray.views import DrillKind
 
 MAX_RANK = 1_000_000
@@ -45,6 +55,114 @@ class DrillRequest(Document):
     """Rank to inject the fault into; has no meaning for `preempt`."""
     at_step: Step | None = None
     """Inject the fault when this many optimizer steps are done; by default at once."""
+
+
+Priority = Annotated[Int, Field(ge=0, le=100)]
+
+
+class JobChangeRequest(Document):
+    """Change where a job waits; the fields that are not given stay as they are."""
+
+    queue: QueueName | None = None
+    """Move a waiting job to this queue."""
+    priority: Priority | None = None
+    """At most the queue's `max_priority`, unless an admin asks."""
+    held: StrictBool | None = None
+    """Whether a waiting job is held: it does not start until it is released."""
+    first: Literal[True] | None = None
+    """Move a waiting job before all others of its priority in its queue; for admins."""
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.model_dump(exclude_none=True):
+            raise ValueError(f"give at least one of {', '.join(type(self).model_fields)}")
+        return self
+
+
+MAX_AMOUNT = 2.0**60
+_RESOURCE = r"CPU|GPU|memory|accelerator_type:[A-Za-z0-9._-]{1,64}"
+
+
+def _amounts(value: Any, info: ValidationInfo) -> Any:
+    """Amounts by resource, each checked; memory may be a size such as `8GiB`."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _amount(str(name), each, f"/{info.field_name}") for name, each in value.items()}
+
+
+def _amount(name: str, value: Any, pointer: str) -> float | None:
+    place = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
+    if not re.fullmatch(_RESOURCE, name):
+        known = "CPU, GPU, memory, and accelerator_type:X such as accelerator_type:H100"
+        raise wrong(place, f"there is no resource {name[:100]!r}; there are {known}")
+    if value is None:
+        return None
+    if name == "memory" and isinstance(value, str):
+        try:
+            return float(units.num_bytes(value))
+        except ValueError as error:
+            raise wrong(place, str(error)) from None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0 <= value <= MAX_AMOUNT):  # neither holds of NaN
+        raise wrong(place, "must be a number from 0 to 2**60")
+    return float(value)
+
+
+def _amounts_schema(*more: dict[str, Any]) -> WithJsonSchema:
+    amount = {"anyOf": [{"type": "number", "minimum": 0, "maximum": MAX_AMOUNT}, *more]}
+    size = {"type": "string", "pattern": units.SIZE, "examples": ["8GiB"]}
+    return WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": f"^({_RESOURCE})$"},
+            "properties": {"memory": {"anyOf": [*amount["anyOf"], size]}},
+            "additionalProperties": amount,
+        }
+    )
+
+
+Amounts = Annotated[dict[str, float], BeforeValidator(_amounts), _amounts_schema()]
+AmountChanges = Annotated[
+    dict[str, float | None], BeforeValidator(_amounts), _amounts_schema({"type": "null"})
+]
+Weight = Annotated[Number, Field(gt=0.0, le=1e6)]
+Count = Annotated[Int, Field(ge=0, le=10**9)]
+
+
+class QueueRequest(Document):
+    """The rules of a queue. Resources have Ray's names: `{"GPU": 8, "memory": "64GiB"}`."""
+
+    weight: Weight = 1.0
+    """Share of what is left beyond the quotas, beside the weights of the other queues."""
+    quota: Amounts = Field(default_factory=dict)
+    """Resources that are guaranteed to its jobs."""
+    limit: Amounts = Field(default_factory=dict)
+    """The most that its running jobs hold together; what is not named is not limited."""
+    user_limit: Amounts = Field(default_factory=dict)
+    """The most that the running jobs of each of its users hold together."""
+    max_running: Count | None = None
+    """Most jobs that hold slots."""
+    max_running_per_user: Count | None = None
+    max_queued: Count | None = None
+    """Most jobs that wait; one more is refused when it is submitted."""
+    max_queued_per_user: Count | None = None
+    max_priority: Priority = 100
+    """Highest priority that may be submitted; admins may raise a job above it afterwards."""
+
+
+class QueueChangeRequest(Document):
+    """Change some rules of a queue, as a JSON merge patch (RFC 7396): null stands for the default,
+    and removes a resource. Rules that are not given stay as they are."""
+
+    weight: Weight | None = None
+    quota: AmountChanges | None = None
+    limit: AmountChanges | None = None
+    user_limit: AmountChanges | None = None
+    max_running: Count | None = None
+    max_running_per_user: Count | None = None
+    max_queued: Count | None = None
+    max_queued_per_user: Count | None = None
+    max_priority: Priority | None = None
 
 
 class PlanRequest(JobSpec):

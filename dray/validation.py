@@ -178,17 +178,17 @@ def _hint(error: Error, pointer: str, root: type[BaseModel]) -> str | None:
         return (
             _elsewhere(str(name), pointer, root)
             or _meant(str(name), pointer, root)
-            or _nearest(str(name), candidates)
+            or nearest(str(name), candidates)
             or listed
         )
     if kind == "union_tag_invalid":
-        return _nearest(context["tag"], _quoted(context["expected_tags"]))
+        return nearest(context["tag"], _quoted(context["expected_tags"]))
     if kind == "string_type" and not isinstance(error.get("input"), list | Mapping | None):
         return "write it in quotes"
     if kind in ("literal_error", "enum") and isinstance(error.get("input"), str):
         choices = _quoted(str(context.get("expected", "")))
         meant = MEANT_VALUES.get(as_ours(error["input"]))
-        return _nearest(meant if meant in choices else error["input"], choices)
+        return nearest(meant if meant in choices else error["input"], choices)
     return None
 
 
@@ -196,7 +196,8 @@ def _quoted(text: str) -> list[str]:
     return re.findall(r"'([^']*)'", text)
 
 
-def _nearest(name: str, candidates: Sequence[str]) -> str | None:
+def nearest(name: str, candidates: Sequence[str]) -> str | None:
+    """A suggestion of the candidate that is most like the name; None if none is."""
     # A long name is similar to none, and comparing it would take long.
     close = difflib.get_close_matches(name, candidates, n=1) if len(name) <= 100 else []
     return f"did you mean {close[0]!r}?" if close else None

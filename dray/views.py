@@ -106,6 +106,8 @@ class Job(View):
     reason: Reason
     queue: str
     priority: int
+    held_by: str | None = None
+    """Name of the caller who holds the waiting job, so that it does not start."""
     spec: dict[str, Any]
     attempt: int
     """Number of the newest attempt; 0 before the first."""
@@ -379,6 +381,46 @@ class Drill(View):
 
 class DrillPage(View):
     items: list[Drill]
+
+
+class QueueUser(View):
+    """Jobs of one user in a queue."""
+
+    owner: str
+    num_waiting: int
+    num_held: int
+    """Of those that wait, the jobs that are held."""
+    num_running: int
+    """Jobs that hold slots."""
+    holds: dict[str, float]
+    """Resources that they hold now, in Ray's names."""
+
+
+class Queue(View):
+    """A queue: its rules, and the jobs in it."""
+
+    name: str
+    weight: float
+    quota: dict[str, float]
+    limit: dict[str, float]
+    user_limit: dict[str, float]
+    max_running: int | None = None
+    max_running_per_user: int | None = None
+    max_queued: int | None = None
+    max_queued_per_user: int | None = None
+    max_priority: int
+    num_waiting: int
+    num_held: int
+    num_running: int
+    holds: dict[str, float]
+    users: list[QueueUser]
+    """By name, those who have jobs here that have not ended."""
+    warnings: list[Reason] = []
+    """Rules that the cluster can't honour, such as a quota above what it has."""
+
+
+class QueuePage(View):
+    items: list[Queue]
 
 
 class OtherJob(View):

@@ -32,6 +32,7 @@ from service.db.repositories import cluster as repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import Database, normalise_url, utc_now
 from service.domain.errors import DomainError
+from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
@@ -47,6 +48,7 @@ from service.loops.scheduler import Scheduler
 from service.loops.timings import LoopTimings
 from service.nodes import node_table
 from service.planning.service import Plans
+from service.queues.service import Queues
 from service.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -83,6 +85,8 @@ class Runtime:
         self.signals: Signals = database.signals
         self.storage = storage
         self.jobs = Jobs(database, storage, self.signals, settings)
+        self.changes = JobChanges(database)
+        self.queues = Queues(database)
         self.plans = Plans(database)
         self.faults = FaultService(database, settings)
         self.status = StatusCache(database)

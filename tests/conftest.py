@@ -91,6 +91,7 @@ def _emptied_afterwards(url: str) -> Iterator[None]:
         )
         if tables := [name for (name,) in connection.execute(with_rows).fetchall()]:
             connection.execute(f"TRUNCATE {', '.join(tables)} CASCADE")
+            connection.execute("INSERT INTO queues (name) VALUES ('default')")  # as migrations do
         connection.execute(
             "SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false)"
             " FROM pg_sequences WHERE last_value IS NOT NULL"

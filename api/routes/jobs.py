@@ -1,4 +1,4 @@
-"""/v1/jobs: submit, list, cancel, preempt, delete, explain."""
+"""/v1/jobs: submit, list, change, cancel, preempt, delete, explain."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from api.context import (
     Caller,
     NoParameters,
     Query,
+    TheChanges,
     TheContext,
     TheFaults,
     TheJobs,
     TheReading,
+    refuse_unless_admin,
 )
 from api.http import body
 from api.http.caching import answer, fresh
@@ -29,7 +31,7 @@ from api.openapi import JOB_SPEC_BODY, json_body
 from api.problems import Refused, declare
 from dray import views
 from dray.functions import ENTRYPOINT
-from dray.requests import PreemptRequest
+from dray.requests import JobChangeRequest, PreemptRequest
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.config.settings import Settings
@@ -89,6 +91,9 @@ class ListQuery(Query):
         "unsupported_media_type",
         "invalid_document",
         "data_source_forbidden",
+        "unknown_queue",
+        "queue_full",
+        "priority_too_high",
         "unsatisfiable",
         "out_of_memory",
         "code_unfit",
@@ -174,6 +179,45 @@ def _labels(texts: Iterable[str]) -> dict[str, str] | None:
             raise Refused("invalid_parameter", f"the label {text!r} is not of the form key=value")
         possible = possible and found.setdefault(key, value) == value
     return found if possible else None
+
+
+@router.patch(
+    "/{job_id}",
+    operation_id="change_job",
+    response_model=views.Job,
+    openapi_extra=json_body(JobChangeRequest),
+    dependencies=[NoParameters],
+    responses=declare(
+        "malformed_request",
+        "body_too_large",
+        "unsupported_media_type",
+        "invalid_document",
+        "invalid_parameter",
+        "job_not_found",
+        "job_finished",
+        "job_not_waiting",
+        "unknown_queue",
+        "queue_full",
+        "priority_too_high",
+        "unsatisfiable",
+    ),
+)
+async def change(
+    request: Request, context: TheContext, changes: TheChanges, caller: Caller, job_id: str
+) -> Response:
+    """Hold or release a waiting job, move it to another queue or to the front, or change the
+    priority of a job. Repeated calls change nothing more."""
+    limit_bytes = context.runtime.settings.max_body_bytes
+    wanted, _document = await body.read_as(JobChangeRequest, request, limit_bytes)
+    if wanted.first:
+        refuse_unless_admin(context, caller, "move a job before those of others")
+    job = await changes.change(
+        job_id,
+        wanted,
+        actor=context.authority.actor(caller),
+        is_admin=context.authority.is_admin(caller),
+    )
+    return fresh(job, 200)
 
 
 @router.delete(

@@ -1,8 +1,9 @@
 """Authentication by bearer tokens from a file; without a file, any program on this machine may
 call (see `api.security.gate`).
 
-The file has a line `name:sha256-of-the-token` for each caller; `#` begins a comment. The hashes are
-compared in constant time. A change of the file takes effect with the next request.
+The file has a line `name:sha256-of-the-token` for each caller, with `:admin` at its end for those
+who may change queues; `#` begins a comment. The hashes are compared in constant time. A change of
+the file takes effect with the next request.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import ipaddress
 import logging
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import Request
@@ -32,8 +34,15 @@ class BadTokensFile(Exception):
     """DRAY_TOKENS_FILE can't be read or has an invalid line."""
 
 
-def load_tokens(path: Path) -> dict[str, bytes]:
-    """Name -> SHA-256 of the token. Raises BadTokensFile if the file can't be used or is empty."""
+@dataclass(frozen=True)
+class KnownToken:
+    sha256: bytes
+    is_admin: bool
+
+
+def load_tokens(path: Path) -> dict[str, KnownToken]:
+    """The tokens by the name of their caller. Raises BadTokensFile if the file can't be used or is
+    empty."""
     try:
         tokens, mistakes = read_tokens(path)
     except OSError as error:
@@ -45,23 +54,23 @@ def load_tokens(path: Path) -> dict[str, bytes]:
     return tokens
 
 
-def read_tokens(path: Path) -> tuple[dict[str, bytes], list[str]]:
+def read_tokens(path: Path) -> tuple[dict[str, KnownToken], list[str]]:
     """The tokens, and a message for each invalid line. Raises OSError if the file can't be read."""
-    tokens: dict[str, bytes] = {}
+    tokens: dict[str, KnownToken] = {}
     mistakes = []
     text = path.read_text(encoding="utf-8", errors="replace")
     for number, line in enumerate(text.splitlines(), start=1):
         entry = line.partition("#")[0].strip()
         if not entry:
             continue
-        match = re.fullmatch(r"([A-Za-z0-9._@-]{1,128}):([0-9a-fA-F]{64})", entry)
+        match = re.fullmatch(r"([A-Za-z0-9._@-]{1,128}):([0-9a-fA-F]{64})(:admin)?", entry)
         if match is None or match[1] in tokens:
             mistakes.append(
                 f"{path}, line {number}: write name:sha256-of-the-token with each name once "
-                "(printf %s TOKEN | sha256sum)"
+                "(printf %s TOKEN | sha256sum), and :admin after it for an admin"
             )
         else:
-            tokens[match[1]] = bytes.fromhex(match[2])
+            tokens[match[1]] = KnownToken(bytes.fromhex(match[2]), match[3] is not None)
     return tokens, mistakes
 
 
@@ -108,6 +117,11 @@ class Authority:
         """Name of the caller for records; `anonymous` for everybody on a server without tokens."""
         return ANONYMOUS if self._path is None else caller
 
+    def is_admin(self, caller: str) -> bool:
+        """Whether the caller may change queues; everybody on a server without tokens."""
+        known = self._tokens.get(caller)
+        return self._path is None or (known is not None and known.is_admin)
+
     def knows(self, request: Request) -> bool:
         """Whether `caller` would return a name for the request."""
         try:
@@ -137,7 +151,7 @@ class Authority:
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         name = None
         for known, expected in self._tokens.items():  # no early exit: constant time
-            if hmac.compare_digest(digest, expected):
+            if hmac.compare_digest(digest, expected.sha256):
                 name = known
         return name
 

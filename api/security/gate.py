@@ -90,7 +90,7 @@ def cors(origins: Iterable[str]) -> dict[str, Any]:
     """Arguments of starlette's CORSMiddleware: pages of these origins may use the whole API."""
     return {
         "allow_origins": sorted(origins),
-        "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
+        "allow_methods": ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
         "allow_headers": [
             "Authorization",
             "Content-Type",

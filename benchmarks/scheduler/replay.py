@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from benchmarks.scheduler.traces import Application, Placement
@@ -24,12 +22,17 @@ class ReplayedJob:
     name: str
     application: Application
     submitted_s: float
+    user: str
     num_gpus: int
     batch_size: int
     nodes: dict[int, int] = field(default_factory=dict)
     """GPUs that it holds, by node."""
     gpu_s: float = 0.0
     """GPU-seconds that it has held."""
+    ran_s: float = 0.0
+    """For which it has trained."""
+    since_s: float = 0.0
+    """When it got its GPUs, or lost them."""
     epoch: int = 0
     finished_s: float | None = None
     _progress: float = 0.0
@@ -48,9 +51,18 @@ class ReplayedJob:
         within = (self._progress - began) / (ends[self.epoch] - began)
         return (self.epoch + within) / len(ends)
 
-    def allocate(self, nodes: Mapping[int, int]) -> None:
+    @property
+    def alone_s(self) -> float:
+        """Its completion time if it had the cluster for itself."""
+        alone = ReplayedJob(
+            self.name, self.application, 0.0, self.user, self.num_gpus, self.batch_size
+        )
+        replay([alone], _Alone())
+        return alone.completion_s
+
+    def allocate(self, nodes: Mapping[int, int], now: float) -> None:
         if nodes != self.nodes:
-            self.nodes = dict(nodes)
+            self.nodes, self.since_s = dict(nodes), now
             self._restart_s = RESTART_S if nodes else 0.0
 
     def train(self, now: float) -> None:
@@ -59,6 +71,7 @@ class ReplayedJob:
             return
         self.gpu_s += sum(self.nodes.values()) * ROUND_S
         at = min(self._restart_s, ROUND_S)
+        self.ran_s += ROUND_S - at
         self._restart_s -= at
         ends = self.application.epoch_ends
         while at < ROUND_S and self.finished_s is None:
@@ -83,27 +96,15 @@ class ReplayedJob:
         return self.application.gradients(batch_size, self.epoch).gain(scale) / step_s
 
 
+Allocation = Mapping[str, Mapping[int, int]]
+"""The GPUs of each job that has any, by node."""
+
+
 class ReplayedPolicy(Protocol):
     """Decides once a round."""
 
-    def running(self, jobs: Sequence[ReplayedJob], now: float) -> Sequence[ReplayedJob]:
-        """Those of the unfinished jobs, in the order of their submission, that are to hold their
-        GPUs in this round; no more than there are."""
-
-
-def workload(path: Path, applications: Mapping[str, Application]) -> list[ReplayedJob]:
-    """The jobs of a file."""
-    with path.open() as file:
-        return [
-            ReplayedJob(
-                name=row["name"],
-                application=applications[row["application"]],
-                submitted_s=float(row["time"]),
-                num_gpus=int(row["num_replicas"]),
-                batch_size=int(row["batch_size"]),
-            )
-            for row in csv.DictReader(file)
-        ]
+    def allocate(self, jobs: Sequence[ReplayedJob], now: float) -> Allocation:
+        """The GPUs of this round for the unfinished jobs, which are in the order of submission."""
 
 
 def replay(jobs: Sequence[ReplayedJob], policy: ReplayedPolicy) -> None:
@@ -114,25 +115,28 @@ def replay(jobs: Sequence[ReplayedJob], policy: ReplayedPolicy) -> None:
     while waiting or active:
         while waiting and waiting[0].submitted_s <= now:
             active.append(waiting.pop(0))
-        _place(active, policy.running(active, now))
+        allocation = policy.allocate(active, now)
+        for job in active:
+            job.allocate(allocation.get(job.name, {}), now)
         for job in active:
             job.train(now)
         active = [job for job in active if job.finished_s is None]
         now += ROUND_S
 
 
-def _place(active: Sequence[ReplayedJob], chosen: Sequence[ReplayedJob]) -> None:
+def on_emptiest_nodes(active: Sequence[ReplayedJob], chosen: Sequence[ReplayedJob]) -> Allocation:
     """Those that go on keep their GPUs; the others get theirs from the emptiest nodes."""
     kept = {id(job) for job in chosen}
     free = dict.fromkeys(range(NUM_NODES), GPUS_PER_NODE)
     for job in active:
-        if id(job) not in kept:
-            job.allocate({})
-        for node, count in job.nodes.items():
+        for node, count in job.nodes.items() if id(job) in kept else ():
             free[node] -= count
-    for job in chosen:
-        if not job.nodes:
-            job.allocate(_taken(free, job.num_gpus))
+    return {job.name: job.nodes or _taken(free, job.num_gpus) for job in chosen}
+
+
+class _Alone:
+    def allocate(self, jobs: Sequence[ReplayedJob], now: float) -> Allocation:
+        return on_emptiest_nodes(jobs, jobs)
 
 
 def _taken(free: dict[int, int], num_gpus: int) -> dict[int, int]:

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.scheduler.replay import GPUS_PER_NODE, NUM_NODES, ReplayedJob
+from benchmarks.scheduler.replay import (
+    GPUS_PER_NODE,
+    NUM_NODES,
+    Allocation,
+    ReplayedJob,
+    on_emptiest_nodes,
+)
 
 LONG_GPU_S = 16 * 3600.0
 """A job that has held its GPUs for longer waits behind those that have not."""
@@ -19,7 +25,7 @@ class Tiresias:
     def __init__(self) -> None:
         self._long: list[str] = []
 
-    def running(self, jobs: Sequence[ReplayedJob], now: float) -> list[ReplayedJob]:
+    def allocate(self, jobs: Sequence[ReplayedJob], now: float) -> Allocation:
         """See `ReplayedPolicy`."""
         is_long = {job.name for job in jobs if job.gpu_s >= LONG_GPU_S}
         self._long += [job.name for job in jobs if job.name in is_long - set(self._long)]
@@ -31,4 +37,4 @@ class Tiresias:
             if job.num_gpus <= left:
                 chosen.append(job)
                 left -= job.num_gpus
-        return chosen
+        return on_emptiest_nodes(jobs, chosen)

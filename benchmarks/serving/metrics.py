@@ -82,7 +82,9 @@ class Service:
         slices = (Slice("node", 1),)
         now = datetime.now(UTC)
         self.database.write_sync(
-            lambda s: transitions.claim(s, job.id, 0, slices, {"CPU": 1.0}, "session", now)
+            lambda s: transitions.claim(
+                s, job.id, 0, slices, {"CPU": 1.0}, "session", now, queue_seen=job.queue
+            )
         )
         return job.id
 

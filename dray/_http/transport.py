@@ -155,7 +155,8 @@ def exchange(call: Call, retry: Retry, *, base_url: str) -> Flow[httpx.Response]
             if response.is_success:
                 return response
             failure = errors.from_response(response)
-            if call.method == "DELETE" and tries > 1 and isinstance(failure, errors.JobNotFound):
+            is_gone = isinstance(failure, errors.JobNotFound | errors.QueueNotFound)
+            if call.method == "DELETE" and tries > 1 and is_gone:
                 return response  # an earlier try succeeded and its answer was lost
             if not (call.is_safe and is_passing(failure)):
                 raise failure

@@ -15,6 +15,7 @@ from dray.cli.commands import jobs as _jobs  # noqa: F401  registers its command
 from dray.cli.commands import listing as _listing  # noqa: F401  registers its commands
 from dray.cli.commands import metrics as _metrics  # noqa: F401  registers its commands
 from dray.cli.commands import plan as _plan  # noqa: F401  registers its commands
+from dray.cli.commands import queues as _queues  # noqa: F401  registers its commands
 from dray.cli.commands import reading as _reading  # noqa: F401  registers its commands
 from dray.cli.commands import results as _results  # noqa: F401  registers its commands
 from dray.cli.commands import submit as _submit  # noqa: F401  registers its commands

@@ -181,9 +181,10 @@ class JobSpec(Document):
     metrics: Annotated[list[Metric], Field(max_length=64)] = []
     """Metrics of a script that does not report them itself."""
     queue: QueueName = "default"
-    """Name by which jobs can be listed; all queues share the cluster."""
+    """The queue in which the job waits, by whose rules it starts; `dray queue ls` lists them."""
     priority: Annotated[Int, Field(ge=0, le=100)] = 50
-    """Jobs of higher priority start first; equal ones in the order of submission."""
+    """Jobs of higher priority start first; of equal ones those with the least work left. At most
+    the queue's `max_priority`."""
     max_retries: Annotated[Int, Field(ge=0, le=100)] = 1
     """Number of retries after an error of the training code. Failures of the cluster have a
     separate budget, and preemptions are free."""

@@ -65,7 +65,13 @@ _LISTED_BY = ("name", "owner", "project", "queue", "state")
 class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
-        Index("ix_jobs_state_priority_number", "state", "priority", "number"),
+        Index("ix_jobs_state_priority_rank_number", "state", "priority", "rank", "number"),
+        Index(
+            "ix_jobs_unfinished",
+            *("queue", "state", "owner"),
+            sqlite_where=text("finished_at IS NULL"),
+            postgresql_where=text("finished_at IS NULL"),
+        ),
         *(Index(f"ix_jobs_{by}_id", by, "id") for by in _LISTED_BY),
         *(
             Index(
@@ -87,6 +93,10 @@ class JobRow(Base):
     project: Mapped[str] = mapped_column(String(255))
     queue: Mapped[str] = mapped_column(String(64))
     priority: Mapped[int]
+    rank: Mapped[int] = mapped_column(server_default=text("0"))
+    """Among jobs of one priority a lower one goes first: each move to the front takes the next."""
+    held_by: Mapped[str | None] = mapped_column(String(255))
+    """Name of the caller who holds the waiting job: it does not start."""
     spec: Mapped[dict[str, Any]]
     spec_version: Mapped[int]
     num_workers: Mapped[int]
@@ -109,6 +119,8 @@ class JobRow(Base):
     attempt: Mapped[int]
     world_size: Mapped[int]
     not_before: Mapped[datetime | None]
+    yields: Mapped[bool] = mapped_column(server_default=text("false"))
+    """It saves its state when it is asked to leave its slots, and goes on from there."""
     event_seq: Mapped[int]
     """Number of the newest event."""
 
@@ -141,6 +153,22 @@ class JobRow(Base):
     finished_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
     """Set while a deletion is under way: the job is no longer shown."""
+
+
+class QueueRow(Base):
+    """The rules of a queue: `service.domain.scheduling.queues.Queue`."""
+
+    __tablename__ = "queues"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    weight: Mapped[float] = mapped_column(server_default=text("1"))
+    quota: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    limit: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    user_limit: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    max_running: Mapped[int | None]
+    max_running_per_user: Mapped[int | None]
+    max_queued: Mapped[int | None]
+    max_queued_per_user: Mapped[int | None]
+    max_priority: Mapped[int] = mapped_column(server_default=text("100"))
 
 
 class JobLabelRow(Base):

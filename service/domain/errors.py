@@ -9,10 +9,14 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         CheckpointNotFound  checkpoint_not_found
         DrillNotFound       drill_not_found
         CodeNotFound        code_not_found
+        QueueNotFound       queue_not_found
       Conflict
         JobFinished         job_finished
         JobLive             job_live
         JobNotRunning       job_not_running
+        JobNotWaiting       job_not_waiting
+        QueueFull           queue_full
+        QueueInUse          queue_in_use
         CheckpointInUse     checkpoint_in_use
         IdempotencyInFlight idempotency_in_flight
       Unsatisfiable         unsatisfiable
@@ -24,6 +28,9 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
       BadUpload             bad_upload
       UploadTooLarge        upload_too_large
       CodeUnfit             code_unfit
+      UnknownQueue          unknown_queue
+      PriorityTooHigh       priority_too_high
+      InvalidQueue          invalid_queue
       InitFromNotFound      init_from_not_found
       InitFromDiffers       init_from_differs
       QuotaExceeded         quota_exceeded
@@ -80,6 +87,12 @@ class CodeNotFound(NotFound):
     code = "code_not_found"
 
 
+class QueueNotFound(NotFound):
+    """There is no queue of this name."""
+
+    code = "queue_not_found"
+
+
 class Conflict(DomainError):
     """The job's state does not allow what was asked."""
 
@@ -87,7 +100,7 @@ class Conflict(DomainError):
 
 
 class JobFinished(Conflict):
-    """The job succeeded or failed, so it can't be cancelled."""
+    """The job has ended, so it can be neither cancelled nor changed."""
 
     code = "job_finished"
 
@@ -102,6 +115,24 @@ class JobNotRunning(Conflict):
     """The job does not run (any more, or yet), so that nothing can happen to its processes."""
 
     code = "job_not_running"
+
+
+class JobNotWaiting(Conflict):
+    """The job does not wait, so it can be neither held nor moved."""
+
+    code = "job_not_waiting"
+
+
+class QueueFull(Conflict):
+    """As many jobs wait in the queue as its rules allow."""
+
+    code = "queue_full"
+
+
+class QueueInUse(Conflict):
+    """Jobs that have not ended are in the queue, or it is the default one: it can't be deleted."""
+
+    code = "queue_in_use"
 
 
 class CheckpointInUse(Conflict):
@@ -162,6 +193,24 @@ class CodeUnfit(DomainError):
     """The job names code that is not there, or that has no such entrypoint."""
 
     code = "code_unfit"
+
+
+class UnknownQueue(DomainError):
+    """The job names a queue that does not exist."""
+
+    code = "unknown_queue"
+
+
+class PriorityTooHigh(DomainError):
+    """The job's priority is above its queue's `max_priority`."""
+
+    code = "priority_too_high"
+
+
+class InvalidQueue(DomainError):
+    """The rules of a queue contradict each other."""
+
+    code = "invalid_queue"
 
 
 class InitFromNotFound(DomainError):

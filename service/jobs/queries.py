@@ -246,7 +246,7 @@ class Queries:
             return views.Explanation(
                 state=row.state,
                 reason=views.Reason(code=row.reason_code, message=message),
-                position=num_ahead + 1 if is_queued else None,
+                position=num_ahead + 1 if is_queued and row.held_by is None else None,
                 queue_length=repository.count_queued(session) if is_queued else None,
                 blocked_by=waits_for,
                 ahead=[serializers.other_job(other) for other in ahead],

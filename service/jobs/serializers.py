@@ -51,6 +51,7 @@ def _job(
         reason=views.Reason(code=row.reason_code, message=row.reason_message),
         queue=row.queue,
         priority=row.priority,
+        held_by=row.held_by,
         spec=shown(row.spec),
         attempt=row.attempt,
         world_size=row.world_size,

@@ -41,6 +41,7 @@ from service.lifecycle.transitions import move
 from service.nodes import node_table
 from service.nodes.gpu_capabilities import refuse_missing_precision
 from service.planning.service import Plans
+from service.queues import admission
 from service.storage.quota import StorageWatch, refuse_if_full
 from service.storage.storage import Storage
 
@@ -80,8 +81,10 @@ class Jobs:
     ) -> tuple[views.Job, bool]:
         """The job and True; or, if the key was used for the same request, the first one and False.
 
-        DataSourceForbidden if it names data that nobody may read; Unsatisfiable if the cluster as
-        it is known now could never run it, OutOfMemory if it needs more than its workers have;
+        DataSourceForbidden if it names data that nobody may read; UnknownQueue if there is no such
+        queue, QueueFull if as many wait there as it takes, PriorityTooHigh for that queue;
+        Unsatisfiable if the queue's limits or the cluster as it is known now could never let it
+        run, OutOfMemory if it needs more than its workers have;
         InitFromNotFound if the checkpoint it starts from is not there, InitFromDiffers if that is
         of another model or, to be taken whole, of another training; QuotaExceeded while the storage
         is full; CodeUnfit if its code was not uploaded, or has no such program;
@@ -106,6 +109,8 @@ class Jobs:
             if resolved.refusal is not None:
                 raise resolved.refusal
             request = policy.request_of(spec.resources, spec.elastic)
+            queue = admission.admit(session, spec.queue, owner, request)
+            admission.refuse_priority(queue, spec.priority)
             _refuse_impossible(session, request)
             refuse_missing_precision(session, spec)
             refuse_if_full(session)
@@ -324,6 +329,7 @@ def _new_row(
         blocked_by=[],
         attempt=0,
         world_size=request.num_workers,
+        yields=spec.script is None,
         event_seq=1,
         user_failures=0,
         infra_failures=0,

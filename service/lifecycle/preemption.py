@@ -82,6 +82,17 @@ def leave_all(session: Session, grace_s: float, now: datetime) -> int:
     )
 
 
+def make_room(
+    session: Session, job_id: str, attempt: int, because: str, grace_s: float, now: datetime
+) -> bool:
+    """Ask an attempt on behalf of another job; False if it holds no slots any more."""
+    touch(session)
+    seen = attempts_repository.get(session, job_id, attempt)
+    if seen is None:
+        return False
+    return _ask_live(session, seen, grace_s, now, "makes_room", f": it {because}")
+
+
 def _ask_live(
     session: Session, seen: AttemptRow, grace_s: float, now: datetime, code: str, because: str
 ) -> bool:

@@ -67,6 +67,8 @@ def growing(
         request=policy.Request(job.num_workers, job.bundle, job.min_workers),
         slices=slices,
         lacking=attempt.lacking,
+        queue=job.queue,
+        owner=job.owner,
     )
 
 

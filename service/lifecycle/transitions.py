@@ -30,6 +30,7 @@ from service.domain.attempts.retries import ROLLBACK_FACTOR
 from service.domain.documents import DocumentRefused, read
 from service.domain.progress import without_rates
 from service.domain.scheduling import policy
+from service.domain.scheduling.limits import HELD
 from service.domain.scheduling.slots import workers
 from service.domain.states import Trigger, transition
 
@@ -58,6 +59,7 @@ def move(
         "reason_message": message,
         "position": None,
         "blocked_by": [],
+        "held_by": None,
         **(values or {}),
     }
     if after.is_terminal:
@@ -143,6 +145,8 @@ def claim(
     bundle: Mapping[str, float],
     cluster_session: str,
     now: datetime,
+    *,
+    queue_seen: str,
 ) -> Claimed | None:
     """Begin the next attempt on these slots; None if the job is no longer as it was seen.
 
@@ -150,6 +154,8 @@ def claim(
     """
     job = repository.lock(session, job_id)
     if job is None or job.state != JobState.QUEUED or job.attempt != attempt_seen:
+        return None
+    if job.held_by is not None or job.queue != queue_seen:
         return None
     left_s = runtime_left_s(job)
     if left_s is not None and left_s <= 0:
@@ -237,7 +243,8 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
     changed = 0
     for wait in waits:
         row = queued.get(wait.job_id)
-        if row is None:
+        # A job that was held or released since the plan saw it has told why by itself.
+        if row is None or (row.held_by is None) == (wait.reason.code == HELD):
             continue
         shown = (row.reason_code, row.reason_message, row.position, tuple(row.blocked_by))
         if shown == (wait.reason.code, wait.reason.message, wait.position, wait.blocked_by):

@@ -260,6 +260,10 @@ class _Awaited:
     """By the loop's clock."""
 
 
+_PLACED = (policy.Start, policy.Wait, policy.Grow)
+"""Decisions that may name slots."""
+
+
 class EnvironmentGate:
     """Plans, and lets jobs start whose needs are ready on every node of the plan."""
 
@@ -330,8 +334,9 @@ class EnvironmentGate:
         attempts: Mapping[str, int],
         names: Mapping[str, str],
     ) -> dict[str, str]:
-        """Why each of the jobs that would start now, or grow, may not yet."""
-        due = [d for d in decisions if isinstance(d, policy.Start | policy.Grow)]
+        """Why each of the jobs that would start, now or once others have made room, or grow, may
+        not yet."""
+        due = [d for d in decisions if isinstance(d, _PLACED) and d.slices]
         unknown = [d.job_id for d in due if d.job_id not in self._needs]
         if unknown:
             found = await self._database.read(lambda s, _: repository.documents(s, unknown))
@@ -355,7 +360,7 @@ class EnvironmentGate:
             if readiness.waiting is not None:
                 until = asyncio.get_running_loop().time() + PLANNED_ANEW_S
                 self._awaited[decision.job_id] = _Awaited(tuple(node_ids), until)
-            if isinstance(decision, policy.Start):
+            if not isinstance(decision, policy.Grow):
                 await self._tell(decision.job_id, attempts[decision.job_id], readiness, reason)
                 if failure is not None:
                     self._preparations.forget_failure(needs, node_ids)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -16,8 +17,10 @@ from ray_workers.shared.contracts import Drill, DrillKind, Grant, Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
-from service.domain.scheduling import policy
+from service.domain.scheduling import forecast, policy
 from service.lifecycle import resizing
+from service.lifecycle.preemption import HOLDING
+from service.loops.earlier_runs import Kind, Runs
 
 UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
 
@@ -29,6 +32,8 @@ class LiveAttempt:
     job_id: str
     attempt: int
     job_state: JobState
+    queue: str
+    owner: str
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
     cluster_session: str
@@ -49,13 +54,20 @@ class LiveAttempt:
     """Slots that the attempt holds and has not confirmed yet."""
     growing: policy.Growing | None = None
     """Set while the group could use more slots and may be granted some."""
+    running: policy.Running | None = None
+    """Set while it could be asked to leave its slots, or was."""
 
 
 def snapshot(
-    session: Session, now: datetime
+    session: Session, now: datetime, earlier: Runs | None = None
 ) -> tuple[tuple[policy.WaitingJob, ...], tuple[LiveAttempt, ...]]:
-    """The waiting jobs, in the order of the queue, and every attempt that may still hold slots."""
+    """The waiting jobs, in the order of submission by priority, and every attempt that may still
+    hold slots.
+
+    earlier: what is known of jobs that are done; None where nobody asks how long these have left.
+    """
     jobs = repository.in_state(session, UNFINISHED)
+    runs = {} if earlier is None else earlier
     waiting = tuple(
         policy.WaitingJob(
             job_id=job.id,
@@ -64,35 +76,75 @@ def snapshot(
             seq=job.number,
             request=policy.Request(job.num_workers, job.bundle, job.min_workers),
             not_before=job.not_before if job.not_before and job.not_before > now else None,
+            left_s=_left_s(job, job.runtime_used_s, runs),
+            waited_s=(now - job.created_at).total_seconds() - job.runtime_used_s,
+            yields=job.yields,
+            queue=job.queue,
+            owner=job.owner,
+            held=job.held_by,
+            place=job.rank,
         )
         for job in jobs
         if job.state is JobState.QUEUED
     )
-    owners = {job.id: job for job in jobs}
+    by_id = {job.id: job for job in jobs}
     attempts = attempts_repository.live_columns(session)
     drills = _drills(session) if attempts else {}
     live = tuple(
         LiveAttempt(
             job_id=row.job_id,
             attempt=row.attempt,
-            job_state=owners[row.job_id].state,
+            job_state=by_id[row.job_id].state,
+            queue=by_id[row.job_id].queue,
+            owner=by_id[row.job_id].owner,
             slices=resizing.as_slices(row.slices),
             bundle=row.bundle,
             cluster_session=row.cluster_session,
             age_s=(now - row.created_at).total_seconds(),
             started_at=row.started_at,
-            max_runtime_s=owners[row.job_id].max_runtime_s,
-            runtime_used_s=owners[row.job_id].runtime_used_s,
+            max_runtime_s=by_id[row.job_id].max_runtime_s,
+            runtime_used_s=by_id[row.job_id].runtime_used_s,
             cursor=row.cursor,
             preempt_grace_s=row.preempt_grace_s,
             drills=tuple(drills.get((row.job_id, row.attempt), ())),
             node_ids=resizing.carriers(row),
             grant=resizing.granted(row),
-            growing=resizing.growing(owners[row.job_id], row, now),
+            growing=resizing.growing(by_id[row.job_id], row, now),
+            running=_running(by_id[row.job_id], row, runs, now),
         )
         for row in attempts
     )
     return waiting, live
+
+
+def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Running | None:
+    """Of these rows; None of a job that is about to leave its slots anyhow."""
+    if job.state not in HOLDING:
+        return None
+    slices = resizing.as_slices(attempt.slices)
+    started_at = attempt.started_at
+    ran_s = 0.0 if started_at is None else max(0.0, (now - started_at).total_seconds())
+    return policy.Running(
+        job_id=job.id,
+        priority=job.priority,
+        seq=job.number,
+        request=policy.Request(sum(part.num_workers for part in slices), attempt.bundle),
+        slices=slices,
+        held_s=(now - attempt.created_at).total_seconds(),
+        left_s=_left_s(job, job.runtime_used_s + ran_s, runs),
+        lost_s=0.0 if job.yields else ran_s,
+        yields=job.yields,
+        is_leaving=attempt.preempt_asked_at is not None,
+        place=job.rank,
+    )
+
+
+def _left_s(job: Any, ran_s: float, runs: Runs) -> float | None:
+    progress = job.progress or {}
+    total = progress.get("total_steps")
+    share_done = min(1.0, progress.get("step", 0) / total) if total else None
+    earlier_s = runs.get(Kind(job.owner, job.name, job.num_workers), ())
+    return forecast.seconds_left(share_done, ran_s, earlier_s)
 
 
 def _drills(session: Session) -> dict[tuple[str, int], list[Drill]]:

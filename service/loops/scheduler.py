@@ -21,13 +21,16 @@ from ray_workers.supervision.rules.recovery_rules import may_recover
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.config.settings import Settings
 from service.db.notifications import QUEUE, Signals
+from service.db.repositories import queues as queues_repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import touch
 from service.domain.scheduling import policy
+from service.domain.scheduling.queues import Queue
 from service.jobs import data_policy
-from service.lifecycle import resizing, transitions
+from service.lifecycle import preemption, resizing, transitions
 from service.loops import mtbf, preparations, queue_view
 from service.loops.cluster_watcher import ClusterWatcher
+from service.loops.earlier_runs import EarlierRuns
 from service.loops.fencing import LoopDatabase
 from service.loops.launches import Launches
 from service.loops.timings import LoopTimings
@@ -61,6 +64,7 @@ class Scheduler:
         self._deployment_id = deployment_id
         self._halted = halted
         self._impossible_since: dict[str, datetime] = {}
+        self._earlier = EarlierRuns()
         self._gate = preparations.EnvironmentGate(
             database, preparations.Preparations(cluster, signals), settings
         )
@@ -80,21 +84,29 @@ class Scheduler:
         if self._halted.is_set():
             return 0
         cluster = self._watch.latest
-        (waiting, live), full, now = await self._database.read(
-            lambda s, now: (queue_view.snapshot(s, now), _storage_problem(s), now)
+        (waiting, live), queues, full, now = await self._database.read(
+            lambda s, now: (
+                queue_view.snapshot(s, now, self._earlier.get(s, now)),
+                queues_repository.every(s),
+                _storage_problem(s),
+                now,
+            )
         )
         growing = {a.job_id: a.growing for a in live if a.growing is not None}
         if not waiting:
             self._impossible_since.clear()
         if not waiting and not growing:
             return 0
-        decisions = await self._gate.plan(_snapshot(cluster, waiting, live, full), now, cluster)
+        decisions = await self._gate.plan(
+            _snapshot(cluster, waiting, live, queues, full), now, cluster
+        )
         have_run = {job.job_id for job in waiting if job.attempt > 0}
         decisions = [
             self._patient(decision, place, now, has_run=decision.job_id in have_run)
             for place, decision in enumerate(decisions)
         ]
-        await self._database.write(lambda s, at: self._note(s, decisions, at))
+        attempts = {a.job_id: a.attempt for a in live}
+        await self._database.write(lambda s, at: self._note(s, decisions, attempts, at))
         for decision in decisions:
             if isinstance(decision, policy.Grow) and not self._halted.is_set():
                 await self._grow(growing[decision.job_id], decision)
@@ -123,7 +135,14 @@ class Scheduler:
             return decision
         return policy.Wait(decision.job_id, decision.reason, place + 1)
 
-    def _note(self, session: Session, decisions: list[policy.Decision], now: datetime) -> None:
+    def _note(
+        self,
+        session: Session,
+        decisions: list[policy.Decision],
+        attempts: Mapping[str, int],
+        now: datetime,
+    ) -> None:
+        """attempts: number of the live one of each job."""
         touch(session)  # jobs that wait as before did not change
         waits = [d for d in decisions if isinstance(d, policy.Wait)]
         transitions.note_waiting(session, waits, now)
@@ -131,6 +150,10 @@ class Scheduler:
         for decision in decisions:
             if isinstance(decision, policy.Impossible):
                 transitions.fail_impossible(session, decision.job_id, decision.reason, now)
+            elif isinstance(decision, policy.Preempt):
+                which, because = decision.job_id, decision.reason.message
+                grace_s = self._settings.preempt_grace_s
+                preemption.make_room(session, which, attempts[which], because, grace_s, now)
 
     async def _grow(self, group: policy.Growing, grow: policy.Grow) -> None:
         """Grant the slots, if the group is still as it was; the reconciler passes the grant on."""
@@ -160,6 +183,7 @@ class Scheduler:
                 bundle=job.request.bundle,
                 cluster_session=cluster_session,
                 now=at,
+                queue_seen=job.queue,
             )
         )
         if claimed is None:
@@ -229,14 +253,13 @@ def _snapshot(
     cluster: ClusterSnapshot | None,
     waiting: tuple[policy.WaitingJob, ...],
     live: tuple[queue_view.LiveAttempt, ...],
+    queues: tuple[Queue, ...],
     storage_problem: str | None,
 ) -> policy.Snapshot:
     """The queue and the cluster as plain data for the plan."""
-    holders = tuple(
-        policy.Holder(attempt.job_id, attempt.slices, attempt.bundle) for attempt in live
-    )
+    holders = tuple(policy.Holder(a.job_id, a.slices, a.bundle, a.queue, a.owner) for a in live)
     if cluster is None:
-        return policy.Snapshot(waiting, (), connected=False, holders=holders)
+        return policy.Snapshot(waiting, (), connected=False, holders=holders, queues=queues)
     nodes = []
     for node in cluster.nodes:
         # Where nobody else takes slots our own books are exact, and Ray's lag behind.
@@ -244,12 +267,14 @@ def _snapshot(
         held = quarantine.with_kept(policy.held_on(node.node_id, holders), node.quarantined or ())
         free = policy.offered(node.resources, available, held)
         nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
-    growing = (a.growing for a in live if a.cluster_session == cluster.session)
+    here = [attempt for attempt in live if attempt.cluster_session == cluster.session]
     return policy.Snapshot(
         waiting,
         tuple(nodes),
         connected=True,
         holders=holders,
         storage_problem=storage_problem,
-        growing=tuple(group for group in growing if group is not None),
+        growing=tuple(a.growing for a in here if a.growing is not None),
+        running=tuple(a.running for a in here if a.running is not None),
+        queues=queues,
     )

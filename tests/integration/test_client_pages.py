@@ -105,6 +105,7 @@ def test_the_page_of_the_command_line_names_every_command_once() -> None:
     commands = [
         one.name or one.callback.__name__ for one in app.registered_commands if one.callback
     ]
+    commands += [str(group.typer_instance.info.name) for group in app.registered_groups]
     assert sorted(names_in(CLI.split("\n## All commands\n")[1])) == sorted(commands)
 
 

@@ -27,7 +27,8 @@ def test_every_command_of_the_tour_does_what_the_readme_says(
     embedded: Service, client: Client, tmp_path: Path
 ) -> None:
     said = run_tour(embedded, tmp_path, tour(), takes_s=TOUR_TAKES_S)
-    ready, submitted, followed, mistake, sdk, predicted, watched, script, drilled, ended = said
+    ready, submitted, followed, mistake, sdk, predicted, watched, queued, *rest = said
+    script, drilled, ended = rest
 
     assert '"status":"ok"' in ready
     assert '"connected": true' in ready
@@ -52,6 +53,7 @@ def test_every_command_of_the_tour_does_what_the_readme_says(
 
     assert "step 69/69" in watched
     assert "ready" in watched
+    assert re.search(r"^night +0 +0 +- +2 CPU", queued, flags=re.MULTILINE)
     assert "y = 3.000 x + 2.000" in script
     assert "fitted/linear.pt" in script
     assert re.search(r"^recovered in [0-9.]+ s, 0 steps lost$", drilled, flags=re.MULTILINE)
@@ -62,7 +64,7 @@ def test_every_command_of_the_tour_does_what_the_readme_says(
 
 def test_the_tour_has_a_block_for_each_way_to_call() -> None:
     texts = [text for _, text in tour()]
-    assert len(texts) == 10
+    assert len(texts) == 11
     for way in ("curl ", "dray.Client(", "dray submit"):
         assert any(way in text for text in texts)
 

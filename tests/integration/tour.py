@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Protocol
 
 from dray import Client
-from tests.integration.harness import ROOT, Service
+from tests.integration.harness import ROOT
 
 MARK = "=== block"
 
@@ -32,7 +33,12 @@ def as_one_shell(blocks: list[Block]) -> str:
     return "\n".join(parts)
 
 
-def run_tour(service: Service, folder: Path, blocks: list[Block], *, takes_s: float) -> list[str]:
+class HasUrl(Protocol):
+    @property
+    def url(self) -> str: ...
+
+
+def run_tour(service: HasUrl, folder: Path, blocks: list[Block], *, takes_s: float) -> list[str]:
     """What each block printed, run in `folder`, which gets the examples.
 
     Fails the test if a command fails, anything is written to standard error, or `takes_s` is over.

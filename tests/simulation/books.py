@@ -156,4 +156,5 @@ def empty_postgres(engine: Engine) -> Engine:
     tables = ", ".join(Base.metadata.tables)
     with engine.begin() as connection:
         connection.execute(text(f"TRUNCATE {tables} RESTART IDENTITY"))
+        connection.execute(text("INSERT INTO queues (name) VALUES ('default')"))
     return engine

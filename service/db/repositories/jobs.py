@@ -50,7 +50,7 @@ def labels(session: Session, job_ids: Sequence[str]) -> dict[str, dict[str, str]
 _STATUS = (
     *("id", "name", "owner", "project", "queue", "priority", "spec", "attempt", "world_size"),
     *("state", "reason_code", "reason_message", "position", "progress", "summary"),
-    *("warnings", "recoveries", "slot_seconds"),
+    *("warnings", "recoveries", "slot_seconds", "held_by"),
     *("created_at", "started_at", "first_step_at", "finished_at"),
 )
 """Columns of a job that its answer is made of."""
@@ -166,15 +166,16 @@ def _events_after() -> Select[EventRow]:
 
 
 _PLANNED = (
-    *("id", "number", "priority", "state", "attempt", "num_workers", "min_workers", "bundle"),
-    *("not_before", "max_runtime_s", "runtime_used_s"),
+    *("id", "number", "queue", "owner", "priority", "rank", "held_by", "state", "attempt"),
+    *("num_workers", "min_workers", "bundle", "not_before", "max_runtime_s", "runtime_used_s"),
+    *("yields", "progress", "name", "created_at"),
     *("reason_code", "reason_message", "position", "blocked_by"),
 )
 """Columns of a job that planning goes by."""
 
 
 def in_state(session: Session, states: tuple[JobState, ...]) -> Sequence[Row[Any]]:
-    """`_PLANNED` of jobs, in the order in which they are looked at: priority, then submission."""
+    """`_PLANNED` of jobs, in the order in which they are looked at: priority, rank, submission."""
     return session.connection().execute(_in_state(states)).all()
 
 
@@ -184,8 +185,20 @@ def _in_state(states: tuple[JobState, ...]) -> Select[Any]:
     return (
         select(*(c[name] for name in _PLANNED))
         .where(c.state.in_(states), c.deleted_at.is_(None))
-        .order_by(c.priority.desc(), c.number)
+        .order_by(c.priority.desc(), c.rank, c.number)
     )
+
+
+def run_times(session: Session, most: int) -> Sequence[Row[Any, Any, Any, Any]]:
+    """(owner, name, num_workers, runtime_used_s) of the jobs that succeeded last, newest first."""
+    c = JobRow.__table__.c
+    query = (
+        select(c.owner, c.name, c.num_workers, c.runtime_used_s)
+        .where(c.finished_at.is_not(None), c.state == JobState.SUCCEEDED)
+        .order_by(c.finished_at.desc())
+        .limit(most)
+    )
+    return session.connection().execute(query).all()
 
 
 def documents(session: Session, job_ids: Collection[str]) -> dict[str, tuple[dict[str, Any], str]]:
@@ -201,7 +214,7 @@ def note_waiting(
     *,
     reason_code: str,
     reason_message: str,
-    position: int,
+    position: int | None,
     blocked_by: list[str],
 ) -> None:
     session.execute(
@@ -218,13 +231,21 @@ def note_waiting(
 
 
 def ahead_of(session: Session, row: JobRow, limit: int) -> tuple[int, list[JobRow]]:
-    """How many jobs wait before this one, and the first of them."""
+    """How many jobs wait before this one and are not held, and the first of them."""
     earlier = or_(
         JobRow.priority > row.priority,
-        and_(JobRow.priority == row.priority, JobRow.number < row.number),
+        and_(
+            JobRow.priority == row.priority,
+            or_(
+                JobRow.rank < row.rank,
+                and_(JobRow.rank == row.rank, JobRow.number < row.number),
+            ),
+        ),
     )
-    which = (JobRow.state == JobState.QUEUED, JobRow.deleted_at.is_(None), earlier)
-    first = select(JobRow).where(*which).order_by(JobRow.priority.desc(), JobRow.number)
+    free = (JobRow.state == JobState.QUEUED, JobRow.held_by.is_(None), JobRow.deleted_at.is_(None))
+    which = (*free, earlier)
+    order = (JobRow.priority.desc(), JobRow.rank, JobRow.number)
+    first = select(JobRow).where(*which).order_by(*order)
     count = session.scalar(select(func.count()).select_from(JobRow).where(*which))
     return count or 0, list(session.scalars(first.limit(limit)))
 

@@ -1,12 +1,15 @@
-"""The scheduling policy: which jobs start where, why the others wait, and which groups grow.
+"""The scheduling policy: which jobs start where, why the others wait, who makes room, who grows.
 
 A gang starts whole or not at all; an elastic one also with fewer workers, from its least number
-on. Jobs are considered by priority, then first come first served. A job that can't start yet
-reserves all that it could ever use: on each node, as many of its workers' bundles as fit there when
-the node is empty are set aside, and jobs behind it may take only the rest. So a small job
-never delays a large one that came first (no backfill: running times are not known), yet passes it
-on capacity that the large one has no use for, such as nodes of another kind. An elastic job that
-starts small passes nobody either: it, too, takes only the rest.
+on. Jobs are considered in the order of `order`: by priority, then by the work that they have left.
+A job that finds no free slots has running jobs leave that come clearly behind it (`eviction`).
+
+A job that can't start yet reserves all that it could ever use: on each node, as many of its
+workers' bundles as fit there when the node is empty are set aside, and jobs behind it may take only
+the rest. So a small job never delays a large one that came first, yet passes it on capacity that
+the large one has no use for, such as nodes of another kind. A job that would leave its slots when
+it is asked to passes also on reserved ones, while the other has not waited for long: it can be
+pushed out again.
 
 Running groups get more slots at both ends of the queue. Before the queue: a group that lost slots
 and lacks workers to train on. It was given its slots before any job that waits now, it holds the
@@ -15,39 +18,34 @@ that a waiting job has reserved, and slots that it can't have yet are set aside 
 of all others. After the queue: an elastic group that trains below its size gets slots that no
 waiting job has reserved, by priority, then first come first served. Here jobs that back off reserve
 slots, too: a job that starts before them ends some day, but a group keeps what it has grown into.
+
+A job that is held, or that the limits of its queue keep back (`limits`), reserves nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling import eviction, order
+from service.domain.scheduling.eviction import Running as Running
+from service.domain.scheduling.limits import HELD, QueueLimits, held_message
+from service.domain.scheduling.obstacles import Obstacles, jobs
+from service.domain.scheduling.obstacles import Reason as Reason
+from service.domain.scheduling.pools import Offer, Pool
+from service.domain.scheduling.queues import DEFAULT, Queue
 from service.domain.scheduling.slots import EPSILON as EPSILON
 from service.domain.scheduling.slots import Holder as Holder
+from service.domain.scheduling.slots import Kind, amount_of, bundle_of, count, needs, workers
 from service.domain.scheduling.slots import Node as Node
 from service.domain.scheduling.slots import Request as Request
-from service.domain.scheduling.slots import (
-    amount_of,
-    bundle_of,
-    count,
-    fits,
-    needs,
-    pack,
-    pack_most,
-    subtract,
-    workers,
-)
+from service.domain.scheduling.slots import fits as fits
 from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
 from service.domain.scheduling.slots import request_of as request_of
-
-
-@dataclass(frozen=True)
-class Reason:
-    code: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,18 @@ class WaitingJob:
     preparing: str | None = None
     """Set while its environment is not ready on the nodes where it would start: it takes no slot
     and reserves none."""
+    left_s: float | None = None
+    """Seconds that it has left once it runs; None where nobody knows."""
+    waited_s: float = math.inf
+    """Since it was submitted, without the time in which it ran."""
+    yields: bool = False
+    """It saves its state when it is asked to leave its slots, and goes on from there."""
+    queue: str = DEFAULT
+    owner: str = "default"
+    held: str | None = None
+    """Name of who holds the job: it does not start."""
+    place: int = 0
+    """Among jobs of one priority a lower one goes first: see `models.JobRow.rank`."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,8 @@ class Growing:
     """The slots that it holds, which a grant must still find."""
     lacking: int = 0
     """Workers without which the group can't train on; it stands by for them."""
+    queue: str = DEFAULT
+    owner: str = "default"
 
     @property
     def most(self) -> int:
@@ -95,6 +107,9 @@ class Snapshot:
     storage_problem: str | None = None
     """Why nothing may start though there are slots: the storage is full."""
     growing: tuple[Growing, ...] = ()
+    running: tuple[Running, ...] = ()
+    """Jobs that may be asked to leave their slots."""
+    queues: tuple[Queue, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,9 +122,11 @@ class Start:
 class Wait:
     job_id: str
     reason: Reason
-    position: int
-    """Place in the queue, 1 being next."""
+    position: int | None
+    """Place in the queue, 1 being next; None of a job that is held."""
     blocked_by: tuple[str, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    """Slots that are kept for it until others have left them."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +144,16 @@ class Grow:
 
 
 @dataclass(frozen=True)
+class Preempt:
+    """Ask a running job to save its state and leave its slots."""
+
+    job_id: str
+    reason: Reason
+    because_of: str
+    """The job that needs the slots."""
+
+
+@dataclass(frozen=True)
 class Stay:
     """A group that could use more slots gets none now."""
 
@@ -135,7 +162,13 @@ class Stay:
     blocked_by: tuple[str, ...] = ()
 
 
-Decision = Start | Wait | Impossible | Grow | Stay
+Decision = Start | Wait | Impossible | Grow | Stay | Preempt
+
+MAX_PREEMPTED = 100
+"""Jobs that one plan asks to leave: those that are still in the way are asked by the next."""
+PATIENCE_S = 8 * 3600.0
+"""For which a blocked job lets others pass on what it has reserved, if they yield. They go when
+they are in its way, and capacity that is kept empty delays everybody."""
 
 
 def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
@@ -181,17 +214,23 @@ def lacking_resource(request: Request, nodes: Sequence[Node]) -> str | None:
 
 
 def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
-    """One decision for each waiting job, in the order of the queue; then one for each group that
-    could grow."""
-    queue = sorted(snapshot.queue, key=lambda job: (-job.priority, job.seq))
+    """One decision for each waiting job, in the order of the queue, those that are held at its end;
+    then one for each group that could grow, and one for each job that is to leave its slots."""
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
-    round_ = _Round(accepted if snapshot.connected else (), snapshot.holders, now)
+    total = order.total_of(node.total for node in accepted)
+    there: list[WaitingJob | Running] = [*snapshot.queue, *snapshot.running]
+    ranks = {job.job_id: _rank(job, total) for job in there}
+    held = [job for job in snapshot.queue if job.held is not None]
+    queue = [job for job in snapshot.queue if job.held is None]
+    queue.sort(key=lambda job: ranks[job.job_id].key)
+    round_ = _Round(accepted if snapshot.connected else (), snapshot, ranks, now)
+    kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
     obstacle = _nothing_starts(snapshot, accepted)
     standing_by = [round_.serve(group) for group in snapshot.growing if group.lacking]
     if obstacle is not None:
         waits = [Wait(job.job_id, obstacle, place) for place, job in enumerate(queue, 1)]
         others = [Stay(g.job_id, obstacle) for g in snapshot.growing if not g.lacking]
-        return [*waits, *standing_by, *others]
+        return [*waits, *kept, *standing_by, *others]
     decisions: list[Decision] = []
     position = 0
     for job in queue:
@@ -201,7 +240,12 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     round_.end_queue()
     groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
     grown = [round_.grow(group) for group in groups if not group.lacking]
-    return [*decisions, *standing_by, *grown]
+    return [*decisions, *kept, *standing_by, *grown, *round_.preempted]
+
+
+def _rank(job: WaitingJob | Running, total: Mapping[str, float]) -> order.Rank:
+    work = order.work_left(job.left_s, order.share_of(job.request, total))
+    return order.Rank(job.priority, job.place, work, job.seq)
 
 
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
@@ -219,33 +263,50 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
 class _Round:
     """The slots that are left while one plan is made."""
 
-    def __init__(self, nodes: Sequence[Node], holders: Sequence[Holder], now: datetime) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        snapshot: Snapshot,
+        ranks: Mapping[str, order.Rank],
+        now: datetime,
+    ) -> None:
         self._nodes = nodes
-        self._free = {node.id: dict(node.available_to_us) for node in nodes}
-        self._open = {node.id: dict(node.available_to_us) for node in nodes}
-        """As `_free`, without what is reserved by blocked jobs ahead."""
-        self._holders = list(holders)
-        self._blocked: list[tuple[str, Request]] = []
+        self._ranks = ranks
+        self._running = eviction.cheapest_first(snapshot.running, ranks)
+        self._leaving = {job.job_id: job for job in self._running if job.is_leaving}
+        self._free = Pool((node.id, node.available_to_us) for node in nodes)
+        self._open = Offer(nodes)
+        """Without what is reserved by blocked jobs ahead."""
+        self._passable = Offer(nodes)
+        """Without what is reserved by those of them that have waited for long."""
+        self._offers = (self._open, self._passable)
+        for offer in self._offers:
+            for running in self._leaving.values():
+                offer.expect(running.request.bundle, running.slices)
+        lacking = [(group, group.lacking) for group in snapshot.growing]
+        self._limits = QueueLimits(snapshot.queues, snapshot.holders, lacking)
+        self._obstacles = Obstacles(nodes, snapshot.holders, self._free)
+        self._impossible: dict[tuple[Kind, int], Reason | None] = {}
+        self._unevictable: dict[tuple[Kind, int, bool], order.Rank] = {}
+        """Ranks at which not enough may be asked for such a gang."""
         self._backing_off: list[WaitingJob] = []
         self._now = now
+        self.preempted: list[Preempt] = []
 
     def serve(self, group: Growing) -> Decision:
         """Give a group that stands by all that it lacks, of any free slots."""
-        slices = pack(group.request.bundle, group.lacking, self._free)
+        request, lacking = group.request, group.lacking
+        slices = self._free.pack(request, lacking)
         if slices is not None:
             return self._grow(group, slices)
-        reason, ahead = self._why(
-            f"stands by for {workers(group.lacking)} of {bundle_of(group.request)}",
-            group.job_id,
-            group.request,
-            group.lacking,
-        )
-        self._set_aside(group.job_id, group.request, group.lacking)
+        sentence = f"stands by for {workers(lacking)} of {bundle_of(request)}"
+        reason, ahead = self._obstacles.why(sentence, group.job_id, request, lacking)
+        self._set_aside(group.job_id, request, lacking)
         return Stay(group.job_id, reason, ahead)
 
     def decide(self, job: WaitingJob, position: int) -> Decision:
-        impossible = can_ever_fit(job.request, self._nodes)
-        if impossible is not None:
+        request = job.request
+        if (impossible := self._never_fits(request)) is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
             self._backing_off.append(job)
@@ -255,28 +316,99 @@ class _Round:
             self._backing_off.append(job)
             reason = Reason("preparing_environment", job.preparing)
             return Wait(job.job_id, reason, position)
-        request = job.request
-        slices = pack_most(request.bundle, request.least, request.num_workers, self._open)
-        if slices is None:
-            reason, ahead = self._why(needs(request), job.job_id, request, request.least)
-            self._set_aside(job.job_id, request, request.num_workers)
-            return Wait(job.job_id, reason, position, ahead)
-        self._take(job.job_id, request, slices)
-        return Start(job.job_id, slices)
+        room = self._limits.room(job, request.least)
+        if room.workers < request.least:
+            self._limits.keep_place(job, request.least, room)
+            reason = Reason(room.code, f"{needs(request)}; {room.message}")
+            return Wait(job.job_id, reason, position, room.holders)
+        most = min(request.num_workers, room.workers)
+        offer = self._passable if job.yields else self._open
+        slices = offer.now.pack_most(request, most)
+        if slices is not None:
+            self._take(job.job_id, request, slices)
+            self._limits.take(job, count(slices))
+            return Start(job.job_id, slices)
+        self._limits.keep_place(job, most)
+        if offer.soon.room(request) >= request.least or self._evict(job, offer):
+            return self._promise(job, offer, most, position)
+        reason, ahead = self._obstacles.why(needs(request), job.job_id, request, request.least)
+        self._set_aside(job.job_id, request, most, job.waited_s > PATIENCE_S)
+        return Wait(job.job_id, reason, position, ahead)
+
+    def _never_fits(self, request: Request) -> Reason | None:
+        kind = request.kind, request.least
+        if kind not in self._impossible:
+            self._impossible[kind] = can_ever_fit(request, self._nodes)
+        return self._impossible[kind]
+
+    def _evict(self, job: WaitingJob, offer: Offer) -> bool:
+        """Have running jobs leave slots for this one; False where not enough may be asked."""
+        request, rank = job.request, self._ranks[job.job_id]
+        kind = request.kind, request.least, job.yields
+        tried = self._unevictable.get(kind)
+        is_weaker = tried is not None and rank.may_less(tried)
+        if is_weaker or len(self.preempted) >= MAX_PREEMPTED:
+            return False
+        candidates = (
+            running
+            for running in self._running
+            if running.job_id not in self._leaving
+            and eviction.may_evict(rank, running, self._ranks[running.job_id])
+        )
+        leaving = eviction.victims(request, offer.soon, candidates)
+        if not leaving:
+            self._unevictable[kind] = rank
+            return False
+        for running in leaving:
+            self._preempt(running, job)
+        return True
+
+    def _preempt(self, running: Running, coming: WaitingJob) -> None:
+        self._leaving[running.job_id] = running
+        self._unevictable.clear()
+        for offer in self._offers:
+            offer.expect(running.request.bundle, running.slices)
+        higher = coming.priority > running.priority
+        why = "has a higher priority" if higher else "has less work left"
+        message = f"leaves its slots to job {coming.job_id}, which {why}"
+        self.preempted.append(Preempt(running.job_id, Reason("preempted", message), coming.job_id))
+
+    def _promise(self, job: WaitingJob, offer: Offer, most: int, position: int) -> Wait:
+        """Keep slots of which some are about to be left."""
+        slices = offer.soon.pack_most(job.request, most)
+        assert slices is not None, "the slots of those that leave are enough"
+        for each in self._offers:
+            each.promise(job.request.bundle, slices)
+        there = {part.node_id for part in slices}
+        leaving = tuple(
+            running.job_id
+            for running in self._leaving.values()
+            if any(part.node_id in there for part in running.slices)
+        )
+        verb = "makes" if len(leaving) == 1 else "make"
+        message = f"{needs(job.request)}; {jobs(leaving)} {verb} room for it"
+        return Wait(job.job_id, Reason("room_is_made", message), position, leaving, slices)
 
     def end_queue(self) -> None:
         """Set aside what jobs reserve that back off, before groups grow."""
         for job in self._backing_off:
             self._set_aside(job.job_id, job.request, job.request.num_workers)
+            self._limits.keep_place(job, job.request.num_workers)
 
     def grow(self, group: Growing) -> Decision:
         """Give a group that trains the slots it can use and nobody has reserved."""
         request = group.request
-        slices = pack_most(request.bundle, 1, group.most, self._open)
-        if slices is not None:
-            return self._grow(group, slices)
+        room = self._limits.room(group, 1)
         sentence = f"could use {workers(group.most)} more of {bundle_of(request)}"
-        return Stay(group.job_id, *self._why(sentence, group.job_id, request, 1))
+        if not room.workers:
+            reason = Reason(room.code, f"{sentence}; {room.message}")
+            return Stay(group.job_id, reason, room.holders)
+        most = min(group.most, room.workers)
+        slices = self._open.now.pack_most(replace(request, min_workers=1), most)
+        if slices is not None:
+            self._limits.take(group, count(slices))
+            return self._grow(group, slices)
+        return Stay(group.job_id, *self._obstacles.why(sentence, group.job_id, request, 1))
 
     def _grow(self, group: Growing, slices: tuple[Slice, ...]) -> Grow:
         self._take(group.job_id, group.request, slices)
@@ -284,59 +416,14 @@ class _Round:
 
     def _take(self, job_id: str, request: Request, slices: tuple[Slice, ...]) -> None:
         for part in slices:
-            for free in (self._free[part.node_id], self._open[part.node_id]):
-                subtract(free, request.bundle, part.num_workers)
-        self._holders.append(Holder(job_id, slices, request.bundle))
+            self._free.add(part.node_id, request.bundle, -part.num_workers)
+        for offer in self._offers:
+            offer.take(request.bundle, slices)
+        self._obstacles.hold(job_id, slices, request.bundle)
 
-    def _set_aside(self, job_id: str, request: Request, most: int) -> None:
-        self._blocked.append((job_id, request))
-        for node in self._nodes:
-            number = min(most, fits(request.bundle, node.total))
-            subtract(self._open[node.id], request.bundle, number)
-
-    def _why(
-        self, sentence: str, job_id: str, request: Request, least: int
-    ) -> tuple[Reason, tuple[str, ...]]:
-        """Why so many workers are not available, and which jobs are in the way."""
-        free = sum(fits(request.bundle, free) for free in self._free.values())
-        if free >= least:
-            ahead = self._in_the_way(request)
-            message = (
-                f"{sentence}; {free} could start, but {_jobs(ahead)} "
-                f"{'is' if len(ahead) == 1 else 'are'} ahead in the queue and "
-                f"{'needs' if len(ahead) == 1 else 'need'} the same slots"
-            )
-            return Reason("behind_in_queue", message), ahead
-        usable = {node.id for node in self._nodes if fits(request.bundle, node.total)}
-        held: dict[str, int] = {}
-        for holder in self._holders:
-            there = sum(p.num_workers for p in holder.slices if p.node_id in usable)
-            if there and holder.job_id != job_id:
-                held[holder.job_id] = held.get(holder.job_id, 0) + there
-        message = f"{sentence}; {free} {'is' if free == 1 else 'are'} free"
-        if held:
-            verb = "holds" if len(held) == 1 else "hold"
-            message += f", {_jobs([*held])} {verb} {sum(held.values())}"
-        elif sum(fits(request.bundle, node.total) for node in self._nodes) > self._holds(job_id):
-            message += ", others use the rest of the cluster"
-        else:
-            message += ", and it holds all that the cluster has"
-        return Reason("waiting_for_slots", message), tuple(held)
-
-    def _holds(self, job_id: str) -> int:
-        return sum(count(holder.slices) for holder in self._holders if holder.job_id == job_id)
-
-    def _in_the_way(self, request: Request) -> tuple[str, ...]:
-        """Blocked jobs ahead that have reserved slots of a node on which this job could run."""
-        usable = [node for node in self._nodes if fits(request.bundle, node.total)]
-        return tuple(
-            job_id
-            for job_id, ahead in self._blocked
-            if any(fits(ahead.bundle, node.total) for node in usable)
-        )
-
-
-def _jobs(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{'job' if len(names) == 1 else 'jobs'} {shown}{more}"
+    def _set_aside(
+        self, job_id: str, request: Request, most: int, is_impatient: bool = True
+    ) -> None:
+        self._obstacles.block(job_id, request)
+        for offer in self._offers if is_impatient else (self._open,):
+            offer.set_aside(request, most)

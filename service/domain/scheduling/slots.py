@@ -5,6 +5,7 @@ Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from ray_workers.shared.contracts import Slice
 
 EPSILON = 1e-6
 """Ray counts resources in ten-thousandths; sums of floats are only nearly exact."""
+
+Kind = tuple[tuple[str, float], ...]
+"""A bundle, to look things up by it."""
 
 ACCELERATOR_SHARE = 0.001
 """The amount of `accelerator_type:X` that Ray itself asks for to bind a worker to such a node."""
@@ -28,6 +32,11 @@ class Request:
     min_workers: int | None = None
     """With how few an elastic gang may start and go on; None: all of them or none."""
 
+    @functools.cached_property
+    def kind(self) -> Kind:
+        """The same for equal bundles, whatever the order of their resources."""
+        return tuple(sorted(self.bundle.items()))
+
     @property
     def least(self) -> int:
         return self.num_workers if self.min_workers is None else self.min_workers
@@ -40,6 +49,8 @@ class Holder:
     job_id: str
     slices: tuple[Slice, ...]
     bundle: Mapping[str, float]
+    queue: str = "default"
+    owner: str = "default"
 
 
 @dataclass(frozen=True)
@@ -100,39 +111,6 @@ def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
     return max(0, min(counts, default=0))
 
 
-def pack(
-    bundle: Mapping[str, float], num_workers: int, free: Mapping[str, Mapping[str, float]]
-) -> tuple[Slice, ...] | None:
-    """Slices of so many workers on as few nodes as possible, or None if they do not fit.
-
-    The fullest-fitting node first; what remains at the end goes to the tightest node that takes
-    all of it, so that large holes stay whole.
-    """
-    room = {node_id: fits(bundle, there) for node_id, there in free.items()}
-    if sum(room.values()) < num_workers:
-        return None
-    slices: list[Slice] = []
-    left = num_workers
-    while left:
-        enough = [node_id for node_id, count in room.items() if count >= left]
-        if enough:
-            chosen = min(enough, key=lambda node_id: (room[node_id], node_id))
-        else:
-            chosen = min(room, key=lambda node_id: (-room[node_id], node_id))
-        count = min(left, room.pop(chosen))
-        slices.append(Slice(chosen, count))
-        left -= count
-    return tuple(slices)
-
-
-def pack_most(
-    bundle: Mapping[str, float], least: int, most: int, free: Mapping[str, Mapping[str, float]]
-) -> tuple[Slice, ...] | None:
-    """As many of `most` workers as fit, or None if `least` do not."""
-    fitting = min(most, sum(fits(bundle, there) for there in free.values()))
-    return pack(bundle, fitting, free) if fitting >= least else None
-
-
 def count(slices: Sequence[Slice]) -> int:
     return sum(part.num_workers for part in slices)
 
@@ -140,6 +118,12 @@ def count(slices: Sequence[Slice]) -> int:
 def subtract(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
     for name, amount in bundle.items():
         free[name] = max(0.0, free.get(name, 0.0) - times * amount)
+
+
+def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
+    """Return so many bundles; `times` may be negative, to take what was returned."""
+    for name, amount in bundle.items():
+        free[name] = free.get(name, 0.0) + times * amount
 
 
 def needs(request: Request) -> str:

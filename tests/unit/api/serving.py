@@ -103,6 +103,11 @@ class LiveServer:
         job_id: str = response.json()["id"]
         return job_id
 
+    def queue(self, name: str, **rules: Any) -> None:
+        """Make a queue, or replace its rules."""
+        response = self.ask("PUT", f"/v1/queues/{name}", json=rules)
+        assert response.status_code == 200, response.text
+
     def train(self, job_id: str, *frames: Frame) -> None:
         """Claim the job for its first attempt and report that it trains."""
         assert self.hands.claim(job_id) is not None

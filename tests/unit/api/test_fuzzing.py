@@ -33,12 +33,16 @@ BOUNDED = settings(
 MAX_WAIT_S = 0.01
 NOT_HTTP = b"the request is not HTTP/1.1"
 """What is answered before there is a request."""
-WITH_MORE_RULES = ("POST /v1/jobs", "POST /v1/plan", "POST /v1/code", "POST /v1/code/parts")
+WITH_MORE_RULES = (
+    *("POST /v1/jobs", "POST /v1/plan", "POST /v1/code", "POST /v1/code/parts"),
+    *("PATCH /v1/jobs/{job_id}", "PUT /v1/queues/{name}", "PATCH /v1/queues/{name}"),
+)
 
 
 @pytest.fixture(scope="module")
 def ids(server: LiveServer) -> dict[str, str | int]:
     """Path parameters that lead somewhere: a finished job with one of everything."""
+    server.queue("fuzzed")
     job_id = server.submit(name="fuzzed", labels={"a": "b"}, resources={"num_workers": 2})
     frames = [metrics(1, {"train/loss": 1.0, "x": float("nan")}), log(0, "hello")]
     server.train(job_id, *frames, server.artifact(job_id, "out.bin", b"0123456789"))
@@ -54,6 +58,7 @@ def ids(server: LiveServer) -> dict[str, str | int]:
         "drill_id": drill["id"],
         "step": 5,
         "path": "manifest.json",
+        "name": "fuzzed",
     }
 
 

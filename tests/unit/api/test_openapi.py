@@ -50,6 +50,8 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
                 *("checkpoints/{step}/files", "checkpoints/{step}/files/{path}"),
             )
         ),
+        "/v1/queues",
+        "/v1/queues/{name}",
         "/v1/plan",
         "/v1/cluster",
         "/v1/schema",

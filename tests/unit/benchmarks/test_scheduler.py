@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
-from benchmarks.scheduler import measure, replay, traces
+from benchmarks.scheduler import measure, replay, traces, workloads
+from benchmarks.scheduler.default_policy import DefaultPolicy
 from benchmarks.scheduler.replay import ReplayedJob
 from benchmarks.scheduler.tiresias import LONG_GPU_S, Tiresias
 
@@ -37,7 +39,7 @@ def application(tmp_path: Path) -> traces.Application:
 def job(
     application: traces.Application, name: str = "a", at: float = 0.0, gpus: int = 1
 ) -> ReplayedJob:
-    return ReplayedJob(name, application, at, gpus, 4)
+    return ReplayedJob(name, application, at, "user", gpus, 4)
 
 
 def test_step_times_are_those_of_the_gpus_and_between_them_linear(
@@ -65,9 +67,9 @@ def test_a_job_trains_as_long_as_its_steps_take_and_starts_anew_when_it_is_moved
     replay.replay([alone], Tiresias())
     assert alone.finished_s == pytest.approx(60.0 + replay.RESTART_S + 1000.0)
     moved = job(application)
-    moved.allocate({0: 1})
+    moved.allocate({0: 1}, 0.0)
     moved.train(0.0)
-    moved.allocate({1: 1})
+    moved.allocate({1: 1}, 60.0)
     moved.train(60.0)
     assert moved.share_done == pytest.approx(0.06)
     assert moved.gpu_s == 120.0
@@ -76,14 +78,54 @@ def test_a_job_trains_as_long_as_its_steps_take_and_starts_anew_when_it_is_moved
 def test_short_jobs_go_ahead_of_those_that_have_had_much(application: traces.Application) -> None:
     jobs = [job(application, name, gpus=gpus) for name, gpus in (("a", 60), ("b", 8), ("c", 4))]
     policy = Tiresias()
-    assert [one.name for one in policy.running(jobs, 0.0)] == ["a", "c"]
+    assert list(policy.allocate(jobs, 0.0)) == ["a", "c"]
     jobs[0].gpu_s = LONG_GPU_S
-    assert [one.name for one in policy.running(jobs, 0.0)] == ["b", "c"]
+    assert list(policy.allocate(jobs, 0.0)) == ["b", "c"]
+
+
+def test_a_job_alone_takes_as_long_as_its_steps(application: traces.Application) -> None:
+    assert job(application, at=10.0).alone_s == pytest.approx(replay.RESTART_S + 1000.0)
+
+
+def test_the_default_policy_lets_a_short_job_pass_a_long_one(
+    application: traces.Application,
+) -> None:
+    def waits() -> list[ReplayedJob]:
+        """Two that fill the cluster, and one that takes a twentieth of their time."""
+        jobs = [job(application, "long", gpus=64), job(application, "short", at=1.0, gpus=64)]
+        jobs[1].batch_size = 64
+        return jobs
+
+    for policy, first in ((Tiresias(), "long"), (DefaultPolicy(), "short")):
+        jobs = waits()
+        replay.replay(jobs, policy)
+        assert min(jobs, key=lambda one: one.completion_s).name == first
+        assert all(one.completion_s >= one.alone_s for one in jobs)
+
+
+def test_drawn_workloads_are_the_same_for_the_same_seed(application: traces.Application) -> None:
+    rows = [
+        {"name": f"ncf-{at}", "time": at, "application": "ncf", "num_replicas": 1, "batch_size": 4}
+        for at in range(100, 5000, 100)
+    ]
+    of = dict.fromkeys(workloads.NUMBERS, rows)
+    drawn = workloads.drawn(of, 1)
+    assert drawn == workloads.drawn(of, 1) != workloads.drawn(of, 2)
+    times = [row["time"] for row in drawn]
+    assert times == sorted(times)
+    jobs = workloads.jobs_of(drawn, {"ncf": application}, 1)
+    assert {one.user for one in jobs} <= {f"user-{user}" for user in range(workloads.NUM_USERS)}
+    assert len({one.name for one in jobs}) == len(rows)
 
 
 @pytest.mark.skipif(measure.data_folder() is None, reason=f"{measure.DATA} names no traces")
-def test_the_replay_is_faithful() -> None:
+def test_the_replay_is_faithful_and_the_default_policy_better() -> None:
     folder = measure.data_folder()
     assert folder is not None
-    for number, average_s in measure.averages_s(folder).items():
-        assert average_s == pytest.approx(measure.PUBLISHED_S[number], rel=measure.FAITHFUL)
+    bench = measure.Bench(folder)
+    ratios = []
+    for number, rows in workloads.published(folder).items():
+        theirs = bench.play(rows, Tiresias(), number).average_s
+        assert theirs == pytest.approx(measure.PUBLISHED_S[number], rel=measure.FAITHFUL)
+        ratios.append(bench.play(rows, DefaultPolicy(), number).average_s / theirs)
+    assert mean(ratios) <= 0.87

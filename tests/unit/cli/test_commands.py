@@ -82,6 +82,7 @@ def test_a_file_that_is_no_document_is_a_sentence(cli: Cli, tmp_path: Path) -> N
 
 
 def test_jobs_are_listed_newest_first_and_filtered(cli: Cli, server: LiveServer) -> None:
+    server.queue("q")
     made = [server.submit(labels={"test": "ls"}, queue="q") for _ in range(3)]
     lines = cli("ls", "--label", "test=ls").splitlines()
     assert lines[0].split()[:3] == ["ID", "NAME", "STATE"]
@@ -318,6 +319,7 @@ def test_a_fault_of_the_server_names_the_request_in_its_log() -> None:
 
 def test_the_list_has_what_one_asks_about_a_job(cli: Cli, server: LiveServer) -> None:
     best = {"checkpoint": {"best": "val/accuracy"}, "resources": {"num_workers": 2}}
+    server.queue("night")
     job_id = server.submit(name="columns", queue="night", priority=70, **best)
     server.train(job_id, metrics(4, {"train/loss": 1.0, "val/accuracy": 0.75}, total_steps=9))
     head, line = cli("ls", "--name", "columns").splitlines()

@@ -32,6 +32,7 @@ SHARED = {
     "PassedOver": VIEWS,
     "Plan": VIEWS,
     "Progress": VIEWS,
+    "Queue": VIEWS,
     "Readiness": VIEWS,
     "Reason": VIEWS,
     "ResNet": DOCUMENTS,

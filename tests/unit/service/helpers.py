@@ -9,7 +9,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from dray import views
+from dray.requests import JobChangeRequest, QueueRequest
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import (
     SUPERVISOR_RANK,
@@ -23,14 +26,16 @@ from ray_workers.shared.contracts import (
     attempt_prefix,
 )
 from service.config.settings import Settings
-from service.db.repositories import attempts
+from service.db.repositories import attempts, jobs
 from service.db.session import Database
 from service.ingest import attempt_results
 from service.ingest.attempt_results import Recorded
+from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.lifecycle import transitions
+from service.queues.service import Queues
 from service.storage.storage import Storage
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
@@ -127,6 +132,8 @@ class Service:
         self.now = START
         self.jobs = Jobs(database, storage, database.signals, self.settings, clock=lambda: self.now)
         self.reading = Queries(database, storage, database.signals, self.settings)
+        self.changes = JobChanges(database, clock=lambda: self.now)
+        self.queues = Queues(database)
         self.faults = FaultService(database, self.settings, clock=lambda: self.now)
         self._cursors: dict[tuple[str, int], int] = {}
 
@@ -138,11 +145,20 @@ class Service:
         assert created
         return job.id
 
+    async def queue(self, name: str, **rules: Any) -> views.Queue:
+        """Make a queue, or replace its rules."""
+        return await self.queues.put(name, QueueRequest.model_validate(rules))
+
+    async def change(self, job_id: str, *, is_admin: bool = False, **changes: Any) -> views.Job:
+        wanted = JobChangeRequest.model_validate(changes)
+        return await self.changes.change(job_id, wanted, actor="ann", is_admin=is_admin)
+
     def claim(
-        self, job_id: str, attempt_seen: int = 0, *, workers: int = 1
+        self, job_id: str, attempt_seen: int = 0, *, workers: int = 1, queue: str | None = None
     ) -> transitions.Claimed | None:
-        return self.database.write_sync(
-            lambda session: transitions.claim(
+        def work(session: Session) -> transitions.Claimed | None:
+            row = jobs.get(session, job_id)
+            return transitions.claim(
                 session,
                 job_id,
                 attempt_seen,
@@ -150,8 +166,10 @@ class Service:
                 {"CPU": 1.0},
                 "session-1",
                 self.now,
+                queue_seen=queue or (row.queue if row else ""),
             )
-        )
+
+        return self.database.write_sync(work)
 
     async def running(self, **fields: Any) -> str:
         """A job whose first attempt trains."""

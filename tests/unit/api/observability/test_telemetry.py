@@ -43,6 +43,7 @@ def test_every_family_has_the_labels_it_should_have_and_no_others(http: httpx.Cl
 def test_routes_are_templates_and_nothing_that_people_make_up_becomes_a_series(
     http: httpx.Client, server: LiveServer
 ) -> None:
+    server.queue("made-up-queue")
     job_id = server.submit(name="made-up-name", queue="made-up-queue", labels={"made-up": "x"})
     paths = set(http.get("/openapi.json").json()["paths"])
 
@@ -50,6 +51,7 @@ def test_routes_are_templates_and_nothing_that_people_make_up_becomes_a_series(
         for path in ("", "/events", "/logs", "/explain", "/artifacts/made-up"):
             http.get(f"/v1/jobs/{job_id}{path}")
         http.get("/v1/jobs/made-up?queue=made-up-queue")
+        http.get("/v1/queues/made-up-queue")
         http.get("/made/up")
         http.request("MKCOL", "/v1/jobs")
         http.put("/v1/jobs")

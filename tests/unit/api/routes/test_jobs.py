@@ -170,6 +170,8 @@ def test_filters_must_all_hold_and_states_are_alternatives(
     http: httpx.Client, server: LiveServer
 ) -> None:
     labels = {"test": "filters"}
+    server.queue("a")
+    server.queue("b")
     queued = server.submit(labels=labels, queue="a")
     cancelled = server.submit(labels=labels, queue="b")
     http.post(f"/v1/jobs/{cancelled}/cancel")

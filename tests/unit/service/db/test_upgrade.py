@@ -297,6 +297,7 @@ def uploaded() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
     pack_row = {"key": "code/a/packs/1", "owner": "ann", "size_bytes": 9, "used_at": START}
     yield models.CodePackRow, pack_row
     place = {"pack": "code/a/packs/1", "start": 0, "size_bytes": 9}
+    yield models.QueueRow, {"name": "night", "weight": 2.0, "limit": {"GPU": 8.0}, "max_queued": 5}
     yield models.CodePartRow, {"owner": "ann", "sha256": "1" * 64, **place}
     yield models.CodeUseRow, {"owner": "ann", "code": "code-1", "pack": "code/a/packs/1"}
 
@@ -447,6 +448,19 @@ async def test_what_waited_goes_on(empty: Database, tmp_path: Path, revision: st
     newer = await service.submit()
     assert [row.id for row in (await service.jobs.list()).items] == [newer, WAITING, JOB]
     await service.jobs.delete(JOB)
+
+
+async def test_each_queue_that_jobs_name_gets_a_row(empty: Database, tmp_path: Path) -> None:
+    storage = Storage((tmp_path / "storage").as_uri())
+    build(empty, "0014", storage)
+    with empty.engine.begin() as connection:
+        table = models.JobRow.__table__
+        assert isinstance(table, Table)
+        connection.execute(table.update().where(table.c.id == WAITING).values(queue="fast"))
+    migrate(empty)
+    queues = (await Service(empty, storage, tmp_path).queues.list()).items
+    assert [(queue.name, queue.num_waiting) for queue in queues] == [("default", 0), ("fast", 1)]
+    assert {(queue.weight, queue.max_priority) for queue in queues} == {(1.0, 100)}
 
 
 async def test_there_is_no_way_down(empty: Database) -> None:

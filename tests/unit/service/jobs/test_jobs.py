@@ -175,6 +175,7 @@ async def test_pages_show_each_job_once_newest_first(service: Service) -> None:
 
 
 async def test_filters_must_all_hold(service: Service) -> None:
+    await service.queue("fast")
     wanted = await service.submit(labels={"team": "a", "kind": "x"}, queue="fast")
     await service.submit(labels={"team": "a"}, queue="fast")
     await service.submit(labels={"team": "a", "kind": "x"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from dray.requests import DrillRequest
 from dray.train.checkpoints import CheckpointRef
 from dray.views import DrillState, JobState
 from ray_workers.shared.contracts import FrameKind, attempt_prefix
+from service.domain.scheduling import eviction
 from service.runtime import Runtime
 from tests.fakes.attempt import FakeRank
 from tests.unit.service.helpers import SHA
@@ -59,7 +61,7 @@ def _plays(world: World) -> None:
     world.plays["leaves"] = leaves
 
 
-async def started(world: World, runtime: Runtime, **fields: object) -> str:
+async def started(world: World, runtime: Runtime, **fields: Any) -> str:
     job_id = await world.submit(runtime, "leaves", **fields)
     await comes_to(runtime, job_id, JobState.RUNNING)
     await reports_step(runtime, job_id, 1)
@@ -250,3 +252,37 @@ async def test_what_a_supervisor_tells_comes_to_the_job(world: World) -> None:
     await runtime.jobs.cancel(job_id)
     await comes_to(runtime, job_id, JobState.CANCELLED)
     assert (await runtime.faults.slot_seconds())["useful"] == 3.0
+
+
+async def test_a_long_job_makes_room_for_a_new_one_and_goes_on_after_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "MIN_RUN_S", 0.0)
+    runtime = await world.open()
+    long_id = await world.submit(runtime, "leaves", workers=4, max_retries=0)
+    await reports_step(runtime, long_id, 1)
+    new_id = await world.submit(runtime, "trains", workers=2)
+    await comes_to(runtime, new_id, JobState.SUCCEEDED)
+    await comes_to(runtime, long_id, JobState.SUCCEEDED)
+    assert await causes(runtime, long_id) == ["preempted", "succeeded"]
+    assert await charges(runtime, long_id) == ["free"]
+    events = (await runtime.reading.events(long_id)).items
+    (asked,) = [event for event in events if event.code == "makes_room"]
+    assert asked.message.endswith(f"leaves its slots to job {new_id}, which has less work left")
+    await keeps_its_promises(world, runtime, long_id)
+
+
+async def test_a_script_makes_room_only_for_a_higher_priority(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "MIN_RUN_S", 0.0)
+    runtime = await world.open()
+    script = {"recipe": None, "script": {"entrypoint": "train.py"}}
+    script_id = await world.submit(runtime, "waits", workers=4, **script)
+    await comes_to(runtime, script_id, JobState.RUNNING)
+    equal_id = await world.submit(runtime, "trains")
+    await says(runtime, equal_id, "waiting_for_slots")
+    urgent_id = await world.submit(runtime, "trains", priority=51)
+    await comes_to(runtime, urgent_id, JobState.SUCCEEDED)
+    assert (await causes(runtime, script_id))[0] == "preempted"
+    await runtime.jobs.cancel(script_id)

@@ -1,0 +1,99 @@
+"""/v1/queues: the queues, their rules, and the jobs in them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from api.context import Admin, Caller, NoParameters, TheContext, TheQueues
+from api.http import body
+from api.http.caching import answer, fresh
+from api.openapi import json_body
+from api.problems import declare
+from dray import views
+from dray.requests import QueueChangeRequest, QueueRequest
+from dray.spec.fields import QUEUE_NAME
+
+router = APIRouter(prefix="/v1/queues", tags=["queues"])
+
+QueueOfPath = Annotated[str, Path(max_length=63, pattern=QUEUE_NAME)]
+
+CHANGE = (
+    *("malformed_request", "body_too_large", "unsupported_media_type", "invalid_document"),
+    *("invalid_parameter", "invalid_queue"),
+)
+
+
+@router.get(
+    "",
+    operation_id="list_queues",
+    response_model=views.QueuePage,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter"),
+)
+async def list_queues(request: Request, queues: TheQueues, _: Caller) -> Response:
+    """List the queues by name, with their rules and the jobs in them."""
+    return answer(request, await queues.list())
+
+
+@router.get(
+    "/{name}",
+    operation_id="get_queue",
+    response_model=views.Queue,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "queue_not_found"),
+)
+async def get(request: Request, queues: TheQueues, _: Caller, name: QueueOfPath) -> Response:
+    """Show a queue: its rules, how many jobs wait and run, and what those hold, by user."""
+    return answer(request, await queues.get(name))
+
+
+@router.put(
+    "/{name}",
+    operation_id="put_queue",
+    response_model=views.Queue,
+    openapi_extra=json_body(QueueRequest),
+    dependencies=[NoParameters],
+    responses=declare(*CHANGE),
+)
+async def put(
+    request: Request, context: TheContext, queues: TheQueues, actor: Admin, name: QueueOfPath
+) -> Response:
+    """Make a queue, or replace all its rules; for admins. `warnings` says which of its rules the
+    cluster can't honour now."""
+    limit_bytes = context.runtime.settings.max_body_bytes
+    rules, _document = await body.read_as(QueueRequest, request, limit_bytes)
+    return fresh(await queues.put(name, rules, actor=actor), 200)
+
+
+@router.patch(
+    "/{name}",
+    operation_id="change_queue",
+    response_model=views.Queue,
+    openapi_extra=json_body(QueueChangeRequest),
+    dependencies=[NoParameters],
+    responses=declare(*CHANGE, "queue_not_found"),
+)
+async def change(
+    request: Request, context: TheContext, queues: TheQueues, actor: Admin, name: QueueOfPath
+) -> Response:
+    """Change some rules of a queue; for admins. The body is a merge patch (RFC 7396), sent as
+    `application/json`: null stands for the default, and removes a resource."""
+    limit_bytes = context.runtime.settings.max_body_bytes
+    changes, _document = await body.read_as(QueueChangeRequest, request, limit_bytes)
+    return fresh(await queues.change(name, changes, actor=actor), 200)
+
+
+@router.delete(
+    "/{name}",
+    operation_id="delete_queue",
+    status_code=204,
+    response_class=Response,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "queue_not_found", "queue_in_use"),
+)
+async def delete(queues: TheQueues, actor: Admin, name: QueueOfPath) -> Response:
+    """Remove a queue that has no unfinished job; for admins. `default` can't be removed."""
+    await queues.delete(name, actor=actor)
+    return Response(status_code=204)

@@ -1,0 +1,119 @@
+"""dray's own policy in the replay: the function that the service's loop calls."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from benchmarks.scheduler.replay import GPUS_PER_NODE, NUM_NODES, Allocation, ReplayedJob
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling import forecast, policy, slots
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+PRIORITY = 50
+NODES = {str(node): {"GPU": float(GPUS_PER_NODE)} for node in range(NUM_NODES)}
+
+
+class DefaultPolicy:
+    """Jobs report the share of their steps that they have done; each of the same application, size
+    and batch is like the others."""
+
+    def __init__(self) -> None:
+        self._earlier: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
+        self._seen: dict[str, ReplayedJob] = {}
+        self.longest_call_s = 0.0
+
+    def allocate(self, jobs: Sequence[ReplayedJob], now: float) -> Allocation:
+        """See `ReplayedPolicy`. Those that leave their GPUs do so at once: their restart costs what
+        it costs under every policy."""
+        self._learn(jobs)
+        held = {job.name: dict(job.nodes) for job in jobs if job.nodes}
+        while True:
+            decisions = self._plan(jobs, held, now)
+            for decision in decisions:
+                if isinstance(decision, policy.Start):
+                    held[decision.job_id] = {
+                        int(part.node_id): part.num_workers for part in decision.slices
+                    }
+            leaving = [d.job_id for d in decisions if isinstance(d, policy.Preempt)]
+            if not leaving:
+                return held
+            for name in leaving:
+                del held[name]
+
+    def _learn(self, jobs: Sequence[ReplayedJob]) -> None:
+        active = {job.name: job for job in jobs}
+        for name in [name for name in self._seen if name not in active]:
+            job = self._seen.pop(name)
+            self._earlier[_kind(job)].append(job.ran_s)
+        self._seen |= active
+
+    def _plan(
+        self, jobs: Sequence[ReplayedJob], held: dict[str, dict[int, int]], now: float
+    ) -> list[policy.Decision]:
+        waiting = [self._waiting(job, seq, now) for seq, job in enumerate(jobs)]
+        running = [self._running(job, seq, now) for seq, job in enumerate(jobs) if job.nodes]
+        queue = tuple(job for job in waiting if job.job_id not in held)
+        holders = tuple(
+            slots.Holder(job.job_id, _slices(held[job.job_id]), job.request.bundle)
+            for job in waiting
+            if job.job_id in held
+        )
+        nodes = tuple(
+            slots.Node(name, total, slots.offered(total, total, slots.held_on(name, holders)))
+            for name, total in NODES.items()
+        )
+        began = time.perf_counter()
+        decisions = policy.plan(
+            policy.Snapshot(
+                queue,
+                nodes,
+                connected=True,
+                holders=holders,
+                running=tuple(job for job in running if job.job_id in held),
+            ),
+            START,
+        )
+        self.longest_call_s = max(self.longest_call_s, time.perf_counter() - began)
+        return decisions
+
+    def _waiting(self, job: ReplayedJob, seq: int, now: float) -> policy.WaitingJob:
+        return policy.WaitingJob(
+            job.name,
+            attempt=0,
+            priority=PRIORITY,
+            seq=seq,
+            request=_request(job),
+            left_s=self._left_s(job),
+            waited_s=now - job.submitted_s - job.ran_s,
+            yields=True,
+        )
+
+    def _running(self, job: ReplayedJob, seq: int, now: float) -> policy.Running:
+        return policy.Running(
+            job.name,
+            priority=PRIORITY,
+            seq=seq,
+            request=_request(job),
+            slices=_slices(job.nodes),
+            held_s=now - job.since_s,
+            left_s=self._left_s(job),
+            yields=True,
+        )
+
+    def _left_s(self, job: ReplayedJob) -> float | None:
+        return forecast.seconds_left(job.share_done, job.ran_s, self._earlier[_kind(job)])
+
+
+def _kind(job: ReplayedJob) -> tuple[str, int, int]:
+    return job.application.name, job.num_gpus, job.batch_size
+
+
+def _request(job: ReplayedJob) -> slots.Request:
+    return slots.Request(job.num_gpus, {"GPU": 1.0})
+
+
+def _slices(nodes: dict[int, int]) -> tuple[Slice, ...]:
+    return tuple(Slice(str(node), count) for node, count in nodes.items())

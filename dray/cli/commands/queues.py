@@ -1,0 +1,263 @@
+"""Commands about queues, and about the places of jobs in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dray.cli.base import AsJson, AsJsonLines, Failures, JobId, JobIds, app, connect
+
+if TYPE_CHECKING:
+    from dray.client import Client
+    from dray.views import Job, Queue
+
+group = typer.Typer(name="queue", help="List, show, set and delete queues.")
+app.add_typer(group)
+
+NONE = "none"
+"""Instead of a number: no limit, or the default."""
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue's name.")]
+
+
+@group.command("ls")
+def list_queues(as_json: AsJson = False) -> None:
+    """List the queues with their jobs, what those hold, and the limits."""
+    from dray.cli.display.tables import listing
+
+    with connect() as client:
+        found = client.queues()
+    headings = ("NAME", "WAITING", "RUNNING", "HOLDS", "LIMIT", "QUOTA", "WEIGHT")
+    listing(
+        found,
+        as_json,
+        headings,
+        lambda queue: (
+            *(queue.name, queue.num_waiting, queue.num_running, _amounts(queue.holds)),
+            *(_amounts(queue.limit), _amounts(queue.quota), queue.weight),
+        ),
+        flexible=("HOLDS", "LIMIT", "QUOTA"),
+        optional=("QUOTA", "LIMIT", "WEIGHT"),
+    )
+
+
+@group.command("show")
+def show_queue(name: Name, as_json: AsJson = False) -> None:
+    """Show the rules of a queue, and its jobs by user."""
+    from dray.cli.display.output import write_json
+
+    with connect() as client:
+        queue = client.queue(name)
+    write_json(queue) if as_json else _show(queue)
+
+
+def _amount_option(help_: str) -> Any:
+    return typer.Option(metavar="RESOURCE=AMOUNT", help=help_, show_default=False)
+
+
+def _number_option(help_: str) -> Any:
+    return typer.Option(metavar="N", help=help_, show_default=False)
+
+
+@group.command("set")
+def set_queue(
+    name: Name,
+    weight: Annotated[
+        str | None, _number_option("Share of what is left beyond the quotas, beside the others'.")
+    ] = None,
+    quota: Annotated[
+        list[str] | None, _amount_option("Guaranteed to its jobs, such as GPU=8.")
+    ] = None,
+    limit: Annotated[
+        list[str] | None, _amount_option("Most that its running jobs hold: GPU=8, memory=64GiB.")
+    ] = None,
+    user_limit: Annotated[
+        list[str] | None, _amount_option("Most that those of each user hold.")
+    ] = None,
+    max_running: Annotated[str | None, _number_option("Most jobs that run.")] = None,
+    max_running_per_user: Annotated[
+        str | None, _number_option("Most jobs of each user that run.")
+    ] = None,
+    max_queued: Annotated[str | None, _number_option("Most jobs that wait.")] = None,
+    max_queued_per_user: Annotated[
+        str | None, _number_option("Most jobs of each user that wait.")
+    ] = None,
+    max_priority: Annotated[
+        str | None, _number_option("Highest priority that may be submitted.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change rules of a queue, or make one; for admins.
+
+    Only the rules that are given change. `none` in the place of a number removes a limit.
+    """
+    from dray.cli.display.output import write_json
+
+    rules: dict[str, Any] = {}
+    for rule, parts in (("quota", quota), ("limit", limit), ("user_limit", user_limit)):
+        if parts:
+            rules[rule] = dict(_amount(part, f"--{rule.replace('_', '-')}") for part in parts)
+    counts = {
+        "max_running": max_running,
+        "max_running_per_user": max_running_per_user,
+        "max_queued": max_queued,
+        "max_queued_per_user": max_queued_per_user,
+        "max_priority": max_priority,
+    }
+    for rule, text in counts.items():
+        if text is not None:
+            rules[rule] = _number(text, int, f"--{rule.replace('_', '-')}")
+    if weight is not None:
+        rules["weight"] = _number(weight, float, "--weight")
+    with connect() as client:
+        queue = client.set_queue(name, **rules)
+    write_json(queue) if as_json else _show(queue)
+
+
+def _amount(text: str, option: str) -> tuple[str, float | str | None]:
+    name, equals, amount = text.partition("=")
+    if not equals or not amount:
+        raise typer.BadParameter(f"write {text!r} as RESOURCE=AMOUNT", param_hint=option)
+    if name == "memory" and not re.fullmatch(r"[0-9.]+|none", amount):
+        return name, amount  # a size, which the server reads
+    return name, _number(amount, float, option)
+
+
+def _number(text: str, kind: Callable[[str], float], option: str) -> float | None:
+    if text == NONE:
+        return None
+    try:
+        return kind(text)
+    except ValueError:
+        what = "whole number" if kind is int else "number"
+        message = f"{text!r} is no {what}, and not {NONE!r}"
+        raise typer.BadParameter(message, param_hint=option) from None
+
+
+@group.command("delete")
+def delete_queue(name: Name, as_json: AsJson = False) -> None:
+    """Remove a queue in which no unfinished job is; for admins."""
+    import json
+
+    from dray.cli.display.output import write
+
+    with connect() as client:
+        client.delete_queue(name)
+    write(json.dumps({"deleted": name}) if as_json else f"{name} deleted")
+
+
+@app.command()
+def hold(jobs: JobIds, as_json: AsJsonLines = False) -> None:
+    """Keep waiting jobs from starting until they are released."""
+    _each(jobs, as_json, lambda client, job_id: client.hold(job_id))
+
+
+@app.command()
+def release(jobs: JobIds, as_json: AsJsonLines = False) -> None:
+    """Let held jobs start again."""
+    _each(jobs, as_json, lambda client, job_id: client.release(job_id))
+
+
+@app.command()
+def move(
+    jobs: JobIds,
+    queue: Annotated[str | None, typer.Option(help="Move them to this queue.")] = None,
+    first: Annotated[
+        bool,
+        typer.Option("--first", help="Move them before all others of their priority; for admins."),
+    ] = False,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Move waiting jobs to another queue, or to the front.
+
+    Of several jobs that are moved to the front, the first that is named goes first.
+    """
+    if queue is None and not first:
+        raise typer.BadParameter("say where to: --queue QUEUE, --first, or both")
+    order = jobs[::-1] if first else jobs
+    _each(order, as_json, lambda client, job_id: client.move(job_id, queue, first=first))
+
+
+@app.command()
+def priority(
+    job_id: JobId,
+    number: Annotated[int, typer.Argument(metavar="N", help="0 to 100.", min=0, max=100)],
+    as_json: AsJson = False,
+) -> None:
+    """Change the priority of a job that has not ended."""
+    _each([job_id], as_json, lambda client, found: client.set_priority(found, number))
+
+
+def _each(jobs: Sequence[str], as_json: bool, change: Callable[[Client, str], Job]) -> None:
+    """Change each job, and say where it is now."""
+    from dray.cli.display.output import say, write_json_line
+
+    failures = Failures()
+    with connect() as client:
+        for reference in jobs:
+            with failures.noted():
+                job = change(client, client.resolve(reference))
+                write_json_line(job) if as_json else say(_place(job))
+    failures.end()
+
+
+def _place(job: Job) -> str:
+    """`job-1 QUEUED in night, priority 50: is held by ann; ...`."""
+    return f"{job.id} {job.state} in {job.queue}, priority {job.priority}: {job.reason.message}"
+
+
+def _show(queue: Queue) -> None:
+    from dray.cli.display.output import cell, say, write
+    from dray.cli.display.tables import table
+
+    lines: list[tuple[str, object]] = [
+        ("name", queue.name),
+        ("weight", queue.weight),
+        ("quota", _amounts(queue.quota)),
+        ("limit", _limits(queue.limit, queue.max_running, queue.max_queued)),
+        (
+            "each user",
+            _limits(queue.user_limit, queue.max_running_per_user, queue.max_queued_per_user),
+        ),
+        ("priority", f"up to {queue.max_priority}"),
+        ("waiting", _waiting(queue)),
+        ("running", queue.num_running),
+        ("holds", _amounts(queue.holds)),
+        *(("warning", warning.message) for warning in queue.warnings),
+    ]
+    for name, value in lines:
+        say(f"{name:<10} {cell(value)}", indent=" " * 11)
+    if queue.users:
+        write("")
+        table(
+            ("USER", "WAITING", "RUNNING", "HOLDS"),
+            ((u.owner, u.num_waiting, u.num_running, _amounts(u.holds)) for u in queue.users),
+        )
+
+
+def _waiting(queue: Queue) -> str:
+    held = f" ({queue.num_held} held)" if queue.num_held else ""
+    return f"{queue.num_waiting}{held}"
+
+
+def _limits(amounts: dict[str, float], running: int | None, queued: int | None) -> str | None:
+    """`8 GPU, 10 jobs running, 100 waiting`."""
+    parts = [] if not amounts else [_amounts(amounts)]
+    parts += [] if running is None else [f"{running} running"]
+    parts += [] if queued is None else [f"{queued} waiting"]
+    return ", ".join(part for part in parts if part) or None
+
+
+def _amounts(amounts: dict[str, float]) -> str | None:
+    """`8 GPU, 64.0 GiB of memory`."""
+    from dray.cli.display.output import size
+
+    parts = [
+        f"{size(round(amount))} of memory"
+        if name == "memory"
+        else f"{amount:g} {name.removeprefix('accelerator_type:')}"
+        for name, amount in amounts.items()
+    ]
+    return ", ".join(parts) or None

@@ -1,0 +1,95 @@
+"""SQL on queues: their rules, and the jobs that wait and run in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, delete, func, select, true
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service.db.models import AttemptRow, JobRow, QueueRow
+from service.domain.scheduling.queues import Queue
+
+_RULES = tuple(field.name for field in fields(Queue))
+
+
+def every(session: Session) -> tuple[Queue, ...]:
+    """All queues, by name."""
+    columns = (QueueRow.__table__.c[name] for name in _RULES)
+    rows = session.connection().execute(select(*columns).order_by(QueueRow.name))
+    return tuple(Queue(*row) for row in rows)
+
+
+def get(session: Session, name: str) -> Queue | None:
+    return _as_queue(session.get(QueueRow, name))
+
+
+def lock(session: Session, name: str, *, shared: bool = False) -> Queue | None:
+    """The queue as it is now; its rules stay, and it exists, until this transaction ends.
+
+    shared: others may hold the lock, too, as long as nobody changes the queue.
+    """
+    query = select(QueueRow).where(QueueRow.name == name).with_for_update(read=shared)
+    return _as_queue(session.scalar(query.execution_options(populate_existing=True)))
+
+
+def _as_queue(row: QueueRow | None) -> Queue | None:
+    return None if row is None else Queue(**{name: getattr(row, name) for name in _RULES})
+
+
+def put(session: Session, queue: Queue) -> None:
+    """Add it, or replace the rules that it had."""
+    rules = asdict(queue)
+    is_postgres = session.get_bind().dialect.name == "postgresql"
+    statement = (postgresql.insert if is_postgres else sqlite.insert)(QueueRow).values(**rules)
+    session.execute(statement.on_conflict_do_update(index_elements=["name"], set_=rules))
+
+
+def remove(session: Session, name: str) -> None:
+    session.execute(delete(QueueRow).where(QueueRow.name == name))
+
+
+def _waiting() -> tuple[ColumnElement[bool], ...]:
+    # The second condition is that of the index by queue, state and owner.
+    return JobRow.state == JobState.QUEUED, JobRow.finished_at.is_(None)
+
+
+def count_waiting(session: Session, queue: str, owner: str | None = None) -> int:
+    """Jobs that wait in the queue, or those of one owner."""
+    query = select(func.count()).where(*_waiting(), JobRow.queue == queue)
+    return session.scalar(query if owner is None else query.where(JobRow.owner == owner)) or 0
+
+
+def count_unfinished(session: Session, queue: str) -> int:
+    query = select(func.count()).where(JobRow.queue == queue, JobRow.finished_at.is_(None))
+    return session.scalar(query) or 0
+
+
+def first_waiting(session: Session, queue: str, priority: int) -> Row[str, int] | None:
+    """(id, rank) of the first among the queue's waiting jobs of this priority."""
+    here = (*_waiting(), JobRow.queue == queue, JobRow.priority == priority)
+    query = select(JobRow.id, JobRow.rank).where(*here).order_by(JobRow.rank, JobRow.number)
+    return session.execute(query.limit(1)).one_or_none()
+
+
+def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str, int, int]]:
+    """(queue, owner, jobs that wait, those of them that are held)."""
+    counts = (func.count(), func.count(JobRow.held_by))
+    query = select(JobRow.queue, JobRow.owner, *counts).where(*_waiting(), _is_in(queue))
+    return session.execute(query.group_by(JobRow.queue, JobRow.owner)).all()
+
+
+def running(session: Session, queue: str | None = None) -> Sequence[Row[str, str, Any, Any]]:
+    """(queue, owner, slices, bundle) of each attempt that may hold slots."""
+    columns = (JobRow.queue, JobRow.owner, AttemptRow.slices, AttemptRow.bundle)
+    live = (AttemptRow.finished_at.is_(None), JobRow.finished_at.is_(None))
+    query = select(*columns).join(AttemptRow, AttemptRow.job_id == JobRow.id)
+    return session.execute(query.where(*live, _is_in(queue))).all()
+
+
+def _is_in(queue: str | None) -> ColumnElement[bool]:
+    return true() if queue is None else JobRow.queue == queue

@@ -1,0 +1,65 @@
+"""The order in which jobs are considered, those that wait and those that run.
+
+Higher priority comes first. Among equals the job with the least work left comes first, which keeps
+the average completion time low: a job's own progress tells how long it has left, and the runs of
+earlier jobs like it tell what its progress does not yet. The order of submission decides the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from service.domain.scheduling.slots import Request
+
+SETTLING_S = 300.0
+"""Added to the time that a job has left: differences far below what a start costs mean nothing."""
+SIZE_POWER = 0.7
+"""How the size of a gang weighs: at 1 a wide job waits behind every narrow one of the same work; at
+0 width costs nothing."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Comes before others that are greater."""
+
+    priority: int
+    place: int
+    """Lower of those that were moved to the front."""
+    work: float
+    """Work left: seconds, times the share of the cluster to the power of `SIZE_POWER`."""
+    seq: int
+
+    @property
+    def key(self) -> tuple[int, int, float, int]:
+        return -self.priority, self.place, self.work, self.seq
+
+    def may_less(self, other: Rank) -> bool:
+        """Whether it may have nobody leave whom the other may not."""
+        return self.priority <= other.priority and self.work >= other.work
+
+
+def share_of(request: Request, total: Mapping[str, float]) -> float:
+    """The share of the cluster that a gang holds, of the resource of which it takes most: its
+    dominant share (Ghodsi et al., NSDI 2011)."""
+    shares = (
+        request.num_workers * amount / total[name]
+        for name, amount in request.bundle.items()
+        if total.get(name)
+    )
+    return max(shares, default=0.0)
+
+
+def total_of(totals: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of the resources of nodes."""
+    total: dict[str, float] = {}
+    for each in totals:
+        for name, amount in each.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total
+
+
+def work_left(left_s: float | None, share: float) -> float:
+    """left_s: seconds that the job has left on its slots, None where nobody knows: it is tried
+    first, and its progress will tell."""
+    return 0.0 if left_s is None else (left_s + SETTLING_S) * share**SIZE_POWER

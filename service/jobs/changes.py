@@ -1,0 +1,155 @@
+"""Changes of a job that waits: hold, release, move to another queue or to the front; and of the
+priority of any job that has not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from types import MappingProxyType
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.requests import JobChangeRequest
+from dray.views import JobState
+from service.db.models import JobRow
+from service.db.notifications import QUEUE
+from service.db.repositories import queues as queues_repository
+from service.db.session import Database, notify
+from service.domain.errors import JobFinished, JobNotWaiting
+from service.domain.events import ACTOR, ANONYMOUS
+from service.domain.scheduling.limits import HELD, held_message
+from service.domain.scheduling.slots import Request
+from service.jobs import serializers
+from service.jobs.service import found
+from service.lifecycle.transitions import remark
+from service.queues import admission
+
+NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
+class JobChanges:
+    """The use case, in one transaction."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime] | None = None) -> None:
+        self._database = database
+        self._clock = clock or database.clock
+
+    async def change(
+        self,
+        job_id: str,
+        wanted: JobChangeRequest,
+        *,
+        actor: str = ANONYMOUS,
+        is_admin: bool = False,
+    ) -> views.Job:
+        """Change the job in the name of `actor`, with an event for each thing that changes.
+        Harmless to repeat.
+
+        JobFinished if it has ended; JobNotWaiting if it is to be held or moved and does not wait.
+        As at a submit UnknownQueue, QueueFull and Unsatisfiable, and PriorityTooHigh unless an
+        admin asks.
+        """
+        now = self._clock()
+
+        def work(session: Session) -> views.Job:
+            row = found(session, job_id, lock=True)
+            _refuse_state(row, wanted)
+            _check_rules(session, row, wanted, is_admin=is_admin)
+            change = _Placing(session, row, actor, now)
+            change.place(wanted)
+            change.hold(wanted.held)
+            if change.is_any:
+                notify(session, QUEUE)
+            return serializers.job(session, row)
+
+        return await self._database.write(work)
+
+
+def _refuse_state(row: JobRow, wanted: JobChangeRequest) -> None:
+    if row.state.is_terminal:
+        raise JobFinished(f"the job {row.id} is {row.state}: it has ended")
+    if row.state is JobState.CANCELLING:
+        raise JobNotWaiting(f"the job {row.id} is being cancelled")
+    moves = wanted.queue is not None or wanted.first or wanted.held is not None
+    if moves and row.state is not JobState.QUEUED:
+        raise JobNotWaiting(
+            f"the job {row.id} is {row.state}: only one that waits can be held, released or moved",
+            hint=f"`dray preempt {row.id}` has it leave its slots and wait again",
+        )
+
+
+def _check_rules(
+    session: Session, row: JobRow, wanted: JobChangeRequest, *, is_admin: bool
+) -> None:
+    """Refuse a place that the queue, or the one that the job is to move to, does not allow."""
+    moves = wanted.queue is not None and wanted.queue != row.queue
+    if not moves and wanted.priority is None:
+        return
+    name = wanted.queue or row.queue
+    if moves:
+        request = Request(row.num_workers, row.bundle, row.min_workers)
+        queue = admission.admit(session, name, row.owner, request)
+    else:
+        queue = admission.locked(session, name)
+    if not is_admin:
+        admission.refuse_priority(
+            queue, row.priority if wanted.priority is None else wanted.priority
+        )
+
+
+class _Placing:
+    """The changes of one job, which is locked."""
+
+    def __init__(self, session: Session, row: JobRow, actor: str, now: datetime) -> None:
+        self._session = session
+        self._row = row
+        self._actor = actor
+        self._now = now
+        self.is_any = False
+
+    def place(self, wanted: JobChangeRequest) -> None:
+        row = self._row
+        if wanted.queue is not None and wanted.queue != row.queue:
+            data = {"from": row.queue, "to": wanted.queue}
+            row.queue, row.rank = wanted.queue, 0
+            self._tell("moved", f"moved to the queue {row.queue!r}", data)
+        if wanted.priority is not None and wanted.priority != row.priority:
+            steps = {"from": row.priority, "to": wanted.priority}
+            row.priority, row.rank = wanted.priority, 0
+            self._tell("priority", f"has priority {row.priority} now", steps)
+        if wanted.first:
+            self._move_first()
+
+    def _move_first(self) -> None:
+        row = self._row
+        first = queues_repository.first_waiting(self._session, row.queue, row.priority)
+        if first is not None and first.id != row.id:
+            row.rank = first.rank - 1
+            where = f"of priority {row.priority} in the queue {row.queue!r}"
+            self._tell("moved_first", f"moved before all others {where}")
+
+    def hold(self, held: bool | None) -> None:
+        row = self._row
+        if held is True and row.held_by is None:
+            row.held_by, row.position, row.blocked_by = self._actor, None, []
+            self._explain(HELD, held_message(self._actor, row.id), "is held until it is released")
+        elif held is False and row.held_by is not None:
+            row.held_by = None
+            self._explain("released", "waits for the scheduler's next look", "was released")
+
+    def _explain(self, code: str, reason: str, message: str) -> None:
+        self._row.reason_code, self._row.reason_message = code, reason
+        self._tell(code, message)
+
+    def _tell(self, code: str, message: str, data: Mapping[str, object] = NOTHING) -> None:
+        self.is_any = True
+        remark(
+            self._session,
+            self._row,
+            type_="queue",
+            code=code,
+            message=message,
+            now=self._now,
+            data={ACTOR: self._actor, **data},
+        )

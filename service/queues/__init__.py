@@ -1,0 +1,1 @@
+"""Queues: their rules, the jobs that they admit, and what those hold."""

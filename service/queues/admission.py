@@ -1,0 +1,81 @@
+"""Whether a queue takes a job that is submitted or moved to it."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from dray.validation import nearest
+from service.db.repositories import queues as repository
+from service.domain.errors import PriorityTooHigh, QueueFull, UnknownQueue, Unsatisfiable
+from service.domain.scheduling.limits import why_never
+from service.domain.scheduling.queues import Queue
+from service.domain.scheduling.slots import Request
+
+MAX_NAMED = 20
+"""Queues that an error lists."""
+
+
+def admit(session: Session, name: str, owner: str, request: Request) -> Queue:
+    """The queue, which takes one more job of the owner, and does so until this transaction ends.
+
+    UnknownQueue if there is none, Unsatisfiable if its limits never allow the job, QueueFull if as
+    many jobs wait as it takes.
+    """
+    queue = locked(session, name)
+    never = why_never(queue, request)
+    if never is not None:
+        hint = f"choose another queue, or ask for less; `dray queue show {name}` has its rules"
+        raise Unsatisfiable(f"this job could never start: {never}", pointer="/queue", hint=hint)
+    _refuse_if_full(session, queue, owner)
+    return queue
+
+
+def locked(session: Session, name: str) -> Queue:
+    """The queue, which nobody deletes or changes before this transaction ends; and if it bounds how
+    many jobs wait, nobody adds one. UnknownQueue if there is none."""
+    found = repository.get(session, name)
+    if found is not None:
+        found = repository.lock(session, name, shared=not found.bounds_waiting)
+    if found is not None and found.bounds_waiting:
+        found = repository.lock(session, name)  # the rules may have come with the shared lock
+    if found is None:
+        raise _unknown(session, name)
+    return found
+
+
+def _unknown(session: Session, name: str) -> UnknownQueue:
+    names = [queue.name for queue in repository.every(session)]
+    listed = ", ".join(names[:MAX_NAMED]) + (" and more" if len(names) > MAX_NAMED else "")
+    are = "there is" if len(names) == 1 else "there are"
+    return UnknownQueue(
+        f"there is no queue {name!r}; {are} {listed}",
+        pointer="/queue",
+        hint=nearest(name, names) or "`dray queue set` makes one",
+    )
+
+
+def _refuse_if_full(session: Session, queue: Queue, owner: str) -> None:
+    bounds = (
+        (queue.max_queued, None, "the queue takes"),
+        (queue.max_queued_per_user, owner, "a user may have"),
+    )
+    for most, of, words in bounds:
+        if most is None or repository.count_waiting(session, queue.name, of) < most:
+            continue
+        whose = "" if of is None else f" of {of}"
+        wait = f"1 job{whose} waits" if most == 1 else f"{most} jobs{whose} wait"
+        raise QueueFull(
+            f"{wait} in the queue {queue.name!r}, as many as {words}",
+            pointer="/queue",
+            hint="submit it when one of them has started, or choose another queue",
+        )
+
+
+def refuse_priority(queue: Queue, priority: int) -> None:
+    """PriorityTooHigh if it is above what users may give in this queue."""
+    if priority > queue.max_priority:
+        raise PriorityTooHigh(
+            f"is {priority}, above {queue.max_priority}, the highest of the queue {queue.name!r}",
+            pointer="/priority",
+            hint="an admin may raise the job above it once it is submitted",
+        )

@@ -1,0 +1,42 @@
+"""The jobs that wait in each queue, and what its running jobs hold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from service.db.repositories import queues as repository
+from service.domain.scheduling.queues import amounts
+
+
+def of_users(session: Session, queue: str | None = None) -> dict[str, list[views.QueueUser]]:
+    """By queue, each of its users with jobs that wait or hold slots; or those of one queue."""
+    waiting = {(row[0], row[1]): (row[2], row[3]) for row in repository.waiting(session, queue)}
+    held: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
+    for name, owner, slices, bundle in repository.running(session, queue):
+        num_workers = sum(part["num_workers"] for part in slices)
+        held[name, owner].append(amounts(bundle, num_workers))
+    users: dict[str, list[views.QueueUser]] = {}
+    for name, owner in sorted({*waiting, *held}):
+        num_waiting, num_held = waiting.get((name, owner), (0, 0))
+        running = held.get((name, owner), [])
+        user = views.QueueUser(
+            owner=owner,
+            num_waiting=num_waiting,
+            num_held=num_held,
+            num_running=len(running),
+            holds=total(running),
+        )
+        users.setdefault(name, []).append(user)
+    return users
+
+
+def total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in parts:
+        for name, amount in part.items():
+            found[name] = found.get(name, 0.0) + amount
+    return found

@@ -1,0 +1,91 @@
+"""Queues and the places of jobs by both clients."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dray import AsyncClient, Client, Retry, errors, views
+from tests.unit.api.serving import LiveServer
+from tests.unit.sdk.lossy import Lossy
+
+JOB = {"recipe": "image_classification"}
+
+
+@pytest.fixture
+def client(server: LiveServer) -> Any:
+    with Client(server.url) as client:
+        yield client
+
+
+def test_a_queue_is_made_changed_listed_and_deleted(client: Client) -> None:
+    limit = {"GPU": 8, "memory": "8GiB", "CPU": None}
+    made = client.set_queue("sdk", limit=limit, max_queued=3, max_running=None)
+    assert (made.limit, made.max_queued) == ({"GPU": 8.0, "memory": 8.0 * 2**30}, 3)
+    changed = client.set_queue("sdk", limit={"memory": None}, max_queued=None)
+    assert (changed.limit, changed.max_queued) == ({"GPU": 8.0}, None)
+    assert client.queue("sdk") == changed
+    assert changed in client.queues()
+    with pytest.raises(errors.InvalidQueue) as told:
+        client.set_queue("sdk", quota={"GPU": 9})
+    assert told.value.pointer == "/limit/GPU"
+    with pytest.raises(errors.Unprocessable, match="no field 'wieght'"):
+        client.set_queue("sdk", wieght=1)
+    with pytest.raises(errors.SpecError):
+        client.set_queue("sdk", weight=float("nan"))
+    client.delete_queue("sdk")
+    for call in (client.queue, client.delete_queue):
+        with pytest.raises(errors.QueueNotFound):
+            call("sdk")
+    with pytest.raises(errors.QueueInUse):
+        client.delete_queue("default")
+
+
+def test_a_job_is_held_released_moved_and_raised(client: Client) -> None:
+    client.set_queue("sdk-jobs", max_queued_per_user=1)
+    job = client.submit(JOB)
+    assert client.hold(job.id).held_by == "anonymous"
+    assert client.release(job.id).held_by is None
+    moved = client.move(job.id, "sdk-jobs", first=True)
+    assert moved.queue == "sdk-jobs"
+    assert client.set_priority(job.id, 70).priority == 70
+    with pytest.raises(errors.QueueFull):
+        client.submit({**JOB, "queue": "sdk-jobs"})
+    with pytest.raises(errors.QueueFull):
+        client.move(client.submit(JOB).id, "sdk-jobs")
+    with pytest.raises(errors.UnknownQueue, match="did you mean 'sdk-jobs'"):
+        client.submit({**JOB, "queue": "sdk-job"})
+    with pytest.raises(errors.Unprocessable, match="at least one of queue"):
+        client.move(job.id)
+    client.cancel(job.id)
+    with pytest.raises(errors.JobFinished):
+        client.hold(job.id)
+
+
+def test_a_deletion_whose_answer_was_lost_is_done(server: LiveServer) -> None:
+    transport = Lossy()
+    server.queue("sdk-lost")
+    with Client(server.url, transport=transport, retry=Retry(patience_s=60)) as client:
+        client.delete_queue("sdk-lost")
+    assert transport.lost
+    assert server.ask("GET", "/v1/queues/sdk-lost").status_code == 404
+
+
+def test_the_other_client_does_the_same(server: LiveServer) -> None:
+    async def work() -> list[views.Queue]:
+        async with AsyncClient(server.url) as client:
+            await client.set_queue("sdk-async", weight=2)
+            job = await client.submit(JOB)
+            assert (await client.hold(job.id)).held_by
+            assert not (await client.release(job.id)).held_by
+            assert (await client.move(job.id, "sdk-async")).queue == "sdk-async"
+            assert (await client.set_priority(job.id, 10)).priority == 10
+            found = await client.queues()
+            assert await client.queue("sdk-async") in found
+            await client.move(job.id, "default")
+            await client.delete_queue("sdk-async")
+            return found
+
+    assert "sdk-async" in [queue.name for queue in asyncio.run(work())]
