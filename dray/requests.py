@@ -133,7 +133,7 @@ class QueueRequest(Document):
     """The rules of a queue. Resources have Ray's names: `{"GPU": 8, "memory": "64GiB"}`."""
 
     weight: Weight = 1.0
-    """Share of what is left beyond the quotas, beside the weights of the other queues."""
+    """Share of what all queues use, beside the weights of the other queues."""
     quota: Amounts = Field(default_factory=dict)
     """Resources that are guaranteed to its jobs."""
     limit: Amounts = Field(default_factory=dict)

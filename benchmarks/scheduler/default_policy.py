@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from benchmarks.scheduler.replay import GPUS_PER_NODE, NUM_NODES, Allocation, ReplayedJob
+from benchmarks.scheduler.replay import GPUS_PER_NODE, NUM_NODES, ROUND_S, Allocation, ReplayedJob
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling import forecast, policy, slots
+from service.domain.scheduling import forecast, policy, shares, slots
+from service.domain.scheduling.queues import DEFAULT
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PRIORITY = 50
@@ -23,6 +24,7 @@ class DefaultPolicy:
     def __init__(self) -> None:
         self._earlier: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
         self._seen: dict[str, ReplayedJob] = {}
+        self._used = shares.Used()
         self.longest_call_s = 0.0
 
     def allocate(self, jobs: Sequence[ReplayedJob], now: float) -> Allocation:
@@ -39,9 +41,18 @@ class DefaultPolicy:
                     }
             leaving = [d.job_id for d in decisions if isinstance(d, policy.Preempt)]
             if not leaving:
+                self._count(jobs, held, now)
                 return held
             for name in leaving:
                 del held[name]
+
+    def _count(
+        self, jobs: Sequence[ReplayedJob], held: dict[str, dict[int, int]], now: float
+    ) -> None:
+        """The use of the round that begins."""
+        for job in jobs:
+            share = sum(held.get(job.name, {}).values()) / (NUM_NODES * GPUS_PER_NODE)
+            self._used.add((DEFAULT, job.user), share * ROUND_S, now)
 
     def _learn(self, jobs: Sequence[ReplayedJob]) -> None:
         active = {job.name: job for job in jobs}
@@ -73,6 +84,7 @@ class DefaultPolicy:
                 connected=True,
                 holders=holders,
                 running=tuple(job for job in running if job.job_id in held),
+                used_s=self._used.seconds(now),
             ),
             START,
         )
@@ -89,10 +101,11 @@ class DefaultPolicy:
             left_s=self._left_s(job),
             waited_s=now - job.submitted_s - job.ran_s,
             yields=True,
+            owner=job.user,
         )
 
-    def _running(self, job: ReplayedJob, seq: int, now: float) -> policy.Running:
-        return policy.Running(
+    def _running(self, job: ReplayedJob, seq: int, now: float) -> policy.RunningJob:
+        return policy.RunningJob(
             job.name,
             priority=PRIORITY,
             seq=seq,
@@ -101,6 +114,7 @@ class DefaultPolicy:
             held_s=now - job.since_s,
             left_s=self._left_s(job),
             yields=True,
+            owner=job.user,
         )
 
     def _left_s(self, job: ReplayedJob) -> float | None:

@@ -42,7 +42,7 @@ class LiveAttempt:
     started_at: datetime | None
     max_runtime_s: int | None
     runtime_used_s: float
-    """Running time of the attempts before this one."""
+    """RunningJob time of the attempts before this one."""
     cursor: Mapping[str, int]
     preempt_grace_s: float | None = None
     """Set once the attempt was asked to leave its slots."""
@@ -54,7 +54,7 @@ class LiveAttempt:
     """Slots that the attempt holds and has not confirmed yet."""
     growing: policy.Growing | None = None
     """Set while the group could use more slots and may be granted some."""
-    running: policy.Running | None = None
+    running: policy.RunningJob | None = None
     """Set while it could be asked to leave its slots, or was."""
 
 
@@ -117,14 +117,14 @@ def snapshot(
     return waiting, live
 
 
-def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Running | None:
+def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.RunningJob | None:
     """Of these rows; None of a job that is about to leave its slots anyhow."""
     if job.state not in HOLDING:
         return None
     slices = resizing.as_slices(attempt.slices)
     started_at = attempt.started_at
     ran_s = 0.0 if started_at is None else max(0.0, (now - started_at).total_seconds())
-    return policy.Running(
+    return policy.RunningJob(
         job_id=job.id,
         priority=job.priority,
         seq=job.number,
@@ -136,6 +136,8 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         yields=job.yields,
         is_leaving=attempt.preempt_asked_at is not None,
         place=job.rank,
+        queue=job.queue,
+        owner=job.owner,
     )
 
 

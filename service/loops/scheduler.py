@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
@@ -24,8 +25,7 @@ from service.db.notifications import QUEUE, Signals
 from service.db.repositories import queues as queues_repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import touch
-from service.domain.scheduling import policy
-from service.domain.scheduling.queues import Queue
+from service.domain.scheduling import order, policy
 from service.jobs import data_policy
 from service.lifecycle import preemption, resizing, transitions
 from service.loops import mtbf, preparations, queue_view
@@ -34,6 +34,7 @@ from service.loops.earlier_runs import EarlierRuns
 from service.loops.fencing import LoopDatabase
 from service.loops.launches import Launches
 from service.loops.timings import LoopTimings
+from service.loops.used_shares import UsedShares
 from service.nodes import quarantine
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Scheduler:
         self._halted = halted
         self._impossible_since: dict[str, datetime] = {}
         self._earlier = EarlierRuns()
+        self._used = UsedShares()
         self._gate = preparations.EnvironmentGate(
             database, preparations.Preparations(cluster, signals), settings
         )
@@ -84,22 +86,14 @@ class Scheduler:
         if self._halted.is_set():
             return 0
         cluster = self._watch.latest
-        (waiting, live), queues, full, now = await self._database.read(
-            lambda s, now: (
-                queue_view.snapshot(s, now, self._earlier.get(s, now)),
-                queues_repository.every(s),
-                _storage_problem(s),
-                now,
-            )
-        )
+        snapshot, live, now = await self._database.read(lambda s, now: self._look(s, now, cluster))
+        waiting = snapshot.queue
         growing = {a.job_id: a.growing for a in live if a.growing is not None}
         if not waiting:
             self._impossible_since.clear()
         if not waiting and not growing:
             return 0
-        decisions = await self._gate.plan(
-            _snapshot(cluster, waiting, live, queues, full), now, cluster
-        )
+        decisions = await self._gate.plan(snapshot, now, cluster)
         have_run = {job.job_id for job in waiting if job.attempt > 0}
         decisions = [
             self._patient(decision, place, now, has_run=decision.job_id in have_run)
@@ -119,6 +113,21 @@ class Scheduler:
             assert cluster is not None, "the plan starts nothing without a cluster"
             launched += await self._start(by_id[start.job_id], start, cluster.session)
         return launched
+
+    def _look(
+        self, session: Session, now: datetime, cluster: ClusterSnapshot | None
+    ) -> tuple[policy.Snapshot, tuple[queue_view.LiveAttempt, ...], datetime]:
+        """All that the plan goes by, the live attempts, and the time."""
+        waiting, live = queue_view.snapshot(session, now, self._earlier.get(session, now))
+        nodes = () if cluster is None else cluster.nodes
+        total = order.total_of(node.resources for node in nodes if node.accepted)
+        snapshot = replace(
+            _snapshot(cluster, waiting, live),
+            queues=queues_repository.every(session),
+            used_s=self._used.get(session, now, live, total) if waiting and total else {},
+            storage_problem=_storage_problem(session),
+        )
+        return snapshot, live, now
 
     def _patient(
         self, decision: policy.Decision, place: int, now: datetime, *, has_run: bool
@@ -253,13 +262,11 @@ def _snapshot(
     cluster: ClusterSnapshot | None,
     waiting: tuple[policy.WaitingJob, ...],
     live: tuple[queue_view.LiveAttempt, ...],
-    queues: tuple[Queue, ...],
-    storage_problem: str | None,
 ) -> policy.Snapshot:
     """The queue and the cluster as plain data for the plan."""
     holders = tuple(policy.Holder(a.job_id, a.slices, a.bundle, a.queue, a.owner) for a in live)
     if cluster is None:
-        return policy.Snapshot(waiting, (), connected=False, holders=holders, queues=queues)
+        return policy.Snapshot(waiting, (), connected=False, holders=holders)
     nodes = []
     for node in cluster.nodes:
         # Where nobody else takes slots our own books are exact, and Ray's lag behind.
@@ -273,8 +280,6 @@ def _snapshot(
         tuple(nodes),
         connected=True,
         holders=holders,
-        storage_problem=storage_problem,
         growing=tuple(a.growing for a in here if a.growing is not None),
         running=tuple(a.running for a in here if a.running is not None),
-        queues=queues,
     )

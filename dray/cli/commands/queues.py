@@ -65,7 +65,7 @@ def _number_option(help_: str) -> Any:
 def set_queue(
     name: Name,
     weight: Annotated[
-        str | None, _number_option("Share of what is left beyond the quotas, beside the others'.")
+        str | None, _number_option("Share of what all queues use, beside the others'.")
     ] = None,
     quota: Annotated[
         list[str] | None, _amount_option("Guaranteed to its jobs, such as GPU=8.")

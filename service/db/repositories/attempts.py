@@ -11,7 +11,7 @@ from sqlalchemy import Row, Select, bindparam, delete, func, select
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import Cause
-from service.db.models import ArtifactRow, AttemptRow, CheckpointRow
+from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 
 MAX_ENDED = 1000
 """Attempts that are looked back on."""
@@ -98,6 +98,25 @@ def ended(session: Session, *, since: datetime) -> Sequence[Row[Any, Any, Any, A
         .limit(MAX_ENDED)
     )
     return session.connection().execute(query).all()
+
+
+def ended_slots(
+    session: Session, *, since: datetime, limit: int
+) -> Sequence[Row[Any, Any, Any, Any, Any, Any, Any, Any]]:
+    """(job_id, attempt, queue, owner, slices, bundle, created_at, finished_at) of attempts that
+    ended after `since`: the newest of them, oldest first."""
+    table, jobs = AttemptRow.__table__.c, JobRow.__table__.c
+    query = (
+        select(
+            *(table.job_id, table.attempt, jobs.queue, jobs.owner),
+            *(table.slices, table.bundle, table.created_at, table.finished_at),
+        )
+        .join(JobRow.__table__, jobs.id == table.job_id)
+        .where(table.finished_at > since)
+        .order_by(table.finished_at.desc())
+        .limit(limit)
+    )
+    return session.connection().execute(query).all()[::-1]
 
 
 def checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:

@@ -1,9 +1,10 @@
 """Which running jobs leave their slots for a job that waits: pure rules.
 
-A job is asked to leave by a job of higher priority; or, if it saves its state when asked and goes
-on from there, by one of the same priority that has clearly less work left. None leaves before it
-has held its slots for `MIN_RUN_S`, so no two jobs push each other out in turn, and a job is pushed
-out at most once in that time. Those that lose the least work leave first.
+A job is asked to leave by one of higher priority, and by one that its queue's quota guarantees its
+slots. If it saves its state when asked and goes on from there, it is asked also by one whose queue
+or user has used less than its share, and by one that has clearly less work left. None leaves before
+it has held its slots for `MIN_RUN_S`, so no two jobs push each other out in turn, and a job is
+pushed out at most once in that time. Those that lose the least work leave first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.order import Rank
 from service.domain.scheduling.pools import Pool
+from service.domain.scheduling.shares import Turn
 from service.domain.scheduling.slots import Request, add, fits
 
 MIN_RUN_S = 300.0
@@ -23,7 +25,7 @@ CLEARLY_LESS = 0.5
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningJob:
     """A job that holds slots."""
 
     job_id: str
@@ -43,28 +45,45 @@ class Running:
     """It was asked to leave."""
     place: int = 0
     """As of a waiting job."""
+    queue: str = "default"
+    owner: str = "default"
 
 
-def may_evict(coming: Rank, running: Running, rank: Rank) -> bool:
+def may_evict(coming: Rank, running: RunningJob, rank: Rank) -> bool:
     """Whether a job of rank `coming` may have a running one leave; rank: of the running one."""
-    if running.is_leaving or running.held_s < MIN_RUN_S or coming.priority < rank.priority:
+    if running.is_leaving or running.held_s < MIN_RUN_S or not coming.key < rank.key:
         return False
-    if coming.priority > rank.priority:
+    if coming.turn is Turn.QUOTA and rank.turn is not Turn.QUOTA:
         return True
-    return running.yields and coming.work < CLEARLY_LESS * rank.work
+    if coming.turn == rank.turn and coming.priority > rank.priority:
+        return True
+    is_owed = coming.turn < rank.turn or coming.user_is_ahead < rank.user_is_ahead
+    return running.yields and (is_owed or coming.work < CLEARLY_LESS * rank.work)
 
 
-def cheapest_first(running: Sequence[Running], ranks: Mapping[str, Rank]) -> list[Running]:
+def because(coming: Rank, rank: Rank) -> str:
+    """How the job that comes is ahead of the one that leaves; goes on from its name."""
+    if coming.turn < rank.turn:
+        is_quota = coming.turn is Turn.QUOTA
+        return "is within its queue's quota" if is_quota else "is of a queue that has used less"
+    if coming.priority > rank.priority:
+        return "has a higher priority"
+    if coming.user_is_ahead < rank.user_is_ahead:
+        return "is of a user that has used less"
+    return "has less work left"
+
+
+def cheapest_first(running: Sequence[RunningJob], ranks: Mapping[str, Rank]) -> list[RunningJob]:
     """The order in which they are asked."""
 
-    def cost(job: Running) -> tuple[int, float, float, int]:
+    def cost(job: RunningJob) -> tuple[int, int, float, float, int]:
         rank = ranks[job.job_id]
-        return rank.priority, job.lost_s, -rank.work, -rank.seq
+        return -rank.turn, rank.priority, job.lost_s, -rank.work, -rank.seq
 
     return sorted(running, key=cost)
 
 
-def victims(request: Request, pool: Pool, candidates: Iterable[Running]) -> list[Running]:
+def victims(request: Request, pool: Pool, candidates: Iterable[RunningJob]) -> list[RunningJob]:
     """Those that leave so that the gang fits, of candidates in the order in which they are asked;
     none where it does not fit even without all.
 
@@ -72,7 +91,7 @@ def victims(request: Request, pool: Pool, candidates: Iterable[Running]) -> list
     """
     lacking = request.least - pool.room(request)
     trial: dict[str, dict[str, float]] = {}
-    chosen: list[Running] = []
+    chosen: list[RunningJob] = []
     for running in candidates:
         lacking -= _returned(request, pool, trial, running, 1)
         chosen.append(running)
@@ -92,7 +111,7 @@ def victims(request: Request, pool: Pool, candidates: Iterable[Running]) -> list
 
 
 def _returned(
-    request: Request, pool: Pool, trial: dict[str, dict[str, float]], running: Running, sign: int
+    request: Request, pool: Pool, trial: dict[str, dict[str, float]], running: RunningJob, sign: int
 ) -> int:
     """How many workers more have room on trial once the running job has returned its slots."""
     gained = 0

@@ -1,8 +1,11 @@
 """The order in which jobs are considered, those that wait and those that run.
 
-Higher priority comes first. Among equals the job with the least work left comes first, which keeps
-the average completion time low: a job's own progress tells how long it has left, and the runs of
-earlier jobs like it tell what its progress does not yet. The order of submission decides the rest.
+Jobs within their queue's quota come first, and last those of a queue that has used more than its
+share (`shares`). Within each, higher priority comes first. Among equals, jobs of users that have
+used more than their share come last. Of the rest the job with the least work left comes first,
+which keeps the average completion time low: a job's own progress tells how long it has left, and
+the runs of earlier jobs like it tell what its progress does not yet. The order of submission
+decides what is left.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from service.domain.scheduling.shares import Turn
 from service.domain.scheduling.slots import Request
 
 SETTLING_S = 300.0
@@ -23,20 +27,27 @@ SIZE_POWER = 0.7
 class Rank:
     """Comes before others that are greater."""
 
+    turn: Turn
     priority: int
     place: int
     """Lower of those that were moved to the front."""
+    user_is_ahead: bool
     work: float
     """Work left: seconds, times the share of the cluster to the power of `SIZE_POWER`."""
     seq: int
 
     @property
-    def key(self) -> tuple[int, int, float, int]:
-        return -self.priority, self.place, self.work, self.seq
+    def key(self) -> tuple[int, int, int, bool, float, int]:
+        return self.turn, -self.priority, self.place, self.user_is_ahead, self.work, self.seq
 
     def may_less(self, other: Rank) -> bool:
         """Whether it may have nobody leave whom the other may not."""
-        return self.priority <= other.priority and self.work >= other.work
+        return (
+            self.turn >= other.turn
+            and self.priority <= other.priority
+            and self.user_is_ahead >= other.user_is_ahead
+            and self.work >= other.work
+        )
 
 
 def share_of(request: Request, total: Mapping[str, float]) -> float:

@@ -11,7 +11,7 @@ the large one has no use for, such as nodes of another kind. A job that would le
 it is asked to passes also on reserved ones, while the other has not waited for long: it can be
 pushed out again.
 
-Running groups get more slots at both ends of the queue. Before the queue: a group that lost slots
+RunningJob groups get more slots at both ends of the queue. Before the queue: a group that lost slots
 and lacks workers to train on. It was given its slots before any job that waits now, it holds the
 rest of them, and it stands by for no more than half a minute. So it gets any free slot, also one
 that a waiting job has reserved, and slots that it can't have yet are set aside as for a job ahead
@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling import eviction, order
-from service.domain.scheduling.eviction import Running as Running
+from service.domain.scheduling import eviction, order, shares
+from service.domain.scheduling.eviction import RunningJob as RunningJob
 from service.domain.scheduling.limits import HELD, QueueLimits, held_message
 from service.domain.scheduling.obstacles import Obstacles, jobs
 from service.domain.scheduling.obstacles import Reason as Reason
@@ -107,9 +107,11 @@ class Snapshot:
     storage_problem: str | None = None
     """Why nothing may start though there are slots: the storage is full."""
     growing: tuple[Growing, ...] = ()
-    running: tuple[Running, ...] = ()
+    running: tuple[RunningJob, ...] = ()
     """Jobs that may be asked to leave their slots."""
     queues: tuple[Queue, ...] = ()
+    used_s: Mapping[shares.Account, float] = field(default_factory=dict)
+    """Cluster-seconds that users have used of late, by queue and user."""
 
 
 @dataclass(frozen=True)
@@ -217,9 +219,7 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     """One decision for each waiting job, in the order of the queue, those that are held at its end;
     then one for each group that could grow, and one for each job that is to leave its slots."""
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
-    total = order.total_of(node.total for node in accepted)
-    there: list[WaitingJob | Running] = [*snapshot.queue, *snapshot.running]
-    ranks = {job.job_id: _rank(job, total) for job in there}
+    ranks = _ranks(snapshot, order.total_of(node.total for node in accepted))
     held = [job for job in snapshot.queue if job.held is not None]
     queue = [job for job in snapshot.queue if job.held is None]
     queue.sort(key=lambda job: ranks[job.job_id].key)
@@ -243,9 +243,29 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     return [*decisions, *kept, *standing_by, *grown, *round_.preempted]
 
 
-def _rank(job: WaitingJob | Running, total: Mapping[str, float]) -> order.Rank:
-    work = order.work_left(job.left_s, order.share_of(job.request, total))
-    return order.Rank(job.priority, job.place, work, job.seq)
+def _ranks(snapshot: Snapshot, total: Mapping[str, float]) -> dict[str, order.Rank]:
+    """By job, of those that wait and those that run. Against a quota count the jobs that run
+    first, and then those that wait, by priority and submission."""
+    there: list[WaitingJob | RunningJob] = [*snapshot.running, *snapshot.queue]
+    there.sort(key=lambda job: (isinstance(job, WaitingJob), -job.priority, job.seq))
+    claims = [
+        shares.Claim(job.job_id, job.queue, job.request.bundle, job.request.num_workers)
+        for job in there
+    ]
+    guaranteed = shares.within_quota(snapshot.queues, claims)
+    active = {(job.queue, job.owner) for job in there}
+    standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
+    return {
+        job.job_id: order.Rank(
+            turn=standings.turn(job.queue, is_within_quota=job.job_id in guaranteed),
+            priority=job.priority,
+            place=job.place,
+            user_is_ahead=standings.user_is_ahead(job.queue, job.owner),
+            work=order.work_left(job.left_s, order.share_of(job.request, total)),
+            seq=job.seq,
+        )
+        for job in there
+    }
 
 
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
@@ -363,13 +383,12 @@ class _Round:
             self._preempt(running, job)
         return True
 
-    def _preempt(self, running: Running, coming: WaitingJob) -> None:
+    def _preempt(self, running: RunningJob, coming: WaitingJob) -> None:
         self._leaving[running.job_id] = running
         self._unevictable.clear()
         for offer in self._offers:
             offer.expect(running.request.bundle, running.slices)
-        higher = coming.priority > running.priority
-        why = "has a higher priority" if higher else "has less work left"
+        why = eviction.because(self._ranks[coming.job_id], self._ranks[running.job_id])
         message = f"leaves its slots to job {coming.job_id}, which {why}"
         self.preempted.append(Preempt(running.job_id, Reason("preempted", message), coming.job_id))
 

@@ -22,7 +22,7 @@ class Queue:
 
     name: str
     weight: float = 1.0
-    """Its share of what is left beyond the quotas, beside the weights of the others."""
+    """Its share of what all queues use, beside the weights of the others."""
     quota: Mapping[str, float] = field(default_factory=dict)
     """Guaranteed: what others borrow of it is given back when its own jobs need it."""
     limit: Mapping[str, float] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from service.domain.scheduling.policy import (
     Node,
     Preempt,
     Request,
-    Running,
+    RunningJob,
     Snapshot,
     Start,
     Wait,
@@ -41,15 +41,15 @@ def running(
     name: str,
     slices: dict[str, int],
     **more: Any,
-) -> Running:
+) -> RunningJob:
     parts = tuple(Slice(node, number) for node, number in slices.items())
     request = Request(sum(slices.values()), {"GPU": 1.0})
-    job = Running(name, 50, 1, request, parts, MIN_RUN_S, HOUR, yields=True)
+    job = RunningJob(name, 50, 1, request, parts, MIN_RUN_S, HOUR, yields=True)
     return dataclasses.replace(job, **more)
 
 
 def snapshot(
-    queue: list[WaitingJob], there: list[Running], totals: dict[str, float] | None = None
+    queue: list[WaitingJob], there: list[RunningJob], totals: dict[str, float] | None = None
 ) -> Snapshot:
     holders = tuple(Holder(job.job_id, job.slices, job.request.bundle) for job in there)
     nodes = []

@@ -1,0 +1,70 @@
+"""How much of the cluster each user of each queue has used of late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from service.db.repositories import attempts as repository
+from service.domain.scheduling import order, policy
+from service.domain.scheduling.shares import HALF_LIFE_S, Account, Used
+from service.lifecycle import resizing
+from service.loops.queue_view import LiveAttempt
+
+FRESH_FOR = timedelta(seconds=30)
+"""How old the answer may be on attempts that have ended."""
+LATE = timedelta(seconds=60)
+"""By which the end of an attempt may be stored late."""
+REMEMBERED = timedelta(seconds=4 * HALF_LIFE_S)
+"""How far a new leader looks back; of what is older a sixteenth would be left."""
+MAX_READ = 100_000
+
+
+class UsedShares:
+    """Read now and then; belongs to one loop.
+
+    An attempt counts with the slots that it held at its end, from its claim on. One whose job was
+    deleted before this leader began is not known any more.
+    """
+
+    def __init__(self) -> None:
+        self._used = Used()
+        self._read_at: datetime | None = None
+        self._known: dict[tuple[str, int], datetime] = {}
+        """Ends of the attempts that a later look may find again."""
+
+    def get(
+        self,
+        session: Session,
+        now: datetime,
+        live: Sequence[LiveAttempt],
+        total: Mapping[str, float],
+    ) -> dict[Account, float]:
+        """Cluster-seconds; total: resources of the cluster as it is now."""
+        if self._read_at is None or not now - self._read_at < FRESH_FOR:
+            self._read(session, now, total)
+        used = self._used.seconds(now.timestamp())
+        for attempt in live:
+            running = attempt.running
+            if running is not None:
+                account = running.queue, running.owner
+                share = order.share_of(running.request, total)
+                used[account] = used.get(account, 0.0) + share * running.held_s
+        return used
+
+    def _read(self, session: Session, now: datetime, total: Mapping[str, float]) -> None:
+        since = now - REMEMBERED if self._read_at is None else self._read_at - LATE
+        self._known = {key: end for key, end in self._known.items() if end > since}
+        for row in repository.ended_slots(session, since=since, limit=MAX_READ):
+            key = (row.job_id, row.attempt)
+            if key in self._known:
+                continue
+            self._known[key] = row.finished_at
+            num_workers = sum(part.num_workers for part in resizing.as_slices(row.slices))
+            share = order.share_of(policy.Request(num_workers, row.bundle), total)
+            held_s = (row.finished_at - row.created_at).total_seconds()
+            at = row.finished_at.timestamp()
+            self._used.add((row.queue, row.owner), share * held_s, at)
+        self._read_at = now

@@ -1,0 +1,197 @@
+"""Queues get their quotas and weights, users their shares, over a simulated month too."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pytest
+
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.eviction import MIN_RUN_S
+from service.domain.scheduling.policy import (
+    Holder,
+    Node,
+    Preempt,
+    Request,
+    RunningJob,
+    Snapshot,
+    Start,
+    WaitingJob,
+    held_on,
+    offered,
+    plan,
+)
+from service.domain.scheduling.queues import Queue
+from service.domain.scheduling.shares import HALF_LIFE_S, QUEUE_SLACK_S, USER_SLACK_S, Used
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+GPUS = 8
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+
+def waiting(
+    name: str, queue: str, owner: str = "ann", *, gpus: int = 1, seq: int = 0
+) -> WaitingJob:
+    request = Request(gpus, {"GPU": 1.0})
+    job = WaitingJob(name, 0, 50, seq, request, queue=queue, owner=owner)
+    return dataclasses.replace(job, yields=True, waited_s=0.0)
+
+
+def running(
+    name: str, queue: str, owner: str = "ann", *, gpus: int = 1, yields: bool = True
+) -> RunningJob:
+    request, slices = Request(gpus, {"GPU": 1.0}), (Slice("n", gpus),)
+    job = RunningJob(name, 50, 0, request, slices, held_s=MIN_RUN_S, left_s=HOUR, yields=yields)
+    return dataclasses.replace(job, queue=queue, owner=owner)
+
+
+def snapshot(
+    queue: Sequence[WaitingJob], there: Sequence[RunningJob], queues: Sequence[Queue], used: Used
+) -> Snapshot:
+    holders = tuple(
+        Holder(job.job_id, job.slices, job.request.bundle, job.queue, job.owner) for job in there
+    )
+    total = {"GPU": float(GPUS)}
+    node = Node("n", total, offered(total, total, held_on("n", holders)))
+    at = NOW.timestamp()
+    return Snapshot(
+        tuple(queue),
+        (node,),
+        connected=True,
+        holders=holders,
+        running=tuple(there),
+        queues=tuple(queues),
+        used_s=used.seconds(at),
+    )
+
+
+def leaving(seen: Snapshot) -> dict[str, str]:
+    """Who is asked to leave, and how the one that comes is ahead."""
+    return {
+        decision.job_id: decision.reason.message.split("which ")[1]
+        for decision in plan(seen, NOW)
+        if isinstance(decision, Preempt)
+    }
+
+
+def test_borrowed_slots_go_back_to_the_queue_whose_quota_they_are() -> None:
+    queues = [Queue("own", quota={"GPU": 4.0}), Queue("other")]
+    there = [running("borrows", "other", gpus=8, yields=False)]
+    job = waiting("mine", "own", gpus=4)
+    seen = snapshot([job], there, queues, Used())
+    assert leaving(seen) == {"borrows": "is within its queue's quota"}
+    seen = snapshot([waiting("mine", "own", gpus=5)], there, queues, Used())
+    assert leaving(seen) == {}, "that is more than the quota, and the script would lose its work"
+    there = [running("a", "own", gpus=4), *there[:0], running("b", "other", gpus=4, yields=False)]
+    seen = snapshot([waiting("more", "own", gpus=1)], there, queues, Used())
+    assert "b" not in leaving(seen), "the quota is in use"
+
+
+def test_what_runs_within_a_quota_is_not_pushed_out_by_the_work_of_others() -> None:
+    queues = [Queue("own", quota={"GPU": 8.0}), Queue("other")]
+    there = [running("mine", "own", gpus=8)]
+    assert leaving(snapshot([waiting("new", "other")], there, queues, Used())) == {}
+    assert leaving(snapshot([waiting("new", "other")], there, queues[1:], Used())) == {
+        "mine": "has less work left"
+    }
+
+
+@pytest.mark.parametrize(
+    ("queue", "owner", "slack_s", "why"),
+    [
+        ("two", "ann", QUEUE_SLACK_S, "is of a queue that has used less"),
+        ("one", "bob", USER_SLACK_S, "is of a user that has used less"),
+    ],
+)
+def test_a_queue_or_user_that_has_used_more_than_its_share_makes_room(
+    queue: str, owner: str, slack_s: float, why: str
+) -> None:
+    used = Used()
+    used.add(("one", "ann"), 2.1 * slack_s, NOW.timestamp())
+    there = [running("greedy", "one", gpus=8)]
+    # With as much left, so that it is not ahead by its work.
+    job = dataclasses.replace(waiting("new", queue, owner, gpus=8), left_s=HOUR)
+    found = leaving(snapshot([job], there, [Queue("one"), Queue("two")], used))
+    assert list(found) == ["greedy"]
+    assert found["greedy"] == why
+    used = Used()
+    used.add(("one", "ann"), 1.9 * slack_s, NOW.timestamp())
+    assert leaving(snapshot([job], there, [Queue("one"), Queue("two")], used)) == {}
+
+
+def test_half_of_the_use_is_forgotten_each_half_life() -> None:
+    used = Used()
+    used.add(("q", "ann"), 100.0, 1e9)
+    used.add(("q", "ann"), 100.0, 1e9 - HALF_LIFE_S)
+    assert used.seconds(1e9) == {("q", "ann"): 150.0}
+    assert used.seconds(1e9 + 2 * HALF_LIFE_S) == {("q", "ann"): pytest.approx(37.5)}
+
+
+def test_over_a_month_queues_get_their_weights_and_users_equal_shares() -> None:
+    """Three queues that always have work, of two users each; jobs of 2 to 9 hours, of which one
+    user's are three times as long."""
+    queues = [Queue("a", weight=2.0), Queue("b"), Queue("c")]
+    users = [(queue.name, owner) for queue in queues for owner in ("ann", "bob")]
+    step_s, at = 1800.0, NOW.timestamp()
+    numbers = itertools.count(1)
+    used, got = Used(), Counter[tuple[str, str]]()
+    jobs: dict[str, WaitingJob] = {}
+    left_s: dict[str, float] = {}
+    held: dict[str, float] = {}
+    for _ in range(int(30 * DAY / step_s)):
+        for name, owner in users:
+            mine = [j for j in jobs.values() if (j.queue, j.owner) == (name, owner)]
+            for _ in range(GPUS + 2 - len(mine)):
+                seq = next(numbers)
+                job = waiting(f"j{seq}", name, owner, seq=seq)
+                jobs[job.job_id] = job
+                left_s[job.job_id] = (2 + seq % 2) * HOUR * (3 if owner == "bob" else 1)
+        there = [
+            dataclasses.replace(
+                running(name, jobs[name].queue, jobs[name].owner),
+                held_s=held[name],
+                left_s=left_s[name],
+                seq=jobs[name].seq,
+            )
+            for name in held
+        ]
+        queue_now = [
+            dataclasses.replace(job, left_s=left_s[name])
+            for name, job in jobs.items()
+            if name not in held
+        ]
+        for decision in plan(snapshot_at(queue_now, there, queues, used, at), NOW):
+            if isinstance(decision, Start):
+                held[decision.job_id] = 0.0
+            elif isinstance(decision, Preempt):
+                del held[decision.job_id]
+        for name in list(held):
+            account = jobs[name].queue, jobs[name].owner
+            used.add(account, step_s / GPUS, at)
+            got[account] += 1
+            held[name] += step_s
+            left_s[name] -= step_s
+            if left_s[name] <= 0:
+                del held[name], left_s[name], jobs[name]
+        at += step_s
+    whole = sum(got.values())
+    for queue in queues:
+        part = sum(number for (name, _), number in got.items() if name == queue.name)
+        assert part / whole == pytest.approx(queue.weight / 4, rel=0.05)
+        for owner in ("ann", "bob"):
+            assert got[queue.name, owner] / part == pytest.approx(0.5, rel=0.05)
+
+
+def snapshot_at(
+    queue: Sequence[WaitingJob],
+    there: Sequence[RunningJob],
+    queues: Sequence[Queue],
+    used: Used,
+    at: float,
+) -> Snapshot:
+    return dataclasses.replace(snapshot(queue, there, queues, Used()), used_s=used.seconds(at))

@@ -1,0 +1,56 @@
+"""The use of the cluster by users of queues, from the attempts in the database."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from ray_workers.shared.contracts import Cause
+from service.domain.scheduling.shares import HALF_LIFE_S
+from service.loops import earlier_runs, queue_view, used_shares
+from service.loops.earlier_runs import EarlierRuns, Kind
+from service.loops.used_shares import UsedShares
+from tests.unit.service.helpers import Service
+
+pytestmark = pytest.mark.anyio
+
+TOTAL = {"CPU": 8.0}
+
+
+def used(service: Service, of: UsedShares) -> dict[tuple[str, str], float]:
+    _, live = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
+    return service.database.read_sync(lambda s: of.get(s, service.now, live, TOTAL))
+
+
+async def test_what_lives_and_what_has_ended_counts_by_its_share(service: Service) -> None:
+    shares = UsedShares()
+    assert used(service, shares) == {}
+    job_id = await service.running()
+    service.now += timedelta(seconds=80)
+    (account,) = used(service, shares)
+    assert used(service, shares) == {account: pytest.approx(10.0)}
+    service.end(job_id, 1, Cause.SUCCEEDED)
+    service.now += used_shares.FRESH_FOR
+    for of in (shares, shares, UsedShares()):
+        assert used(service, of) == {account: pytest.approx(10.0, rel=1e-3)}, "once"
+    service.now += timedelta(seconds=HALF_LIFE_S)
+    assert used(service, shares) == {account: pytest.approx(5.0, rel=1e-3)}
+
+
+async def test_earlier_runs_are_those_of_succeeded_jobs_of_a_kind(service: Service) -> None:
+    runs = EarlierRuns()
+
+    def known() -> dict[Kind, list[float]]:
+        found = service.database.read_sync(lambda s: runs.get(s, service.now))
+        return {kind: list(times) for kind, times in found.items()}
+
+    assert known() == {}
+    for seconds, cause in ((30, Cause.SUCCEEDED), (50, Cause.USER_ERROR), (40, Cause.SUCCEEDED)):
+        job_id = await service.running(max_retries=0)
+        service.now += timedelta(seconds=seconds)
+        service.end(job_id, 1, cause)
+    service.now += earlier_runs.FRESH_FOR
+    (found,) = known().items()
+    assert found[0].num_workers == 1
+    assert found[1] == [pytest.approx(30.0), pytest.approx(40.0)]
