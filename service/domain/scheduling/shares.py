@@ -19,7 +19,7 @@ HALF_LIFE_S = 14 * 86400.0
 """After which use counts half."""
 QUEUE_SLACK_S = 600.0
 """Cluster-seconds beyond its share at which a queue is ahead."""
-USER_SLACK_S = 2 * 3600.0
+USER_SLACK_S = 4 * 3600.0
 """The same of a user of all of the cluster, and less where the queue has only a share of it. It is
 long enough for the order by work left to be worth while."""
 
