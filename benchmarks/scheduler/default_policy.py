@@ -112,6 +112,7 @@ class DefaultPolicy:
             request=_request(job),
             slices=_slices(job.nodes),
             held_s=now - job.since_s,
+            waited_s=now - job.submitted_s - job.ran_s,
             left_s=self._left_s(job),
             yields=True,
             owner=job.user,

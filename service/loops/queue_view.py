@@ -42,7 +42,7 @@ class LiveAttempt:
     started_at: datetime | None
     max_runtime_s: int | None
     runtime_used_s: float
-    """RunningJob time of the attempts before this one."""
+    """Running time of the attempts before this one."""
     cursor: Mapping[str, int]
     preempt_grace_s: float | None = None
     """Set once the attempt was asked to leave its slots."""
@@ -122,6 +122,7 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
     if job.state not in HOLDING:
         return None
     slices = resizing.as_slices(attempt.slices)
+    used_s = job.runtime_used_s
     started_at = attempt.started_at
     ran_s = 0.0 if started_at is None else max(0.0, (now - started_at).total_seconds())
     return policy.RunningJob(
@@ -131,7 +132,8 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         request=policy.Request(sum(part.num_workers for part in slices), attempt.bundle),
         slices=slices,
         held_s=(now - attempt.created_at).total_seconds(),
-        left_s=_left_s(job, job.runtime_used_s + ran_s, runs),
+        left_s=_left_s(job, used_s + ran_s, runs),
+        waited_s=(now - job.created_at).total_seconds() - used_s - ran_s,
         lost_s=0.0 if job.yields else ran_s,
         yields=job.yields,
         is_leaving=attempt.preempt_asked_at is not None,

@@ -37,6 +37,8 @@ class RunningJob:
     """How long it has held them."""
     left_s: float | None = None
     """Seconds that it has left; None where nobody knows."""
+    waited_s: float = 0.0
+    """Since it was submitted, without the time in which it ran."""
     lost_s: float = 0.0
     """Seconds of its work that are done again after it has left."""
     yields: bool = False
@@ -58,7 +60,8 @@ def may_evict(coming: Rank, running: RunningJob, rank: Rank) -> bool:
     if coming.turn == rank.turn and coming.priority > rank.priority:
         return True
     is_owed = coming.turn < rank.turn or coming.user_is_ahead < rank.user_is_ahead
-    return running.yields and (is_owed or coming.work < CLEARLY_LESS * rank.work)
+    has_less = rank.work > 0 and coming.work < CLEARLY_LESS * rank.work
+    return running.yields and (is_owed or has_less)
 
 
 def because(coming: Rank, rank: Rank) -> str:

@@ -18,6 +18,10 @@ from service.domain.scheduling.slots import Request
 
 SETTLING_S = 300.0
 """Added to the time that a job has left: differences far below what a start costs mean nothing."""
+LONGEST_WAIT_S = 8 * 3600.0
+"""After which a job comes before its equals, is not pushed out by them, and lets nobody pass on
+what it has reserved. Until then jobs that yield pass: they go when they are in its way, and
+capacity that is kept empty delays everybody."""
 SIZE_POWER = 0.7
 """How the size of a gang weighs: at 1 a wide job waits behind every narrow one of the same work; at
 0 width costs nothing."""
@@ -70,7 +74,9 @@ def total_of(totals: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-def work_left(left_s: float | None, share: float) -> float:
+def work_left(left_s: float | None, share: float, waited_s: float) -> float:
     """left_s: seconds that the job has left on its slots, None where nobody knows: it is tried
-    first, and its progress will tell."""
+    first, and its progress will tell. One that has waited for long enough comes before all."""
+    if waited_s > LONGEST_WAIT_S:
+        return -1.0
     return 0.0 if left_s is None else (left_s + SETTLING_S) * share**SIZE_POWER

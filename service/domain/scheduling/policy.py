@@ -11,7 +11,7 @@ the large one has no use for, such as nodes of another kind. A job that would le
 it is asked to passes also on reserved ones, while the other has not waited for long: it can be
 pushed out again.
 
-RunningJob groups get more slots at both ends of the queue. Before the queue: a group that lost slots
+Running groups get more slots at both ends of the queue. Before the queue: a group that lost slots
 and lacks workers to train on. It was given its slots before any job that waits now, it holds the
 rest of them, and it stands by for no more than half a minute. So it gets any free slot, also one
 that a waiting job has reserved, and slots that it can't have yet are set aside as for a job ahead
@@ -168,9 +168,6 @@ Decision = Start | Wait | Impossible | Grow | Stay | Preempt
 
 MAX_PREEMPTED = 100
 """Jobs that one plan asks to leave: those that are still in the way are asked by the next."""
-PATIENCE_S = 8 * 3600.0
-"""For which a blocked job lets others pass on what it has reserved, if they yield. They go when
-they are in its way, and capacity that is kept empty delays everybody."""
 
 
 def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
@@ -261,7 +258,7 @@ def _ranks(snapshot: Snapshot, total: Mapping[str, float]) -> dict[str, order.Ra
             priority=job.priority,
             place=job.place,
             user_is_ahead=standings.user_is_ahead(job.queue, job.owner),
-            work=order.work_left(job.left_s, order.share_of(job.request, total)),
+            work=order.work_left(job.left_s, order.share_of(job.request, total), job.waited_s),
             seq=job.seq,
         )
         for job in there
@@ -352,7 +349,7 @@ class _Round:
         if offer.soon.room(request) >= request.least or self._evict(job, offer):
             return self._promise(job, offer, most, position)
         reason, ahead = self._obstacles.why(needs(request), job.job_id, request, request.least)
-        self._set_aside(job.job_id, request, most, job.waited_s > PATIENCE_S)
+        self._set_aside(job.job_id, request, most, job.waited_s > order.LONGEST_WAIT_S)
         return Wait(job.job_id, reason, position, ahead)
 
     def _never_fits(self, request: Request) -> Reason | None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling import forecast, order, policy
+from service.domain.scheduling import forecast, order
 from service.domain.scheduling.eviction import CLEARLY_LESS, MIN_RUN_S
 from service.domain.scheduling.policy import (
     Holder,
@@ -89,6 +89,7 @@ def test_slots_that_are_being_left_are_waited_for_and_nobody_else_is_asked() -> 
         (waiting("new", 1), {"priority": 51, "yields": False}),
         (waiting("new", 1, priority=99), {"held_s": MIN_RUN_S - 1}),
         (waiting("new", 4, left_s=HOUR), {"left_s": HOUR}),
+        (waiting("new", 1), {"waited_s": order.LONGEST_WAIT_S + 1}),
         (waiting("new", 4, left_s=CLEARLY_LESS * HOUR), {"left_s": HOUR}),
     ],
 )
@@ -135,7 +136,7 @@ def test_the_least_work_left_starts_first_and_what_is_unknown_before_all() -> No
 
 def test_one_that_yields_passes_a_blocked_job_until_that_has_waited_for_long() -> None:
     there = [running("there", {"n": 3}, held_s=0.0)]
-    for waited_s, starts in ((0.0, ["small"]), (policy.PATIENCE_S + 1, [])):
+    for waited_s, starts in ((0.0, ["small"]), (order.LONGEST_WAIT_S + 1, [])):
         large = dataclasses.replace(waiting("large", 4), waited_s=waited_s, seq=1)
         decisions = plan(snapshot([large, waiting("small", 1)], there), NOW)
         assert [d.job_id for d in decisions if isinstance(d, Start)] == starts
@@ -198,7 +199,7 @@ def crowded(draw: st.DrawFn) -> Snapshot:
             waiting(f"w{seq}", gpus, priority=priority, left_s=left_s),
             seq=seq,
             yields=draw(st.booleans()),
-            waited_s=draw(st.sampled_from([0.0, policy.PATIENCE_S + 1])),
+            waited_s=draw(st.sampled_from([0.0, order.LONGEST_WAIT_S + 1])),
         )
         for seq, (gpus, left_s, priority) in enumerate(draw(st.lists(GANGS, max_size=6)))
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def group(
 
 
 def planned(
-    *jobs: WaitingJob, nodes: list[Node], growing: tuple[Growing, ...], **more: str
+    *jobs: WaitingJob, nodes: list[Node], growing: tuple[Growing, ...], **more: Any
 ) -> list[Decision]:
     holders = tuple(Holder(g.job_id, g.slices, CPU) for g in growing)
     return plan(Snapshot(jobs, tuple(nodes), True, holders, growing=growing, **more), NOW)

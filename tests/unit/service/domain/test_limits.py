@@ -276,7 +276,8 @@ def running(snapshot: Snapshot) -> list[Member]:
 
 def after(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[Member]:
     """All that hold slots once the plan is done."""
-    known = {j.job_id: (j.queue, j.owner) for j in (*snapshot.queue, *snapshot.growing)}
+    there: list[WaitingJob | Growing] = [*snapshot.queue, *snapshot.growing]
+    known = {job.job_id: (job.queue, job.owner) for job in there}
     given = [
         (d.job_id, *known[d.job_id], sum(p.num_workers for p in d.slices))
         for d in decisions

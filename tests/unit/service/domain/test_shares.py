@@ -12,6 +12,7 @@ import pytest
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.eviction import MIN_RUN_S
+from service.domain.scheduling.order import LONGEST_WAIT_S
 from service.domain.scheduling.policy import (
     Holder,
     Node,
@@ -195,3 +196,40 @@ def snapshot_at(
     at: float,
 ) -> Snapshot:
     return dataclasses.replace(snapshot(queue, there, queues, Used()), used_s=used.seconds(at))
+
+
+def test_a_gang_of_half_the_cluster_does_not_starve_under_a_flood_of_small_jobs() -> None:
+    step_s, flood = 300.0, itertools.count()
+    left_s, waited_s, held_s = 20 * HOUR, 0.0, 0.0
+    is_running = False
+    small: list[RunningJob] = []
+    for _ in range(int(3 * DAY / step_s)):
+        gang = dataclasses.replace(waiting("gang", "q", gpus=GPUS // 2), waited_s=waited_s)
+        gang = dataclasses.replace(gang, left_s=left_s)
+        there = list(small)
+        if is_running:
+            job = running("gang", "q", gpus=GPUS // 2)
+            job = dataclasses.replace(job, held_s=held_s, left_s=left_s, waited_s=waited_s)
+            there.append(job)
+        new = [waiting(f"s{next(flood)}", "q", seq=1) for _ in range(GPUS)]
+        queue = new if is_running else [gang, *new]
+        for decision in plan(snapshot(queue, there, [Queue("q")], Used()), NOW):
+            if isinstance(decision, Preempt):
+                small = [job for job in small if job.job_id != decision.job_id]
+                if decision.job_id == "gang":
+                    is_running = False
+            elif isinstance(decision, Start) and decision.job_id == "gang":
+                is_running, held_s = True, 0.0
+            elif isinstance(decision, Start):
+                small.append(dataclasses.replace(running(decision.job_id, "q"), held_s=0.0))
+        small = [dataclasses.replace(job, held_s=job.held_s + step_s) for job in small]
+        small = [job for job in small if job.held_s < 0.5 * HOUR]
+        if not is_running:
+            waited_s += step_s
+            continue
+        held_s += step_s
+        left_s -= step_s
+        if left_s <= 0:
+            break
+    assert left_s <= 0
+    assert HOUR < waited_s <= LONGEST_WAIT_S + MIN_RUN_S + 2 * step_s
