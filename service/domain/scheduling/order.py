@@ -18,7 +18,7 @@ from service.domain.scheduling.slots import Request
 
 SETTLING_S = 300.0
 """Added to the time that a job has left: differences far below what a start costs mean nothing."""
-LONGEST_WAIT_S = 8 * 3600.0
+LONGEST_WAIT_S = 24 * 3600.0
 """After which a job comes before its equals, is not pushed out by them, and lets nobody pass on
 what it has reserved. Until then jobs that yield pass: they go when they are in its way, and
 capacity that is kept empty delays everybody."""
