@@ -24,6 +24,9 @@
           |   + Unsatisfiable        unsatisfiable
           |   |   + OutOfMemory      out_of_memory
           |   + NotPlannable         not_plannable
+          |   + ArrayTooLarge        array_too_large
+          |   + DependencyNotFound   dependency_not_found
+          |   + DependencyNeverSatisfied dependency_never_satisfied
           |   + InitFromNotFound     init_from_not_found
           |   + InitFromDiffers      init_from_differs
           |   + BadUpload            bad_upload
@@ -41,6 +44,7 @@
           |   + CheckpointNotFound   checkpoint_not_found
           |   + DrillNotFound        drill_not_found
           |   + CodeNotFound         code_not_found
+          |   + ArrayNotFound        array_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
           |   + JobLive              job_live
@@ -61,6 +65,7 @@ NotFound` also catches the codes of a newer server.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, ClassVar
@@ -68,7 +73,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:  # imported lazily: the help of the command line needs neither
     import httpx
 
-    from dray.views import Job, Problem
+    from dray.views import Job, JobArray, Problem
 
 
 class DrayError(Exception):
@@ -104,10 +109,12 @@ class IntegrityError(DrayError):
 
 
 class WaitTimeout(DrayError, TimeoutError):
-    """The time to wait was up before the job reached the state. The job goes on."""
+    """The time to wait was up before the job, or each job of the array, reached the state. The job
+    goes on."""
 
-    def __init__(self, job: Job, timeout_s: float) -> None:
-        super().__init__(f"job {job.id} is still {job.state} after {round(timeout_s, 1):g} s")
+    def __init__(self, job: Job | JobArray, timeout_s: float) -> None:
+        what = "array" if job.id.startswith("array-") else "job"
+        super().__init__(f"{what} {job.id} is still {job.state} after {round(timeout_s, 1):g} s")
         self.job = job
 
 
@@ -126,11 +133,15 @@ MAX_CANDIDATES = 10
 class AmbiguousJob(DrayError, LookupError):
     """Several jobs match a name or the beginning of an id. Nothing was done to any of them."""
 
-    def __init__(self, reference: str, candidates: list[Job]) -> None:
+    def __init__(
+        self, reference: str, candidates: list[Job], *, ids: Sequence[str] | None = None
+    ) -> None:
+        """ids: what to call the candidates, where that is not their own ids."""
         more = len(candidates) > MAX_CANDIDATES
+        called = ids or [job.id for job in candidates]
         listed = [
-            f"  {job.id} {job.state} of {job.created_at:%Y-%m-%d %H:%M:%S}Z: {job.name}"
-            for job in candidates[:MAX_CANDIDATES]
+            f"  {one} {job.state} of {job.created_at:%Y-%m-%d %H:%M:%S}Z: {job.name}"
+            for one, job in zip(called, candidates[:MAX_CANDIDATES], strict=False)
         ]
         number = f"more than {MAX_CANDIDATES}" if more else f"{len(candidates)}"
         lines = [f"{reference!r} means {number} jobs; give the id of one, or more of it", *listed]
@@ -275,6 +286,24 @@ class CodeUnfit(BadRequest):
     code = "code_unfit"
 
 
+class ArrayTooLarge(BadRequest):
+    """`array.size` is above the server's limit."""
+
+    code = "array_too_large"
+
+
+class DependencyNotFound(BadRequest):
+    """`after` names a job or array that does not exist."""
+
+    code = "dependency_not_found"
+
+
+class DependencyNeverSatisfied(BadRequest):
+    """`after` asks for the success of a job that has failed or was cancelled."""
+
+    code = "dependency_never_satisfied"
+
+
 class InitFromNotFound(BadRequest):
     """`init_from` names a job or a step that has no checkpoint to start from."""
 
@@ -348,6 +377,12 @@ class CodeNotFound(NotFound):
     """The job brought no code."""
 
     code = "code_not_found"
+
+
+class ArrayNotFound(NotFound):
+    """There is no such array, or none of its jobs is left."""
+
+    code = "array_not_found"
 
 
 class RouteNotFound(NotFound):

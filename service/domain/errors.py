@@ -9,6 +9,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         CheckpointNotFound  checkpoint_not_found
         DrillNotFound       drill_not_found
         CodeNotFound        code_not_found
+        ArrayNotFound       array_not_found
       Conflict
         JobFinished         job_finished
         JobLive             job_live
@@ -24,6 +25,9 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
       BadUpload             bad_upload
       UploadTooLarge        upload_too_large
       CodeUnfit             code_unfit
+      ArrayTooLarge         array_too_large
+      DependencyNotFound    dependency_not_found
+      DependencyNeverSatisfied  dependency_never_satisfied
       InitFromNotFound      init_from_not_found
       InitFromDiffers       init_from_differs
       QuotaExceeded         quota_exceeded
@@ -78,6 +82,12 @@ class CodeNotFound(NotFound):
     """The caller has uploaded no such code, or the job has none."""
 
     code = "code_not_found"
+
+
+class ArrayNotFound(NotFound):
+    """There is no array of this id, or none of its jobs is left."""
+
+    code = "array_not_found"
 
 
 class Conflict(DomainError):
@@ -162,6 +172,24 @@ class CodeUnfit(DomainError):
     """The job names code that is not there, or that has no such entrypoint."""
 
     code = "code_unfit"
+
+
+class ArrayTooLarge(DomainError):
+    """The array has more jobs than the operator allows."""
+
+    code = "array_too_large"
+
+
+class DependencyNotFound(DomainError):
+    """A job or array that the job is to start after does not exist."""
+
+    code = "dependency_not_found"
+
+
+class DependencyNeverSatisfied(DomainError):
+    """A job after whose success the job is to start has ended otherwise."""
+
+    code = "dependency_never_satisfied"
 
 
 class InitFromNotFound(DomainError):

@@ -52,6 +52,8 @@ def _job(
         queue=row.queue,
         priority=row.priority,
         spec=shown(row.spec),
+        array_id=row.array_id,
+        array_index=row.array_index,
         attempt=row.attempt,
         world_size=row.world_size,
         position=row.position,

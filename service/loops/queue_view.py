@@ -5,18 +5,23 @@ Every round of the loops reads them, so only the columns that are needed, withou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Drill, DrillKind, Grant, Slice
 from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.domain.scheduling import policy
+from service.domain.scheduling.dependencies import ArrayLimit, Dependency
 from service.lifecycle import resizing
 
 UNFINISHED = tuple(state for state in JobState if not state.is_terminal)
@@ -49,6 +54,7 @@ class LiveAttempt:
     """Slots that the attempt holds and has not confirmed yet."""
     growing: policy.Growing | None = None
     """Set while the group could use more slots and may be granted some."""
+    array_id: str | None = None
 
 
 def snapshot(
@@ -56,6 +62,7 @@ def snapshot(
 ) -> tuple[tuple[policy.WaitingJob, ...], tuple[LiveAttempt, ...]]:
     """The waiting jobs, in the order of the queue, and every attempt that may still hold slots."""
     jobs = repository.in_state(session, UNFINISHED)
+    after = _dependencies(session, jobs)
     waiting = tuple(
         policy.WaitingJob(
             job_id=job.id,
@@ -64,6 +71,8 @@ def snapshot(
             seq=job.number,
             request=policy.Request(job.num_workers, job.bundle, job.min_workers),
             not_before=job.not_before if job.not_before and job.not_before > now else None,
+            after=after.get(job.array_id or job.id, ()),
+            array=_array_limit(job),
         )
         for job in jobs
         if job.state is JobState.QUEUED
@@ -89,10 +98,31 @@ def snapshot(
             node_ids=resizing.carriers(row),
             grant=resizing.granted(row),
             growing=resizing.growing(owners[row.job_id], row, now),
+            array_id=owners[row.job_id].array_id,
         )
         for row in attempts
     )
     return waiting, live
+
+
+def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple[Dependency, ...]]:
+    """By job or array, what it waits for. jobs: all that have not ended."""
+    found: dict[str, tuple[Dependency, ...]] = {}
+    rows = dependencies_repository.all_open(session)
+    if not rows:
+        return found
+    states = {job.id: str(job.state) for job in jobs}
+    unfinished = Counter(job.array_id for job in jobs)
+    for waiter, after_id, on_success in rows:
+        is_now = states.get(after_id) or f"{unfinished[after_id]} of its jobs have not ended"
+        found[waiter] = (*found.get(waiter, ()), Dependency(after_id, on_success, is_now))
+    return found
+
+
+def _array_limit(job: Row[Any]) -> ArrayLimit | None:
+    if job.array_max_running is None:
+        return None
+    return ArrayLimit(job.array_id, job.array_max_running)
 
 
 def _drills(session: Session) -> dict[tuple[str, int], list[Drill]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
@@ -187,6 +188,7 @@ class Scheduler:
             recovers_in_place=_recovers_in_place(claimed, job.request.bundle),
             worker_mtbf_s=await self._worker_mtbf_s(claimed),
             silence_limit_s=self._settings.silence_limit_s,
+            array_index=claimed.array_index,
         )
         try:
             await self._cluster.launch(spec)
@@ -252,4 +254,5 @@ def _snapshot(
         holders=holders,
         storage_problem=storage_problem,
         growing=tuple(group for group in growing if group is not None),
+        running_of_arrays=Counter(a.array_id for a in live if a.array_id is not None),
     )

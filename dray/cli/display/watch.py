@@ -55,7 +55,9 @@ def _refreshed(client: Client, job: Job) -> Job:
     try:
         return client.wait(job.id, REFRESH_S)
     except errors.WaitTimeout as timeout:
-        return timeout.job
+        shown = timeout.job
+    assert isinstance(shown, Job)
+    return shown
 
 
 def is_training(job: Job) -> bool:

@@ -15,15 +15,20 @@ that a waiting job has reserved, and slots that it can't have yet are set aside 
 of all others. After the queue: an elastic group that trains below its size gets slots that no
 waiting job has reserved, by priority, then first come first served. Here jobs that back off reserve
 slots, too: a job that starts before them ends some day, but a group keeps what it has grown into.
+
+A job that waits for others to end, or whose array runs as many jobs as it may, could not use slots:
+it reserves none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.dependencies import ArrayLimit, Dependency, waits_for
 from service.domain.scheduling.slots import EPSILON as EPSILON
 from service.domain.scheduling.slots import Holder as Holder
 from service.domain.scheduling.slots import Node as Node
@@ -63,6 +68,9 @@ class WaitingJob:
     preparing: str | None = None
     """Set while its environment is not ready on the nodes where it would start: it takes no slot
     and reserves none."""
+    after: tuple[Dependency, ...] = ()
+    """Jobs and arrays that must end first; until then it takes no slot and reserves none."""
+    array: ArrayLimit | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,8 @@ class Snapshot:
     storage_problem: str | None = None
     """Why nothing may start though there are slots: the storage is full."""
     growing: tuple[Growing, ...] = ()
+    running_of_arrays: Mapping[str, int] = field(default_factory=dict)
+    """Number of jobs with slots, by array."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +196,11 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     queue = sorted(snapshot.queue, key=lambda job: (-job.priority, job.seq))
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
     round_ = _Round(accepted if snapshot.connected else (), snapshot.holders, now)
+    round_.running_of_arrays.update(snapshot.running_of_arrays)
     obstacle = _nothing_starts(snapshot, accepted)
     standing_by = [round_.serve(group) for group in snapshot.growing if group.lacking]
     if obstacle is not None:
-        waits = [Wait(job.job_id, obstacle, place) for place, job in enumerate(queue, 1)]
+        waits = [_held(job, n) or Wait(job.job_id, obstacle, n) for n, job in enumerate(queue, 1)]
         others = [Stay(g.job_id, obstacle) for g in snapshot.growing if not g.lacking]
         return [*waits, *standing_by, *others]
     decisions: list[Decision] = []
@@ -216,6 +227,14 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
     return None
 
 
+def _held(job: WaitingJob, position: int) -> Wait | None:
+    """Why the job would not start whatever slots there are."""
+    if not job.after:
+        return None
+    reason = Reason("waiting_for_jobs", waits_for(job.after))
+    return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
+
+
 class _Round:
     """The slots that are left while one plan is made."""
 
@@ -228,6 +247,7 @@ class _Round:
         self._blocked: list[tuple[str, Request]] = []
         self._backing_off: list[WaitingJob] = []
         self._now = now
+        self.running_of_arrays: Counter[str] = Counter()
 
     def serve(self, group: Growing) -> Decision:
         """Give a group that stands by all that it lacks, of any free slots."""
@@ -244,6 +264,9 @@ class _Round:
         return Stay(group.job_id, reason, ahead)
 
     def decide(self, job: WaitingJob, position: int) -> Decision:
+        held = _held(job, position)
+        if held is not None:
+            return held
         impossible = can_ever_fit(job.request, self._nodes)
         if impossible is not None:
             return Impossible(job.job_id, impossible)
@@ -251,6 +274,8 @@ class _Round:
             self._backing_off.append(job)
             message = f"is tried again at {job.not_before:%H:%M:%S} UTC, its last attempt failed"
             return Wait(job.job_id, Reason("backing_off", message), position)
+        if job.array is not None and self._is_full(job.array):
+            return Wait(job.job_id, Reason("array_limit", job.array.sentence), position)
         if job.preparing is not None:
             self._backing_off.append(job)
             reason = Reason("preparing_environment", job.preparing)
@@ -262,7 +287,12 @@ class _Round:
             self._set_aside(job.job_id, request, request.num_workers)
             return Wait(job.job_id, reason, position, ahead)
         self._take(job.job_id, request, slices)
+        if job.array is not None:
+            self.running_of_arrays[job.array.array_id] += 1
         return Start(job.job_id, slices)
+
+    def _is_full(self, array: ArrayLimit) -> bool:
+        return self.running_of_arrays[array.array_id] >= array.max_running
 
     def end_queue(self) -> None:
         """Set aside what jobs reserve that back off, before groups grow."""
