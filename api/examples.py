@@ -37,6 +37,8 @@ JOB: Mapping[str, Any] = {
     "queue": "default",
     "priority": 50,
     "spec": {"version": 1, **DOCUMENT},
+    "array_id": None,
+    "array_index": None,
     "attempt": 1,
     "world_size": 2,
     "position": None,
@@ -433,6 +435,26 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "code_not_found": {
         "detail": f"the job {JOB_ID} brought no code: it runs what nodes have",
+    },
+    "array_not_found": {
+        "detail": f"there is no array {ARRAY_ID}",
+        "hint": "`dray ls` shows the jobs and arrays there are",
+    },
+    "array_too_large": {
+        "detail": "the array has 10,000,000 jobs, and this server takes 10,000",
+        "pointer": "/array/size",
+        "hint": "divide it; the operator sets the limit by DRAY_MAX_ARRAY_SIZE",
+    },
+    "dependency_not_found": {
+        "detail": f"there is no job or array {OTHER_ID}",
+        "pointer": "/after/0/job",
+        "hint": "`dray ls` shows the jobs there are",
+    },
+    "dependency_never_satisfied": {
+        "detail": "this job could never start: it was to start after the success of "
+        f"{OTHER_ID}, which failed",
+        "pointer": "/after/0",
+        "hint": "let it start after the end of the other, whatever that is: on: end",
     },
     "bad_upload": {
         "detail": "the path '../train.py' has an empty part, `.` or `..`",

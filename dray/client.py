@@ -223,7 +223,7 @@ class Client:
         self, array_id: str, timeout_s: float | None = None, states: States | None = None
     ) -> views.JobArray:
         """Return the array as soon as each of its jobs is over or in one of `states`. Raises
-        WaitTimeout after `timeout_s` seconds; the jobs go on."""
+        ArrayWaitTimeout after `timeout_s` seconds; the jobs go on."""
         return self._driver.run(self._flows.wait_array(array_id, timeout_s, states))
 
     def cancel_array(self, array_id: str) -> views.JobArray:

@@ -6,6 +6,7 @@
       + AmbiguousJob            several jobs match a name or the beginning of an id
       + JobFailed               a job that was followed ended without success
       + WaitTimeout             `wait` ran out of time; the job goes on (also a TimeoutError)
+      + ArrayWaitTimeout        `wait_array` ran out of time, likewise
       + TransportError          no answer came (also a ConnectionError)
       |   + ServerUnreachable   nothing listens there, or the name is unknown
       |   + RequestTimeout      the server took too long (also a TimeoutError)
@@ -109,13 +110,19 @@ class IntegrityError(DrayError):
 
 
 class WaitTimeout(DrayError, TimeoutError):
-    """The time to wait was up before the job, or each job of the array, reached the state. The job
-    goes on."""
+    """The time to wait was up before the job reached the state. The job goes on."""
 
-    def __init__(self, job: Job | JobArray, timeout_s: float) -> None:
-        what = "array" if job.id.startswith("array-") else "job"
-        super().__init__(f"{what} {job.id} is still {job.state} after {round(timeout_s, 1):g} s")
+    def __init__(self, job: Job, timeout_s: float) -> None:
+        super().__init__(f"job {job.id} is still {job.state} after {round(timeout_s, 1):g} s")
         self.job = job
+
+
+class ArrayWaitTimeout(DrayError, TimeoutError):
+    """The time to wait was up before all jobs of the array were over. They go on."""
+
+    def __init__(self, array: JobArray, timeout_s: float) -> None:
+        super().__init__(f"array {array.id} is still {array.state} after {round(timeout_s, 1):g} s")
+        self.array = array
 
 
 class JobFailed(DrayError):

@@ -33,7 +33,7 @@ def wait(
         asked = clock()
         left_s = LONG_POLL_S if deadline is None else deadline - asked
         if left_s <= 0:
-            raise errors.WaitTimeout(array, timeout_s or 0.0)
+            raise errors.ArrayWaitTimeout(array, timeout_s or 0.0)
         wait_s = min(LONG_POLL_S, left_s)
         array = yield from get(calls, array_id, wait_s, states, patient=True)
         yield from calls.pause_if_hurried(asked, wait_s, changed=array.is_settled(states))

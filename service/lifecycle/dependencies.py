@@ -20,7 +20,7 @@ from service.db.repositories import arrays as arrays_repository
 from service.db.repositories import dependencies as repository
 from service.db.session import notify
 from service.domain.errors import DependencyNeverSatisfied, DependencyNotFound
-from service.domain.scheduling.dependencies import Standing, never_satisfied, standing
+from service.domain.scheduling.dependencies import Prospect, never_satisfied, prospect
 from service.domain.states import Trigger, transition
 
 NEVER_SATISFIED = "dependency_never_satisfied"
@@ -36,9 +36,10 @@ class Ended:
 
 
 def hold(session: Session, spec: JobSpec) -> list[tuple[str, bool]]:
-    """What the document's job must wait for: ids, and whether each must succeed.
+    """Find the jobs and arrays that the document's job must wait for: ids, and whether each must
+    succeed.
 
-    None of it ends before this transaction does. DependencyNotFound for an id that nothing has,
+    None of them ends before this transaction does. DependencyNotFound for an id that nothing has,
     DependencyNeverSatisfied where the success that is asked for can't come any more.
     """
     ids = [entry.job for entry in spec.after]
@@ -56,10 +57,10 @@ def hold(session: Session, spec: JobSpec) -> list[tuple[str, bool]]:
                 hint="`dray ls` shows the jobs there are",
             )
         on_success = entry.on == "success"
-        stands = standing(states, on_success=on_success)
-        if stands is Standing.NEVER:
+        stands = prospect(states, on_success=on_success)
+        if stands is Prospect.NEVER:
             raise _refusal(entry.job, states, number)
-        if stands is Standing.OPEN:
+        if stands is Prospect.OPEN:
             still_open.append((entry.job, on_success))
     return still_open
 

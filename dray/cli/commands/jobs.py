@@ -85,7 +85,7 @@ def wait(
     import time
 
     from dray.cli.display.output import flush, write_json_line
-    from dray.errors import WaitTimeout
+    from dray.errors import ArrayWaitTimeout, WaitTimeout
 
     states = state_names(state)
     choice = Choice(jobs or (), label or (), (), everything, owner)
@@ -107,6 +107,8 @@ def wait(
                     job = wait_for(job_id, left_s, states)
                 except WaitTimeout as late:  # after the rest of the time that all jobs share
                     raise WaitTimeout(late.job, timeout_s or 0.0) from None
+                except ArrayWaitTimeout as late:
+                    raise ArrayWaitTimeout(late.array, timeout_s or 0.0) from None
                 done.append(job)
                 write_json_line(job) if as_json else report(job)
                 flush()

@@ -55,9 +55,7 @@ def _refreshed(client: Client, job: Job) -> Job:
     try:
         return client.wait(job.id, REFRESH_S)
     except errors.WaitTimeout as timeout:
-        shown = timeout.job
-    assert isinstance(shown, Job)
-    return shown
+        return timeout.job
 
 
 def is_training(job: Job) -> bool:

@@ -12,7 +12,7 @@ MAX_NAMED = 3
 """Jobs that a sentence names."""
 
 
-class Standing(StrEnum):
+class Prospect(StrEnum):
     """How a dependency stands."""
 
     OPEN = "open"
@@ -21,14 +21,14 @@ class Standing(StrEnum):
     """Not to be satisfied any more, whatever happens."""
 
 
-def standing(states: Collection[JobState], *, on_success: bool) -> Standing:
+def prospect(states: Collection[JobState], *, on_success: bool) -> Prospect:
     """How a dependency on jobs in these states stands: on one job, or on all of an array."""
     ended_badly = {JobState.FAILED, JobState.CANCELLED} & set(states)
     if on_success and ended_badly:
-        return Standing.NEVER
+        return Prospect.NEVER
     if all(state.is_terminal for state in states):
-        return Standing.SATISFIED
-    return Standing.OPEN
+        return Prospect.SATISFIED
+    return Prospect.OPEN
 
 
 @dataclass(frozen=True)
