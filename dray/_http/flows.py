@@ -183,7 +183,8 @@ class Flows(Calls):
             num = 1 if reference == "@last" else errors.MAX_CANDIDATES + 1
             call = Call("GET", "/v1/jobs", (*chosen.params(), *params(limit=num)))
             page = yield from self.read(views.JobPage, call)
-            found |= {(arrays and job.array_id) or job.id: job for job in page.items}
+            for job in page.items:
+                found[(chosen.collapse_arrays and job.array_id) or job.id] = job
         if len(found) > 1:
             raise errors.AmbiguousJob(reference, list(found.values()), ids=list(found))
         for one in found:

@@ -84,7 +84,7 @@ def move(
     if after.is_terminal:
         message = "the job ended before it was seen to train on"
         faults_repository.fail_drills(session, job.id, message, now)
-        if False:
+        if before is JobState.QUEUED:
             dependencies_repository.withdraw(session, [job.id])
         dependencies.resolve(session, [dependencies.Ended(job.id, job.array_id, after)], now)
     notify(session, job.id, events_of(job.id), QUEUE)

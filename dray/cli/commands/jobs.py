@@ -139,7 +139,7 @@ def get(
     from dray.cli.display.output import show_array, show_job, write_json
 
     with connect() as client, interruptible("the job goes on"):
-        job_id = client.resolve(job_id, arrays=job_id.startswith("array-"))
+        job_id = client.resolve(job_id, arrays=True)
         if is_array(job_id):
             array = client.wait_array(job_id) if wait else client.array(job_id)
             write_json(array) if as_json else show_array(array)

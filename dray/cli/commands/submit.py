@@ -310,7 +310,8 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
     what = spec.recipe or (spec.script.command if spec.script else "")
     workers = spec.resources.num_workers
     on = f"{workers} worker" if workers == 1 else f"{workers} workers"
-    say(f"{source} is a job: {what} on {on}. Nothing was sent.")
+    kind = "a job" if spec.array is None else f"an array of {spec.array.size}"
+    say(f"{source} is {kind}: {what} on {on}. Nothing was sent.")
     if packed is not None:
         for file in packed.files:
             say(f"  {size(file.size_bytes):>9}  {file.path}")
