@@ -28,8 +28,8 @@ def test_an_array_is_shown_listed_cancelled_and_deleted(http: httpx.Client) -> N
     assert (array["id"], array["size"], array["counts"]) == (array_id, 3, {"QUEUED": 3})
     jobs = http.get("/v1/jobs", params={"array": array_id}).json()["items"]
     assert [job["array_index"] for job in jobs] == [2, 1, 0]
-    only = {"array": array_id, "array_index": 1}
-    assert http.get("/v1/jobs", params=only).json()["items"] == [jobs[1]]
+    only = f"/v1/jobs?array={array_id}&array_index=1"
+    assert http.get(only).json()["items"] == [jobs[1]]
     once = {"array": array_id, "collapse_arrays": "true"}
     assert http.get("/v1/jobs", params=once).json()["items"] == [jobs[2]]
     assert http.delete(path).json()["code"] == "job_live"

@@ -203,11 +203,12 @@ def test_the_service_agrees_with_a_slow_look_at_the_whole_graph(
     assert sqlite_url.endswith(str(template))
     folders = (tmp_path / str(number) for number in count())
 
-    def machine() -> Dependencies:
-        folder = next(folders)
-        folder.mkdir()
-        return Dependencies(template, folder)
+    class Machine(Dependencies):
+        def __init__(self) -> None:
+            folder = next(folders)
+            folder.mkdir()
+            super().__init__(template, folder)
 
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=30, stateful_step_count=15, deadline=None)
+        Machine, settings=settings(max_examples=30, stateful_step_count=15, deadline=None)
     )
