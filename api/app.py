@@ -15,6 +15,7 @@ from api.http.connections import Admission, Limits
 from api.observability.middleware import Observed
 from api.observability.prometheus import Telemetry
 from api.routes import (
+    arrays,
     artifacts,
     attempts,
     checkpoints,
@@ -42,6 +43,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     status.router,
     jobs.router,
     queues.router,
+    arrays.router,
     plan.router,
     metrics.router,
     logs.router,

@@ -10,6 +10,7 @@ from api.problems import title
 JOB_ID = "job-01kamq6v3c7y2m5w9r4t8e1x0z"
 OTHER_ID = "job-01kamq2b8n4f6h0j3k5p7s9v1d"
 NEXT_ID = "job-01kamq5x1c3e7g9j2m4p6r8t0w"
+ARRAY_ID = "array-01kamq7r5e8g0j2n4q6s8t1v3x"
 SHA256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 CODE_ID = "code-3f1c0a5d9b7e42868c1d2e3f4a5b6c7d"
 MADE, STARTED, STEPPED = (f"2026-11-21T08:45:0{second}Z" for second in (0, 1, 2))
@@ -37,6 +38,8 @@ JOB: Mapping[str, Any] = {
     "priority": 50,
     "held_by": None,
     "spec": {"version": 1, **DOCUMENT},
+    "array_id": None,
+    "array_index": None,
     "attempt": 1,
     "world_size": 2,
     "position": None,
@@ -205,6 +208,17 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
 VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Job": JOB,
     "JobPage": {"items": [JOB], "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q"},
+    "JobArray": {
+        "id": ARRAY_ID,
+        "name": "sweep",
+        "owner": "ann",
+        "project": "default",
+        "queue": "default",
+        "size": 100,
+        "max_running": 4,
+        "counts": {"QUEUED": 90, "RUNNING": 4, "SUCCEEDED": 6},
+        "created_at": MADE,
+    },
     "Metrics": {
         "series": {"train/loss": {"steps": [1, 2, 3], "values": [2.31, 1.87, "NaN"]}},
         "next_step": 3,
@@ -492,6 +506,26 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "code_not_found": {
         "detail": f"the job {JOB_ID} brought no code: it runs what nodes have",
+    },
+    "array_not_found": {
+        "detail": f"there is no array {ARRAY_ID}",
+        "hint": "`dray ls` shows the jobs and arrays there are",
+    },
+    "array_too_large": {
+        "detail": "the array has 10,000,000 jobs, and this server takes 10,000",
+        "pointer": "/array/size",
+        "hint": "divide it; the operator sets the limit by DRAY_MAX_ARRAY_SIZE",
+    },
+    "dependency_not_found": {
+        "detail": f"there is no job or array {OTHER_ID}",
+        "pointer": "/after/0/job",
+        "hint": "`dray ls` shows the jobs there are",
+    },
+    "dependency_never_satisfied": {
+        "detail": "this job could never start: it was to start after the success of "
+        f"{OTHER_ID}, which failed",
+        "pointer": "/after/0",
+        "hint": "let it start after the end of the other, whatever that is: on: end",
     },
     "bad_upload": {
         "detail": "the path '../train.py' has an empty part, `.` or `..`",

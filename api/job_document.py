@@ -31,7 +31,10 @@ except where the field only modifies another setting.
 """
 
 _SCRIPTS = frozenset(
-    ("version", "name", "labels", "resources", "queue", "priority", "max_retries", "max_runtime_s")
+    (
+        *("version", "name", "labels", "resources", "after", "array"),
+        *("queue", "priority", "max_retries", "max_runtime_s"),
+    )
 )
 """Fields of the document that scripts use as well."""
 _BLOCKS = ("gpt", "resnet", "unet")

@@ -131,6 +131,8 @@ class AsyncClient:
         owner: str | None = None,
         project: str | None = None,
         name: str | None = None,
+        array: str | None = None,
+        collapse_arrays: bool = False,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         page_size: int = 100,
@@ -138,13 +140,29 @@ class AsyncClient:
         chosen = JobFilter(
             *(state, queue, label, owner, project),
             name=name,
+            array=array,
+            collapse_arrays=collapse_arrays,
             created_after=created_after,
             created_before=created_before,
         )
         return self._driver.iterate(self._flows.jobs(chosen, page_size))
 
-    async def resolve(self, reference: str) -> str:
-        return await self._driver.run(self._flows.resolve(reference))
+    async def resolve(self, reference: str, *, arrays: bool = False) -> str:
+        return await self._driver.run(self._flows.resolve(reference, arrays=arrays))
+
+    async def array(self, array_id: str) -> views.JobArray:
+        return await self._driver.run(self._flows.array(array_id))
+
+    async def wait_array(
+        self, array_id: str, timeout_s: float | None = None, states: States | None = None
+    ) -> views.JobArray:
+        return await self._driver.run(self._flows.wait_array(array_id, timeout_s, states))
+
+    async def cancel_array(self, array_id: str) -> views.JobArray:
+        return await self._driver.run(self._flows.cancel_array(array_id))
+
+    async def delete_array(self, array_id: str) -> None:
+        await self._driver.run(self._flows.delete_array(array_id))
 
     async def wait(
         self,

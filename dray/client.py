@@ -182,6 +182,8 @@ class Client:
         owner: str | None = None,
         project: str | None = None,
         name: str | None = None,
+        array: str | None = None,
+        collapse_arrays: bool = False,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         page_size: int = 100,
@@ -189,24 +191,48 @@ class Client:
         """Yield the jobs that match all arguments, newest first, fetched page by page.
 
         state: one state or several, any of which matches. owner: `@me` is the caller. label: a
-        job must have every pair. created_after, created_before: with a time zone; the job was
-        submitted at the first or later, and before the second.
+        job must have every pair. array: the id of an array. collapse_arrays: yield one job alone of
+        each array; with `state`, of those with a job in any of them. created_after,
+        created_before: with a time zone; the job was submitted at the first or later, and before
+        the second.
         """
         chosen = JobFilter(
             *(state, queue, label, owner, project),
             name=name,
+            array=array,
+            collapse_arrays=collapse_arrays,
             created_after=created_after,
             created_before=created_before,
         )
         return self._driver.iterate(self._flows.jobs(chosen, page_size))
 
-    def resolve(self, reference: str) -> str:
+    def resolve(self, reference: str, *, arrays: bool = False) -> str:
         """The id of the one job with this name, or whose id begins with it; `@last` is the caller's
-        newest job. A complete id is returned unchanged.
+        newest job; `ARRAY/INDEX` is a job of an array. A complete id is returned unchanged. With
+        `arrays` it may be an array's: by its id, how that begins, or the name of its jobs.
 
         Raises JobNotFound, and AmbiguousJob with the candidates if there are several.
         """
-        return self._driver.run(self._flows.resolve(reference))
+        return self._driver.run(self._flows.resolve(reference, arrays=arrays))
+
+    def array(self, array_id: str) -> views.JobArray:
+        """The array, with the number of its jobs in each state."""
+        return self._driver.run(self._flows.array(array_id))
+
+    def wait_array(
+        self, array_id: str, timeout_s: float | None = None, states: States | None = None
+    ) -> views.JobArray:
+        """Return the array as soon as each of its jobs is over or in one of `states`. Raises
+        ArrayWaitTimeout after `timeout_s` seconds; the jobs go on."""
+        return self._driver.run(self._flows.wait_array(array_id, timeout_s, states))
+
+    def cancel_array(self, array_id: str) -> views.JobArray:
+        """Stop all jobs of an array that are not over."""
+        return self._driver.run(self._flows.cancel_array(array_id))
+
+    def delete_array(self, array_id: str) -> None:
+        """Remove all jobs of an array with all their files; raises JobLive unless all are over."""
+        self._driver.run(self._flows.delete_array(array_id))
 
     def wait(
         self,

@@ -6,6 +6,7 @@
       + AmbiguousJob            several jobs match a name or the beginning of an id
       + JobFailed               a job that was followed ended without success
       + WaitTimeout             `wait` ran out of time; the job goes on (also a TimeoutError)
+      + ArrayWaitTimeout        `wait_array` ran out of time, likewise
       + TransportError          no answer came (also a ConnectionError)
       |   + ServerUnreachable   nothing listens there, or the name is unknown
       |   + RequestTimeout      the server took too long (also a TimeoutError)
@@ -24,6 +25,9 @@
           |   + Unsatisfiable        unsatisfiable
           |   |   + OutOfMemory      out_of_memory
           |   + NotPlannable         not_plannable
+          |   + ArrayTooLarge        array_too_large
+          |   + DependencyNotFound   dependency_not_found
+          |   + DependencyNeverSatisfied dependency_never_satisfied
           |   + InitFromNotFound     init_from_not_found
           |   + InitFromDiffers      init_from_differs
           |   + BadUpload            bad_upload
@@ -45,6 +49,7 @@
           |   + DrillNotFound        drill_not_found
           |   + CodeNotFound         code_not_found
           |   + QueueNotFound        queue_not_found
+          |   + ArrayNotFound        array_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
           |   + JobLive              job_live
@@ -68,6 +73,7 @@ NotFound` also catches the codes of a newer server.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, ClassVar
@@ -75,7 +81,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:  # imported lazily: the help of the command line needs neither
     import httpx
 
-    from dray.views import Job, Problem
+    from dray.views import Job, JobArray, Problem
 
 
 class DrayError(Exception):
@@ -118,6 +124,14 @@ class WaitTimeout(DrayError, TimeoutError):
         self.job = job
 
 
+class ArrayWaitTimeout(DrayError, TimeoutError):
+    """The time to wait was up before all jobs of the array were over. They go on."""
+
+    def __init__(self, array: JobArray, timeout_s: float) -> None:
+        super().__init__(f"array {array.id} is still {array.state} after {round(timeout_s, 1):g} s")
+        self.array = array
+
+
 class JobFailed(DrayError):
     """A job that was followed failed, or was cancelled."""
 
@@ -133,11 +147,15 @@ MAX_CANDIDATES = 10
 class AmbiguousJob(DrayError, LookupError):
     """Several jobs match a name or the beginning of an id. Nothing was done to any of them."""
 
-    def __init__(self, reference: str, candidates: list[Job]) -> None:
+    def __init__(
+        self, reference: str, candidates: list[Job], *, ids: Sequence[str] | None = None
+    ) -> None:
+        """ids: what to call the candidates, where that is not their own ids."""
         more = len(candidates) > MAX_CANDIDATES
+        called = ids or [job.id for job in candidates]
         listed = [
-            f"  {job.id} {job.state} of {job.created_at:%Y-%m-%d %H:%M:%S}Z: {job.name}"
-            for job in candidates[:MAX_CANDIDATES]
+            f"  {one} {job.state} of {job.created_at:%Y-%m-%d %H:%M:%S}Z: {job.name}"
+            for one, job in zip(called, candidates[:MAX_CANDIDATES], strict=False)
         ]
         number = f"more than {MAX_CANDIDATES}" if more else f"{len(candidates)}"
         lines = [f"{reference!r} means {number} jobs; give the id of one, or more of it", *listed]
@@ -300,6 +318,24 @@ class InvalidQueue(BadRequest):
     code = "invalid_queue"
 
 
+class ArrayTooLarge(BadRequest):
+    """`array.size` is above the server's limit."""
+
+    code = "array_too_large"
+
+
+class DependencyNotFound(BadRequest):
+    """`after` names a job or array that does not exist."""
+
+    code = "dependency_not_found"
+
+
+class DependencyNeverSatisfied(BadRequest):
+    """`after` asks for the success of a job that has failed or was cancelled."""
+
+    code = "dependency_never_satisfied"
+
+
 class InitFromNotFound(BadRequest):
     """`init_from` names a job or a step that has no checkpoint to start from."""
 
@@ -379,6 +415,12 @@ class QueueNotFound(NotFound):
     """There is no queue of this name."""
 
     code = "queue_not_found"
+
+
+class ArrayNotFound(NotFound):
+    """There is no such array, or none of its jobs is left."""
+
+    code = "array_not_found"
 
 
 class RouteNotFound(NotFound):

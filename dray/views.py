@@ -7,6 +7,7 @@ that a newer server stays readable.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
@@ -109,6 +110,10 @@ class Job(View):
     held_by: str | None = None
     """Name of the caller who holds the waiting job, so that it does not start."""
     spec: dict[str, Any]
+    array_id: str | None = None
+    """Id of the array that the job belongs to; unset, like `array_index`, of one that is alone."""
+    array_index: int | None = None
+    """Index of the job in its array, from 0."""
     attempt: int
     """Number of the newest attempt; 0 before the first."""
     world_size: int
@@ -137,6 +142,31 @@ class Job(View):
 class JobPage(View):
     items: list[Job]
     next_cursor: str | None = None
+
+
+class JobArray(View):
+    """The jobs that one document with `array` made."""
+
+    id: str
+    name: str
+    owner: str
+    project: str
+    queue: str
+    size: int
+    """Number of jobs that were made; those that were deleted since are in no count."""
+    max_running: int | None = None
+    counts: dict[JobState, int]
+    """Number of jobs in each state that a job of the array is in."""
+    created_at: datetime
+
+    @property
+    def state(self) -> str:
+        """The number of its jobs in each state, as a sentence: `4 RUNNING, 96 QUEUED`."""
+        return ", ".join(f"{n} {state}" for state in JobState if (n := self.counts.get(state)))
+
+    def is_settled(self, states: Collection[JobState] = ()) -> bool:
+        """Whether each job is over, or in one of these states."""
+        return all(state.is_terminal or state in states for state in self.counts)
 
 
 class Series(View):
@@ -444,7 +474,8 @@ class Explanation(View):
     queue_length: int | None = None
     """Number of waiting jobs, including this one; only while it waits."""
     blocked_by: list[str] = []
-    """Ids of the jobs that hold the slots that this job waits for."""
+    """Ids of the jobs that hold the slots that this job waits for, or of the jobs and arrays after
+    whose end it starts."""
     ahead: list[OtherJob] = []
     """The first 20 jobs ahead in the queue, the next to start first."""
     running: list[OtherJob] = []

@@ -34,6 +34,7 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
         "recovers_in_place": False,
         "worker_mtbf_s": WORKER_MTBF_S,
         "silence_limit_s": 60.0,
+        "array_index": None,
     }
     return AttemptSpec(**{**plain, **fields})
 
@@ -72,6 +73,7 @@ def rank_task(**fields: Any) -> RankTask:
         "generation": 0,
         "peers": (),
         "furthest_step": 0,
+        "array_index": None,
     }
     return RankTask(**{**plain, **fields})
 

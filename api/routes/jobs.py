@@ -40,6 +40,7 @@ from service.jobs.listing import JobQuery
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 DEFAULT_PROJECT = "default"
+MAX_INDEX = 2**63 - 1
 
 
 def _rfc_3339(value: Any) -> Any:
@@ -66,6 +67,12 @@ class ListQuery(Query):
     name: Annotated[str, Field(max_length=128)] | None = None
     id_prefix: Annotated[str, Field(pattern="^job-[0-9a-z]{0,60}$")] | None = None
     """Jobs whose id begins with this."""
+    array: Annotated[str, Field(pattern="^array-[0-9a-z]{0,60}$")] | None = None
+    """Jobs of the array whose id is this, or begins with it."""
+    array_index: Annotated[int, Field(ge=0, le=MAX_INDEX)] | None = None
+    """Jobs that have this index in their array."""
+    collapse_arrays: bool = False
+    """List one job alone of each array; with `state`, of those with a job in any of the states."""
     owner: Annotated[str, Field(max_length=255)] | None = None
     """Jobs of this owner; `@me` is the caller."""
     project: Annotated[str, Field(max_length=255)] | None = None
@@ -97,6 +104,9 @@ class ListQuery(Query):
         "unsatisfiable",
         "out_of_memory",
         "code_unfit",
+        "array_too_large",
+        "dependency_not_found",
+        "dependency_never_satisfied",
         "init_from_not_found",
         "init_from_differs",
         "quota_exceeded",
@@ -113,7 +123,7 @@ async def submit(
     owner: Caller,
     idempotency_key: KeyHeader = None,
 ) -> Response:
-    """Queue a job.
+    """Queue a job, or with `array` many, of which the answer is the one of index 0.
 
     With an `Idempotency-Key` (1 to 255 printable ASCII characters), sending the same document
     again answers with the job of the first request.
@@ -163,6 +173,9 @@ async def list_jobs(
         project=query.project,
         name=query.name,
         id_prefix=query.id_prefix,
+        array=query.array,
+        array_index=query.array_index,
+        collapse_arrays=query.collapse_arrays,
         created_after=query.created_after,
         created_before=query.created_before,
     )

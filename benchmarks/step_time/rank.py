@@ -189,6 +189,7 @@ def rank_task(
         generation=0,
         peers=(),
         furthest_step=0,
+        array_index=None,
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dray import errors, views
+from dray._http import arrays as arrays_of_jobs
 from dray._http import code, downloads, following
 from dray._http.calls import LONG_POLL_S, Calls, params
 from dray._http.code import OnUpload
@@ -86,6 +87,9 @@ class JobFilter:
     project: str | None = None
     name: str | None = None
     id_prefix: str | None = None
+    array: str | None = None
+    array_index: int | None = None
+    collapse_arrays: bool = False
     created_after: datetime | None = None
     created_before: datetime | None = None
 
@@ -99,10 +103,27 @@ class JobFilter:
                 project=self.project,
                 name=self.name,
                 id_prefix=self.id_prefix,
+                array=self.array,
+                array_index=self.array_index,
+                collapse_arrays="true" if self.collapse_arrays else None,
                 created_after=_moment(self.created_after),
                 created_before=_moment(self.created_before),
             ),
         ]
+
+
+def _meant(reference: str, arrays: bool) -> list[JobFilter]:
+    """The lists in which the job is that is meant, and with `arrays` the array."""
+    if reference == "@last":
+        return [JobFilter(owner="@me", collapse_arrays=arrays)]
+    in_array = re.fullmatch(r"(array-[0-9a-z]{1,26})(?:/([0-9]{1,18}))?", reference)
+    if in_array is not None and (arrays or in_array[2]):
+        index = None if in_array[2] is None else int(in_array[2])
+        return [JobFilter(array=in_array[1], array_index=index, collapse_arrays=index is None)]
+    segment(reference)
+    is_prefix = re.fullmatch(r"job-[0-9a-z]{1,25}", reference)
+    by_id = [JobFilter(id_prefix=reference)] if is_prefix else []
+    return [*by_id, JobFilter(name=reference, collapse_arrays=arrays)]
 
 
 @dataclass(frozen=True)
@@ -152,27 +173,37 @@ class Flows(Calls):
             if cursor is None:
                 return
 
-    def resolve(self, reference: str) -> Flow[str]:
-        if re.fullmatch(r"job-[0-9a-z]{26}", reference):
+    def resolve(self, reference: str, *, arrays: bool = False) -> Flow[str]:
+        """The id of the one job that is meant; with `arrays` also that of an array."""
+        kinds = "(job|array)" if arrays else "job"
+        if re.fullmatch(rf"{kinds}-[0-9a-z]{{26}}", reference):
             return reference
-        segment(reference)
-        if reference == "@last":
-            wanted = [JobFilter(owner="@me")]
-        else:
-            is_prefix = re.fullmatch(r"job-[0-9a-z]{1,25}", reference)
-            by_id = [JobFilter(id_prefix=reference)] if is_prefix else []
-            wanted = [*by_id, JobFilter(name=reference)]
         found: dict[str, views.Job] = {}
-        for chosen in wanted:
+        for chosen in _meant(reference, arrays):
             num = 1 if reference == "@last" else errors.MAX_CANDIDATES + 1
             call = Call("GET", "/v1/jobs", (*chosen.params(), *params(limit=num)))
             page = yield from self.read(views.JobPage, call)
-            found |= {job.id: job for job in page.items}
+            for job in page.items:
+                found[(chosen.collapse_arrays and job.array_id) or job.id] = job
         if len(found) > 1:
-            raise errors.AmbiguousJob(reference, list(found.values()))
-        for job_id in found:
-            return job_id
+            raise errors.AmbiguousJob(reference, list(found.values()), ids=list(found))
+        for one in found:
+            return one
         raise _not_found(reference)
+
+    def array(self, array_id: str) -> Flow[views.JobArray]:
+        return arrays_of_jobs.get(self, array_id)
+
+    def wait_array(
+        self, array_id: str, timeout_s: float | None, states: States | None
+    ) -> Flow[views.JobArray]:
+        return arrays_of_jobs.wait(self, array_id, timeout_s, frozenset(_states(states)))
+
+    def cancel_array(self, array_id: str) -> Flow[views.JobArray]:
+        return arrays_of_jobs.cancel(self, array_id)
+
+    def delete_array(self, array_id: str) -> Flow[None]:
+        return arrays_of_jobs.delete(self, array_id)
 
     def cancel(self, job_id: str) -> Flow[views.Job]:
         call = Call("POST", f"/v1/jobs/{segment(job_id)}/cancel")

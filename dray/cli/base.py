@@ -48,7 +48,7 @@ JobId = Annotated[
     str,
     typer.Argument(
         metavar="JOB",
-        help="A job's id, the beginning of its id, its name, or @last.",
+        help="A job's id, the beginning of its id, its name, ARRAY/INDEX, or @last.",
         autocompletion=job_ids,
     ),
 ]

@@ -19,7 +19,7 @@ References = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="JOB",
-        help="Jobs: ids, beginnings of ids, names, or @last.",
+        help="Jobs and arrays: ids, beginnings of ids, names, or @last.",
         autocompletion=job_ids,
         show_default=False,
     ),
@@ -71,15 +71,15 @@ class Choice:
 def choose(
     client: Client, choice: Choice, failures: Failures, *, default_states: Sequence[str]
 ) -> dict[str, str]:
-    """Ids of the jobs, each with its display name. A reference to no job, or to several, is printed
-    as a failure, and the others are handled."""
+    """Ids of the jobs, and of arrays that were named, each with its display name. A reference to no
+    job, or to several, is printed as a failure, and the others are handled."""
     from dray.cli.display.output import warn
 
     if not choice.is_by_rule:
         found = {}
         for reference in choice.references:
             with failures.noted():
-                job_id = client.resolve(reference)
+                job_id = client.resolve(reference, arrays=True)
                 found[job_id] = job_id if reference in job_id else f"{job_id} {reference}"
         return found
     jobs = client.jobs(
@@ -92,6 +92,11 @@ def choose(
     if not found:
         warn("there is no such job")
     return found
+
+
+def is_array(one: str) -> bool:
+    """Whether it is the id of an array."""
+    return one.startswith("array-")
 
 
 def ask(what: str, jobs: Sequence[str], *, yes: bool) -> None:

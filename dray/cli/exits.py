@@ -40,7 +40,7 @@ _REFUSED = (
 
 
 def exit_code(error: errors.DrayError) -> Exit:
-    if isinstance(error, errors.WaitTimeout):
+    if isinstance(error, errors.WaitTimeout | errors.ArrayWaitTimeout):
         return Exit.TIME_WAS_UP
     if isinstance(error, _REFUSED):
         return Exit.REFUSED

@@ -31,6 +31,7 @@ from dray.spec.fields import (
 )
 from dray.spec.metrics import Metric
 from dray.spec.model import Cnn, Gpt, Imported, Mlp, Model, ResNet, Unet
+from dray.spec.ordering import After, Afters, Array
 from dray.spec.parallel import INNER, MAX_WORKERS, Parallel, written_out
 from dray.spec.profile import Profile
 from dray.spec.recipes import RECIPES, RecipeName
@@ -51,6 +52,8 @@ __all__ = [
     "MAX_WORKERS",
     "RECIPES",
     "SPEC_VERSION",
+    "After",
+    "Array",
     "Checkpoint",
     "Cnn",
     "Compression",
@@ -180,6 +183,10 @@ class JobSpec(Document):
     """Steps to profile; unset, none."""
     metrics: Annotated[list[Metric], Field(max_length=64)] = []
     """Metrics of a script that does not report them itself."""
+    after: Afters = []
+    """Jobs that must end before this one starts, each an object or the id alone."""
+    array: Array | None = None
+    """Makes many jobs of this document; unset, one."""
     queue: QueueName = "default"
     """The queue in which the job waits, by whose rules it starts; `dray queue ls` lists them."""
     priority: Annotated[Int, Field(ge=0, le=100)] = 50
@@ -191,6 +198,11 @@ class JobSpec(Document):
     max_runtime_s: Seconds | None = None
     """Most seconds of running time over all attempts, after which the job fails; a number, or a
     time such as `2h`."""
+
+    @property
+    def num_jobs(self) -> int:
+        """Number of jobs that the document makes."""
+        return 1 if self.array is None else self.array.size
 
     @property
     def is_exact(self) -> bool:

@@ -119,6 +119,8 @@ class AttemptSpec:
     goes by it."""
     silence_limit_s: float
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
+    array_index: int | None
+    """The job's index in its array; None of one that is alone."""
 
     @property
     def world_size(self) -> int:
@@ -367,6 +369,7 @@ class RankTask(Seat):
     env: Mapping[str, str]
     furthest_step: int
     """Optimizer steps that an earlier attempt has done: up to there, they are done again."""
+    array_index: int | None
 
     @classmethod
     def of(cls, attempt: AttemptSpec, seat: Seat) -> RankTask:
@@ -392,6 +395,7 @@ class RankTask(Seat):
             device="cuda" if attempt.bundle.get("GPU") else "cpu",
             env={},
             furthest_step=attempt.furthest_step,
+            array_index=attempt.array_index,
         )
 
     def to_json(self) -> str:

@@ -115,6 +115,8 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(1 << 20, ge=1024)
     code_limit_bytes: int = Field(512 << 20, ge=1 << 20)
     """Most bytes that the files of one upload may have together."""
+    max_array_size: int = Field(10_000, ge=1)
+    """Most jobs that one document may make by `array`."""
     takes_functions: bool = True
     """Whether jobs of `submit_function`, which are pickles, are taken."""
     log_limit_bytes: int = Field(256 << 20, ge=1024)

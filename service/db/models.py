@@ -82,6 +82,25 @@ class JobRow(Base):
             )
             for column in ("init_from_job", "code", "finished_at", "deleted_at")
         ),
+        *(
+            Index(
+                name,
+                *columns,
+                unique=len(columns) == 2,
+                sqlite_where=text("array_id IS NOT NULL"),
+                postgresql_where=text("array_id IS NOT NULL"),
+            )
+            for name, columns in (
+                ("uq_jobs_array_id_array_index", ("array_id", "array_index")),
+                ("ix_jobs_array_id_state_array_index", ("array_id", "state", "array_index")),
+            )
+        ),
+        Index(
+            "ix_jobs_array_head",
+            "id",
+            sqlite_where=text("array_head IS NOT NULL"),
+            postgresql_where=text("array_head IS NOT NULL"),
+        ),
         {"sqlite_autoincrement": True},
     )
 
@@ -110,6 +129,13 @@ class JobRow(Base):
     init_from_job: Mapped[str | None] = mapped_column(String(64))
     code: Mapped[str | None] = mapped_column(String(64))
     """The id of the uploaded code that it runs, among its owner's."""
+    array_id: Mapped[str | None] = mapped_column(String(64))
+    """The array that the job belongs to; unset of one that is alone."""
+    array_index: Mapped[int | None]
+    array_head: Mapped[str | None] = mapped_column(String(64))
+    """As `array_id`, of the one job that stands for its array in lists."""
+    array_max_running: Mapped[int | None]
+    """As many jobs of the array may have slots at a time; unset: any number."""
 
     state: Mapped[JobState]
     reason_code: Mapped[str] = mapped_column(String(64))
@@ -177,6 +203,21 @@ class JobLabelRow(Base):
     job_id: Mapped[str] = _job_key()
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
     value: Mapped[str] = mapped_column(String(255))
+
+
+class JobDependencyRow(Base):
+    """A job or array that has not ended, and one that starts after it.
+
+    The row is deleted in the transaction that settles it. So a job with such a row has never
+    started, and whatever it waits for has not ended."""
+
+    __tablename__ = "job_dependencies"
+    __table_args__ = (Index("ix_job_dependencies_after_id", "after_id"),)
+    waiter: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """Id of a job, or of an array for all its jobs."""
+    after_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    on_success: Mapped[bool]
+    """Whether `after_id` must succeed; else it must only end."""
 
 
 class IdempotencyRow(Base):

@@ -10,6 +10,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         DrillNotFound       drill_not_found
         CodeNotFound        code_not_found
         QueueNotFound       queue_not_found
+        ArrayNotFound       array_not_found
       Conflict
         JobFinished         job_finished
         JobLive             job_live
@@ -31,6 +32,9 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
       UnknownQueue          unknown_queue
       PriorityTooHigh       priority_too_high
       InvalidQueue          invalid_queue
+      ArrayTooLarge         array_too_large
+      DependencyNotFound    dependency_not_found
+      DependencyNeverSatisfied  dependency_never_satisfied
       InitFromNotFound      init_from_not_found
       InitFromDiffers       init_from_differs
       QuotaExceeded         quota_exceeded
@@ -91,6 +95,12 @@ class QueueNotFound(NotFound):
     """There is no queue of this name."""
 
     code = "queue_not_found"
+
+
+class ArrayNotFound(NotFound):
+    """There is no array of this id, or none of its jobs is left."""
+
+    code = "array_not_found"
 
 
 class Conflict(DomainError):
@@ -211,6 +221,24 @@ class InvalidQueue(DomainError):
     """The rules of a queue contradict each other."""
 
     code = "invalid_queue"
+
+
+class ArrayTooLarge(DomainError):
+    """The array has more jobs than the operator allows."""
+
+    code = "array_too_large"
+
+
+class DependencyNotFound(DomainError):
+    """A job or array that the job is to start after does not exist."""
+
+    code = "dependency_not_found"
+
+
+class DependencyNeverSatisfied(DomainError):
+    """A job after whose success the job is to start has ended otherwise."""
+
+    code = "dependency_never_satisfied"
 
 
 class InitFromNotFound(DomainError):

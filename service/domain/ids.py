@@ -12,6 +12,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _MAX_MILLISECONDS = 2**48 - 1
 _JOB_ID_LENGTH = 30
+ARRAY_PREFIX = "array-"
 
 
 def _base32(value: int, length: int) -> str:
@@ -55,6 +56,16 @@ def new_job_id(now: datetime) -> str:
     return f"job-{_base32(milliseconds, 10)}{_base32(_sequence.next(milliseconds), 16)}"
 
 
+def new_array_id(now: datetime) -> str:
+    """`array-` and 26 characters, as of a job."""
+    return new_job_id(now).replace("job-", ARRAY_PREFIX, 1)
+
+
+def is_array_id(text: str) -> bool:
+    """Whether it looks like one."""
+    return text.startswith(ARRAY_PREFIX)
+
+
 def new_drill_id(now: datetime) -> str:
     """`drill-` and 26 characters, as of a job."""
     return new_job_id(now).replace("job-", "drill-", 1)
@@ -76,8 +87,9 @@ def ids_up_to(time: datetime) -> str:
 
 
 def last_id(prefix: str) -> str:
-    """No job id that begins so is above this one."""
-    return prefix.ljust(_JOB_ID_LENGTH, ALPHABET[-1])
+    """No id of a job or array that begins so is above this one."""
+    longest = _JOB_ID_LENGTH - len("job-") + len(ARRAY_PREFIX)
+    return prefix.ljust(longest, ALPHABET[-1])
 
 
 def new_deployment_id() -> str:

@@ -32,6 +32,8 @@ class Trigger(StrEnum):
     """The attempt ended and the job is to be tried again."""
     CANCEL = "cancel"
     """The user asked for it."""
+    UNMET = "unmet"
+    """A job after whose success it was to start ended otherwise."""
     STOPPED = "stopped"
     """The attempt was seen gone after it was told to stop."""
     IMPOSSIBLE = "impossible"
@@ -85,6 +87,7 @@ def _table() -> Mapping[tuple[JobState, Trigger], Transition]:
     table = {
         (s.QUEUED, t.CLAIM): Transition(s.STARTING, frozenset({"claimed"})),
         (s.QUEUED, t.CANCEL): Transition(s.CANCELLED, frozenset({"cancelled_by_user"})),
+        (s.QUEUED, t.UNMET): Transition(s.CANCELLED, frozenset({"dependency_never_satisfied"})),
         (s.QUEUED, t.IMPOSSIBLE): Transition(s.FAILED, frozenset({"unsatisfiable"})),
         (s.QUEUED, t.FAIL): Transition(s.FAILED, UNFIT_CODES),
         (s.STARTING, t.STEP): Transition(s.RUNNING, frozenset({"running"})),

@@ -38,6 +38,11 @@ class JobQuery:
     name: str | None = None
     id_prefix: str | None = None
     """The beginning of the id: `job-` and more."""
+    array: str | None = None
+    """The id of an array, or its beginning: `array-` and more."""
+    array_index: int | None = None
+    collapse_arrays: bool = False
+    """Of each array, one job alone; with states, if any job of the array is in one of them."""
     created_after: datetime | None = None
     """At this time or later."""
     created_before: datetime | None = None
@@ -55,6 +60,9 @@ class JobQuery:
             self.project,
             self.name,
             self.id_prefix,
+            self.array,
+            self.array_index,
+            self.collapse_arrays,
             *(time and time.astimezone(UTC).isoformat() for time in times),
         ]
         return f"jobs:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
@@ -85,6 +93,9 @@ def page(session: Session, wanted: JobQuery, *, limit: int, before_id: str | Non
         name=wanted.name,
         id_prefix=wanted.id_prefix,
         job_labels=wanted.labels,
+        array=wanted.array,
+        array_index=wanted.array_index,
+        collapse_arrays=wanted.collapse_arrays,
         created_after=wanted.created_after,
         created_before=wanted.created_before,
         before_id=before_id,

@@ -22,6 +22,7 @@ from service.db.repositories import storage as storage_repository
 from service.db.session import Database
 from service.db.types import storable
 from service.domain.errors import ArtifactNotFound, CodeNotFound
+from service.domain.ids import is_array_id
 from service.domain.scheduling import policy
 from service.ingest import hangs, silent_processes
 from service.jobs import serializers
@@ -312,6 +313,8 @@ def _expected_start(session: Session, blocked_by: Sequence[str]) -> datetime | N
     """When the last of the jobs in the way must have ended, if each of them has a time limit."""
     ends: list[datetime] = []
     for job_id in blocked_by:
+        if is_array_id(job_id):
+            return None
         job = repository.get(session, job_id)
         if job is None or job.state.is_terminal:
             continue

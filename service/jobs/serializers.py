@@ -53,6 +53,8 @@ def _job(
         priority=row.priority,
         held_by=row.held_by,
         spec=shown(row.spec),
+        array_id=row.array_id,
+        array_index=row.array_index,
         attempt=row.attempt,
         world_size=row.world_size,
         position=row.position,

@@ -19,7 +19,9 @@ from service.code.uploads import CodeUploads
 from service.config.settings import Settings
 from service.db.models import EventRow, JobRow
 from service.db.notifications import QUEUE, Signals, events_of
+from service.db.repositories import arrays as arrays_repository
 from service.db.repositories import code as code_repository
+from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import jobs as repository
 from service.db.session import Database, notify
 from service.db.types import storable
@@ -34,9 +36,10 @@ from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
 from service.domain.scheduling import policy
 from service.domain.states import Trigger
-from service.jobs import data_policy, listing, serializers
+from service.jobs import arrays, data_policy, listing, serializers
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.jobs.listing import JobQuery
+from service.lifecycle import dependencies
 from service.lifecycle.transitions import move
 from service.nodes import node_table
 from service.nodes.gpu_capabilities import refuse_missing_precision
@@ -69,6 +72,7 @@ class Jobs:
         self._plans = Plans(database)
         self.storage_watch = StorageWatch(database, storage, settings)
         self.code = CodeUploads(database, storage, settings, clock=clock)
+        self.arrays = arrays.Arrays(database, storage, self._clock)
 
     async def submit(
         self,
@@ -80,6 +84,7 @@ class Jobs:
         idempotency: IdempotencyKey | None = None,
     ) -> tuple[views.Job, bool]:
         """The job and True; or, if the key was used for the same request, the first one and False.
+        Of an array, its job of index 0.
 
         DataSourceForbidden if it names data that nobody may read; UnknownQueue if there is no such
         queue, QueueFull if as many wait there as it takes, PriorityTooHigh for that queue;
@@ -87,7 +92,9 @@ class Jobs:
         run, OutOfMemory if it needs more than its workers have;
         InitFromNotFound if the checkpoint it starts from is not there, InitFromDiffers if that is
         of another model or, to be taken whole, of another training; QuotaExceeded while the storage
-        is full; CodeUnfit if its code was not uploaded, or has no such program;
+        is full; CodeUnfit if its code was not uploaded, or has no such program; ArrayTooLarge;
+        DependencyNotFound, DependencyNeverSatisfied if it is to start after a job that is not there
+        or has ended badly;
         IdempotencyMismatch if the key was used for another request.
         """
         await data_policy.refuse_forbidden(spec, data_policy.policy_of(self._settings))
@@ -95,6 +102,7 @@ class Jobs:
         spec = resolved.spec
         unfit = await entrypoints.why_unfit(self.code, spec.script, owner)
         unfit = unfit or await models.why_unfit(self.code, spec, owner, self._settings.storage_url)
+        arrays.refuse_too_large(spec, self._settings)
         now = self._clock()
         job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
 
@@ -109,7 +117,7 @@ class Jobs:
             if resolved.refusal is not None:
                 raise resolved.refusal
             request = policy.request_of(spec.resources, spec.elastic)
-            queue = admission.admit(session, spec.queue, owner, request)
+            queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
             admission.refuse_priority(queue, spec.priority)
             _refuse_impossible(session, request)
             refuse_missing_precision(session, spec)
@@ -118,9 +126,11 @@ class Jobs:
                 raise unfit
             _use_code(session, spec, owner, now)
             origin = init_from.resolve(session, spec)
+            after = dependencies.hold(session, spec)
             row = _new_row(job_id, spec, request, origin, owner, project, self._settings, now)
-            repository.insert(session, row, spec.labels)
-            repository.add_event(session, _submitted(row, resolved.explanation, actor, now))
+            event = _submitted(row, resolved.explanation, actor, now)
+            arrays.insert(session, row, spec, event, now)
+            dependencies_repository.insert_all(session, row.array_id or job_id, after)
             notify(session, job_id, QUEUE)
             session.flush()
             return serializers.job(session, row), True
@@ -228,6 +238,8 @@ class Jobs:
             init_from.refuse_if_needed(session, job_id)
             # By the database's clock: another process may have to finish the deletion.
             row.deleted_at = self._database.time(session)
+            if row.array_head is not None:
+                arrays_repository.hand_head_on(session, row)
 
         await self._database.write(hide)
         logger.info("the job %s was deleted by %s", job_id, actor)

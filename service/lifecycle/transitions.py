@@ -23,6 +23,7 @@ from service.db.models import AttemptRow, CodeRow, EventRow, JobRow
 from service.db.notifications import QUEUE, events_of
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import code as code_repository
+from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
@@ -33,6 +34,7 @@ from service.domain.scheduling import policy
 from service.domain.scheduling.limits import HELD
 from service.domain.scheduling.slots import workers
 from service.domain.states import Trigger, transition
+from service.lifecycle import dependencies
 
 
 def move(
@@ -84,7 +86,12 @@ def move(
     if after.is_terminal:
         message = "the job ended before it was seen to train on"
         faults_repository.fail_drills(session, job.id, message, now)
+        if before is JobState.QUEUED:
+            dependencies_repository.withdraw(session, [job.id])
+        dependencies.resolve(session, [dependencies.Ended(job.id, job.array_id, after)], now)
     notify(session, job.id, events_of(job.id), QUEUE)
+    if job.array_id is not None:
+        notify(session, events_of(job.array_id))
     return True
 
 
@@ -135,6 +142,7 @@ class Claimed:
     code: CodeRow | None
     """The uploaded code that it runs."""
     owner: str
+    array_index: int | None
 
 
 def claim(
@@ -216,6 +224,7 @@ def claim(
         min_workers=job.min_workers,
         code=code,
         owner=job.owner,
+        array_index=job.array_index,
     )
 
 
@@ -240,7 +249,7 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
     written.
     """
     queued = {row.id: row for row in repository.in_state(session, (JobState.QUEUED,))}
-    changed = 0
+    notes: list[dict[str, Any]] = []
     for wait in waits:
         row = queued.get(wait.job_id)
         # A job that was held or released since the plan saw it has told why by itself.
@@ -249,17 +258,18 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
         shown = (row.reason_code, row.reason_message, row.position, tuple(row.blocked_by))
         if shown == (wait.reason.code, wait.reason.message, wait.position, wait.blocked_by):
             continue
-        repository.note_waiting(
-            session,
-            wait.job_id,
-            reason_code=wait.reason.code,
-            reason_message=wait.reason.message,
-            position=wait.position,
-            blocked_by=list(wait.blocked_by),
+        notes.append(
+            {
+                "job_id": wait.job_id,
+                "new_reason_code": wait.reason.code,
+                "new_reason_message": wait.reason.message,
+                "new_position": wait.position,
+                "new_blocked_by": list(wait.blocked_by),
+            }
         )
-        touch(session, wait.job_id)
-        changed += 1
-    return changed
+    repository.note_waiting(session, notes)
+    touch(session, *(note["job_id"] for note in notes))
+    return len(notes)
 
 
 def fail_impossible(

@@ -5,19 +5,23 @@ Every round of the loops reads them, so only the columns that are needed, withou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Drill, DrillKind, Grant, Slice
 from service.db.repositories import attempts as attempts_repository
+from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.domain.scheduling import forecast, policy
+from service.domain.scheduling.dependencies import ArrayLimit, Dependency
 from service.lifecycle import resizing
 from service.lifecycle.preemption import HOLDING
 from service.loops.earlier_runs import Kind, Runs
@@ -56,6 +60,7 @@ class LiveAttempt:
     """Set while the group could use more slots and may be granted some."""
     running: policy.RunningJob | None = None
     """Set while it could be asked to leave its slots, or was."""
+    array_id: str | None = None
 
 
 def snapshot(
@@ -68,6 +73,7 @@ def snapshot(
     """
     jobs = repository.in_state(session, UNFINISHED)
     runs = {} if earlier is None else earlier
+    after = _dependencies(session, jobs)
     waiting = tuple(
         policy.WaitingJob(
             job_id=job.id,
@@ -83,6 +89,8 @@ def snapshot(
             owner=job.owner,
             held=job.held_by,
             place=job.rank,
+            after=after.get(job.array_id or job.id, ()),
+            array=_array_limit(job),
         )
         for job in jobs
         if job.state is JobState.QUEUED
@@ -111,6 +119,7 @@ def snapshot(
             grant=resizing.granted(row),
             growing=resizing.growing(by_id[row.job_id], row, now),
             running=_running(by_id[row.job_id], row, runs, now),
+            array_id=by_id[row.job_id].array_id,
         )
         for row in attempts
     )
@@ -149,6 +158,26 @@ def _left_s(job: Any, ran_s: float, runs: Runs) -> float | None:
     share_done = min(1.0, progress.get("step", 0) / total) if total else None
     earlier_s = runs.get(Kind(job.owner, job.name, job.num_workers), ())
     return forecast.seconds_left(share_done, ran_s, earlier_s)
+
+
+def _dependencies(session: Session, jobs: Sequence[Row[Any]]) -> dict[str, tuple[Dependency, ...]]:
+    """By job or array, what it waits for. jobs: all that have not ended."""
+    found: dict[str, tuple[Dependency, ...]] = {}
+    rows = dependencies_repository.all_open(session)
+    if not rows:
+        return found
+    states = {job.id: str(job.state) for job in jobs}
+    unfinished = Counter(job.array_id for job in jobs)
+    for waiter, after_id, on_success in rows:
+        is_now = states.get(after_id) or f"{unfinished[after_id]} of its jobs have not ended"
+        found[waiter] = (*found.get(waiter, ()), Dependency(after_id, on_success, is_now))
+    return found
+
+
+def _array_limit(job: Row[Any]) -> ArrayLimit | None:
+    if job.array_max_running is None:
+        return None
+    return ArrayLimit(job.array_id, job.array_max_running)
 
 
 def _drills(session: Session) -> dict[tuple[str, int], list[Drill]]:

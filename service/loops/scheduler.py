@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -220,6 +221,7 @@ class Scheduler:
             recovers_in_place=_recovers_in_place(claimed, job.request.bundle),
             worker_mtbf_s=await self._worker_mtbf_s(claimed),
             silence_limit_s=self._settings.silence_limit_s,
+            array_index=claimed.array_index,
         )
         try:
             await self._cluster.launch(spec)
@@ -282,4 +284,5 @@ def _snapshot(
         holders=holders,
         growing=tuple(a.growing for a in here if a.growing is not None),
         running=tuple(a.running for a in here if a.running is not None),
+        running_of_arrays=Counter(a.array_id for a in live if a.array_id is not None),
     )

@@ -15,8 +15,8 @@ MAX_NAMED = 20
 """Queues that an error lists."""
 
 
-def admit(session: Session, name: str, owner: str, request: Request) -> Queue:
-    """The queue, which takes one more job of the owner, and does so until this transaction ends.
+def admit(session: Session, name: str, owner: str, request: Request, num_jobs: int = 1) -> Queue:
+    """The queue, which takes so many jobs of the owner, and does so until this transaction ends.
 
     UnknownQueue if there is none, Unsatisfiable if its limits never allow the job, QueueFull if as
     many jobs wait as it takes.
@@ -26,7 +26,7 @@ def admit(session: Session, name: str, owner: str, request: Request) -> Queue:
     if never is not None:
         hint = f"choose another queue, or ask for less; `dray queue show {name}` has its rules"
         raise Unsatisfiable(f"this job could never start: {never}", pointer="/queue", hint=hint)
-    _refuse_if_full(session, queue, owner)
+    _refuse_if_full(session, queue, owner, num_jobs)
     return queue
 
 
@@ -54,18 +54,24 @@ def _unknown(session: Session, name: str) -> UnknownQueue:
     )
 
 
-def _refuse_if_full(session: Session, queue: Queue, owner: str) -> None:
+def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -> None:
     bounds = (
         (queue.max_queued, None, "the queue takes"),
         (queue.max_queued_per_user, owner, "a user may have"),
     )
     for most, of, words in bounds:
-        if most is None or repository.count_waiting(session, queue.name, of) < most:
+        if most is None:
+            continue
+        number = repository.count_waiting(session, queue.name, of)
+        if number + num_jobs <= most:
             continue
         whose = "" if of is None else f" of {of}"
-        wait = f"1 job{whose} waits" if most == 1 else f"{most} jobs{whose} wait"
+        wait = f"1 job{whose} waits" if number == 1 else f"{number} jobs{whose} wait"
+        most_of = (
+            "as many as" if number == most else f"and these are {num_jobs} more, of {most} that"
+        )
         raise QueueFull(
-            f"{wait} in the queue {queue.name!r}, as many as {words}",
+            f"{wait} in the queue {queue.name!r}, {most_of} {words}",
             pointer="/queue",
             hint="submit it when one of them has started, or choose another queue",
         )

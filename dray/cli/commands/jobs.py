@@ -20,6 +20,7 @@ from dray.cli.choosing import (
     Yes,
     ask,
     choose,
+    is_array,
     state_names,
 )
 from dray.cli.exits import Exit
@@ -27,7 +28,7 @@ from dray.cli.quantities import seconds
 
 if TYPE_CHECKING:
     from dray.client import Client
-    from dray.views import Job
+    from dray.views import Job, JobArray
 
 
 @app.command("watch")
@@ -50,10 +51,11 @@ def watch_job(client: Client, job_id: str, as_json: bool) -> None:
     _exit_as(job)
 
 
-def _exit_as(*jobs: Job) -> None:
-    from dray.views import JobState
+def _exit_as(*done: Job | JobArray) -> None:
+    from dray.views import JobArray, JobState
 
-    if any(job.state in (JobState.FAILED, JobState.CANCELLED) for job in jobs):
+    ends = [one.counts if isinstance(one, JobArray) else (one.state,) for one in done]
+    if any({JobState.FAILED, JobState.CANCELLED} & set(states) for states in ends):
         raise typer.Exit(Exit.JOB_ENDED_BADLY)
 
 
@@ -83,13 +85,13 @@ def wait(
     import time
 
     from dray.cli.display.output import flush, write_json_line
-    from dray.errors import WaitTimeout
+    from dray.errors import ArrayWaitTimeout, WaitTimeout
 
     states = state_names(state)
     choice = Choice(jobs or (), label or (), (), everything, owner)
     choice.check()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    done = []
+    done: list[Job | JobArray] = []
     failures = Failures()
     with connect() as client, interruptible("the jobs go on"):
         # A job that failed before this command began must not be missed.
@@ -101,9 +103,12 @@ def wait(
             with failures.noted():
                 left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                 try:
-                    job = client.wait(job_id, left_s, states)
+                    wait_for = client.wait_array if is_array(job_id) else client.wait
+                    job = wait_for(job_id, left_s, states)
                 except WaitTimeout as late:  # after the rest of the time that all jobs share
                     raise WaitTimeout(late.job, timeout_s or 0.0) from None
+                except ArrayWaitTimeout as late:
+                    raise ArrayWaitTimeout(late.array, timeout_s or 0.0) from None
                 done.append(job)
                 write_json_line(job) if as_json else report(job)
                 flush()
@@ -111,10 +116,14 @@ def wait(
     _exit_as(*done)
 
 
-def report(job: Job) -> None:
+def report(job: Job | JobArray) -> None:
     from dray.cli.display.output import say
+    from dray.views import JobArray
 
-    say(f"{job.id} {job.state}: {job.reason.message}")
+    if isinstance(job, JobArray):
+        say(f"{job.id} {job.size} jobs: {job.state}")
+    else:
+        say(f"{job.id} {job.state}: {job.reason.message}")
 
 
 @app.command()
@@ -123,14 +132,18 @@ def get(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job is over.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one job.
+    """Show one job, or how many jobs of an array are in which state.
 
     Exits with 0 however the job ended; `dray wait` reports the end by its exit code.
     """
-    from dray.cli.display.output import show_job, write_json
+    from dray.cli.display.output import show_array, show_job, write_json
 
     with connect() as client, interruptible("the job goes on"):
-        job_id = client.resolve(job_id)
+        job_id = client.resolve(job_id, arrays=True)
+        if is_array(job_id):
+            array = client.wait_array(job_id) if wait else client.array(job_id)
+            write_json(array) if as_json else show_array(array)
+            return
         job = client.wait(job_id) if wait else client.get(job_id)
     write_json(job) if as_json else show_job(job)
 
@@ -159,7 +172,7 @@ def cancel(
         ask("Stop {jobs}?", list(found.values()), yes=yes or not choice.is_by_rule)
         for job_id in found:
             with failures.noted():
-                job = client.cancel(job_id)
+                job = (client.cancel_array if is_array(job_id) else client.cancel)(job_id)
                 write_json_line(job) if as_json else report(job)
     failures.end()
 
@@ -191,6 +204,6 @@ def delete(
         ask(what, list(found.values()), yes=yes)
         for job_id in found:
             with failures.noted():
-                client.delete(job_id)
+                (client.delete_array if is_array(job_id) else client.delete)(job_id)
                 write(json.dumps({"deleted": job_id}) if as_json else f"{job_id} deleted")
     failures.end()

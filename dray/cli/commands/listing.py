@@ -11,9 +11,10 @@ from dray.cli.base import AsJson, app, connect
 from dray.cli.choosing import label_pairs, state_names
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
-    from dray.views import Job
+    from dray.views import Job, JobArray
 
 _METRICS = ("val/accuracy", "val/dice", "val/r2", "val/perplexity", "val/loss", "train/loss")
 """Metrics to show of a job whose document names none, in this order."""
@@ -30,6 +31,12 @@ def list_jobs(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with this label.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Only with this name.")] = None,
+    array: Annotated[
+        str | None, typer.Option(metavar="ARRAY", help="The jobs of this array, each on a line.")
+    ] = None,
+    each: Annotated[
+        bool, typer.Option("--each", help="Each job of an array on a line of its own.")
+    ] = False,
     owner: Annotated[str | None, typer.Option(help="Only of this owner; @me: your own.")] = None,
     project: Annotated[str | None, typer.Option(help="Only of this project.")] = None,
     since: Annotated[
@@ -48,7 +55,10 @@ def list_jobs(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first.
+
+    An array is one line, with the number of its jobs in each state; --json lists each job.
+    """
     from itertools import islice
 
     from dray.cli.display.output import warn, write_json
@@ -61,38 +71,51 @@ def list_jobs(
             name=name,
             owner=owner,
             project=project,
+            array=array,
+            collapse_arrays=not (each or as_json or array),
             created_after=_moment(since, "--since"),
             created_before=_moment(until, "--until"),
             page_size=500 if everything else min(limit + 1, 500),
         )
         jobs = list(found if everything else islice(found, limit + 1))
-    more = not everything and len(jobs) > limit
-    if more:
-        jobs.pop()
-    if as_json:
-        write_json(jobs)
-        return
-    _show(jobs, metric)
+        more = not everything and len(jobs) > limit
+        if more:
+            jobs.pop()
+        if as_json:
+            write_json(jobs)
+            return
+        with_arrays = [] if each or array else [job.array_id for job in jobs if job.array_id]
+        arrays = {array_id: client.array(array_id) for array_id in with_arrays}
+    _show(jobs, metric, arrays)
     if more:
         warn(f"there are more than {limit}; --all lists them")
 
 
-def _show(jobs: list[Job], metric: str | None) -> None:
+def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -> None:
+    """arrays: those of which one job stands for all."""
     from dray.cli.display.output import age, steps
     from dray.cli.display.tables import shortest_prefixes, table
+
+    def asked(j: Job) -> tuple[object, ...]:
+        return (j.world_size, j.priority, j.queue)
+
+    def row(j: Job) -> tuple[object, ...]:
+        array = arrays.get(j.array_id or "")
+        if array is None:
+            about = (j.id, j.name, j.state, j.position, steps(j), _metric(j, metric))
+            return (*about, *asked(j), j.attempt, age(j.created_at), j.reason.message)
+        running = f", {array.max_running} at a time" if array.max_running else ""
+        size = f"{array.size} job{'' if array.size == 1 else 's'}{running}"
+        nothing = (None, None, None)
+        created = age(array.created_at)
+        return (array.id, array.name, array.state, *nothing, *asked(j), None, created, size)
 
     table(
         (
             *("ID", "NAME", "STATE", "PLACE", "STEP", "METRIC", "WORKERS", "PRIORITY", "QUEUE"),
             *("ATTEMPT", "CREATED", "REASON"),
         ),
-        (
-            (
-                *(j.id, j.name, j.state, j.position, steps(j), _metric(j, metric), j.world_size),
-                *(j.priority, j.queue, j.attempt, age(j.created_at), j.reason.message),
-            )
-            for j in jobs
-        ),
+        map(row, jobs),
         flexible=("NAME", "REASON"),
         optional=(
             *("ATTEMPT", "QUEUE", "CREATED", "PRIORITY", "WORKERS", "METRIC", "PLACE", "STEP"),

@@ -13,8 +13,11 @@ from dray.cli.base import AsJson, JobId, app, connect
 from dray.cli.commands.jobs import report, watch_job
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dray.client import Client
     from dray.code.packing import PackedCode
+    from dray.views import Job
 
 MODULE = "-m"
 LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "mpirun", "srun")
@@ -50,6 +53,20 @@ def submit(
     name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="How many workers it has.")] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs of each worker: 0 or 1.")] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(metavar="JOB", help="Start after the success of this job or array."),
+    ] = None,
+    after_any: Annotated[
+        list[str] | None,
+        typer.Option(metavar="JOB", help="Start after the end of this one, whatever it is."),
+    ] = None,
+    array: Annotated[
+        int | None, typer.Option(min=1, help="Make as many jobs, which differ by their index.")
+    ] = None,
+    max_running: Annotated[
+        int | None, typer.Option(min=1, help="As many of them may run at a time.")
+    ] = None,
     requirements: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Install what this requirements file lists."),
@@ -86,6 +103,8 @@ def submit(
         "name": name,
         "resources.num_workers": workers,
         "resources.gpus_per_worker": gpus,
+        "array.size": array,
+        "array.max_running": max_running,
     }
     given = [f"{field}={value}" for field, value in shortcuts.items() if value is not None]
     document = apply_settings(document, [*given, *(settings or [])])
@@ -95,17 +114,39 @@ def submit(
     else:
         packed = None
         document = _with_git(document, git, commit, uploads=bool(code or include))
+    if watch and document.get("array"):
+        raise typer.BadParameter("--watch shows one job, not an array: use dray wait ARRAY")
+    others = [
+        *((one, "success") for one in after or ()),
+        *((one, "end") for one in after_any or ()),
+    ]
     if dry_run:
         _check(document, source, packed, as_json)
         return
     with connect() as client:
         if packed is not None:
             _upload(client, document, packed)
+        _name_others(client, document, others)
         job = client.submit(document, idempotency_key=key)
         if watch:
             watch_job(client, job.id, as_json)
         else:
-            write_json(job) if as_json else report(job)
+            write_json(job) if as_json else _report(client, job)
+
+
+def _name_others(
+    client: Client, document: dict[str, Any], others: Sequence[tuple[str, str]]
+) -> None:
+    """Add the jobs after which this one is to start; they may be named as in other commands."""
+    if others:
+        found = [
+            {"job": client.resolve(reference, arrays=True), "on": on} for reference, on in others
+        ]
+        document["after"] = [*(document.get("after") or []), *found]
+
+
+def _report(client: Client, job: Job) -> None:
+    report(job if job.array_id is None else client.array(job.array_id))
 
 
 def _with_environment(
@@ -269,7 +310,8 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
     what = spec.recipe or (spec.script.command if spec.script else "")
     workers = spec.resources.num_workers
     on = f"{workers} worker" if workers == 1 else f"{workers} workers"
-    say(f"{source} is a job: {what} on {on}. Nothing was sent.")
+    kind = "a job" if spec.array is None else f"an array of {spec.array.size}"
+    say(f"{source} is {kind}: {what} on {on}. Nothing was sent.")
     if packed is not None:
         for file in packed.files:
             say(f"  {size(file.size_bytes):>9}  {file.path}")

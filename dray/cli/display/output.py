@@ -148,6 +148,7 @@ def show_job(job: views.Job) -> None:
     """Write one job, with a line for each field."""
     lines: list[tuple[str, object]] = [
         ("id", job.id),
+        *([("array", f"{job.array_id}, index {job.array_index}")] if job.array_id else []),
         ("name", job.name),
         ("owner", f"{job.owner}, project {job.project}"),
         ("state", job.state),
@@ -164,6 +165,22 @@ def show_job(job: views.Job) -> None:
         ("labels", ", ".join(f"{key}={value}" for key, value in job.labels.items()) or None),
         ("metrics", summary(job) or None),
         ("dashboard", job.links.ray_dashboard),
+    ]
+    for name, value in lines:
+        say(f"{name:<10} {cell(value)}", indent=" " * 11)
+
+
+def show_array(array: views.JobArray) -> None:
+    """Write one array, with a line for each field."""
+    lines: list[tuple[str, object]] = [
+        ("id", array.id),
+        ("name", array.name),
+        ("owner", f"{array.owner}, project {array.project}"),
+        ("jobs", array.size),
+        ("at a time", array.max_running or "as many as have slots"),
+        ("states", array.state),
+        ("queue", array.queue),
+        ("created", array.created_at),
     ]
     for name, value in lines:
         say(f"{name:<10} {cell(value)}", indent=" " * 11)

@@ -102,11 +102,16 @@ def _write_records(headings: Sequence[str], texts: Sequence[Sequence[str]]) -> N
 
 
 def shortest_prefixes(ids: Sequence[str]) -> list[str]:
-    """Beginnings of equal length that distinguish each id from the others and from most ids."""
+    """Beginnings, the longer of an array, that distinguish each id from the others and from most
+    ids."""
     length = _TIME_OF_AN_ID
-    while len({one[:length] for one in ids}) < len(set(ids)):
+    while len({one[: _length(one, length)] for one in ids}) < len(set(ids)):
         length += 1
-    return [one[:length] for one in ids]
+    return [one[: _length(one, length)] for one in ids]
+
+
+def _length(one: str, of_a_job: int) -> int:
+    return of_a_job - len("job") + len(one.partition("-")[0])
 
 
 def listing(

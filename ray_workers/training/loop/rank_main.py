@@ -124,6 +124,9 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
     if task.device == "cpu" and _is_loopback(task.master_addr):
         # All ranks are here: keep gloo from looking its interface up by the host's name.
         variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    if spec.array is not None and task.array_index is not None:
+        variables["DRAY_ARRAY_INDEX"] = str(task.array_index)
+        variables["DRAY_ARRAY_SIZE"] = str(spec.array.size)
     if spec.script is not None:
         folders = Path(task.folders_dir)
         variables["DRAY_OUTPUT_DIR"] = str(output_dir(folders))

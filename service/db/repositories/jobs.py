@@ -7,11 +7,24 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import JSON, Row, Select, and_, bindparam, delete, func, or_, select, update
+from sqlalchemy import (
+    JSON,
+    Row,
+    Select,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    func,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import AttemptRow, ClusterRow, EventRow, JobLabelRow, JobRow
+from service.db.repositories.bulk import table_of
 
 
 def get(session: Session, job_id: str) -> JobRow | None:
@@ -51,6 +64,7 @@ _STATUS = (
     *("id", "name", "owner", "project", "queue", "priority", "spec", "attempt", "world_size"),
     *("state", "reason_code", "reason_message", "position", "progress", "summary"),
     *("warnings", "recoveries", "slot_seconds", "held_by"),
+    *("array_id", "array_index"),
     *("created_at", "started_at", "first_step_at", "finished_at"),
 )
 """Columns of a job that its answer is made of."""
@@ -168,7 +182,7 @@ def _events_after() -> Select[EventRow]:
 _PLANNED = (
     *("id", "number", "queue", "owner", "priority", "rank", "held_by", "state", "attempt"),
     *("num_workers", "min_workers", "bundle", "not_before", "max_runtime_s", "runtime_used_s"),
-    *("yields", "progress", "name", "created_at"),
+    *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),
     *("reason_code", "reason_message", "position", "blocked_by"),
 )
 """Columns of a job that planning goes by."""
@@ -208,25 +222,21 @@ def documents(session: Session, job_ids: Collection[str]) -> dict[str, tuple[dic
     return {row.id: (row.spec, row.owner) for row in found}
 
 
-def note_waiting(
-    session: Session,
-    job_id: str,
-    *,
-    reason_code: str,
-    reason_message: str,
-    position: int | None,
-    blocked_by: list[str],
-) -> None:
-    session.execute(
-        update(JobRow)
-        .where(JobRow.id == job_id, JobRow.state == JobState.QUEUED)
-        .values(
-            reason_code=reason_code,
-            reason_message=reason_message,
-            position=position,
-            blocked_by=blocked_by,
-        )
-        .execution_options(synchronize_session=False)
+def note_waiting(session: Session, notes: Sequence[Mapping[str, Any]]) -> None:
+    """Store why jobs wait, each note with `job_id` and the columns that say it, as one statement:
+    when a job starts, all that wait behind it move up."""
+    if notes:
+        session.connection().execute(_note_waiting(), list(notes))
+
+
+@cache
+def _note_waiting() -> Update:
+    table = table_of(JobRow)
+    names = ("reason_code", "reason_message", "position", "blocked_by")
+    return (
+        update(table)
+        .where(table.c.id == bindparam("job_id"), table.c.state == JobState.QUEUED)
+        .values({name: bindparam(f"new_{name}", type_=table.c[name].type) for name in names})
     )
 
 

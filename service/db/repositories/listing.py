@@ -29,6 +29,9 @@ def page(
     project: str | None,
     name: str | None,
     id_prefix: str | None,
+    array: str | None,
+    array_index: int | None,
+    collapse_arrays: bool,
     job_labels: Mapping[str, str],
     created_after: datetime | None,
     created_before: datetime | None,
@@ -43,11 +46,14 @@ def page(
         (JobRow.owner, owner),
         (JobRow.project, project),
         (JobRow.name, name),
+        (JobRow.array_index, array_index),
     ):
         if wanted is not None:
             query = query.where(column == wanted)
     if id_prefix is not None:
         query = query.where(order >= id_prefix, order <= last_id(id_prefix))
+    if array is not None:
+        query = query.where(JobRow.array_id >= array, JobRow.array_id <= last_id(array))
     if created_after is not None:
         query = query.where(order >= ids_since(created_after), JobRow.created_at >= created_after)
     if created_before is not None:
@@ -56,9 +62,24 @@ def page(
         query = query.where(order < before_id)
     query = query.order_by(order.desc()).limit(limit)
     distinct = sorted(set(states))
-    queries = [query.where(JobRow.state == state) for state in distinct] or [query]
+    alone = query.where(JobRow.array_id.is_(None)) if collapse_arrays else query
+    queries = [alone.where(JobRow.state == state) for state in distinct] or [alone]
+    if collapse_arrays:
+        queries.append(_heads(query, distinct))
     heads = [list(session.scalars(one)) for one in queries]
     return list(islice(heapq.merge(*heads, key=lambda row: row.id, reverse=True), limit))
+
+
+def _heads(query: Select[JobRow], states: Sequence[JobState]) -> Select[JobRow]:
+    """The jobs that stand for arrays of which a job is in one of the states."""
+    query = query.where(JobRow.array_head.is_not(None))
+    if not states:
+        return query
+    other = aliased(JobRow)
+    in_state = select(other.id).where(
+        other.array_id == JobRow.array_head, other.state.in_(states), other.deleted_at.is_(None)
+    )
+    return query.where(in_state.exists())
 
 
 def _labelled(

@@ -19,18 +19,21 @@ of all others. After the queue: an elastic group that trains below its size gets
 waiting job has reserved, by priority, then first come first served. Here jobs that back off reserve
 slots, too: a job that starts before them ends some day, but a group keeps what it has grown into.
 
-A job that is held, or that the limits of its queue keep back (`limits`), reserves nothing.
+A job that is held, that the limits of its queue keep back (`limits`), that waits for others to end,
+or whose array runs as many jobs as it may, reserves nothing.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import eviction, order, shares
+from service.domain.scheduling.dependencies import ArrayLimit, Dependency, waits_for
 from service.domain.scheduling.eviction import RunningJob as RunningJob
 from service.domain.scheduling.limits import HELD, QueueLimits, held_message
 from service.domain.scheduling.obstacles import Obstacles, jobs
@@ -73,6 +76,9 @@ class WaitingJob:
     """Name of who holds the job: it does not start."""
     place: int = 0
     """Among jobs of one priority a lower one goes first: see `models.JobRow.rank`."""
+    after: tuple[Dependency, ...] = ()
+    """Jobs and arrays that must end first; until then it takes no slot and reserves none."""
+    array: ArrayLimit | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,8 @@ class Snapshot:
     queues: tuple[Queue, ...] = ()
     used_s: Mapping[shares.Account, float] = field(default_factory=dict)
     """Cluster-seconds that users have used of late, by queue and user."""
+    running_of_arrays: Mapping[str, int] = field(default_factory=dict)
+    """Number of jobs with slots, by array."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +233,10 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     obstacle = _nothing_starts(snapshot, accepted)
     standing_by = [round_.serve(group) for group in snapshot.growing if group.lacking]
     if obstacle is not None:
-        waits = [Wait(job.job_id, obstacle, place) for place, job in enumerate(queue, 1)]
+        waits = [
+            _waits_for_jobs(job, place) or Wait(job.job_id, obstacle, place)
+            for place, job in enumerate(queue, 1)
+        ]
         others = [Stay(g.job_id, obstacle) for g in snapshot.growing if not g.lacking]
         return [*waits, *kept, *standing_by, *others]
     decisions: list[Decision] = []
@@ -248,6 +259,7 @@ def _ranks(snapshot: Snapshot, total: Mapping[str, float]) -> dict[str, order.Ra
     claims = [
         shares.Claim(job.job_id, job.queue, job.request.bundle, job.request.num_workers)
         for job in there
+        if not (isinstance(job, WaitingJob) and (job.after or job.held))
     ]
     guaranteed = shares.within_quota(snapshot.queues, claims)
     active = {(job.queue, job.owner) for job in there}
@@ -275,6 +287,14 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
     if snapshot.storage_problem is not None:
         return Reason("storage_full", f"waits for room: {snapshot.storage_problem}")
     return None
+
+
+def _waits_for_jobs(job: WaitingJob, position: int) -> Wait | None:
+    """None if all have ended that it waits for."""
+    if not job.after:
+        return None
+    reason = Reason("waiting_for_jobs", waits_for(job.after))
+    return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
 
 
 class _Round:
@@ -309,6 +329,7 @@ class _Round:
         self._backing_off: list[WaitingJob] = []
         self._now = now
         self.preempted: list[Preempt] = []
+        self._running_of_arrays = Counter(snapshot.running_of_arrays)
 
     def serve(self, group: Growing) -> Decision:
         """Give a group that stands by all that it lacks, of any free slots."""
@@ -322,6 +343,8 @@ class _Round:
         return Stay(group.job_id, reason, ahead)
 
     def decide(self, job: WaitingJob, position: int) -> Decision:
+        if (waits := _waits_for_jobs(job, position)) is not None:
+            return waits
         request = job.request
         if (impossible := self._never_fits(request)) is not None:
             return Impossible(job.job_id, impossible)
@@ -329,6 +352,8 @@ class _Round:
             self._backing_off.append(job)
             message = f"is tried again at {job.not_before:%H:%M:%S} UTC, its last attempt failed"
             return Wait(job.job_id, Reason("backing_off", message), position)
+        if job.array is not None and self._is_full(job.array):
+            return Wait(job.job_id, Reason("array_limit", job.array.sentence), position)
         if job.preparing is not None:
             self._backing_off.append(job)
             reason = Reason("preparing_environment", job.preparing)
@@ -344,9 +369,11 @@ class _Round:
         if slices is not None:
             self._take(job.job_id, request, slices)
             self._limits.take(job, count(slices))
+            self._count_in_array(job)
             return Start(job.job_id, slices)
         self._limits.keep_place(job, most)
         if offer.soon.room(request) >= request.least or self._evict(job, offer):
+            self._count_in_array(job)
             return self._promise(job, offer, most, position)
         reason, ahead = self._obstacles.why(needs(request), job.job_id, request, request.least)
         self._set_aside(job.job_id, request, most, job.waited_s > order.LONGEST_WAIT_S)
@@ -404,6 +431,13 @@ class _Round:
         verb = "makes" if len(leaving) == 1 else "make"
         message = f"{needs(job.request)}; {jobs(leaving)} {verb} room for it"
         return Wait(job.job_id, Reason("room_is_made", message), position, leaving, slices)
+
+    def _is_full(self, array: ArrayLimit) -> bool:
+        return self._running_of_arrays[array.array_id] >= array.max_running
+
+    def _count_in_array(self, job: WaitingJob) -> None:
+        if job.array is not None:
+            self._running_of_arrays[job.array.array_id] += 1
 
     def end_queue(self) -> None:
         """Set aside what jobs reserve that back off, before groups grow."""

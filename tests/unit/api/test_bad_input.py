@@ -131,6 +131,28 @@ INVALID: dict[str, tuple[bytes | dict[str, Any], str, str]] = {
     "null": ({**GOOD, "train": None}, "/train", ""),
     "a list for an object": ({**GOOD, "train": []}, "/train", "object"),
 }
+INVALID |= {
+    "after something that is no id": ({**GOOD, "after": ["digits"]}, "/after/0", "match"),
+    "after a number": ({**GOOD, "after": [7]}, "/after/0", ""),
+    "after one id": ({**GOOD, "after": "job-1"}, "/after", "list"),
+    "after an unknown condition": (
+        {**GOOD, "after": [{"job": "job-1", "on": "failure"}]},
+        "/after/0/on",
+        "'success' or 'end'",
+    ),
+    "after nothing": ({**GOOD, "after": [{"on": "end"}]}, "/after/0/job", "is missing"),
+    "after one job twice": ({**GOOD, "after": ["job-1", "job-1"]}, "/after", "names job-1 twice"),
+    "after 65 jobs": ({**GOOD, "after": [f"job-{n}" for n in range(65)]}, "/after", "at most 64"),
+    "an array without a size": ({**GOOD, "array": {}}, "/array/size", "is missing"),
+    "an array with an index": ({**GOOD, "array": {"size": 2, "index": 0}}, "/array/index", ""),
+    "an array that never runs": (
+        {**GOOD, "array": {"size": 2, "max_running": 0}},
+        "/array/max_running",
+        "greater than or equal to 1",
+    ),
+}
+for value in ("0", "-1", "1.5", "true", '"1"', "null"):
+    INVALID[f"an array of {value}"] = (raw(value, "array", "size"), "/array/size", "")
 for value in ("0", "-1", "1.5", "true", '"1"', "null", "4097"):
     INVALID[f"min_workers {value}"] = (
         raw(value, "elastic", "min_workers"),

@@ -41,7 +41,8 @@ WITH_MORE_RULES = (
 
 @pytest.fixture(scope="module")
 def ids(server: LiveServer) -> dict[str, str | int]:
-    """Path parameters that lead somewhere: a finished job with one of everything."""
+    """Path parameters that lead somewhere: a finished job with one of everything, and
+    an array."""
     server.queue("fuzzed")
     job_id = server.submit(name="fuzzed", labels={"a": "b"}, resources={"num_workers": 2})
     frames = [metrics(1, {"train/loss": 1.0, "x": float("nan")}), log(0, "hello")]
@@ -52,7 +53,9 @@ def ids(server: LiveServer) -> dict[str, str | int]:
     drill = server.ask("POST", f"/v1/jobs/{job_id}/drill", json={"kind": "kill"}).json()
     server.succeed(job_id)
     items = server.ask("GET", f"/v1/jobs/{job_id}/artifacts").json()["items"]
+    of_array = server.submit(array={"size": 2})
     return {
+        "array_id": server.ask("GET", f"/v1/jobs/{of_array}").json()["array_id"],
         "job_id": job_id,
         "artifact_id": items[0]["id"],
         "drill_id": drill["id"],

@@ -39,6 +39,8 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
     assert set(document["paths"]) == {
         "/v1/jobs",
         "/v1/code",
+        "/v1/arrays/{array_id}",
+        "/v1/arrays/{array_id}/cancel",
         "/v1/code/parts",
         job,
         *(

@@ -115,6 +115,8 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     waiting = job(WAITING, JobState.QUEUED, attempt=0)
     yield models.JobRow, {**waiting, "init_from": origin.as_row(), "init_from_job": JOB}
     yield models.JobLabelRow, {"job_id": JOB, "key": "team", "value": "a"}
+    dependency = {"waiter": WAITING, "after_id": "array-1", "on_success": True}
+    yield models.JobDependencyRow, dependency
     yield (
         models.IdempotencyRow,
         {

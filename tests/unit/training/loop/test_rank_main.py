@@ -293,6 +293,14 @@ def test_the_environment_is_torchruns_and_the_task_has_the_last_word(tmp_path: P
     assert variables(own) == env | {"OMP_NUM_THREADS": "6", "MORE": "1"}
 
 
+def test_a_job_of_an_array_finds_its_index_and_the_size(tmp_path: Path) -> None:
+    alone = make_task(tmp_path, RECIPE)
+    assert not [name for name in variables(alone) if name.startswith("DRAY_ARRAY")]
+    spec = RECIPE | {"array": {"size": 5}}
+    env = variables(RankTask(**{**alone.__dict__, "spec": spec, "array_index": 3}))
+    assert (env["DRAY_ARRAY_INDEX"], env["DRAY_ARRAY_SIZE"]) == ("3", "5")
+
+
 def test_a_rank_with_a_gpu_of_its_own_finds_it_at_index_0(tmp_path: Path) -> None:
     task = make_task(tmp_path, RECIPE, rank=1, world_size=2)
     env = variables(RankTask(**{**task.__dict__, "device": "cuda"}))

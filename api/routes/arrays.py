@@ -1,0 +1,87 @@
+"""/v1/arrays: the jobs that one document with `array` made, together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Query as QueryParameters
+from pydantic import Field
+
+from api.context import Actor, Caller, NoParameters, Query, TheContext, TheJobs
+from api.http.caching import answer, fresh
+from api.http.waiting import MAX_WAIT_S, long_poll
+from api.problems import declare
+from dray import views
+from dray.views import JobState
+from service.db.notifications import events_of
+
+router = APIRouter(prefix="/v1/arrays", tags=["jobs"])
+
+
+class ArrayQuery(Query):
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
+    """Answer when all jobs of the array are over, or after this many seconds."""
+    state: tuple[JobState, ...] = ()
+    """With `wait_s`: jobs that are in any of these states count as if they were over."""
+
+
+@router.get(
+    "/{array_id}",
+    operation_id="get_array",
+    response_model=views.JobArray,
+    responses=declare("invalid_parameter", "array_not_found"),
+)
+async def get(
+    request: Request,
+    context: TheContext,
+    jobs: TheJobs,
+    _: Caller,
+    array_id: str,
+    query: Annotated[ArrayQuery, QueryParameters()],
+) -> Response:
+    """Count the jobs of an array by state, at once or when all are over. `GET
+    /v1/jobs?array=ID` lists them."""
+    array = await long_poll(
+        context,
+        request,
+        events_of(array_id),
+        query.wait_s,
+        lambda: jobs.arrays.get(array_id),
+        lambda array: array.is_settled(query.state),
+    )
+    return answer(request, array)
+
+
+@router.post(
+    "/{array_id}/cancel",
+    operation_id="cancel_array",
+    status_code=202,
+    response_model=views.JobArray,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "array_not_found"),
+)
+async def cancel(jobs: TheJobs, actor: Actor, array_id: str) -> Response:
+    """Stop all jobs of an array that are not over. Repeated calls answer 202."""
+    return fresh(await jobs.arrays.cancel(array_id, actor=actor), 202)
+
+
+@router.delete(
+    "/{array_id}",
+    operation_id="delete_array",
+    status_code=204,
+    response_class=Response,
+    dependencies=[NoParameters],
+    responses=declare(
+        "invalid_parameter",
+        "array_not_found",
+        "job_live",
+        "checkpoint_in_use",
+        "storage_unavailable",
+    ),
+)
+async def delete(jobs: TheJobs, actor: Actor, array_id: str) -> Response:
+    """Remove all jobs of an array, which must be over, with their logs, checkpoints and
+    artifacts."""
+    await jobs.arrays.delete(array_id, actor=actor)
+    return Response(status_code=204)

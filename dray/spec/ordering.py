@@ -1,0 +1,56 @@
+"""Jobs that start after others, and arrays: many jobs of one document."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+
+from dray.spec.fields import Document, Int
+
+MAX_AFTER: Final = 64
+"""Jobs and arrays that one document may name in `after`."""
+
+JobOrArrayId = Annotated[
+    str, StringConstraints(min_length=1, max_length=64, pattern=r"^(job|array)-[0-9a-z]+$")
+]
+
+
+class After(Document):
+    """A job, or an array of jobs, that must end before this one starts."""
+
+    job: JobOrArrayId
+    """Id of the job, or of the array, all of whose jobs must end."""
+    on: Literal["success", "end"] = "success"
+    """success: unless the other job succeeds, this one is cancelled. end: this one starts however
+    the other one ended."""
+
+
+def _written_out(given: Any) -> Any:
+    return {"job": given} if isinstance(given, str) else given
+
+
+def _named_once(entries: list[After]) -> list[After]:
+    names = [entry.job for entry in entries]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"names {twice} twice")
+    return entries
+
+
+Afters = Annotated[
+    list[Annotated[After, BeforeValidator(_written_out, json_schema_input_type=After | str)]],
+    Field(max_length=MAX_AFTER),
+    AfterValidator(_named_once),
+]
+
+
+class Array(Document):
+    """Many jobs of one document, which differ by their index. A script finds it as
+    `DRAY_ARRAY_INDEX`, and their number as `DRAY_ARRAY_SIZE`; a recipe's `train.seed` is the
+    document's plus the index."""
+
+    size: Annotated[Int, Field(ge=1)]
+    """Number of jobs, with the indices from 0; at most the server's `DRAY_MAX_ARRAY_SIZE`."""
+    max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None
+    """Jobs of the array that may run at a time; unset, as many as have slots."""

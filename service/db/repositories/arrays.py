@@ -1,0 +1,164 @@
+"""SQL on arrays: many jobs of one document."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    bindparam,
+    delete,
+    func,
+    insert,
+    null,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service.db.models import EventRow, JobLabelRow, JobRow
+from service.db.repositories.bulk import CHUNK, in_chunks, table_of
+from service.domain.ids import is_array_id
+
+
+def insert_copies(session: Session, first: JobRow, copies: Sequence[Mapping[str, Any]]) -> None:
+    """Write jobs that are as `first`, which is stored, but for these columns, with its labels and
+    its event. All but these columns is copied within the database."""
+    if not copies:
+        return
+    jobs = table_of(JobRow)
+    columns = {column.key: column for column in jobs.columns if column.key != "number"}
+    changed: dict[str, ColumnElement[Any]]
+    changed = {name: bindparam(f"new_{name}", type_=columns[name].type) for name in copies[0]}
+    changed["array_head"] = null()
+    found = select(*({**columns, **changed}.values())).where(jobs.c.id == first.id)
+    values = [{f"new_{name}": value for name, value in copy.items()} for copy in copies]
+    session.execute(insert(jobs).from_select(list(columns), found), values)
+    others = (jobs.c.array_id == first.array_id, jobs.c.id != first.id)
+    for table in (table_of(JobLabelRow), table_of(EventRow)):
+        columns = {column.key: column for column in table.columns}
+        found = select(*({**columns, "job_id": jobs.c.id}.values()))
+        found = found.select_from(table.join(jobs, true()))
+        found = found.where(table.c.job_id == first.id, *others)
+        session.execute(insert(table).from_select(list(columns), found))
+
+
+def first(session: Session, array_id: str) -> JobRow | None:
+    """The job of the lowest index that is there; its columns but for its own are the array's."""
+    query = select(JobRow).where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))
+    return session.scalar(query.order_by(JobRow.array_index).limit(1))
+
+
+def counts(session: Session, array_id: str) -> dict[JobState, int]:
+    """The number of its jobs in each state that one is in."""
+    query = (
+        select(JobRow.state, func.count())
+        .where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))
+        .group_by(JobRow.state)
+    )
+    return {JobState(state): number for state, number in session.execute(query)}
+
+
+def started(session: Session, array_id: str) -> list[str]:
+    """Ids of its jobs that have not ended and have had an attempt."""
+    query = select(JobRow.id).where(
+        JobRow.array_id == array_id, JobRow.finished_at.is_(None), JobRow.attempt > 0
+    )
+    return list(session.scalars(query.order_by(JobRow.array_index)))
+
+
+def cancel_unstarted(
+    session: Session, units: Collection[str], *, code: str, message: str, now: datetime
+) -> list[Row[str, str | None, int]]:
+    """End those of these jobs, and of the jobs of these arrays, that wait for their first attempt.
+
+    (id, array_id, number of the event that tells of it) of each that was ended by this call.
+    """
+    changed: list[Row[str, str | None, int]] = []
+    for which in by_unit(units):
+        changed += session.execute(
+            update(JobRow)
+            .where(
+                which,
+                JobRow.state == JobState.QUEUED,
+                JobRow.attempt == 0,
+                JobRow.deleted_at.is_(None),
+            )
+            .values(
+                state=JobState.CANCELLED,
+                event_seq=JobRow.event_seq + 1,
+                reason_code=code,
+                reason_message=message,
+                position=None,
+                blocked_by=[],
+                finished_at=now,
+            )
+            .returning(JobRow.id, JobRow.array_id, JobRow.event_seq)
+            .execution_options(synchronize_session=False)
+        )
+    return changed
+
+
+def by_unit(units: Collection[str]) -> Iterator[ColumnElement[bool]]:
+    """Conditions that choose these jobs and the jobs of these arrays, one after the other: SQLite
+    would look at all rows for both at once."""
+    alone = sorted(unit for unit in units if not is_array_id(unit))
+    for some in in_chunks(alone, CHUNK):
+        yield JobRow.id.in_(some)
+    for some in in_chunks(sorted(set(units) - set(alone)), CHUNK):
+        yield JobRow.array_id.in_(some)
+
+
+def add_events(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows:
+        session.execute(insert(table_of(EventRow)), list(rows))
+
+
+def first_needed(session: Session, array_id: str) -> str | None:
+    """One of its jobs from whose checkpoint another job starts that has not ended."""
+    ids = select(JobRow.id).where(JobRow.array_id == array_id)
+    query = select(JobRow.init_from_job).where(
+        JobRow.init_from_job.in_(ids), JobRow.finished_at.is_(None), JobRow.deleted_at.is_(None)
+    )
+    return session.scalar(query.limit(1))
+
+
+def hand_head_on(session: Session, row: JobRow) -> None:
+    """Let the first job of its array that is left stand for it in lists; `row` is being deleted."""
+    query = select(JobRow.id).where(
+        JobRow.array_id == row.array_id, JobRow.deleted_at.is_(None), JobRow.id != row.id
+    )
+    while next_id := session.scalar(query.order_by(JobRow.array_index).limit(1)):
+        took = session.execute(
+            update(JobRow)
+            .where(JobRow.id == next_id, JobRow.deleted_at.is_(None))
+            .values(array_head=row.array_id)
+            .returning(JobRow.id)
+            .execution_options(synchronize_session=False)
+        ).one_or_none()
+        if took is not None:
+            return  # else it was deleted meanwhile
+
+
+def hide(session: Session, array_id: str, now: datetime) -> list[str]:
+    """Mark its jobs as being deleted; answers their ids."""
+    marked = session.scalars(
+        update(JobRow)
+        .where(JobRow.array_id == array_id, JobRow.deleted_at.is_(None))
+        .values(deleted_at=now)
+        .returning(JobRow.id)
+        .execution_options(synchronize_session=False)
+    )
+    return list(marked)
+
+
+def erase(session: Session, job_ids: Sequence[str]) -> None:
+    """Delete the rows, and by their foreign keys everything that belongs to the jobs."""
+    session.execute(
+        delete(JobRow).where(JobRow.id.in_(job_ids)).execution_options(synchronize_session=False)
+    )

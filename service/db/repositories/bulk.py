@@ -1,0 +1,26 @@
+"""Statements on many rows: in pieces of bounded length, and without an object for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from sqlalchemy import Table
+
+from service.db.models import Base
+
+CHUNK = 500
+"""Ids in one statement; SQLite takes 32,766 values, PostgreSQL twice as many."""
+
+T = TypeVar("T")
+
+
+def in_chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def table_of(kind: type[Base]) -> Table:
+    table = kind.__table__
+    assert isinstance(table, Table)
+    return table

@@ -1,0 +1,159 @@
+"""Use cases of arrays: many jobs of one document, made, shown, cancelled and deleted together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.spec import JobSpec
+from dray.views import JobState
+from service.checkpoints import init_from
+from service.config.settings import Settings
+from service.db.models import EventRow, JobRow
+from service.db.repositories import arrays as repository
+from service.db.repositories import jobs as jobs_repository
+from service.db.repositories.bulk import CHUNK, in_chunks
+from service.db.session import Database
+from service.db.types import storable
+from service.domain.errors import ArrayNotFound, ArrayTooLarge, JobLive
+from service.domain.events import ACTOR, ANONYMOUS
+from service.domain.ids import new_array_id, new_job_id
+from service.domain.states import Trigger
+from service.lifecycle import dependencies
+from service.lifecycle.transitions import move
+from service.storage.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+MAX_SEED = 2**63
+
+
+def refuse_too_large(spec: JobSpec, settings: Settings) -> None:
+    if spec.num_jobs > settings.max_array_size:
+        raise ArrayTooLarge(
+            f"the array has {spec.num_jobs:,} jobs, and this server takes "
+            f"{settings.max_array_size:,}",
+            pointer="/array/size",
+            hint="divide it; the operator sets the limit by DRAY_MAX_ARRAY_SIZE",
+        )
+
+
+def insert(session: Session, row: JobRow, spec: JobSpec, event: EventRow, now: datetime) -> None:
+    """Store the job, and where the document has `array` its other jobs, which differ by their
+    index."""
+    if spec.array is not None:
+        row.array_id = row.array_head = new_array_id(now)
+        row.array_index = 0
+        row.array_max_running = spec.array.max_running
+    jobs_repository.insert(session, row, spec.labels)
+    jobs_repository.add_event(session, event)
+    copies = [
+        {"id": new_job_id(now), "array_index": index, **_seeded(row.spec, spec, index)}
+        for index in range(1, spec.num_jobs)
+    ]
+    session.flush()
+    repository.insert_copies(session, row, copies)
+
+
+def _seeded(document: dict[str, Any], spec: JobSpec, index: int) -> dict[str, Any]:
+    """The document of a recipe with a seed of its own; nothing of a script, whose seed is its
+    own affair."""
+    if spec.recipe is None:
+        return {}
+    seed = (spec.train.seed + index) % MAX_SEED
+    return {"spec": {**document, "train": {**document["train"], "seed": seed}}}
+
+
+class Arrays:
+    """The use cases. Each is ArrayNotFound for an array that does not exist."""
+
+    def __init__(self, database: Database, storage: Storage, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._storage = storage
+        self._clock = clock
+
+    async def get(self, array_id: str) -> views.JobArray:
+        return await self._database.read(lambda session: _view(session, array_id))
+
+    async def cancel(self, array_id: str, *, actor: str = ANONYMOUS) -> views.JobArray:
+        """Ask all jobs of the array to end that have not, in the name of `actor`. Harmless to
+        repeat, and to call for one that is over."""
+        now = self._clock()
+        code, data = "cancelled_by_user", {ACTOR: actor}
+
+        def work(session: Session) -> views.JobArray:
+            _view(session, array_id)
+            message = "cancelled by the user before it started"
+            dependencies.cancel_unstarted(session, array_id, message=message, now=now, data=data)
+            for job_id in repository.started(session, array_id):
+                row = jobs_repository.lock(session, job_id)
+                if row is None or row.state.is_terminal or row.state is JobState.CANCELLING:
+                    continue
+                asked = "the user asked for it; its processes are being stopped"
+                why = message if row.state is JobState.QUEUED else asked
+                move(session, row, Trigger.CANCEL, code=code, message=why, now=now, data=data)
+            return _view(session, array_id)
+
+        array = await self._database.write(work)
+        logger.info("the array %s was cancelled by %s", array_id, actor)
+        return array
+
+    async def delete(self, array_id: str, *, actor: str = ANONYMOUS) -> None:
+        """Delete all jobs of the array and all they left, in the name of `actor`.
+
+        JobLive unless all have ended; CheckpointInUse if a live job starts from a checkpoint of
+        one. Its steps are those of `Jobs.delete`.
+        """
+        hidden: list[str] = []
+
+        def hide(session: Session) -> None:
+            if hidden:
+                return  # this very call did it: the answer to its commit was lost
+            array = _view(session, array_id)
+            if not array.is_settled():
+                raise JobLive(
+                    f"the array {array_id} has jobs that have not ended",
+                    hint="cancel it first, and wait until all have ended",
+                )
+            needed = repository.first_needed(session, array_id)
+            if needed is not None:
+                init_from.refuse_if_needed(session, needed)
+            hidden.extend(repository.hide(session, array_id, self._database.time(session)))
+
+        await self._database.write(hide)
+        logger.info("the array %s was deleted by %s", array_id, actor)
+        for some in in_chunks(hidden, CHUNK):
+            await self._erase(some)
+
+    async def _erase(self, job_ids: Sequence[str]) -> None:
+        def delete_files() -> None:
+            for job_id in job_ids:
+                self._storage.delete_tree(f"jobs/{job_id}")
+
+        await asyncio.to_thread(delete_files)
+        await self._database.write(lambda session: repository.erase(session, job_ids))
+
+
+def _view(session: Session, array_id: str) -> views.JobArray:
+    first = repository.first(session, array_id) if storable(array_id) else None
+    if first is None:
+        raise ArrayNotFound(
+            f"there is no array {array_id}", hint="`dray ls` shows the jobs and arrays there are"
+        )
+    return views.JobArray(
+        id=array_id,
+        name=first.name,
+        owner=first.owner,
+        project=first.project,
+        queue=first.queue,
+        size=first.spec["array"]["size"],
+        max_running=first.array_max_running,
+        counts=repository.counts(session, array_id),
+        created_at=first.created_at,
+    )

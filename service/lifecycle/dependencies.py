@@ -1,0 +1,166 @@
+"""Jobs that start after others: what the end of a job means for those that wait for it.
+
+It is settled in the transaction of that end, so the scheduler need not look for it. A submit keeps
+what it names from ending until it is stored (`hold`), so the two can't miss each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from dray.spec import JobSpec
+from dray.views import JobState
+from service.db.notifications import QUEUE, events_of
+from service.db.repositories import arrays as arrays_repository
+from service.db.repositories import dependencies as repository
+from service.db.session import notify
+from service.domain.errors import DependencyNeverSatisfied, DependencyNotFound
+from service.domain.scheduling.dependencies import Prospect, never_satisfied, prospect
+from service.domain.states import Trigger, transition
+
+NEVER_SATISFIED = "dependency_never_satisfied"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that has just ended."""
+
+    job_id: str
+    array_id: str | None
+    state: JobState
+
+
+def hold(session: Session, spec: JobSpec) -> list[tuple[str, bool]]:
+    """Find the jobs and arrays that the document's job must wait for: ids, and whether each must
+    succeed.
+
+    None of them ends before this transaction does. DependencyNotFound for an id that nothing has,
+    DependencyNeverSatisfied where the success that is asked for can't come any more.
+    """
+    ids = [entry.job for entry in spec.after]
+    if not ids:
+        return []
+    repository.hold_unfinished(session, ids)
+    found = repository.states(session, ids)
+    still_open = []
+    for number, entry in enumerate(spec.after):
+        states = found.get(entry.job)
+        if not states:
+            raise DependencyNotFound(
+                f"there is no job or array {entry.job}",
+                pointer=f"/after/{number}/job",
+                hint="`dray ls` shows the jobs there are",
+            )
+        on_success = entry.on == "success"
+        stands = prospect(states, on_success=on_success)
+        if stands is Prospect.NEVER:
+            raise _refusal(entry.job, states, number)
+        if stands is Prospect.OPEN:
+            still_open.append((entry.job, on_success))
+    return still_open
+
+
+def _refusal(after: str, states: Mapping[JobState, str], number: int) -> DependencyNeverSatisfied:
+    bad = JobState.FAILED if JobState.FAILED in states else JobState.CANCELLED
+    return DependencyNeverSatisfied(
+        f"this job could never start: it {never_satisfied(after, states[bad], bad)}",
+        pointer=f"/after/{number}",
+        hint="let it start after the end of the other, whatever that is: on: end",
+    )
+
+
+def resolve(session: Session, ended: Sequence[Ended], now: datetime) -> None:
+    """Settle what waited for jobs that have just ended: cancel those that waited for a success that
+    did not come, then those that waited for these, and so on."""
+    while ended:
+        array_ids = {one.array_id for one in ended if one.array_id is not None}
+        rows = repository.waiting_for(session, [one.job_id for one in ended], array_ids)
+        if not rows:
+            return
+        awaited = {after_id for _, after_id, _ in rows}
+        over = awaited - repository.unfinished_arrays(session, awaited & array_ids)
+        ended = _cancel(session, _doomed(rows, ended), now)
+        repository.settle(session, over)
+
+
+def cancel_unstarted(
+    session: Session, array_id: str, *, message: str, now: datetime, data: Mapping[str, Any]
+) -> None:
+    """Cancel, as the user asked, all jobs of an array that have had no attempt."""
+    code = "cancelled_by_user"
+    ended = _end(session, [array_id], Trigger.CANCEL, code, message, now, data)
+    resolve(session, ended, now)
+
+
+def _doomed(
+    rows: Sequence[tuple[str, str, bool]], ended: Sequence[Ended]
+) -> dict[str, tuple[str, Ended]]:
+    """The waiters that can never start, each with what it waited for and the job that ended
+    otherwise than it should."""
+    culprits = {}
+    for one in ended:
+        if one.state is not JobState.SUCCEEDED:
+            culprits[one.job_id] = one
+            if one.array_id is not None:
+                culprits.setdefault(one.array_id, one)
+    return {
+        waiter: (after_id, culprits[after_id])
+        for waiter, after_id, on_success in rows
+        if on_success and after_id in culprits
+    }
+
+
+def _cancel(
+    session: Session, doomed: Mapping[str, tuple[str, Ended]], now: datetime
+) -> list[Ended]:
+    """Cancel jobs, and all jobs of arrays, that can never start."""
+    by_cause: dict[tuple[str, Ended], list[str]] = {}
+    for waiter, cause in doomed.items():
+        by_cause.setdefault(cause, []).append(waiter)
+    ended: list[Ended] = []
+    for (after_id, culprit), waiters in by_cause.items():
+        message = never_satisfied(after_id, culprit.job_id, culprit.state)
+        data = {"after": after_id, "job": culprit.job_id}
+        ended += _end(session, waiters, Trigger.UNMET, NEVER_SATISFIED, message, now, data)
+    return ended
+
+
+def _end(
+    session: Session,
+    units: Sequence[str],
+    trigger: Trigger,
+    code: str,
+    message: str,
+    now: datetime,
+    data: Mapping[str, Any],
+) -> list[Ended]:
+    """End jobs, and jobs of arrays, that have had no attempt: `transitions.move` for many."""
+    state = transition(JobState.QUEUED, trigger, code)
+    assert state is JobState.CANCELLED
+    changed = arrays_repository.cancel_unstarted(
+        session, units, code=code, message=message, now=now
+    )
+    told = {
+        "time": now,
+        "type": "state",
+        "from_state": JobState.QUEUED,
+        "to_state": state,
+        "attempt": 0,
+        "code": code,
+        "message": message,
+        "data": dict(data),
+    }
+    rows = [{**told, "job_id": row.id, "seq": row.event_seq} for row in changed]
+    arrays_repository.add_events(session, rows)
+    repository.withdraw(session, units)
+    for row in changed:
+        notify(session, row.id, events_of(row.id))
+    for array_id in {row.array_id for row in changed if row.array_id is not None}:
+        notify(session, events_of(array_id))
+    notify(session, QUEUE)
+    return [Ended(row.id, row.array_id, state) for row in changed]

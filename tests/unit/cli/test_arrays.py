@@ -1,0 +1,92 @@
+"""Arrays, and jobs that start after others, on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dray.cli.exits import Exit
+from ray_workers.shared.contracts import Cause
+from tests.unit.api.serving import LiveServer
+from tests.unit.cli.running import Cli
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> str:
+    path = tmp_path / "job.yaml"
+    path.write_text("recipe: image_classification\n")
+    return str(path)
+
+
+def submitted(cli: Cli, *arguments: str) -> str:
+    return cli("submit", *arguments).split()[0]
+
+
+def test_an_array_is_submitted_and_is_one_line_of_the_list(cli: Cli, document: str) -> None:
+    options = ("--array", "3", "--max-running", "2", "--name", "sweep-1")
+    said = cli("submit", document, *options)
+    array_id = said.split()[0]
+    assert said == f"{array_id} 3 jobs: 3 QUEUED\n"
+    (line,) = cli("ls", "--name", "sweep-1").splitlines()[1:]
+    assert line.split()[:4] == [array_id, "sweep-1", "3", "QUEUED"]
+    assert line.endswith("3 jobs, 2 at a time")
+    assert len(cli("ls", "--name", "sweep-1", "--each").splitlines()) == 4
+    assert len(cli("ls", "--array", array_id).splitlines()) == 4
+    found = cli.json("ls", "--name", "sweep-1")
+    assert [job["array_index"] for job in found] == [2, 1, 0]
+    assert f"array      {array_id}, index 2" in cli("get", f"{array_id}/2").splitlines()
+    for reference in (array_id, array_id[:16], "sweep-1"):
+        assert "states     3 QUEUED" in cli("get", reference).splitlines()
+    cli("get", f"{array_id}/3", exits=Exit.REFUSED)
+    assert "means 3 jobs" in (cli("events", "sweep-1", exits=Exit.USAGE), cli.err)[1]
+
+
+def test_an_array_is_waited_for_cancelled_and_deleted(
+    cli: Cli, server: LiveServer, document: str
+) -> None:
+    array_id = submitted(cli, document, "--array", "2", "--name", "sweep-2")
+    assert cli("wait", array_id, "--timeout", "0.1", exits=Exit.TIME_WAS_UP) == ""
+    assert f"array {array_id} is still 2 QUEUED after 0.1 s" in cli.err
+    assert cli("wait", array_id, "--state", "queued").split()[0] == array_id
+    cli("delete", array_id, "-y", exits=Exit.REFUSED)
+    first = cli.json("get", f"{array_id}/0")["id"]
+    server.train(first)
+    server.succeed(first)
+    said = f"{array_id} 2 jobs: 1 SUCCEEDED, 1 CANCELLED\n"
+    assert cli("cancel", "sweep-2") == said
+    assert cli("wait", "sweep-2", exits=Exit.JOB_ENDED_BADLY) == said
+    assert cli("delete", array_id, "-y") == f"{array_id} deleted\n"
+    cli("get", array_id, exits=Exit.REFUSED)
+
+
+def test_two_arrays_of_a_name_are_told_apart(cli: Cli, document: str) -> None:
+    made = [submitted(cli, document, "--array", "2", "--name", "twice") for _ in range(2)]
+    cli("cancel", "twice", exits=Exit.USAGE)
+    assert [line.split()[0] for line in cli.err.splitlines()[1:]] == made[::-1]
+
+
+def test_jobs_are_started_after_others(cli: Cli, server: LiveServer, document: str) -> None:
+    first = submitted(cli, document, "--name", "the first of a chain")
+    options = ("--after", "the first of a chain", "--after-any", submitted(cli, document))
+    second = submitted(cli, document, *options)
+    after = cli.json("get", second)["spec"]["after"]
+    assert [(entry["job"] == first, entry["on"]) for entry in after] == [
+        (True, "success"),
+        (False, "end"),
+    ]
+    server.train(first)
+    server.hands.end(first, 1, Cause.BAD_DATA)
+    assert f"after the success of {first}, which failed" in cli("get", second)
+    cli("submit", document, "--after", first, exits=Exit.USAGE)
+    assert "hint: let it start after the end of the other" in cli.err
+    cli("submit", document, "--after", "nothing of this name", exits=Exit.REFUSED)
+
+
+def test_an_array_is_not_watched(cli: Cli, document: str) -> None:
+    cli("submit", document, "--array", "2", "--watch", exits=Exit.USAGE)
+    assert "use dray wait ARRAY" in cli.err
+
+
+def test_a_dry_run_says_how_many_jobs_it_would_be(cli: Cli, document: str) -> None:
+    assert "is an array of 7: " in cli("submit", document, "--array", "7", "--dry-run")

@@ -1,0 +1,214 @@
+"""Jobs and arrays that start after others, submitted, ended, cancelled and deleted by chance: they
+are in the states that a slow look at the whole graph finds."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from dray.views import JobState
+from ray_workers.shared.contracts import Cause
+from service.db.session import Database
+from service.domain.errors import DependencyNeverSatisfied
+from service.loops.queue_view import snapshot
+from service.storage.storage import Storage
+from tests.unit.service.helpers import Service
+
+BAD = (JobState.FAILED, JobState.CANCELLED)
+After = list[tuple[str, str]]
+Pick = tuple[int, str]
+NUMBERS = st.integers(0, 99)
+SUBMITS = st.tuples(
+    st.lists(st.tuples(NUMBERS, st.sampled_from(["success", "success", "end"])), max_size=3),
+    st.sampled_from([None, None, 1, 3]),
+)
+"""The entries of `after`, by number among all that is there, and the size of the array."""
+
+
+@dataclass
+class Modelled:
+    """A job as the oracle knows it."""
+
+    after: After
+    array_id: str | None
+    state: JobState = JobState.QUEUED
+    is_deleted: bool = False
+
+
+@dataclass
+class Graph:
+    """The oracle: nothing is kept of what waits for what, and each look goes through all jobs."""
+
+    jobs: dict[str, Modelled] = field(default_factory=dict)
+
+    def states(self, name: str) -> list[JobState]:
+        """Of the job, or of the jobs of the array."""
+        return [job.state for key, job in self.jobs.items() if name in (key, job.array_id)]
+
+    def is_doomed(self, after: After) -> bool:
+        return any(
+            on == "success" and any(state in BAD for state in self.states(name))
+            for name, on in after
+        )
+
+    def is_waiting(self, after: After) -> bool:
+        return any(not state.is_terminal for name, _ in after for state in self.states(name))
+
+    def settle(self) -> None:
+        while fallen := [
+            job
+            for job in self.jobs.values()
+            if job.state is JobState.QUEUED and self.is_doomed(job.after)
+        ]:
+            for job in fallen:
+                job.state = JobState.CANCELLED
+
+
+class Dependencies(RuleBasedStateMachine):
+    """Chooses by number among the jobs that there are."""
+
+    def __init__(self, template: Path, folder: Path) -> None:
+        super().__init__()
+        shutil.copy(template, folder / "dray.db")
+        self.database = Database(f"sqlite:///{folder / 'dray.db'}")
+        self.service = Service(self.database, Storage((folder / "storage").as_uri()), folder)
+        self.graph = Graph()
+
+    def teardown(self) -> None:
+        self.database.close()
+
+    def units(self) -> list[str]:
+        """All that a document may name."""
+        there = {
+            name
+            for key, job in self.graph.jobs.items()
+            if not job.is_deleted
+            for name in (key, job.array_id)
+            if name is not None
+        }
+        return sorted(there)
+
+    def one_of(self, number: int, *states: JobState) -> str | None:
+        found = [
+            key
+            for key, job in self.graph.jobs.items()
+            if job.state in states and not job.is_deleted
+        ]
+        return found[number % len(found)] if found else None
+
+    @initialize(submits=st.lists(SUBMITS, min_size=4, max_size=10))
+    def begin(self, submits: list[tuple[list[Pick], int | None]]) -> None:
+        for picks, size in submits:
+            self.submit(picks, size)
+
+    @rule(submits=SUBMITS)
+    def submit_one(self, submits: tuple[list[Pick], int | None]) -> None:
+        self.submit(*submits)
+
+    def submit(self, picks: list[Pick], size: int | None) -> None:
+        units = self.units()
+        after = {units[number % len(units)]: on for number, on in picks} if units else {}
+        document: dict[str, Any] = {"after": [{"job": n, "on": on} for n, on in after.items()]}
+        if size is not None:
+            document["array"] = {"size": size}
+        try:
+            first = asyncio.run(self.service.submit(**document))
+        except DependencyNeverSatisfied:
+            assert self.graph.is_doomed(list(after.items()))
+            return
+        assert not self.graph.is_doomed(list(after.items()))
+        waiting, _ = self.database.read_sync(lambda s: snapshot(s, self.service.now))
+        array_id = asyncio.run(self.service.jobs.get(first)).array_id
+        known = set(self.graph.jobs)
+        made = sorted({job.job_id for job in waiting} - known)
+        assert len(made) == (size or 1)
+        for job_id in made:
+            self.graph.jobs[job_id] = Modelled(list(after.items()), array_id)
+
+    @rule(number=NUMBERS, cause=st.sampled_from([Cause.SUCCEEDED, Cause.BAD_DATA]))
+    def run(self, number: int, cause: Cause) -> None:
+        free = [
+            key
+            for key, job in self.graph.jobs.items()
+            if job.state is JobState.QUEUED and not self.graph.is_waiting(job.after)
+        ]
+        if not free:
+            return
+        job_id = free[number % len(free)]
+        assert self.service.claim(job_id) is not None
+        self.service.end(job_id, 1, cause)
+        good = cause is Cause.SUCCEEDED
+        self.graph.jobs[job_id].state = JobState.SUCCEEDED if good else JobState.FAILED
+        self.graph.settle()
+
+    @rule(number=NUMBERS)
+    def cancel(self, number: int) -> None:
+        job_id = self.one_of(number, JobState.QUEUED)
+        if job_id is not None:
+            asyncio.run(self.service.jobs.cancel(job_id))
+            self.graph.jobs[job_id].state = JobState.CANCELLED
+            self.graph.settle()
+
+    @rule(number=NUMBERS)
+    def cancel_array(self, number: int) -> None:
+        arrays = [unit for unit in self.units() if unit.startswith("array-")]
+        if not arrays:
+            return
+        array_id = arrays[number % len(arrays)]
+        asyncio.run(self.service.jobs.arrays.cancel(array_id))
+        for job in self.graph.jobs.values():
+            if job.array_id == array_id and not job.state.is_terminal:
+                job.state = JobState.CANCELLED
+        self.graph.settle()
+
+    @rule(number=NUMBERS)
+    def delete(self, number: int) -> None:
+        """Of jobs without an array, which is as good as those of its jobs that are left."""
+        job_id = self.one_of(number, JobState.SUCCEEDED, *BAD)
+        if job_id is not None and self.graph.jobs[job_id].array_id is None:
+            asyncio.run(self.service.jobs.delete(job_id))
+            self.graph.jobs[job_id].is_deleted = True
+
+    @invariant()
+    def the_service_knows_what_the_oracle_finds(self) -> None:
+        waiting, _ = self.database.read_sync(lambda s: snapshot(s, self.service.now))
+        graph = self.graph
+        queued = {key for key, job in graph.jobs.items() if job.state is JobState.QUEUED}
+        assert {job.job_id for job in waiting} == queued
+        held = {key for key in queued if graph.is_waiting(graph.jobs[key].after)}
+        assert {job.job_id for job in waiting if job.after} == held
+        for key, job in graph.jobs.items():
+            if not job.is_deleted:
+                assert asyncio.run(self.service.jobs.get(key)).state is job.state
+
+
+def test_the_service_agrees_with_a_slow_look_at_the_whole_graph(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    template = tmp_path / "dray.db"
+    assert sqlite_url.endswith(str(template))
+    folders = (tmp_path / str(number) for number in count())
+
+    class Machine(Dependencies):
+        def __init__(self) -> None:
+            folder = next(folders)
+            folder.mkdir()
+            super().__init__(template, folder)
+
+    run_state_machine_as_test(
+        Machine, settings=settings(max_examples=30, stateful_step_count=15, deadline=None)
+    )
