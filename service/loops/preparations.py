@@ -300,7 +300,7 @@ class EnvironmentGate:
             growing = tuple(g for g in snapshot.growing if g.job_id not in waiting)
             decisions = policy.plan(replace(snapshot, queue=queue, growing=growing), now)
             held = await self._held(decisions, attempts, names)
-            decisions = [d for d in decisions if d.job_id not in held]
+            decisions = [d for d in decisions if not _is_for(d, held)]
             if not held:
                 break
             waiting |= held
@@ -354,6 +354,8 @@ class EnvironmentGate:
                 self._ready[decision.job_id] = readiness.environments
                 continue
             failure = readiness.failure
+            if isinstance(decision, policy.Wait) and not failure and decision.job_id in self._ready:
+                continue  # it was ready, and is asked anew: it keeps its promised slots meanwhile
             why_not = "" if failure is None else environment_events.sentence_of(failure)
             reason = readiness.waiting or why_not
             held[decision.job_id] = reason
@@ -385,6 +387,13 @@ class EnvironmentGate:
             await self._database.write(
                 lambda s, at: environment_events.note_ready(s, job_id, attempt, answers, at)
             )
+
+
+def _is_for(decision: policy.Decision, jobs: Mapping[str, str]) -> bool:
+    """Whether it gives slots to one of these jobs, or makes room for it."""
+    if isinstance(decision, policy.Preempt):
+        return decision.because_of in jobs
+    return decision.job_id in jobs
 
 
 def _stays(

@@ -127,8 +127,8 @@ def snapshot(
 
 
 def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.RunningJob | None:
-    """Of these rows; None of a job that is about to leave its slots anyhow."""
-    if job.state not in HOLDING:
+    """Of these rows; None of a job that holds no slots."""
+    if job.state not in (*HOLDING, JobState.CANCELLING):
         return None
     slices = resizing.as_slices(attempt.slices)
     used_s = job.runtime_used_s
@@ -145,7 +145,7 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         waited_s=(now - job.created_at).total_seconds() - used_s - ran_s,
         lost_s=0.0 if job.yields else ran_s,
         yields=job.yields,
-        is_leaving=attempt.preempt_asked_at is not None,
+        is_leaving=attempt.preempt_asked_at is not None or job.state is JobState.CANCELLING,
         place=job.rank,
         queue=job.queue,
         owner=job.owner,

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -39,6 +39,9 @@ from service.loops.used_shares import UsedShares
 from service.nodes import quarantine
 
 logger = logging.getLogger(__name__)
+
+RAY_LAGS = timedelta(seconds=5)
+"""How long Ray may show slots as taken that an attempt has left."""
 
 
 class Scheduler:
@@ -68,6 +71,9 @@ class Scheduler:
         self._impossible_since: dict[str, datetime] = {}
         self._earlier = EarlierRuns()
         self._used = UsedShares()
+        self._lived: set[tuple[str, int]] = set()
+        """Attempts that lived in the last round."""
+        self._left_at: datetime | None = None
         self._gate = preparations.EnvironmentGate(
             database, preparations.Preparations(cluster, signals), settings
         )
@@ -122,13 +128,26 @@ class Scheduler:
         waiting, live = queue_view.snapshot(session, now, self._earlier.get(session, now))
         nodes = () if cluster is None else cluster.nodes
         total = order.total_of(node.resources for node in nodes if node.accepted)
+        snapshot = _snapshot(cluster, waiting, live)
+        if cluster is not None and cluster.shared and self._has_just_been_left(live, now):
+            leaving = tuple(job for job in snapshot.running if job.is_leaving)
+            snapshot = replace(snapshot, running=leaving)
         snapshot = replace(
-            _snapshot(cluster, waiting, live),
+            snapshot,
             queues=queues_repository.every(session),
             used_s=self._used.get(session, now, live, total) if waiting and total else {},
             storage_problem=_storage_problem(session),
         )
         return snapshot, live, now
+
+    def _has_just_been_left(self, live: Sequence[queue_view.LiveAttempt], now: datetime) -> bool:
+        """Whether slots may be free that Ray does not show yet: nobody is asked to leave for want
+        of them."""
+        lives = {(attempt.job_id, attempt.attempt) for attempt in live}
+        if self._lived - lives:
+            self._left_at = now
+        self._lived = lives
+        return self._left_at is not None and now - self._left_at < RAY_LAGS
 
     def _patient(
         self, decision: policy.Decision, place: int, now: datetime, *, has_run: bool

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
+from ray_workers.shared.contracts import Slice
 from service.db.repositories import attempts as repository
 from service.domain.scheduling import order, policy
 from service.domain.scheduling.shares import HALF_LIFE_S, Account, Used
@@ -14,8 +15,8 @@ from service.lifecycle import resizing
 from service.loops.queue_view import LiveAttempt
 
 FRESH_FOR = timedelta(seconds=30)
-"""How old the answer may be on attempts that have ended."""
-LATE = timedelta(seconds=60)
+"""How old the answer may be on attempts that were not seen alive."""
+LATE = timedelta(hours=1)
 """By which the end of an attempt may be stored late."""
 REMEMBERED = timedelta(seconds=4 * HALF_LIFE_S)
 """How far a new leader looks back; of what is older a sixteenth would be left."""
@@ -34,6 +35,8 @@ class UsedShares:
         self._read_at: datetime | None = None
         self._known: dict[tuple[str, int], datetime] = {}
         """Ends of the attempts that a later look may find again."""
+        self._lived: set[tuple[str, int]] = set()
+        """Attempts that lived when it was asked last."""
 
     def get(
         self,
@@ -43,15 +46,16 @@ class UsedShares:
         total: Mapping[str, float],
     ) -> dict[Account, float]:
         """Cluster-seconds; total: resources of the cluster as it is now."""
-        if self._read_at is None or not now - self._read_at < FRESH_FOR:
+        lives = {(attempt.job_id, attempt.attempt) for attempt in live}
+        has_ended = bool(self._lived - lives)
+        if self._read_at is None or has_ended or not now - self._read_at < FRESH_FOR:
             self._read(session, now, total)
+        self._lived = lives
         used = self._used.seconds(now.timestamp())
         for attempt in live:
-            running = attempt.running
-            if running is not None:
-                account = running.queue, running.owner
-                share = order.share_of(running.request, total)
-                used[account] = used.get(account, 0.0) + share * running.held_s
+            account = attempt.queue, attempt.owner
+            held_s = _share(attempt.slices, attempt.bundle, total) * attempt.age_s
+            used[account] = used.get(account, 0.0) + held_s
         return used
 
     def _read(self, session: Session, now: datetime, total: Mapping[str, float]) -> None:
@@ -62,9 +66,15 @@ class UsedShares:
             if key in self._known:
                 continue
             self._known[key] = row.finished_at
-            num_workers = sum(part.num_workers for part in resizing.as_slices(row.slices))
-            share = order.share_of(policy.Request(num_workers, row.bundle), total)
+            share = _share(resizing.as_slices(row.slices), row.bundle, total)
             held_s = (row.finished_at - row.created_at).total_seconds()
             at = row.finished_at.timestamp()
             self._used.add((row.queue, row.owner), share * held_s, at)
         self._read_at = now
+
+
+def _share(
+    slices: Sequence[Slice], bundle: Mapping[str, float], total: Mapping[str, float]
+) -> float:
+    num_workers = sum(part.num_workers for part in slices)
+    return order.share_of(policy.Request(num_workers, bundle), total)

@@ -96,6 +96,7 @@ def cancel_unstarted(
                 reason_message=message,
                 position=None,
                 blocked_by=[],
+                held_by=None,
                 finished_at=now,
             )
             .returning(JobRow.id, JobRow.array_id, JobRow.event_seq)

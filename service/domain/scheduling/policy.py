@@ -252,15 +252,17 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
 
 
 def _ranks(snapshot: Snapshot, total: Mapping[str, float]) -> dict[str, order.Rank]:
-    """By job, of those that wait and those that run. Against a quota count the jobs that run
-    first, and then those that wait, by priority and submission."""
+    """By job, of those that wait and those that run. Jobs count against a quota by priority, of
+    equal ones those first that run; those that can't start now do not count."""
     there: list[WaitingJob | RunningJob] = [*snapshot.running, *snapshot.queue]
-    there.sort(key=lambda job: (isinstance(job, WaitingJob), -job.priority, job.seq))
-    claims = [
-        shares.Claim(job.job_id, job.queue, job.request.bundle, job.request.num_workers)
-        for job in there
-        if not (isinstance(job, WaitingJob) and (job.after or job.held))
-    ]
+    there.sort(key=lambda j: (-j.priority, isinstance(j, WaitingJob), j.place, j.seq))
+    in_arrays = Counter(snapshot.running_of_arrays)
+    claims = []
+    for job in there:
+        if isinstance(job, WaitingJob) and not _may_claim(job, in_arrays):
+            continue
+        least = job.request.least
+        claims.append(shares.Claim(job.job_id, job.queue, job.request.bundle, least))
     guaranteed = shares.within_quota(snapshot.queues, claims)
     active = {(job.queue, job.owner) for job in there}
     standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
@@ -275,6 +277,16 @@ def _ranks(snapshot: Snapshot, total: Mapping[str, float]) -> dict[str, order.Ra
         )
         for job in there
     }
+
+
+def _may_claim(job: WaitingJob, in_arrays: Counter[str]) -> bool:
+    """Whether the job could start if there were slots. in_arrays: members that count already."""
+    if job.after or job.held or job.preparing or job.not_before:
+        return False
+    if job.array is not None:
+        in_arrays[job.array.array_id] += 1
+        return in_arrays[job.array.array_id] <= job.array.max_running
+    return True
 
 
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
@@ -422,6 +434,7 @@ class _Round:
         assert slices is not None, "the slots of those that leave are enough"
         for each in self._offers:
             each.promise(job.request.bundle, slices)
+        self._obstacles.block(job.job_id, job.request)
         there = {part.node_id for part in slices}
         leaving = tuple(
             running.job_id

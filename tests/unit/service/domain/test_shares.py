@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.dependencies import ArrayLimit
 from service.domain.scheduling.eviction import MIN_RUN_S
 from service.domain.scheduling.order import LONGEST_WAIT_S
 from service.domain.scheduling.policy import (
@@ -233,3 +234,22 @@ def test_a_gang_of_half_the_cluster_does_not_starve_under_a_flood_of_small_jobs(
             break
     assert left_s <= 0
     assert HOUR < waited_s <= LONGEST_WAIT_S + MIN_RUN_S + 2 * step_s
+
+
+def test_a_quota_is_not_used_up_by_jobs_that_could_not_start() -> None:
+    queues = [Queue("own", quota={"GPU": 8.0}), Queue("other")]
+    there = [running("borrows", "other", gpus=8, yields=False)]
+    array = ArrayLimit("array", 1)
+    for blocked in (
+        [dataclasses.replace(waiting("held", "own", gpus=8), held="ann")],
+        [dataclasses.replace(waiting("builds", "own", gpus=8), preparing="host builds it")],
+        [dataclasses.replace(waiting(f"a{n}", "own"), array=array) for n in range(8)],
+    ):
+        mine = waiting("mine", "own", gpus=4, seq=9)
+        decisions = plan(snapshot([*blocked, mine], there, queues, Used()), NOW)
+        assert [d.job_id for d in decisions if isinstance(d, Preempt)] == ["borrows"]
+    low = dataclasses.replace(running("low", "own", gpus=8), priority=10)
+    high = dataclasses.replace(waiting("high", "own", gpus=8), priority=90)
+    assert leaving(snapshot([high], [low], queues, Used())) == {
+        "low": "is within its queue's quota"
+    }

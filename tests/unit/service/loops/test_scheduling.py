@@ -124,7 +124,7 @@ async def test_slots_pass_on_only_when_the_processes_that_held_them_are_gone(
     second = await world.submit(runtime, workers=1)
     await runtime.jobs.cancel(first)
     await world.fake.reached(first, Phase.STOPPING)
-    assert (await says(runtime, second, "waiting_for_slots")).blocked_by == [first]
+    assert (await says(runtime, second, "room_is_made")).blocked_by == [first]
     assert len(world.fake.launches) == 1
     world.gate.set()
     await comes_to(runtime, second, JobState.SUCCEEDED)

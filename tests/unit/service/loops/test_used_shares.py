@@ -54,3 +54,14 @@ async def test_earlier_runs_are_those_of_succeeded_jobs_of_a_kind(service: Servi
     (found,) = known().items()
     assert found[0].num_workers == 1
     assert found[1] == [pytest.approx(30.0), pytest.approx(40.0)]
+
+
+async def test_an_attempt_that_ends_never_drops_out_of_the_use(service: Service) -> None:
+    shares = UsedShares()
+    job_id = await service.running()
+    service.now += timedelta(seconds=80)
+    before = used(service, shares)
+    await service.jobs.cancel(job_id)
+    assert used(service, shares) == before, "it holds its slots while it is cancelled"
+    service.end(job_id, 1, Cause.STOPPED)
+    assert used(service, shares) == pytest.approx(before, rel=1e-3)
