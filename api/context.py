@@ -67,9 +67,7 @@ async def actor(request: Request) -> str:
 def refuse_unless_admin(context: Context, caller: str, may: str) -> None:
     """Refused unless the caller is an admin; `may` is what they ask for."""
     if not context.authority.is_admin(caller):
-        hint = (
-            "an admin's line in DRAY_TOKENS_FILE ends with :admin; whoever runs the server adds it"
-        )
+        hint = "an admin's line in DRAY_TOKENS_FILE ends with :admin; the operator adds it"
         raise Refused("forbidden", f"only an admin may {may}", None, hint)
 
 

@@ -1,9 +1,9 @@
 """Authentication by bearer tokens from a file; without a file, any program on this machine may
 call (see `api.security.gate`).
 
-The file has a line `name:sha256-of-the-token` for each caller, with `:admin` at its end for those
-who may change queues; `#` begins a comment. The hashes are compared in constant time. A change of
-the file takes effect with the next request.
+The file has a line `name:sha256-of-the-token` for each caller, with `:admin` at its end if the
+caller may change queues; `#` begins a comment. The hashes are compared in constant time. A change
+of the file takes effect with the next request.
 """
 
 from __future__ import annotations

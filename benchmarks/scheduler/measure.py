@@ -51,7 +51,7 @@ def data_folder() -> Path | None:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one policy made of one workload."""
+    """The completion times of one workload under one policy."""
 
     completion_s: Sequence[float]
     worst_user: float

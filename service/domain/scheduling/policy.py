@@ -264,7 +264,12 @@ def _ranks(snapshot: Snapshot, total: Mapping[str, float]) -> dict[str, order.Ra
         least = job.request.least
         claims.append(shares.Claim(job.job_id, job.queue, job.request.bundle, least))
     guaranteed = shares.within_quota(snapshot.queues, claims)
-    active = {(job.queue, job.owner) for job in there}
+    # An account whose jobs are all held could not use its share.
+    active = {
+        (job.queue, job.owner)
+        for job in there
+        if not (isinstance(job, WaitingJob) and (job.held or job.after))
+    }
     standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
     return {
         job.job_id: order.Rank(

@@ -72,7 +72,7 @@ class Claim:
 
 
 class Standings:
-    """The accounts with unfinished jobs that have used more than their share."""
+    """The accounts that have used more than their share, of those with jobs that run or could."""
 
     def __init__(
         self,

@@ -115,11 +115,6 @@ def count(slices: Sequence[Slice]) -> int:
     return sum(part.num_workers for part in slices)
 
 
-def subtract(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
-    for name, amount in bundle.items():
-        free[name] = max(0.0, free.get(name, 0.0) - times * amount)
-
-
 def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
     """Return so many bundles; `times` may be negative, to take what was returned."""
     for name, amount in bundle.items():

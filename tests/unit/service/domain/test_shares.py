@@ -126,6 +126,18 @@ def test_a_queue_or_user_that_has_used_more_than_its_share_makes_room(
     assert leaving(snapshot([job], there, [Queue("one"), Queue("two")], used)) == {}
 
 
+def test_a_queue_whose_jobs_are_all_held_does_not_count_among_the_others() -> None:
+    used = Used()
+    for queue, seconds in (("one", 8.5), ("two", 6.0)):
+        used.add((queue, "ann"), seconds * QUEUE_SLACK_S, NOW.timestamp())
+    queues = [Queue("one"), Queue("two"), Queue("three")]
+    there = [running("greedy", "one", gpus=8)]
+    job = dataclasses.replace(waiting("new", "two", gpus=8), left_s=HOUR)
+    held = dataclasses.replace(waiting("held", "three"), held="ann")
+    found = leaving(snapshot([job, held], there, queues, used))
+    assert found == {"greedy": "is of a queue that has used less"}
+
+
 def test_half_of_the_use_is_forgotten_each_half_life() -> None:
     used = Used()
     used.add(("q", "ann"), 100.0, 1e9)
