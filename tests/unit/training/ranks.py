@@ -179,6 +179,9 @@ def _member(
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    store.set(f"connected/{rank}", "")
+    # A `part` may close its connections at once, and a rank that still connects would fail.
+    store.wait([f"connected/{each}" for each in range(world_size)])
     part(rank, *given)
     dist.barrier()
     sys.stderr.flush()
