@@ -10,12 +10,17 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import settings
 
 from service.db.migrate import migrate
 from service.db.models import Base
 from service.db.session import Database
 from tests.integration.fixtures import client, embedded, script_path
+from tests.marks import RULES, SOAK
 from tests.postgres import new_postgres
+
+settings.register_profile("dray", deadline=None)  # a busy machine is not a wrong answer
+settings.load_profile("dray")
 
 __all__ = ["client", "embedded", "script_path"]
 
@@ -32,6 +37,16 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the tests of rules on PostgreSQL to `make soak`."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        on_postgres = callspec is not None and "postgresql" in callspec.params.values()
+        if on_postgres and item.get_closest_marker(RULES.name):
+            item.add_marker(SOAK)
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,8 @@ def soak(*values: Any) -> Any:
 ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite", soak("postgresql")], indirect=True)
 """Of a test with a database whose subject is a rule and no statement of SQL: `make test` tries it
 on SQLite alone."""
+RULES = pytest.mark.rules
+"""Of a module whose subject is rules and not SQL: `make test` tries its tests on SQLite alone."""
 
 
 def soak_but(names: Iterable[Any], *, short: Collection[Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,33 @@ def put_once(key: str, value: str, namespace: str) -> bool:
 
     there: bool = _internal_kv_put(key, value, False, namespace=namespace)
     return there
+
+
+def export_class(actor_class: Any) -> bytes:
+    """Write the code of an actor class into the cluster's table of functions, unless this process
+    has done so; where it lies there, for `use_exported_class`."""
+    from ray._private.worker import global_worker as worker
+
+    meta = actor_class.__ray_metadata__
+    if meta.last_export_cluster_and_job != worker.current_cluster_and_job:
+        worker.function_actor_manager.export_actor_class(  # type: ignore[no-untyped-call]
+            meta.modified_class,
+            meta.actor_creation_function_descriptor,
+            meta.method_meta.methods.keys(),
+        )
+        meta.last_export_cluster_and_job = worker.current_cluster_and_job
+    return pickle.dumps(meta.actor_creation_function_descriptor)
+
+
+def use_exported_class(actor_class: Any, place: bytes) -> None:
+    """Create actors of the class from the code that another process of the same Ray job has
+    exported. By its public functions Ray exports a class once for each process that creates an
+    actor, under a key of its own, and keeps the code until the job ends."""
+    from ray._private.worker import global_worker as worker
+
+    meta = actor_class.__ray_metadata__
+    meta.actor_creation_function_descriptor = pickle.loads(place)
+    meta.last_export_cluster_and_job = worker.current_cluster_and_job
 
 
 def prestart_workers(

@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from ray_workers.node import compat_ray
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.node.node_address import own_address
 from ray_workers.node.ray_calls import brief, result_within
@@ -39,6 +40,7 @@ from ray_workers.shared.frames import LedgerReport
 from ray_workers.shared.heartbeat import TimeCategory
 from ray_workers.shared.processes.machine_pace import MachinePace
 from ray_workers.shared.spool_reader import SpoolRead
+from ray_workers.supervision import rank_actor
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.node_clients import CodeUnfetchable, NodeClients
@@ -55,7 +57,10 @@ from ray_workers.supervision.worker_group import SlotsUnavailable, WorkerGroup
 class Supervisor:
     """Runs one attempt from slots to release, and answers polls meanwhile and after."""
 
-    def __init__(self, spec: AttemptSpec) -> None:
+    def __init__(self, spec: AttemptSpec, rank_actor_code: bytes) -> None:
+        """rank_actor_code: where the service has exported it, see `compat_ray.export_class`."""
+        # By its module: Ray pickles this class by value, with copies of the classes it names.
+        compat_ray.use_exported_class(rank_actor.RankActor, rank_actor_code)
         self._spec = spec
         self._pace = pace = MachinePace()
         self._timings = timings = Timings()

@@ -11,6 +11,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import textwrap
 import time
 import uuid
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import AttemptSpec, Cause, Frame, FrameKind, PollReply, Slice
 from service.cluster.port import AttemptRef, Cluster
+from service.cluster.ray.embedded import EmbeddedRay
 from tests.fakes.attempt import Exited, FakeRank
 from tests.fakes.cluster import FakeCluster
 from tests.integration.harness import actor_of
@@ -107,6 +110,15 @@ async def play(rank: FakeRank) -> None:
             await asyncio.get_running_loop().create_future()
 
 
+COUNT_CLASSES = """
+import sys, ray
+from ray.experimental.internal_kv import _internal_kv_list
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+print(len(_internal_kv_list(b"ActorClass", namespace=b"fun")))
+"""
+"""A driver of its own: the table of functions has no other reader."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """The error of the script `fails`."""
@@ -170,6 +182,14 @@ class Ground:
         """Send a signal to the only actor of a class, on a real Ray."""
         daemon = json.loads((self._home / "ray" / "daemon.json").read_text())
         os.kill(actor_of(daemon["instance"], kind), number)
+
+    def exported_classes(self) -> int:
+        """How many times a real Ray keeps the code of some actor class."""
+        ray = EmbeddedRay(self._home, SLOTS, self._deployment_id)
+        address = json.loads((self._home / "ray" / "daemon.json").read_text())["address"]
+        command = [sys.executable, "-c", COUNT_CLASSES, address]
+        environment = {**os.environ, **ray.environment()}
+        return int(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
 
     async def ref(self, spec: AttemptSpec) -> AttemptRef:
         session = (await self.cluster.snapshot()).session

@@ -99,6 +99,15 @@ async def test_what_a_node_has_when_its_agent_dies_at_the_end_is_delivered(groun
 
 @SOAK
 @pytest.mark.parametrize("_cluster", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
+async def test_ray_keeps_no_code_of_attempts_that_have_ended(ground: Ground) -> None:
+    await ground.settle(await ground.launch("steps", 2))
+    before = ground.exported_classes()
+    await ground.settle(await ground.launch("steps", 2))
+    assert ground.exported_classes() == before > 0
+
+
+@SOAK
+@pytest.mark.parametrize("_cluster", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
 async def test_what_a_node_has_when_its_agent_is_stopped_at_the_end_is_delivered(
     ground: Ground,
 ) -> None:

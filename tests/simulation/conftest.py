@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-NUM_SEEDS = 60
+NUM_SEEDS = 40
 """Of the ordinary suite; a storm takes half a second. DRAY_SEEDS and `make soak` try more."""
 
 # Fresh ones in every run. The processes of pytest-xdist inherit those of the first.

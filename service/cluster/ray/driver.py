@@ -39,6 +39,7 @@ from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.processes.machine_pace import OVERLOADED, USUAL, said_of
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.shared.spool_reader import SpoolRead
+from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.supervisor import Supervisor
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.cluster.ray import launch_once, prestart
@@ -161,6 +162,7 @@ class RayCluster:
         resources = await asyncio.to_thread(ray.cluster_resources)
         control = CONTROL_RESOURCE if CONTROL_RESOURCE in resources else HEAD_RESOURCE
         key = (spec.job_id, spec.attempt)
+        rank_actor_code = await asyncio.to_thread(compat_ray.export_class, RankActor)
         create = asyncio.to_thread(
             Supervisor.options(  # type: ignore[attr-defined]
                 name=supervisor_name(spec.job_id, spec.attempt),
@@ -169,6 +171,7 @@ class RayCluster:
                 resources={control: SLIVER},
             ).remote,
             spec,
+            rank_actor_code,
         )
         # The creation goes on if the caller gives up; until it is over, a missing actor means
         # nothing.

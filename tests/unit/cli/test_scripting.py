@@ -13,6 +13,7 @@ import pytest
 import dray
 from dray.cli.exits import Exit
 from ray_workers.shared.contracts import Cause
+from tests.marks import soak
 from tests.unit.api.serving import LiveServer
 from tests.unit.cli.running import Cli, as_process
 from tests.unit.service.helpers import log, metrics
@@ -165,9 +166,10 @@ def test_a_checkpoint_is_downloaded(cli: Cli, finished: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "command",
     [
-        *("ls", "get JOB", "events JOB", "logs JOB", "attempts JOB", "artifacts JOB", "cluster"),
-        *("metrics JOB", "metrics JOB --plot", "metrics JOB --together", "checkpoints JOB"),
-        *("watch JOB", "explain JOB", "wait JOB", "download JOB DEST"),
+        *("ls", "logs JOB", "metrics JOB --plot", "watch JOB", "explain JOB"),
+        *map(soak, ("get JOB", "events JOB", "attempts JOB", "artifacts JOB", "cluster")),
+        *map(soak, ("metrics JOB", "metrics JOB --together", "checkpoints JOB")),
+        *map(soak, ("wait JOB", "download JOB DEST")),
     ],
 )
 def test_a_pipe_gets_no_escape_sequence(

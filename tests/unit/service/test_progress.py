@@ -15,9 +15,10 @@ from service.config.settings import Settings
 from service.jobs.status_cache import StatusCache
 from service.nodes import node_table
 from service.runtime import Runtime
+from tests.marks import RULES
 from tests.unit.service.helpers import Service, metrics, regrouped, regrouping
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, RULES]
 
 Step = Callable[[Service, str], Awaitable[object]]
 

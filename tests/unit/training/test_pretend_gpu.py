@@ -106,7 +106,7 @@ JOBS = {
 }
 
 
-SHORT = {"cnn", "unet", "gpt", "numbers", "cnn in fp16", "offloaded", "categories in bf16"}
+SHORT = {"unet", "gpt", "numbers", "cnn in fp16", "offloaded", "categories in bf16"}
 """Of `make test`: each recipe, and each precision."""
 
 

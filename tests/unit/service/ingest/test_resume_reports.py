@@ -13,10 +13,10 @@ from ray_workers.shared.contracts import WORKER_MTBF_S, Cause, FrameKind, Phase
 from ray_workers.shared.processes.machine_pace import OVERLOADED, said_of
 from service.domain.attempts.reliability import Seen, worker_mtbf_s
 from service.loops import mtbf as mtbf_loop
-from tests.marks import ON_SQLITE
+from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import SHA, Service, frame, metrics, resumed
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, RULES]
 
 TOLD: dict[str, Any] = {
     "step": 40,

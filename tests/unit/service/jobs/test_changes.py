@@ -21,9 +21,10 @@ from service.domain.errors import (
 from service.domain.scheduling import policy
 from service.lifecycle import transitions
 from service.loops import queue_view
+from tests.marks import RULES
 from tests.unit.service.helpers import Service, events_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, RULES]
 
 
 def order(service: Service) -> list[str]:

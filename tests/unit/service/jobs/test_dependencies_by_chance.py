@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,6 +27,7 @@ from service.db.session import Database
 from service.domain.errors import DependencyNeverSatisfied
 from service.loops.queue_view import snapshot
 from service.storage.storage import Storage
+from tests.marks import soak
 from tests.unit.service.helpers import Service
 
 BAD = (JobState.FAILED, JobState.CANCELLED)
@@ -196,8 +198,9 @@ class Dependencies(RuleBasedStateMachine):
                 assert asyncio.run(self.service.jobs.get(key)).state is job.state
 
 
+@pytest.mark.parametrize("num_runs", [10, soak(60)])
 def test_the_service_agrees_with_a_slow_look_at_the_whole_graph(
-    sqlite_url: str, tmp_path: Path
+    sqlite_url: str, tmp_path: Path, num_runs: int
 ) -> None:
     template = tmp_path / "dray.db"
     assert sqlite_url.endswith(str(template))
@@ -209,6 +212,5 @@ def test_the_service_agrees_with_a_slow_look_at_the_whole_graph(
             folder.mkdir()
             super().__init__(template, folder)
 
-    run_state_machine_as_test(
-        Machine, settings=settings(max_examples=30, stateful_step_count=15, deadline=None)
-    )
+    bounded = settings(max_examples=num_runs, stateful_step_count=15)
+    run_state_machine_as_test(Machine, settings=bounded)

@@ -21,7 +21,7 @@ from service.domain.errors import (
 )
 from service.jobs.idempotency import IdempotencyKey
 from service.loops.queue_view import snapshot
-from tests.marks import ON_SQLITE
+from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import (
     START,
     Service,
@@ -34,7 +34,7 @@ from tests.unit.service.helpers import (
     two_ranks,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, RULES]
 
 
 async def test_a_preemption_is_a_request_that_sql_keeps(service: Service) -> None:

@@ -12,9 +12,10 @@ from dray.views import JobState
 from ray_workers.shared.contracts import Frame, FrameKind
 from service.db.repositories import jobs as repository
 from service.domain.errors import CheckpointInUse, InitFromDiffers, InitFromNotFound
+from tests.marks import RULES
 from tests.unit.service.helpers import SHA, Service, frame, spec
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, RULES]
 
 
 async def source(service: Service, *steps: int, **fields: Any) -> str:

@@ -19,10 +19,10 @@ from service.domain.scheduling.resizing import (
 )
 from service.lifecycle import resizing
 from service.loops.queue_view import LiveAttempt, snapshot
-from tests.marks import ON_SQLITE
+from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import Service, events_of, frame, regrouped, regrouping, told
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, RULES]
 
 A, B = Slice("node-a", 2), Slice("node-b", 1)
 ONE_OF_A = Slice("node-a", 1)

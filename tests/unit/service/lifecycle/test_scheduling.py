@@ -21,10 +21,11 @@ from service.domain.states import IllegalTransition, Trigger
 from service.lifecycle import transitions
 from service.loops.queue_view import snapshot
 from service.nodes import node_table
+from tests.marks import RULES
 from tests.unit.service.helpers import START, Service
 from tests.wire import cluster_node
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, RULES]
 
 
 def see_nodes(service: Service, *there: ClusterNode) -> None:

@@ -17,6 +17,7 @@ from ray_workers.shared.contracts import FrameKind, attempt_prefix
 from service.domain.scheduling import eviction
 from service.runtime import Runtime
 from tests.fakes.attempt import FakeRank
+from tests.marks import RULES
 from tests.unit.service.helpers import SHA
 from tests.unit.service.loops.world import (
     PATIENCE_S,
@@ -33,7 +34,7 @@ from tests.unit.service.loops.world import (
     waits,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, RULES]
 
 
 async def leaves(rank: FakeRank) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Phase
-from tests.marks import ON_SQLITE
+from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import (
     Service,
     events_of,
@@ -20,7 +20,7 @@ from tests.unit.service.helpers import (
     told,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, RULES]
 
 
 async def moves(service: Service, job_id: str) -> list[tuple[Any, Any, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pickle
 from typing import Any
 
 import pytest
@@ -36,6 +37,20 @@ def test_the_key_value_store_takes_a_value_once() -> None:
     parameters = inspect.signature(store._internal_kv_put).parameters
     assert list(parameters)[:3] == ["key", "value", "overwrite"], CHANGED
     assert "namespace" in parameters, CHANGED
+
+
+def test_a_class_is_exported_by_one_process_and_used_by_another() -> None:
+    worker = importlib.import_module("ray._private.worker")
+    manager = importlib.import_module("ray._private.function_manager")
+    creation = inspect.getsource(importlib.import_module("ray.actor").ActorClass._remote)
+    assert "meta.last_export_cluster_and_job != worker.current_cluster_and_job" in creation, CHANGED
+    assert "meta.method_meta.methods.keys()" in creation, CHANGED
+    assert isinstance(worker.Worker.current_cluster_and_job, property), CHANGED
+    parameters = _parameters(manager.FunctionActorManager.export_actor_class)[1:]
+    descriptor = "actor_creation_function_descriptor"
+    assert parameters == ["Class", descriptor, "actor_method_names"], CHANGED
+    there = ray.remote(type("There", (), {})).__ray_metadata__
+    assert pickle.loads(pickle.dumps(getattr(there, descriptor))) == getattr(there, descriptor)
 
 
 def test_a_raylet_is_asked_for_workers_by_the_same_message() -> None:

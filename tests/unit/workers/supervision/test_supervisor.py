@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ray_workers.node import compat_ray
 from ray_workers.shared.contracts import (
     Cause,
     Outcome,
@@ -75,6 +76,7 @@ class Ended:
         monkeypatch.setenv(NODE_TMPDIR, str(tmp_path))
         monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
         monkeypatch.setattr(ray, "get_actor", by_name.__getitem__)
+        monkeypatch.setattr(compat_ray, "use_exported_class", lambda actor_class, place: None)
         monkeypatch.setattr(supervisor, "Timings", timings)
         monkeypatch.setattr(node_clients.placement_groups, "alive_nodes", lambda: self.alive)
         actor_class: Any = supervisor.Supervisor
@@ -82,7 +84,8 @@ class Ended:
         monkeypatch.setattr(plain, "_run", nothing)
         slices = (Slice("a", 2), Slice("b", 1))
         self.supervisor = plain(
-            attempt_spec(spec={"name": "digits"}, slices=slices, silence_limit_s=silence_limit_s)
+            attempt_spec(spec={"name": "digits"}, slices=slices, silence_limit_s=silence_limit_s),
+            b"",
         )
         self.supervisor._group.members = MEMBERS
         self.end(DONE)
