@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 
+import ray_workers.node.agent  # Ray loads the class of each actor that one looks up
 import ray_workers.supervision.supervisor  # noqa: F401  (and with it the rank actor)
 
 for _name in ("numpy", "pyarrow.json", "pydantic.v1.fields", "starlette.datastructures"):

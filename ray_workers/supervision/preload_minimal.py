@@ -19,6 +19,7 @@ from typing import Any
 
 from ray.util import serialization_addons
 
+import ray_workers.node.agent  # Ray loads the class of each actor that one looks up
 import ray_workers.supervision.supervisor  # noqa: F401  (and with it the rank actor)
 
 
