@@ -23,8 +23,9 @@ from ray_workers.node import compat_ray
 
 logger = logging.getLogger(__name__)
 
-IDLE_WORKERS = 4
-"""Processes kept idle per node: a supervisor, and ranks of one small job."""
+IDLE_WORKERS = 6
+"""Processes kept idle per node: the supervisors and the ranks of two small jobs, so that one that
+is submitted right after another finds some as well. Each takes 45 MB."""
 KEEP_ALIVE_S = 3600
 PRESTART_LIMIT_S = 10.0
 CALM_S = 3.0
