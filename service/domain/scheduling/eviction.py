@@ -9,14 +9,15 @@ pushed out at most once in that time. Those that lose the least work leave first
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.gangs import Gangs, WorkerKind
 from service.domain.scheduling.order import Rank
 from service.domain.scheduling.pools import Pool
 from service.domain.scheduling.shares import Turn
-from service.domain.scheduling.slots import Request, add, fits
+from service.domain.scheduling.slots import Request
 
 MIN_RUN_S = 300.0
 """How long a job holds its slots before it may be asked to leave them."""
@@ -53,7 +54,7 @@ class RunningJob:
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank) -> bool:
     """Whether a job of rank `coming` may have a running one leave; rank: of the running one."""
-    if running.is_leaving or running.held_s < MIN_RUN_S or not coming.key < rank.key:
+    if running.is_leaving or running.held_s < MIN_RUN_S or coming >= rank:
         return False
     if coming.turn is Turn.QUOTA and rank.turn is not Turn.QUOTA:
         return True
@@ -76,7 +77,7 @@ def because(coming: Rank, rank: Rank) -> str:
     return "has less work left"
 
 
-def cheapest_first(running: Sequence[RunningJob], ranks: Mapping[str, Rank]) -> list[RunningJob]:
+def cheapest_first(running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> list[RunningJob]:
     """The order in which they are asked."""
 
     def cost(job: RunningJob) -> tuple[int, int, float, float, int]:
@@ -86,44 +87,87 @@ def cheapest_first(running: Sequence[RunningJob], ranks: Mapping[str, Rank]) -> 
     return sorted(running, key=cost)
 
 
-def victims(request: Request, pool: Pool, candidates: Iterable[RunningJob]) -> list[RunningJob]:
-    """Those that leave so that the gang fits, of candidates in the order in which they are asked;
-    none where it does not fit even without all.
+class Candidates:
+    """The running jobs that may be asked, in the order in which they are."""
+
+    def __init__(self, running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> None:
+        """running: the cheapest first."""
+        self._all = [(job, ranks[job.job_id]) for job in running]
+        self._first: Rank | None = None
+        self._of_first: list[tuple[RunningJob, Rank]] = []
+
+    def of(self, coming: Rank) -> Iterator[RunningJob]:
+        """Those that may be asked to leave for a job of this rank, also those that were asked."""
+        # Of ranks that differ in their work alone, one with more of it may ask fewer.
+        if self._first is None or coming < self._first or coming[:-2] != self._first[:-2]:
+            self._first = coming
+            self._of_first = [each for each in self._all if may_evict(coming, *each)]
+        return (job for job, rank in self._of_first if may_evict(coming, job, rank))
+
+
+@dataclass(frozen=True)
+class Leavers:
+    """Those that are to leave for a gang."""
+
+    jobs: tuple[RunningJob, ...]
+    """Empty where the gang does not fit even without all."""
+    room: int
+    """Workers that there would be room for without all that were tried."""
+
+
+def victims(
+    kind: WorkerKind, least: int, pool: Pool, candidates: Iterable[RunningJob], gangs: Gangs
+) -> Leavers:
+    """Those that leave so that so many workers fit, of candidates in the order in which they are
+    asked.
 
     pool: what is free, or will be when those have left that were asked before.
     """
-    lacking = request.least - pool.room(request)
-    trial: dict[str, dict[str, float]] = {}
+    trial = _Trial(kind, pool, gangs)
+    room = pool.room(kind)
     chosen: list[RunningJob] = []
     for running in candidates:
-        lacking -= _returned(request, pool, trial, running, 1)
+        gained = trial.leave(running, 1)
+        room += gained
         chosen.append(running)
-        if lacking <= 0:
+        if room >= least:
             break
     else:
-        return []
+        return Leavers((), room)
     needed = []
     for running in reversed(chosen):
-        lost = -_returned(request, pool, trial, running, -1)
-        if lacking + lost > 0:
-            _returned(request, pool, trial, running, 1)
-            needed.append(running)
+        lost = trial.leave(running, -1)
+        if room + lost >= least:
+            room += lost
         else:
-            lacking += lost
-    return needed[::-1]
+            trial.leave(running, 1)
+            needed.append(running)
+    return Leavers(tuple(reversed(needed)), room)
 
 
-def _returned(
-    request: Request, pool: Pool, trial: dict[str, dict[str, float]], running: RunningJob, sign: int
-) -> int:
-    """How many workers more have room on trial once the running job has returned its slots."""
-    gained = 0
-    for part in running.slices:
-        there = pool.at(part.node_id)
-        if not there:
-            continue
-        free = trial.setdefault(part.node_id, dict(there))
-        before = fits(request.bundle, free)
-        add(free, running.request.bundle, sign * part.num_workers)
-        gained += fits(request.bundle, free) - before
-    return gained
+class _Trial:
+    """A pool of which some jobs have left their slots."""
+
+    def __init__(self, kind: WorkerKind, pool: Pool, gangs: Gangs) -> None:
+        self._kind = kind
+        self._pool = pool
+        self._gangs = gangs
+        self._nodes: dict[str, tuple[list[float], int] | None] = {}
+        """What is free on a node, and the room that it has."""
+
+    def leave(self, running: RunningJob, sign: int) -> int:
+        """How many workers more have room once the job has left, or come back if `sign` is -1."""
+        vector = self._gangs.of(running.request).kind.vector
+        gained = 0
+        for part in running.slices:
+            if part.node_id not in self._nodes:
+                free = self._pool.at(part.node_id)
+                self._nodes[part.node_id] = free and (free, self._kind.fits(free))
+            there = self._nodes[part.node_id]
+            if there:
+                times = sign * part.num_workers
+                free = [a + times * b for a, b in zip(there[0], vector, strict=True)]
+                fitting = self._kind.fits(free)
+                gained += fitting - there[1]
+                self._nodes[part.node_id] = free, fitting
+        return gained

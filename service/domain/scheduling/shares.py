@@ -101,9 +101,8 @@ class Standings:
             )
         }
 
-    def turn(self, queue: str, *, is_within_quota: bool) -> Turn:
-        if is_within_quota:
-            return Turn.QUOTA
+    def turn(self, queue: str) -> Turn:
+        """Of its jobs beyond its quota."""
         return Turn.AHEAD if queue in self._queues else Turn.SHARE
 
     def user_is_ahead(self, queue: str, owner: str) -> bool:
