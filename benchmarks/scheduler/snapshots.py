@@ -23,6 +23,8 @@ QUEUES = (
     Queue("product", weight=4.0, quota={"GPU": 2000.0}, max_running_per_user=20),
 )
 GANGS = (1, 1, 1, 1, 2, 2, 4, 4, 8, 8, 16, 32, 64, 128)
+SHRUNK = 0.3
+"""The share of the elastic groups that run with their least size."""
 MAX_WIDTH = 128
 """Nodes over which a running gang lies at most."""
 BUNDLES = (
@@ -74,7 +76,7 @@ def _running(
     least_left = left * (1 - FULL)
     while left > least_left:
         request = _request(chance, chance.choice(BUNDLES[:4]))
-        slices = _first_fit(request, free, nodes)
+        slices = _first_fit(request, free, nodes, chance.random() < SHRUNK)
         nodes = [name for name in nodes[:MAX_WIDTH] if free[name]["GPU"]] + nodes[MAX_WIDTH:]
         if not slices:
             continue
@@ -107,11 +109,14 @@ def _growing(job: policy.RunningJob, request: slots.Request) -> policy.Growing:
 
 
 def _first_fit(
-    request: slots.Request, free: dict[str, dict[str, float]], nodes: list[str]
+    request: slots.Request,
+    free: dict[str, dict[str, float]],
+    nodes: list[str],
+    of_the_least_size: bool,
 ) -> tuple[Slice, ...]:
     """Slices on the first nodes that have room, taken from `free`; empty where too few have."""
     slices: list[Slice] = []
-    lacking = request.num_workers
+    lacking = wanted = request.least if of_the_least_size else request.num_workers
     for node in nodes[:MAX_WIDTH]:
         number = min(lacking, slots.fits(request.bundle, free[node]))
         if number:
@@ -119,7 +124,7 @@ def _first_fit(
             lacking -= number
         if not lacking:
             break
-    if request.num_workers - lacking < request.least:
+    if wanted - lacking < request.least:
         return ()
     for part in slices:
         slots.add(free[part.node_id], request.bundle, -part.num_workers)

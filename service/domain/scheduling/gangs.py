@@ -1,4 +1,4 @@
-"""What jobs with equal requests share while one plan is made: most of a long queue is of few kinds."""
+"""What jobs with equal requests share while one plan is made: a long queue is of few kinds."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ class Gangs:
     def name_all(self) -> None:
         """From here on vectors have the resources that were asked for until now. Jobs of gangs that
         come later only hold slots."""
-        self.names = tuple(dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle))
+        self.names = tuple(
+            dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
+        )
         for kind in self._kinds.values():
             self._measure(kind)
 

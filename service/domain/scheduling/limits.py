@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.domain.scheduling.gangs import WorkerKind
@@ -46,6 +47,8 @@ class _Use:
     ahead: dict[str, float] = field(default_factory=dict)
     """Resources that waiting jobs which come first will hold."""
     num_ahead: int = 0
+    told: dict[str | None, Room] = field(default_factory=dict)
+    """Of limits that leave nothing to a job that holds nothing, by resource, until more is held."""
 
 
 @dataclass(frozen=True)
@@ -66,64 +69,67 @@ class _Scope:
         return self.max_running is None and not self.amounts
 
 
-class QueueLimits:
-    """The room that is left under the limits while one plan is made."""
+class AccountLimits:
+    """The limits that hold for the jobs of one user in one queue: the user's first."""
 
-    def __init__(self, queues: Iterable[Queue], holders: Iterable[Holder] = ()) -> None:
-        self._queues = {queue.name: queue for queue in queues}
-        self._uses: dict[tuple[str, str | None], _Use] = {}
-        self._scopes_of: dict[Account, tuple[_Scope, ...]] = {}
-        for holder in holders:
-            account = holder.queue, holder.owner
-            if self._scopes(account):
-                held = amounts(holder.bundle, count(holder.slices))
-                self._add(account, holder.job_id, held.items())
+    def __init__(self, scopes: Sequence[_Scope]) -> None:
+        self._scopes = scopes
 
-    def room(self, account: Account, job_id: str, kind: WorkerKind, least: int) -> Room:
-        """The workers that all limits leave to a job of this queue and user, beside those that it
-        has. If these are fewer than `least`, and the user's limit is one reason, then that is the
-        one told: it keeps back nobody else."""
+    def room(self, job_id: str, kind: WorkerKind, least: int) -> Room:
+        """The workers that all limits leave to a job, beside those that it has. If these are fewer
+        than `least`, and the user's limit is one reason, then that is the one told: it keeps back
+        nobody else."""
         most = UNLIMITED.workers
-        for scope in self._scopes(account):
+        for scope in self._scopes:
             workers, resource = _left(scope, job_id, kind)
             if workers < least:
                 return _told(scope, job_id, workers, resource)
             most = min(most, workers)
         return Room(most)
 
-    def take(self, account: Account, job_id: str, kind: WorkerKind, num_workers: int) -> None:
+    def take(self, job_id: str, kind: WorkerKind, num_workers: int) -> None:
         """The job gets so many workers."""
-        if self._scopes(account):
-            self._add(account, job_id, [(name, num_workers * each) for name, each in kind.counted])
+        self.add(job_id, [(name, num_workers * each) for name, each in kind.counted])
 
     def keep_place(
-        self,
-        account: Account,
-        job_id: str,
-        kind: WorkerKind,
-        num_workers: int,
-        under: Room = UNLIMITED,
+        self, job_id: str, kind: WorkerKind, num_workers: int, under: Room = UNLIMITED
     ) -> None:
         """The job waits for so many workers, for want of slots or `under` a limit."""
-        for scope in self._scopes(account):
+        wanted = [(name, num_workers * each) for name, each in kind.counted]
+        for scope in self._scopes:
             if under.code == USER_LIMIT and scope.code != USER_LIMIT:
                 continue
-            _sum(scope.use.ahead, [(name, num_workers * each) for name, each in kind.counted])
+            _sum(scope.use.ahead, wanted)
             scope.use.num_ahead += job_id not in scope.use.jobs
 
-    def _add(self, account: Account, job_id: str, held: Iterable[tuple[str, float]]) -> None:
-        for scope in self._scopes(account):
+    def add(self, job_id: str, held: Iterable[tuple[str, float]]) -> None:
+        """The job holds these resources."""
+        for scope in self._scopes:
             _sum(scope.use.holds, held)
             scope.use.jobs[job_id] = None
+            scope.use.told.clear()
 
-    def _scopes(self, account: Account) -> tuple[_Scope, ...]:
-        """Those that limit anything, the user's first."""
-        scopes = self._scopes_of.get(account)
-        if scopes is None:
-            made = self._made(*account)
-            scopes = tuple(scope for scope in made if not scope.limits_nothing)
-            self._scopes_of[account] = scopes
-        return scopes
+
+class QueueLimits:
+    """The room that is left under the limits while one plan is made."""
+
+    def __init__(self, queues: Iterable[Queue], holders: Iterable[Holder] = ()) -> None:
+        self._queues = {queue.name: queue for queue in queues}
+        self._of_queues: dict[str, _Use] = defaultdict(_Use)
+        self._of_accounts: dict[Account, AccountLimits | None] = {}
+        for holder in holders:
+            limits = self.of((holder.queue, holder.owner))
+            if limits is not None:
+                limits.add(holder.job_id, amounts(holder.bundle, count(holder.slices)).items())
+
+    def of(self, account: Account) -> AccountLimits | None:
+        """None where nothing is limited."""
+        if account in self._of_accounts:
+            return self._of_accounts[account]
+        scopes = [scope for scope in self._made(*account) if not scope.limits_nothing]
+        limits = AccountLimits(scopes) if scopes else None
+        self._of_accounts[account] = limits
+        return limits
 
     def _made(self, name: str, owner: str) -> tuple[_Scope, _Scope]:
         # A queue without a row is one of a release that did not know rules.
@@ -131,18 +137,14 @@ class QueueLimits:
         of_user = _Scope(
             USER_LIMIT,
             *(queue.user_limit, queue.max_running_per_user, owner),
-            *(f" in the queue {name!r}", "its limit for a user is"),
-            self._use(name, owner),
+            *(f" in the queue {name!r}", "its limit for a user is", _Use()),
         )
         of_queue = _Scope(
             QUEUE_LIMIT,
             *(queue.limit, queue.max_running, f"the queue {name!r}", "", "its limit is"),
-            self._use(name, None),
+            self._of_queues[name],
         )
         return of_user, of_queue
-
-    def _use(self, queue: str, owner: str | None) -> _Use:
-        return self._uses.setdefault((queue, owner), _Use())
 
 
 def _left(scope: _Scope, job_id: str, kind: WorkerKind) -> tuple[int, str | None]:
@@ -164,17 +166,21 @@ def _left(scope: _Scope, job_id: str, kind: WorkerKind) -> tuple[int, str | None
 def _told(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Room:
     """What the limits leave, in words."""
     use = scope.use
-    named = itertools.islice(use.jobs, MAX_NAMED + 1)
-    holders = tuple(other for other in named if other != job_id)[:MAX_NAMED]
+    is_shared = job_id not in use.jobs and not workers
+    if is_shared and resource in use.told:
+        return use.told[resource]
+    named = itertools.islice((other for other in use.jobs if other != job_id), MAX_NAMED)
     if resource is None:
-        message = _message(
-            scope, f"runs {_jobs(len(use.jobs))}", f"{scope.max_running}", use.num_ahead > 0
-        )
+        limit, has = f"{scope.max_running}", f"runs {_jobs(len(use.jobs))}"
+        is_any_ahead = use.num_ahead > 0
     else:
         has = f"holds {spoken(resource, use.holds.get(resource, 0.0))}"
         limit = spoken(resource, scope.amounts[resource])
-        message = _message(scope, has, limit, use.ahead.get(resource, 0.0) > 0)
-    return Room(workers, scope.code, message, holders)
+        is_any_ahead = use.ahead.get(resource, 0.0) > 0
+    room = Room(workers, scope.code, _message(scope, has, limit, is_any_ahead), tuple(named))
+    if is_shared and is_any_ahead:
+        use.told[resource] = room
+    return room
 
 
 def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:

@@ -65,8 +65,8 @@ class Obstacles:
 
     def why_waiting(self, job_id: str, gang: Gang) -> tuple[Reason, tuple[str, ...]]:
         """Why the gang does not start, and which jobs are in the way."""
-        free = self._free.room(gang.kind)
         reach = self._counted(gang.kind)
+        free = self._free.room(gang.kind)
         if free >= gang.least or job_id in reach.held_by:
             return self.why(gang.needs, job_id, gang.kind, gang.least)
         # Its equals wait for the same reason, as long as nothing has started.
@@ -94,7 +94,10 @@ class Obstacles:
         own = reach.held_by.get(job_id, 0)
         others = len(reach.held_by) - (job_id in reach.held_by)
         named = itertools.islice((name for name in reach.held_by if name != job_id), MAX_NAMED)
-        message, in_the_way = f"{sentence}; {free} {'is' if free == 1 else 'are'} free", tuple(named)
+        message, in_the_way = (
+            f"{sentence}; {free} {'is' if free == 1 else 'are'} free",
+            tuple(named),
+        )
         if others:
             verb = "holds" if others == 1 else "hold"
             message += f", {jobs(in_the_way, others)} {verb} {reach.held - own}"
@@ -107,6 +110,8 @@ class Obstacles:
     def _counted(self, kind: WorkerKind) -> _Reach:
         """The reach, with what the newest holders have there."""
         reach = self._reach(kind)
+        if reach.num_holders == len(self._holders):
+            return reach
         kind_of = self._stock.kind_of
         for name, slices in itertools.islice(self._holders, reach.num_holders, None):
             there = 0

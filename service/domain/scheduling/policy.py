@@ -30,7 +30,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import eviction, order, shares
@@ -44,16 +43,16 @@ from service.domain.scheduling.pools import Offer, Pool, Stock, When
 from service.domain.scheduling.queues import DEFAULT, Queue
 from service.domain.scheduling.slots import EPSILON as EPSILON
 from service.domain.scheduling.slots import Holder as Holder
-from service.domain.scheduling.slots import amount_of, count, needs, workers
 from service.domain.scheduling.slots import Node as Node
 from service.domain.scheduling.slots import Request as Request
+from service.domain.scheduling.slots import amount_of, count, needs, workers
 from service.domain.scheduling.slots import fits as fits
 from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
 from service.domain.scheduling.slots import request_of as request_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WaitingJob:
     job_id: str
     attempt: int
@@ -130,7 +129,7 @@ class Start:
     slices: tuple[Slice, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wait:
     job_id: str
     reason: Reason
@@ -227,34 +226,32 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     then one for each group that could grow, and one for each job that is to leave its slots."""
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
     gangs = Gangs(order.total_of(node.total for node in accepted))
-    waiting = [(job, gangs.of(job.request)) for job in snapshot.queue]
+    of_queue = [gangs.of(job.request) for job in snapshot.queue]
     for group in snapshot.growing:
         gangs.of(group.request)
     gangs.name_all()
-    ranks = _Ranks(snapshot)
-    queue = [
-        _Ranked(ranks.of(job, gang), place, job, gang)
-        for place, (job, gang) in enumerate(waiting)
-        if job.held is None
-    ]
-    queue.sort()
-    of_running = {job.job_id: ranks.of(job, gangs.of(job.request)) for job in snapshot.running}
-    round_ = _Round(accepted if snapshot.connected else (), snapshot, gangs, of_running, now)
+    standings = _Standings(snapshot, gangs)
+    ranks = [standings.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
+    # Sorted are places, and no pairs: a collector of garbage goes through all that is made here.
+    queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
+    queue.sort(key=ranks.__getitem__)
+    running = {j.job_id: standings.rank(j, gangs.of(j.request)) for j in snapshot.running}
+    round_ = _Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
     held = [job for job in snapshot.queue if job.held is not None]
     kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
     obstacle = _nothing_starts(snapshot, accepted)
     standing_by = [round_.serve(group) for group in snapshot.growing if group.lacking]
     if obstacle is not None:
         waits = [
-            _waits_for_jobs(each.job, place) or Wait(each.job.job_id, obstacle, place)
-            for place, each in enumerate(queue, 1)
+            _waits_for_jobs(job, position) if job.after else Wait(job.job_id, obstacle, position)
+            for position, job in enumerate([snapshot.queue[at] for at in queue], 1)
         ]
         others = [Stay(g.job_id, obstacle) for g in snapshot.growing if not g.lacking]
         return [*waits, *kept, *standing_by, *others]
     decisions: list[Decision] = []
     position = 1
-    for each in queue:
-        decision = round_.decide(each, position)
+    for at in queue:
+        decision = round_.decide(snapshot.queue[at], of_queue[at], ranks[at], position)
         position += isinstance(decision, Wait)
         decisions.append(decision)
     round_.end_queue()
@@ -263,21 +260,11 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     return [*decisions, *kept, *standing_by, *grown, *round_.preempted]
 
 
-class _Ranked(NamedTuple):
-    """A waiting job at its place in the order."""
+class _Standings:
+    """How jobs stand by the quotas and shares of their queues."""
 
-    rank: order.Rank
-    place: int
-    """In the snapshot, which decides between equals."""
-    job: WaitingJob
-    gang: Gang
-
-
-class _Ranks:
-    """Where jobs stand in the order, those that wait and those that run."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._guaranteed = _within_quota(snapshot)
+    def __init__(self, snapshot: Snapshot, gangs: Gangs) -> None:
+        self._guaranteed = _within_quota(snapshot, gangs)
         # An account whose jobs are all held could not use its share.
         active = {(job.queue, job.owner) for job in snapshot.running}
         active.update(
@@ -286,7 +273,7 @@ class _Ranks:
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
         self._of_accounts: dict[shares.Account, tuple[shares.Turn, bool]] = {}
 
-    def of(self, job: WaitingJob | RunningJob, gang: Gang) -> order.Rank:
+    def rank(self, job: WaitingJob | RunningJob, gang: Gang) -> order.Rank:
         account = job.queue, job.owner
         standing = self._of_accounts.get(account)
         if standing is None:
@@ -304,23 +291,23 @@ class _Ranks:
         )
 
 
-def _within_quota(snapshot: Snapshot) -> set[str]:
+def _within_quota(snapshot: Snapshot, gangs: Gangs) -> set[str]:
     """The jobs that their queues guarantee their slots. Jobs count against a quota by priority, of
     equal ones those first that run; those that can't start now do not count."""
     having = {queue.name for queue in snapshot.queues if queue.quota}
     if not having:
         return set()
     there: list[WaitingJob | RunningJob] = [
-        *(job for job in snapshot.running if job.queue in having),
-        *(job for job in snapshot.queue if job.queue in having or job.array is not None),
+        *[job for job in snapshot.running if job.queue in having],
+        *[job for job in snapshot.queue if job.queue in having or job.array is not None],
     ]
     there.sort(key=lambda j: (-j.priority, isinstance(j, WaitingJob), j.place, j.seq))
     in_arrays = Counter(snapshot.running_of_arrays)
-    claims = [
-        shares.Claim(job.job_id, job.queue, job.request.bundle, job.request.least)
-        for job in there
-        if isinstance(job, RunningJob) or _may_claim(job, in_arrays)
-    ]
+    claims = []
+    for job in there:
+        if isinstance(job, RunningJob) or _may_claim(job, in_arrays):
+            gang = gangs.of(job.request)
+            claims.append(shares.Claim(job.job_id, job.queue, gang.kind.counted, gang.least))
     return shares.within_quota(snapshot.queues, claims)
 
 
@@ -346,10 +333,7 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
     return None
 
 
-def _waits_for_jobs(job: WaitingJob, position: int) -> Wait | None:
-    """None if all have ended that it waits for."""
-    if not job.after:
-        return None
+def _waits_for_jobs(job: WaitingJob, position: int) -> Wait:
     reason = Reason("waiting_for_jobs", waits_for(job.after))
     return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
 
@@ -386,13 +370,14 @@ class _Round:
         """Without what is reserved by those of them that have waited for long."""
         self._limits = QueueLimits(snapshot.queues, snapshot.holders)
         for group in snapshot.growing:
-            kind = gangs.of(group.request).kind
-            self._limits.take((group.queue, group.owner), group.job_id, kind, group.lacking)
+            limits = self._limits.of((group.queue, group.owner))
+            if limits is not None:
+                limits.take(group.job_id, gangs.of(group.request).kind, group.lacking)
         self._obstacles = Obstacles(self._stock, snapshot.holders, self._free)
         self._impossible: dict[Gang, Reason | None] = {}
         self._unevictable: dict[tuple[WorkerKind, bool], tuple[order.Rank, int]] = {}
         """Ranks, and how many workers would fit if all left that may be asked for these."""
-        self._backing_off: list[_Ranked] = []
+        self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
         self.preempted: list[Preempt] = []
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
@@ -408,38 +393,41 @@ class _Round:
         self._set_aside(group.job_id, gang, lacking)
         return Stay(group.job_id, reason, ahead)
 
-    def decide(self, ranked: _Ranked, position: int) -> Decision:
-        _, _, job, gang = ranked
-        if (waits := _waits_for_jobs(job, position)) is not None:
-            return waits
+    def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
+        if job.after:
+            return _waits_for_jobs(job, position)
         if (impossible := self._never_fits(gang)) is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
-            self._backing_off.append(ranked)
+            self._backing_off.append((job, gang))
             message = f"is tried again at {job.not_before:%H:%M:%S} UTC, its last attempt failed"
             return Wait(job.job_id, Reason("backing_off", message), position)
         if job.array is not None and self._is_full(job.array):
             return Wait(job.job_id, Reason("array_limit", job.array.sentence), position)
         if job.preparing is not None:
-            self._backing_off.append(ranked)
+            self._backing_off.append((job, gang))
             reason = Reason("preparing_environment", job.preparing)
             return Wait(job.job_id, reason, position)
-        account, kind, least = (job.queue, job.owner), gang.kind, gang.least
-        room = self._limits.room(account, job.job_id, kind, least)
-        if room.workers < least:
-            self._limits.keep_place(account, job.job_id, kind, least, room)
-            reason = Reason(room.code, f"{gang.needs}; {room.message}")
-            return Wait(job.job_id, reason, position, room.holders)
-        most = min(gang.request.num_workers, room.workers)
+        kind, least, most = gang.kind, gang.least, gang.request.num_workers
+        limits = self._limits.of((job.queue, job.owner))
+        if limits is not None:
+            room = limits.room(job.job_id, kind, least)
+            if room.workers < least:
+                limits.keep_place(job.job_id, kind, least, room)
+                reason = Reason(room.code, f"{gang.needs}; {room.message}")
+                return Wait(job.job_id, reason, position, room.holders)
+            most = min(most, room.workers)
         offer = self._passable if job.yields else self._open
         slices = offer.now.pack_most(kind, least, most)
         if slices is not None:
             self._take(job.job_id, kind, slices)
-            self._limits.take(account, job.job_id, kind, count(slices))
+            if limits is not None:
+                limits.take(job.job_id, kind, count(slices))
             self._count_in_array(job)
             return Start(job.job_id, slices)
-        self._limits.keep_place(account, job.job_id, kind, most)
-        if offer.soon.has(kind, least) or self._evict(ranked, offer):
+        if limits is not None:
+            limits.keep_place(job.job_id, kind, most)
+        if offer.soon.has(kind, least) or self._evict(job, gang, rank, offer):
             self._count_in_array(job)
             return self._promise(job, gang, offer, most, position)
         reason, ahead = self._obstacles.why_waiting(job.job_id, gang)
@@ -447,15 +435,14 @@ class _Round:
         return Wait(job.job_id, reason, position, ahead)
 
     def _never_fits(self, gang: Gang) -> Reason | None:
+        if self._stock.whole(gang.kind) >= gang.least:
+            return None
         if gang not in self._impossible:
-            fits_empty = self._stock.whole(gang.kind) >= gang.least
-            never = None if fits_empty else can_ever_fit(gang.request, self._nodes)
-            self._impossible[gang] = never
+            self._impossible[gang] = can_ever_fit(gang.request, self._nodes)
         return self._impossible[gang]
 
-    def _evict(self, ranked: _Ranked, offer: Offer) -> bool:
+    def _evict(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
         """Have running jobs leave slots for this one; False where not enough may be asked."""
-        rank, _, job, gang = ranked
         key = gang.kind, job.yields
         tried = self._unevictable.get(key)
         is_weaker = tried is not None and gang.least > tried[1] and rank.may_less(tried[0])
@@ -466,14 +453,13 @@ class _Round:
         if not found.jobs:
             self._unevictable[key] = rank, found.room
         for running in found.jobs:
-            self._preempt(running, ranked)
+            self._preempt(running, job.job_id, rank)
         return bool(found.jobs)
 
-    def _preempt(self, running: RunningJob, coming: _Ranked) -> None:
+    def _preempt(self, running: RunningJob, name: str, coming: order.Rank) -> None:
         self._expect(running)
         self._unevictable.clear()
-        name = coming.job.job_id
-        why = eviction.because(coming.rank, self._ranks[running.job_id])
+        why = eviction.because(coming, self._ranks[running.job_id])
         message = f"leaves its slots to job {name}, which {why}"
         self.preempted.append(Preempt(running.job_id, Reason("preempted", message), name))
 
@@ -484,9 +470,7 @@ class _Round:
             self._leaving_from[part.node_id].append(running.job_id)
         self._stock.expect(self._gangs.of(running.request).kind, running.slices)
 
-    def _promise(
-        self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int
-    ) -> Wait:
+    def _promise(self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int) -> Wait:
         """Keep slots of which some are about to be left."""
         slices = offer.soon.pack_most(gang.kind, gang.least, most)
         assert slices is not None, "the slots of those that leave are enough"
@@ -507,23 +491,29 @@ class _Round:
 
     def end_queue(self) -> None:
         """Set aside what jobs reserve that back off, before groups grow."""
-        for _, _, job, gang in self._backing_off:
+        for job, gang in self._backing_off:
             most = gang.request.num_workers
             self._set_aside(job.job_id, gang, most)
-            self._limits.keep_place((job.queue, job.owner), job.job_id, gang.kind, most)
+            limits = self._limits.of((job.queue, job.owner))
+            if limits is not None:
+                limits.keep_place(job.job_id, gang.kind, most)
 
     def grow(self, group: Growing) -> Decision:
         """Give a group that trains the slots it can use and nobody has reserved."""
         gang = self._gangs.of(group.request)
-        account, kind = (group.queue, group.owner), gang.kind
-        room = self._limits.room(account, group.job_id, kind, 1)
+        kind, most = gang.kind, group.most
+        limits = self._limits.of((group.queue, group.owner))
         sentence = f"could use {workers(group.most)} more of {gang.bundle_spoken}"
-        if not room.workers:
-            reason = Reason(room.code, f"{sentence}; {room.message}")
-            return Stay(group.job_id, reason, room.holders)
-        slices = self._open.now.pack_most(kind, 1, min(group.most, room.workers))
+        if limits is not None:
+            room = limits.room(group.job_id, kind, 1)
+            if not room.workers:
+                reason = Reason(room.code, f"{sentence}; {room.message}")
+                return Stay(group.job_id, reason, room.holders)
+            most = min(most, room.workers)
+        slices = self._open.now.pack_most(kind, 1, most)
         if slices is not None:
-            self._limits.take(account, group.job_id, kind, count(slices))
+            if limits is not None:
+                limits.take(group.job_id, kind, count(slices))
             return self._grow(group, gang, slices)
         return Stay(group.job_id, *self._obstacles.why(sentence, group.job_id, kind, 1))
 

@@ -67,6 +67,7 @@ class Stock:
         self._groups: dict[tuple[int, State], _Group] = {}
         self._capacity: dict[WorkerKind, tuple[int, ...]] = {}
         self._largest: dict[WorkerKind, int] = {}
+        self._whole: dict[WorkerKind, int] = {}
         kinds: dict[Amounts, int] = {}
         for node in nodes:
             total, free = gangs.vector(node.total), gangs.vector(node.available_to_us)
@@ -97,14 +98,18 @@ class Stock:
 
     def largest(self, kind: WorkerKind) -> int:
         """How many such workers the largest node has room for when it is empty."""
-        if kind not in self._largest:
-            self._largest[kind] = max(self.capacity(kind), default=0)
-        return self._largest[kind]
+        found = self._largest.get(kind)
+        if found is None:
+            found = self._largest[kind] = max(self.capacity(kind), default=0)
+        return found
 
     def whole(self, kind: WorkerKind) -> int:
         """How many such workers the empty cluster has room for."""
-        of_nodes = zip(self.capacity(kind), self.counts, strict=True)
-        return sum(each * number for each, number in of_nodes)
+        found = self._whole.get(kind)
+        if found is None:
+            of_nodes = zip(self.capacity(kind), self.counts, strict=True)
+            found = self._whole[kind] = sum([each * number for each, number in of_nodes])
+        return found
 
     def take(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """A job holds these slots from now on."""
@@ -196,10 +201,10 @@ class Pool:
         """Whether so many fit. Quick where they do not: a count of earlier is too high at most,
         unless resources were added since."""
         room = self._rooms.get(kind)
-        if room is not None and room.total < num_workers:
-            if room.num_grown == self._stock.num_grown:
-                return False
-        return self.room(kind) >= num_workers
+        is_bound = room is not None and room.num_grown == self._stock.num_grown
+        if room is not None and is_bound and room.total < num_workers:
+            return False
+        return self._exact(kind).total >= num_workers
 
     def pack(self, kind: WorkerKind, num_workers: int) -> tuple[Slice, ...] | None:
         """Slices of so many workers on as few nodes as possible, or None if they do not fit.
@@ -235,9 +240,7 @@ class Pool:
 class _Room:
     """How many workers of one kind each group of nodes has room for."""
 
-    def __init__(
-        self, kind: WorkerKind, stock: Stock, when: When, reserved: Reserved
-    ) -> None:
+    def __init__(self, kind: WorkerKind, stock: Stock, when: When, reserved: Reserved) -> None:
         self._kind = kind
         self._stock = stock
         self._when = when
@@ -258,7 +261,9 @@ class _Room:
         if self._version != self._reserved.version:
             self._version = self._reserved.version
             self._size_of, self._groups, self._sizes = {}, {}, []
-            self.total = sum(self._size(group) * group.number for group in stock.groups)
+            self.total = sum([self._size(group) * group.number for group in stock.groups])
+        elif self._num_moves == len(stock.moves):
+            return
         else:
             for left, joined in stock.moves[self._num_moves :]:
                 self.total += self._size(joined) - self._size(left)
