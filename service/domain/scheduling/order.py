@@ -45,9 +45,10 @@ class Rank(NamedTuple):
         return -self.falling_priority
 
     def may_less(self, other: Rank) -> bool:
-        """Whether it may have nobody leave whom the other may not."""
+        """Whether it surely may have nobody leave whom the other may not. Ranks of different turns
+        are not compared: a priority counts among jobs of one turn only."""
         return (
-            self.turn >= other.turn
+            self.turn == other.turn
             and self.falling_priority >= other.falling_priority
             and self.user_is_ahead >= other.user_is_ahead
             and self.work >= other.work
