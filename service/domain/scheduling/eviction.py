@@ -5,12 +5,15 @@ slots. If it saves its state when asked and goes on from there, it is asked also
 or user has used less than its share, and by one that has clearly less work left. None leaves before
 it has held its slots for `MIN_RUN_S`, so no two jobs push each other out in turn, and a job is
 pushed out at most once in that time. Those that lose the least work leave first.
+
+Before anybody leaves, elastic groups that have more than their least size give slots back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.gangs import Gangs, WorkerKind
@@ -50,6 +53,10 @@ class RunningJob:
     """As of a waiting job."""
     queue: str = "default"
     owner: str = "default"
+    spare: tuple[Slice, ...] = ()
+    """Slots that it may be asked to give back, in this order, and goes on without."""
+    recalled: tuple[Slice, ...] = ()
+    """Slots that it was asked to give back."""
 
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank) -> bool:
@@ -63,6 +70,15 @@ def may_evict(coming: Rank, running: RunningJob, rank: Rank) -> bool:
     is_owed = coming.turn < rank.turn or coming.user_is_ahead < rank.user_is_ahead
     has_less = rank.work > 0 and coming.work < CLEARLY_LESS * rank.work
     return running.yields and (is_owed or has_less)
+
+
+def may_shrink(coming: Rank, running: RunningJob, rank: Rank) -> bool:
+    """Whether a job of rank `coming` may have a group give its spare slots back: a group keeps what
+    it has beyond its least size from nobody who stands as well as it does."""
+    if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S or not running.spare:
+        return False
+    stands = coming.turn, coming.falling_priority, coming.user_is_ahead
+    return stands <= (rank.turn, rank.falling_priority, rank.user_is_ahead)
 
 
 def because(coming: Rank, rank: Rank) -> str:
@@ -87,66 +103,95 @@ def cheapest_first(running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> 
     return sorted(running, key=cost)
 
 
+class Ask(NamedTuple):
+    """Slots that a running job may be asked for."""
+
+    running: RunningJob
+    slices: tuple[Slice, ...]
+    is_all: bool
+    """It leaves, with all that it has not been asked for before."""
+
+
 class Candidates:
-    """The running jobs that may be asked, in the order in which they are."""
+    """What the running jobs may be asked for, in the order in which they are."""
 
     def __init__(self, running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> None:
         """running: the cheapest first."""
         self._all = [(job, ranks[job.job_id]) for job in running]
         self._first: Rank | None = None
-        self._of_first: list[tuple[RunningJob, Rank]] = []
+        self._shrinking: list[RunningJob] = []
+        self._leaving: list[tuple[RunningJob, Rank]] = []
 
-    def of(self, coming: Rank) -> Iterator[RunningJob]:
-        """Those that may be asked to leave for a job of this rank, also those that were asked."""
+    def of(self, coming: Rank, but: Container[str]) -> Iterator[Ask]:
+        """All that may be asked for a job of this rank, and of no job in `but`: spare slots before
+        anybody leaves."""
         # Of ranks that differ in their work alone, one with more of it may ask fewer.
         if self._first is None or coming < self._first or coming[:-2] != self._first[:-2]:
             self._first = coming
-            self._of_first = [each for each in self._all if may_evict(coming, *each)]
-        return (job for job, rank in self._of_first if may_evict(coming, job, rank))
+            self._shrinking = [job for job, rank in self._all if may_shrink(coming, job, rank)]
+            self._leaving = [each for each in self._all if may_evict(coming, *each)]
+        shrinking = [job for job in self._shrinking if job.job_id not in but]
+        for job in shrinking:
+            yield from (Ask(job, (part,), False) for part in job.spare)
+        asked = {job.job_id for job in shrinking}
+        for job, rank in self._leaving:
+            if job.job_id not in but and may_evict(coming, job, rank):
+                yield Ask(job, _rest(job) if job.job_id in asked else job.slices, True)
 
 
-@dataclass(frozen=True)
-class Leavers:
-    """Those that are to leave for a gang."""
+def _rest(job: RunningJob) -> tuple[Slice, ...]:
+    """Without its spare slots."""
+    rest = list(job.slices)
+    for part in job.spare:
+        rest.remove(part)
+    return tuple(rest)
 
-    jobs: tuple[RunningJob, ...]
-    """Empty where the gang does not fit even without all."""
+
+class Asked(NamedTuple):
+    """What running jobs are asked for so that a gang fits."""
+
+    asks: tuple[Ask, ...]
+    """Empty where it does not fit even with all."""
     room: int
-    """Workers that there would be room for without all that were tried."""
+    """Workers that there would be room for with all that were tried."""
 
 
 def victims(
-    kind: WorkerKind, least: int, pool: Pool, candidates: Iterable[RunningJob], gangs: Gangs
-) -> Leavers:
-    """Those that leave so that so many workers fit, of candidates in the order in which they are
-    asked.
+    kind: WorkerKind, least: int, pool: Pool, candidates: Iterable[Ask], gangs: Gangs
+) -> Asked:
+    """What is asked so that so many workers fit, of candidates in their order.
 
     pool: what is free, or will be when those have left that were asked before.
     """
     trial = _Trial(kind, pool, gangs)
     room = pool.room(kind)
-    chosen: list[RunningJob] = []
-    for running in candidates:
-        gained = trial.leave(running, 1)
-        room += gained
-        chosen.append(running)
+    chosen: list[Ask] = []
+    for ask in candidates:
+        room += trial.returned(ask, 1)
+        chosen.append(ask)
         if room >= least:
             break
     else:
-        return Leavers((), room)
-    needed = []
-    for running in reversed(chosen):
-        lost = trial.leave(running, -1)
-        if room + lost >= least:
-            room += lost
-        else:
-            trial.leave(running, 1)
-            needed.append(running)
-    return Leavers(tuple(reversed(needed)), room)
+        return Asked((), room)
+    needed: list[Ask] = []
+    leaving = set()
+    for ask in reversed(chosen):
+        name = ask.running.job_id
+        # Who leaves leaves all.
+        if name not in leaving:
+            lost = trial.returned(ask, -1)
+            if room + lost >= least:
+                room += lost
+                continue
+            trial.returned(ask, 1)
+        needed.append(ask)
+        if ask.is_all:
+            leaving.add(name)
+    return Asked(tuple(reversed(needed)), room)
 
 
 class _Trial:
-    """A pool of which some jobs have left their slots."""
+    """A pool to which some slots were returned."""
 
     def __init__(self, kind: WorkerKind, pool: Pool, gangs: Gangs) -> None:
         self._kind = kind
@@ -155,11 +200,12 @@ class _Trial:
         self._nodes: dict[str, tuple[list[float], int] | None] = {}
         """What is free on a node, and the room that it has."""
 
-    def leave(self, running: RunningJob, sign: int) -> int:
-        """How many workers more have room once the job has left, or come back if `sign` is -1."""
-        vector = self._gangs.of(running.request).kind.vector
+    def returned(self, ask: Ask, sign: int) -> int:
+        """How many workers more have room once these slots are returned, or taken again if `sign`
+        is -1."""
+        vector = self._gangs.of(ask.running.request).kind.vector
         gained = 0
-        for part in running.slices:
+        for part in ask.slices:
             if part.node_id not in self._nodes:
                 free = self._pool.at(part.node_id)
                 self._nodes[part.node_id] = free and (free, self._kind.fits(free))

@@ -165,6 +165,17 @@ class Preempt:
 
 
 @dataclass(frozen=True)
+class Shrink:
+    """Ask a running group to give these slots back, and to go on with the others."""
+
+    job_id: str
+    slices: tuple[Slice, ...]
+    reason: Reason
+    because_of: str
+    """The job that needs the slots."""
+
+
+@dataclass(frozen=True)
 class Stay:
     """A group that could use more slots gets none now."""
 
@@ -173,10 +184,10 @@ class Stay:
     blocked_by: tuple[str, ...] = ()
 
 
-Decision = Start | Wait | Impossible | Grow | Stay | Preempt
+Decision = Start | Wait | Impossible | Grow | Stay | Preempt | Shrink
 
 MAX_PREEMPTED = 100
-"""Jobs that one plan asks to leave: those that are still in the way are asked by the next."""
+"""Jobs that one plan asks for slots: those that are still in the way are asked by the next."""
 
 
 def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
@@ -257,7 +268,7 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     round_.end_queue()
     groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
     grown = [round_.grow(group) for group in groups if not group.lacking]
-    return [*decisions, *kept, *standing_by, *grown, *round_.preempted]
+    return [*decisions, *kept, *standing_by, *grown, *round_.asked]
 
 
 class _Standings:
@@ -357,12 +368,14 @@ class _Round:
         running = eviction.cheapest_first(snapshot.running, ranks)
         self._candidates = eviction.Candidates(running, ranks)
         self._leaving: dict[str, int] = {}
-        """By job, its place among those that leave."""
+        """By job, its place among those that leave or shrink."""
         self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
         """By node."""
         for job in running:
             if job.is_leaving:
-                self._expect(job)
+                self._expect(job, job.slices)
+            elif job.recalled:
+                self._expect(job, job.recalled)
         self._free = Pool(self._stock, When.FREE)
         self._open = Offer(self._stock)
         """Without what is reserved by blocked jobs ahead."""
@@ -379,7 +392,7 @@ class _Round:
         """Ranks, and how many workers would fit if all left that may be asked for these."""
         self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
-        self.preempted: list[Preempt] = []
+        self.asked: list[Preempt | Shrink] = []
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
 
     def serve(self, group: Growing) -> Decision:
@@ -446,29 +459,41 @@ class _Round:
         key = gang.kind, job.yields
         tried = self._unevictable.get(key)
         is_weaker = tried is not None and gang.least > tried[1] and rank.may_less(tried[0])
-        if is_weaker or len(self.preempted) >= MAX_PREEMPTED:
+        if is_weaker or len(self.asked) >= MAX_PREEMPTED:
             return False
-        candidates = (c for c in self._candidates.of(rank) if c.job_id not in self._leaving)
+        candidates = self._candidates.of(rank, self._leaving)
         found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs)
-        if not found.jobs:
+        if not found.asks:
             self._unevictable[key] = rank, found.room
-        for running in found.jobs:
-            self._preempt(running, job.job_id, rank)
-        return bool(found.jobs)
-
-    def _preempt(self, running: RunningJob, name: str, coming: order.Rank) -> None:
-        self._expect(running)
+            return False
         self._unevictable.clear()
-        why = eviction.because(coming, self._ranks[running.job_id])
-        message = f"leaves its slots to job {name}, which {why}"
-        self.preempted.append(Preempt(running.job_id, Reason("preempted", message), name))
+        of_jobs: dict[str, list[eviction.Ask]] = {}
+        for ask in found.asks:
+            of_jobs.setdefault(ask.running.job_id, []).append(ask)
+        for asks in of_jobs.values():
+            self._ask(asks, job.job_id, rank)
+        return True
 
-    def _expect(self, running: RunningJob) -> None:
-        """It leaves its slots."""
+    def _ask(self, asks: Sequence[eviction.Ask], name: str, coming: order.Rank) -> None:
+        """Ask one running job for all of these slots on behalf of the job of this name."""
+        running = asks[0].running
+        slices = tuple(part for ask in asks for part in ask.slices)
+        if any(ask.is_all for ask in asks):
+            why = eviction.because(coming, self._ranks[running.job_id])
+            reason = Reason("preempted", f"leaves its slots to job {name}, which {why}")
+            self.asked.append(Preempt(running.job_id, reason, name))
+            slices = running.slices
+        else:
+            message = f"goes on with fewer workers, so that job {name} can start"
+            self.asked.append(Shrink(running.job_id, slices, Reason("shrinks", message), name))
+        self._expect(running, slices)
+
+    def _expect(self, running: RunningJob, slices: Sequence[Slice]) -> None:
+        """It leaves these slots."""
         self._leaving[running.job_id] = len(self._leaving)
-        for part in running.slices:
+        for part in slices:
             self._leaving_from[part.node_id].append(running.job_id)
-        self._stock.expect(self._gangs.of(running.request).kind, running.slices)
+        self._stock.expect(self._gangs.of(running.request).kind, slices)
 
     def _promise(self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int) -> Wait:
         """Keep slots of which some are about to be left."""

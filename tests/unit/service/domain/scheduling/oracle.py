@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import order
 from service.domain.scheduling.eviction import CLEARLY_LESS, MIN_RUN_S
 from service.domain.scheduling.policy import (
@@ -17,6 +18,7 @@ from service.domain.scheduling.policy import (
     Preempt,
     Request,
     RunningJob,
+    Shrink,
     Snapshot,
     Start,
     Stay,
@@ -27,6 +29,7 @@ from service.domain.scheduling.policy import (
 from service.domain.scheduling.queues import Queue, amounts
 from service.domain.scheduling.slots import count
 
+Asks = Preempt | Shrink
 Free = dict[str, dict[str, float]]
 """By node and resource."""
 
@@ -57,11 +60,11 @@ class Oracle:
         self.waiting_ahead: list[tuple[WaitingJob | Growing, int, str]] = []
         self.in_arrays = Counter(snapshot.running_of_arrays)
         self.backing_off: list[WaitingJob] = []
+        self.asked: set[str] = set()
         for group in snapshot.growing:
             self.holds(group, group.lacking)
         for job in snapshot.running:
-            if job.is_leaving:
-                self.change(self.soon_free, job.request, job, 1)
+            self.change(self.soon_free, job.request, job.slices if job.is_leaving else job.recalled)
 
     # What the rules say of a job.
 
@@ -115,15 +118,20 @@ class Oracle:
             return True
         return running.yields and self.work(coming) < CLEARLY_LESS * self.work(running)
 
+    def may_shrink(self, coming: WaitingJob, running: RunningJob) -> bool:
+        if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S:
+            return False
+        ours = coming.job_id in self.guaranteed
+        theirs = running.job_id in self.guaranteed
+        return ours >= theirs and coming.priority >= running.priority
+
     # The resources.
 
     def copy(self) -> Free:
         return {node.id: dict(node.available_to_us) for node in self.nodes}
 
-    def change(
-        self, free: Free, request: Request, slots: RunningJob | Start | Grow | Wait, sign: int
-    ) -> None:
-        for part in slots.slices:
+    def change(self, free: Free, request: Request, slices: Sequence[Slice], sign: int = 1) -> None:
+        for part in slices:
             for name, amount in request.bundle.items() if part.node_id in free else ():
                 there = free[part.node_id]
                 there[name] = there.get(name, 0.0) + sign * part.num_workers * amount
@@ -187,7 +195,7 @@ class Oracle:
         groups = {group.job_id: group for group in self.snapshot.growing}
         of_jobs = [d for d in decisions if isinstance(d, Start | Wait | Impossible)]
         of_groups = [d for d in decisions if isinstance(d, Grow | Stay)]
-        asked = [d for d in decisions if isinstance(d, Preempt)]
+        asked = [d for d in decisions if isinstance(d, Preempt | Shrink)]
         assert sorted(d.job_id for d in of_jobs) == sorted(jobs)
         assert sorted(d.job_id for d in of_groups) == sorted(groups)
         assert len({d.job_id for d in asked}) == len(asked)
@@ -218,7 +226,7 @@ class Oracle:
     def empty(self) -> Free:
         return {node.id: dict(node.total) for node in self.nodes}
 
-    def decided(self, job: WaitingJob, decision: Decision, asked: Sequence[Preempt]) -> None:
+    def decided(self, job: WaitingJob, decision: Decision, asked: Sequence[Asks]) -> None:
         request = job.request
         code = decision.reason.code if isinstance(decision, Wait) else ""
         never = job.held or job.after or job.not_before or self.is_full(job) or job.preparing
@@ -253,6 +261,7 @@ class Oracle:
         self.waiting_ahead.append((job, most, ""))
         if decision.reason.code == "room_is_made":
             self.made_room(job, decision, asked)
+            self.asked |= {ask.job_id for ask in asked}
             return
         assert code in WITHOUT_SLOTS
         assert not asked
@@ -268,33 +277,61 @@ class Oracle:
             there = self.free[part.node_id] if lacks else free[part.node_id]
             assert part.num_workers <= fits(job.request.bundle, there), "what is free, not reserved"
         for each in (self.now_free, self.soon_free, self.free):
-            self.change(each, job.request, decision, -1)
+            self.change(each, job.request, decision.slices, -1)
         if not lacks:
             self.holds(job, count(decision.slices))
 
-    def made_room(self, job: WaitingJob, wait: Wait, asked: Sequence[Preempt]) -> None:
+    def made_room(self, job: WaitingJob, wait: Wait, asked: Sequence[Asks]) -> None:
         running = {each.job_id: each for each in self.snapshot.running}
-        leaving = [running[each.job_id] for each in asked]
-        assert all(self.may_evict(job, each) for each in leaving)
+        for ask in asked:
+            there = running[ask.job_id]
+            if isinstance(ask, Preempt):
+                assert self.may_evict(job, there)
+            else:
+                assert self.may_shrink(job, there)
+                assert not Counter(ask.slices) - Counter(there.spare)
         soon = self.less_aside(self.soon_free, passes=job.yields)
-        assert bool(leaving) == (self.room(job.request, soon) < job.request.least)
-        for each in leaving:
-            self.change(soon, each.request, each, 1)
-            self.change(self.soon_free, each.request, each, 1)
-        assert self.room(job.request, soon) >= job.request.least, "those that leave are enough"
-        for each in leaving:
-            self.change(soon, each.request, each, -1)
-            assert self.room(job.request, soon) < job.request.least, "and no more than are needed"
-            self.change(soon, each.request, each, 1)
+        assert bool(asked) == (self.room(job.request, soon) < job.request.least)
+        parts = [
+            (running[ask.job_id].request, slices)
+            for ask in asked
+            for slices in (
+                [running[ask.job_id].slices]
+                if isinstance(ask, Preempt)
+                else [(part,) for part in ask.slices]
+            )
+        ]
+        for request, slices in parts:
+            self.change(soon, request, slices)
+            self.change(self.soon_free, request, slices)
+        assert self.room(job.request, soon) >= job.request.least, "what is asked for is enough"
+        for request, slices in parts:
+            self.change(soon, request, slices, -1)
+            assert self.room(job.request, soon) < job.request.least, "and no more than is needed"
+            self.change(soon, request, slices)
+        if any(isinstance(ask, Preempt) for ask in asked):
+            self.nobody_leaves_where_others_can_shrink(job, soon, parts)
         for part in wait.slices:
             assert part.num_workers <= fits(job.request.bundle, soon[part.node_id])
         assert job.request.least <= count(wait.slices) <= job.request.num_workers
-        self.change(self.soon_free, job.request, wait, -1)
+        self.change(self.soon_free, job.request, wait.slices, -1)
         for part in wait.slices:
             there, later = self.now_free[part.node_id], self.soon_free[part.node_id]
             there.update({name: min(there[name], later[name]) for name in there})
         if job.array is not None:
             self.in_arrays[job.array.array_id] += 1
+
+    def nobody_leaves_where_others_can_shrink(
+        self, job: WaitingJob, soon: Free, parts: Sequence[tuple[Request, Sequence[Slice]]]
+    ) -> None:
+        """soon: with all parts returned."""
+        soon = {name: dict(there) for name, there in soon.items()}
+        for request, slices in parts:
+            self.change(soon, request, slices, -1)
+        for each in self.snapshot.running:
+            if each.job_id not in self.asked and self.may_shrink(job, each):
+                self.change(soon, each.request, each.spare)
+        assert self.room(job.request, soon) < job.request.least
 
     def set_aside(self, request: Request, number: int, *, both: bool) -> None:
         self.aside[False].append((request, number))

@@ -32,6 +32,7 @@ from service.domain.scheduling.policy import (
     Preempt,
     Request,
     RunningJob,
+    Shrink,
     Snapshot,
     Start,
     WaitingJob,
@@ -40,6 +41,7 @@ from service.domain.scheduling.policy import (
     plan,
 )
 from service.domain.scheduling.queues import Queue
+from service.domain.scheduling.resizing import spare
 from service.domain.scheduling.slots import count
 from tests.marks import soak
 from tests.unit.service.domain.scheduling.oracle import Oracle
@@ -84,6 +86,7 @@ class Modelled:
     slices: tuple[Slice, ...] = ()
     since_s: float = 0.0
     is_leaving: bool = False
+    recalled: tuple[Slice, ...] = ()
     lacking: int = 0
 
 
@@ -156,7 +159,8 @@ class Cluster(RuleBasedStateMachine):
     def lose_a_worker(self, number: int) -> None:
         """The group stands by for another one."""
         job = self.one_of(number, runs=True)
-        if job is not None and not job.is_leaving and count(job.slices) > 1:
+        stays = job is not None and not job.is_leaving and not job.recalled
+        if job is not None and stays and count(job.slices) > 1:
             first, *others = job.slices
             less = Slice(first.node_id, first.num_workers - 1)
             job.slices = (less, *others) if less.num_workers else tuple(others)
@@ -186,6 +190,11 @@ class Cluster(RuleBasedStateMachine):
         for job in self.jobs.values():
             if job.is_leaving:
                 job.slices, job.is_leaving, job.lacking = (), False, 0
+            for part in job.recalled if job.slices else ():
+                kept = list(job.slices)
+                kept.remove(part)
+                job.slices = tuple(kept)
+            job.recalled = ()
         for decision in self.planned():
             self.follow(decision)
         self.never_more_than_there_is()
@@ -214,6 +223,8 @@ class Cluster(RuleBasedStateMachine):
         elif isinstance(decision, Preempt):
             assert self.at_s - job.since_s >= MIN_RUN_S
             job.is_leaving = True
+        elif isinstance(decision, Shrink):
+            job.recalled = decision.slices
 
     def never_more_than_there_is(self) -> None:
         for name, total in NODES.items():
@@ -267,7 +278,7 @@ class Cluster(RuleBasedStateMachine):
     def could_grow(self, job: Modelled) -> bool:
         request = job.waiting.request
         is_small = request.min_workers is not None and count(job.slices) < request.num_workers
-        return not job.is_leaving and (is_small or job.lacking > 0)
+        return not (job.is_leaving or job.recalled) and (is_small or job.lacking > 0)
 
     def growing(self, job: Modelled) -> Growing:
         one = job.waiting
@@ -293,7 +304,14 @@ class Cluster(RuleBasedStateMachine):
             place=one.place,
             queue=one.queue,
             owner=one.owner,
+            spare=self.spare(job),
+            recalled=job.recalled,
         )
+
+    def spare(self, job: Modelled) -> tuple[Slice, ...]:
+        least = job.waiting.request.min_workers
+        is_settled = least is not None and not (job.recalled or job.lacking)
+        return spare(job.slices, least or 1) if is_settled else ()
 
 
 @pytest.mark.parametrize("examples", [80, soak(2000)])
