@@ -80,6 +80,12 @@ def _scheduler(num_rounds: int, progress: Progress) -> report.Result:
     return measure(num_rounds, progress)
 
 
+def _scheduler_speed(num_rounds: int, progress: Progress) -> report.Result:
+    from benchmarks.scheduler.speed import measure
+
+    return measure(num_rounds, progress)
+
+
 def _status_get(num_rounds: int, progress: Progress) -> report.Result:
     from benchmarks.serving.status_get import measure
 
@@ -183,6 +189,7 @@ BENCHMARKS: dict[str, Callable[[int, Progress], report.Result]] = {
     "lossy": _lossy,
     "planner": _planner,
     "scheduler": _scheduler,
+    "scheduler_speed": _scheduler_speed,
     "gpu": _gpu,
 }
 

@@ -71,6 +71,15 @@ class Grant:
     slices: tuple[Slice, ...]
 
 
+@dataclass(frozen=True)
+class Recall:
+    """Slots that an attempt is to give back and go on without. They are its own until it has."""
+
+    number: int
+    """Of the same sequence as those of grants, and used once like them."""
+    slices: tuple[Slice, ...]
+
+
 WORKER_MTBF_S = 24 * 3600.0
 """A worker's mean time between failures, as long as none was seen."""
 

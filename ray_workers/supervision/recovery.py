@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError
 
 from ray_workers.node import placement_groups
 from ray_workers.node.forkserver.client import ForkFailed
-from ray_workers.shared.contracts import AttemptSpec, Grant
+from ray_workers.shared.contracts import AttemptSpec, Grant, Recall
 from ray_workers.shared.frames import LossKind, RegroupedReport, RegroupingReport, ResizedReport
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.shared.processes.machine_pace import MachinePace
@@ -62,6 +62,8 @@ class RecoveryController:
         self._newest_grant = 0
         self._settled_grant = 0
         self._taking_in: asyncio.Task[None] | None = None
+        self._giving_back: asyncio.Task[None] | None = None
+        self._recovers_in_place = spec.recovers_in_place
 
     async def recover(self, lost: Sequence[Member], *, kind: LossKind, began_at: float) -> bool:
         """Have the group go on without the lost members, or with others in their place.
@@ -258,11 +260,41 @@ class RecoveryController:
                 if observation.status.phase is RankPhase.STAND_BY:
                     waiting.discard((observation.rank, observation.incarnation))
 
+    # Giving slots back.
+
+    def recall(self, recall: Recall) -> None:
+        """Have these slots given back as soon as may be; once by the recall's number."""
+        if recall.number > self._newest_grant:
+            self._newest_grant = recall.number
+            self._giving_back = asyncio.create_task(self._give_back(recall))
+
+    async def _give_back(self, recall: Recall) -> None:
+        """Announce a round without the ranks in these slots, and end these then: the others leave
+        the group between two steps, and need nothing of those that go."""
+        async with self._one_at_a_time:
+            self._settled_grant = recall.number
+            held = [slots for slots in self._group.slots if slots.is_held]
+            places = recovery_rules.recalled([s.part for s in held], recall.slices, self._least)
+            going = [held[at] for at in places]
+            if not going or not self._recovers_in_place or self.state.regrouping is not None:
+                self._report_size("keeps its slots, and goes on")
+                return
+            await self._begin([], time.time())
+            members = [member for member in self._group.members if member.slots in going]
+            for member in members:
+                member.is_placed = False
+            try:
+                await self._go_on()
+                await self._group.give_back(going)
+            finally:  # slots that could not be given back yet are not used any more either
+                self._report_size(f"gives {len(members)} back")
+
     async def stop(self) -> None:
-        """The attempt ends: nothing more is taken in."""
-        if self._taking_in is not None:
-            self._taking_in.cancel()
-            await asyncio.gather(self._taking_in, return_exceptions=True)
+        """The attempt ends: nothing more is taken in or given back."""
+        for task in (self._taking_in, self._giving_back):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     # Reporting.
 

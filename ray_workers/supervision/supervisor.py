@@ -32,6 +32,7 @@ from ray_workers.shared.contracts import (
     Outcome,
     Phase,
     PollReply,
+    Recall,
     agent_name,
     repr_name,
     supervisor_name,
@@ -179,6 +180,10 @@ class Supervisor:
     async def grow(self, grant: Grant) -> None:
         """Take these slots in, which were claimed for the attempt; once by the grant's number."""
         self._recovery.grow(grant)
+
+    async def recall(self, recall: Recall) -> None:
+        """Give these slots back and go on without them; once by the recall's number."""
+        self._recovery.recall(recall)
 
     async def drill(self, drill: Drill) -> None:
         """Inject a fault, once by the drill's id."""

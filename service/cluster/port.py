@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply
+from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply, Recall
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.quarantine import Quarantined
 
@@ -112,6 +112,11 @@ class Cluster(Protocol):
     async def grow(self, ref: AttemptRef, grant: Grant) -> None:
         """Give an attempt more slots, which were claimed for it. A RESIZED frame reports the slots
         that it holds then, also if it could not take them. Harmless to repeat: a grant is taken
+        once by its number."""
+
+    async def recall(self, ref: AttemptRef, recall: Recall) -> None:
+        """Have an attempt give slots back and go on without them. A RESIZED frame reports the slots
+        that it holds then, also if it could not give them back. Harmless to repeat: a recall counts
         once by its number."""
 
     async def acknowledge(self, ref: AttemptRef) -> None:

@@ -280,11 +280,13 @@ class AttemptRow(Base):
     lacking: Mapped[int] = mapped_column(server_default=text("0"))
     """Workers without which the group can't train on: it stands by for them."""
     grants: Mapped[int] = mapped_column(server_default=text("0"))
-    """How often the attempt was granted slots: the number of the newest grant."""
+    """How often the attempt was granted slots or asked to give some back: the newest number."""
     granted: Mapped[list[Any] | None]
     """The slices of the newest grant, until the group has reported what it holds since."""
+    recalled: Mapped[list[Any] | None]
+    """Slices that the group was asked to give back, until it has reported what it holds since."""
     grow_after: Mapped[datetime | None]
-    """No slots are granted before: the group could not take the last ones."""
+    """No slots are granted or asked back before."""
     growth: Mapped[dict[str, Any] | None]
     """Why the group does not grow: `code`, `message`, `blocked_by`."""
     preempt_asked_at: Mapped[datetime | None]

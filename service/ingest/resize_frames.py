@@ -34,7 +34,10 @@ def store_resized(
     held = after.holding
     attempt.slices = resizing.as_rows(held.slices)
     attempt.granted = None if held.granted is None else resizing.as_rows(held.granted)
-    attempt.grow_after = None if after.pause is None else now + after.pause
+    pause = after.pause
+    if attempt.recalled is not None and report.grants >= attempt.grants:
+        attempt.recalled, pause = None, rules.GROWING_PAUSE
+    attempt.grow_after = None if pause is None else now + pause
     attempt.lacking, attempt.growth = lacking, None
     attempt.world_size = job.world_size = world_size
     message = report.message or f"goes on with {workers(world_size)}"

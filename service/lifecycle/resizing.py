@@ -1,11 +1,13 @@
-"""Groups that change their size: the slots that they hold, and those that they are granted.
+"""Groups that change their size: the slots that they hold, are granted, and are asked to give back.
 
-From the grant on its slots are in the attempt's row, as held. So nobody else is given them while
-the group is told of the grant, which is repeated until the group reports what it holds then.
+From the grant on its slots are in the attempt's row, as held, and slots that are asked back stay
+there. So nobody else is given them while the group is told of the grant or the recall, which is
+repeated until the group reports what it holds then.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,13 +16,14 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Grant, Phase, Slice
+from ray_workers.shared.contracts import Grant, Phase, Recall, Slice
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import QUEUE
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as repository
 from service.db.session import notify, touch
 from service.domain.scheduling import policy
+from service.domain.scheduling import resizing as rules
 from service.domain.scheduling.slots import count as count_of
 from service.domain.scheduling.slots import workers
 from service.lifecycle.transitions import remark
@@ -50,7 +53,7 @@ def growing(
 
     A group that is not elastic may lack workers, too, and stand by for them.
     """
-    if attempt.granted is not None or attempt.preempt_asked_at is not None:
+    if attempt.preempt_asked_at is not None or _is_told(attempt):
         return None
     if attempt.phase not in ALIVE or (attempt.grow_after and attempt.grow_after > now):
         return None
@@ -70,6 +73,62 @@ def growing(
         queue=job.queue,
         owner=job.owner,
     )
+
+
+def _is_told(attempt: AttemptRow | Row[Any]) -> bool:
+    """Whether the group has not reported yet what it holds since the last grant or recall."""
+    return attempt.granted is not None or attempt.recalled is not None
+
+
+def spare(
+    job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime
+) -> tuple[Slice, ...]:
+    """The slots that an elastic group may be asked to give back now, in this order.
+
+    Only a group that recovers in place goes on in the same processes, which none on GPUs does; that
+    of a script does, since an elastic script has called `train.prepare`.
+    """
+    is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
+    trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
+    is_settled = not attempt.lacking and not _is_told(attempt)
+    is_due = attempt.grow_after is None or attempt.grow_after <= now
+    if not (is_elastic and trains and is_settled and is_due):
+        return ()
+    return rules.spare(as_slices(attempt.slices), job.min_workers or 1)
+
+
+def recalled(attempt: AttemptRow | Row[Any]) -> Recall | None:
+    """The recall that the group is told of until it reports what it holds."""
+    if attempt.recalled is None:
+        return None
+    return Recall(attempt.grants, as_slices(attempt.recalled))
+
+
+def recall(session: Session, shrink: policy.Shrink, attempt: int, now: datetime) -> bool:
+    """Ask the group to give slots back; False if it may not be asked any more."""
+    job = repository.lock(session, shrink.job_id)
+    row = attempts_repository.get(session, shrink.job_id, attempt)
+    if job is None or row is None or row.finished_at is not None:
+        return False
+    may_be = Counter(spare(job, row, now))
+    may_be.subtract(shrink.slices)
+    if row.preempt_asked_at is not None or min(may_be.values(), default=-1) < 0:
+        return False
+    row.recalled = as_rows(shrink.slices)
+    row.grants += 1
+    row.growth = None
+    number = count_of(shrink.slices)
+    remark(
+        session,
+        job,
+        type_="shrinking",
+        code="makes_room",
+        message=f"was asked to give {workers(number)} back: it {shrink.reason.message}",
+        now=now,
+        data={"recall": row.grants, "slices": as_rows(shrink.slices)},
+    )
+    notify(session, QUEUE)
+    return True
 
 
 def granted(attempt: AttemptRow | Row[Any]) -> Grant | None:
@@ -131,8 +190,8 @@ def note_stays(session: Session, stays: Sequence[policy.Stay]) -> int:
 
 
 def close(attempt: AttemptRow) -> None:
-    """Clear the growth of an attempt that has ended: it lacks nothing and is granted nothing."""
-    attempt.lacking, attempt.granted, attempt.growth = 0, None, None
+    """Clear the size changes of an attempt that has ended."""
+    attempt.lacking, attempt.granted, attempt.recalled, attempt.growth = 0, None, None, None
 
 
 def why_smaller(job: JobRow, attempt: AttemptRow | None) -> tuple[str, list[str]]:
@@ -142,6 +201,8 @@ def why_smaller(job: JobRow, attempt: AttemptRow | None) -> tuple[str, list[str]
         return "", []
     if attempt.granted is not None:
         return f"is being given {workers(count_of(as_slices(attempt.granted)))} more", []
+    if attempt.recalled is not None:
+        return f"gives {workers(count_of(as_slices(attempt.recalled)))} back", []
     if attempt.growth is None:
         return "", []
     return attempt.growth["message"], list(attempt.growth["blocked_by"])

@@ -1,4 +1,4 @@
-"""Commands to attempts that live: stop, leave, grow, inject a fault. Each is passed on once.
+"""Commands to living attempts: stop, leave, grow, shrink, inject a fault. Each is passed on once.
 
 A command is stored in SQL; that the cluster took it, only this process remembers. After a restart
 of the service it is passed on again, which the port promises to be harmless.
@@ -54,6 +54,9 @@ class Commands:
             elif attempt.grant is not None:
                 grant = attempt.grant
                 wanted[f"grow {grant.number}"] = functools.partial(cluster.grow, ref, grant)
+            elif attempt.recall is not None:
+                recall = attempt.recall
+                wanted[f"recall {recall.number}"] = functools.partial(cluster.recall, ref, recall)
             for drill in attempt.drills:
                 wanted[drill.id] = functools.partial(cluster.drill, ref, drill)
         for what, call in wanted.items():

@@ -391,7 +391,7 @@ class EnvironmentGate:
 
 def _is_for(decision: policy.Decision, jobs: Mapping[str, str]) -> bool:
     """Whether it gives slots to one of these jobs, or makes room for it."""
-    if isinstance(decision, policy.Preempt):
+    if isinstance(decision, policy.Preempt | policy.Shrink):
         return decision.because_of in jobs
     return decision.job_id in jobs
 

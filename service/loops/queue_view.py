@@ -15,7 +15,7 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Drill, DrillKind, Grant, Slice
+from ray_workers.shared.contracts import Drill, DrillKind, Grant, Recall, Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import faults as faults_repository
@@ -56,6 +56,8 @@ class LiveAttempt:
     """Nodes that may have files or processes of the attempt, also those that it left."""
     grant: Grant | None = None
     """Slots that the attempt holds and has not confirmed yet."""
+    recall: Recall | None = None
+    """Slots that it was asked to give back, and still holds."""
     growing: policy.Growing | None = None
     """Set while the group could use more slots and may be granted some."""
     running: policy.RunningJob | None = None
@@ -117,6 +119,7 @@ def snapshot(
             drills=tuple(drills.get((row.job_id, row.attempt), ())),
             node_ids=resizing.carriers(row),
             grant=resizing.granted(row),
+            recall=resizing.recalled(row),
             growing=resizing.growing(by_id[row.job_id], row, now),
             running=_running(by_id[row.job_id], row, runs, now),
             array_id=by_id[row.job_id].array_id,
@@ -149,6 +152,8 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         place=job.rank,
         queue=job.queue,
         owner=job.owner,
+        spare=resizing.spare(job, attempt, now),
+        recalled=() if attempt.recalled is None else resizing.as_slices(attempt.recalled),
     )
 
 

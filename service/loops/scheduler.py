@@ -27,6 +27,7 @@ from service.db.repositories import queues as queues_repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import touch
 from service.domain.scheduling import order, policy
+from service.domain.scheduling.slots import count
 from service.jobs import data_policy
 from service.lifecycle import preemption, resizing, transitions
 from service.loops import mtbf, preparations, queue_view
@@ -71,8 +72,8 @@ class Scheduler:
         self._impossible_since: dict[str, datetime] = {}
         self._earlier = EarlierRuns()
         self._used = UsedShares()
-        self._lived: set[tuple[str, int]] = set()
-        """Attempts that lived in the last round."""
+        self._held: dict[tuple[str, int], int] = {}
+        """Slots that attempts held in the last round."""
         self._left_at: datetime | None = None
         self._gate = preparations.EnvironmentGate(
             database, preparations.Preparations(cluster, signals), settings
@@ -130,7 +131,9 @@ class Scheduler:
         total = order.total_of(node.resources for node in nodes if node.accepted)
         snapshot = _snapshot(cluster, waiting, live)
         if cluster is not None and cluster.shared and self._has_just_been_left(live, now):
-            leaving = tuple(job for job in snapshot.running if job.is_leaving)
+            leaving = tuple(
+                replace(job, spare=()) for job in snapshot.running if job.is_leaving or job.recalled
+            )
             snapshot = replace(snapshot, running=leaving)
         snapshot = replace(
             snapshot,
@@ -143,10 +146,10 @@ class Scheduler:
     def _has_just_been_left(self, live: Sequence[queue_view.LiveAttempt], now: datetime) -> bool:
         """Whether slots may be free that Ray does not show yet: nobody is asked to leave for want
         of them."""
-        lives = {(attempt.job_id, attempt.attempt) for attempt in live}
-        if self._lived - lives:
+        holding = {(a.job_id, a.attempt): count(a.slices) for a in live}
+        if any(holding.get(key, 0) < number for key, number in self._held.items()):
             self._left_at = now
-        self._lived = lives
+        self._held = holding
         return self._left_at is not None and now - self._left_at < RAY_LAGS
 
     def _patient(
@@ -183,6 +186,8 @@ class Scheduler:
                 which, because = decision.job_id, decision.reason.message
                 grace_s = self._settings.preempt_grace_s
                 preemption.make_room(session, which, attempts[which], because, grace_s, now)
+            elif isinstance(decision, policy.Shrink):
+                resizing.recall(session, decision, attempts[decision.job_id], now)
 
     async def _grow(self, group: policy.Growing, grow: policy.Grow) -> None:
         """Grant the slots, if the group is still as it was; the reconciler passes the grant on."""

@@ -23,6 +23,7 @@ from ray_workers.shared.contracts import (
     Outcome,
     Phase,
     PollReply,
+    Recall,
     Slice,
 )
 from ray_workers.supervision.rules.failure_attribution import RankExit, judge
@@ -187,6 +188,20 @@ class FakeAttempt:
             if node is not None and node.take(self.spec.bundle, part.num_workers):
                 self._nodes[part.node_id] = node
                 self._held.append(part)
+        self.resized()
+
+    def recall(self, recall: Recall) -> None:
+        """Give slots back, and end ranks for which none are left."""
+        if recall.number <= self._grants or self.phase is Phase.ENDED:
+            return
+        self._grants = recall.number
+        for part in recall.slices:
+            self._held.remove(part)
+            self._nodes[part.node_id].give_back(self.spec.bundle, part.num_workers)
+        left = sum(part.num_workers for part in self._held)
+        for rank in sorted(self._ranks)[left:]:
+            self._processes.pop(rank).cancel()
+            del self._ranks[rank]
         self.resized()
 
     def resized(self, lacking: int = 0) -> None:

@@ -23,6 +23,7 @@ from ray_workers.shared.contracts import (
     Outcome,
     Phase,
     PollReply,
+    Recall,
 )
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, NodeNeeds
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
@@ -206,6 +207,14 @@ class FakeCluster:
         attempt = self._attempts.get((ref.job_id, ref.attempt))
         if attempt is not None:
             attempt.grow(grant)
+
+    async def recall(self, ref: AttemptRef, recall: Recall) -> None:
+        self._check()
+        if self.loses_grants:
+            raise ClusterUnavailable("the recall was lost")
+        attempt = self._attempts.get((ref.job_id, ref.attempt))
+        if attempt is not None:
+            attempt.recall(recall)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         self._check()

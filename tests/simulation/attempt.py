@@ -22,6 +22,7 @@ from ray_workers.shared.contracts import (
     Outcome,
     Phase,
     PollReply,
+    Recall,
     Slice,
     attempt_prefix,
 )
@@ -308,6 +309,18 @@ class SimAttempt:
         taken = [part for part in grant.slices if self._take(part)]
         self.cluster.note(f"{self.key} takes {taken} of grant {grant.number}")
         self.cluster.on_take(self)
+        self._resize()
+
+    def recall(self, recall: Recall) -> None:
+        """Give the slots back that it holds."""
+        if recall.number <= self.grants or not self._trains:
+            return
+        self.grants = recall.number
+        for part in recall.slices:
+            if part in self.held and len(self.held) > 1:
+                self.held.remove(part)
+                self.nodes[part.node_id].held -= part.num_workers
+        self.cluster.note(f"{self.key} gives {recall.slices} back")
         self._resize()
 
     def _take(self, part: Slice) -> bool:

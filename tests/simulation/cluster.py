@@ -11,7 +11,16 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from ray_workers.shared.contracts import AttemptSpec, Cause, Drill, Grant, Outcome, Phase, PollReply
+from ray_workers.shared.contracts import (
+    AttemptSpec,
+    Cause,
+    Drill,
+    Grant,
+    Outcome,
+    Phase,
+    PollReply,
+    Recall,
+)
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from tests.simulation.attempt import Key, SimAttempt, SimNode, read
@@ -178,6 +187,12 @@ class SimCluster:
         attempt = self.known.get((ref.job_id, ref.attempt))
         if attempt is not None:
             attempt.grow(grant)
+
+    async def recall(self, ref: AttemptRef, recall: Recall) -> None:
+        self._check()
+        attempt = self.known.get((ref.job_id, ref.attempt))
+        if attempt is not None:
+            attempt.recall(recall)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         self._check()

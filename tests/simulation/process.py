@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply
+from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply, Recall
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.domain.errors import DatabaseUnavailable
 from service.loops.timings import LoopTimings
@@ -188,6 +188,9 @@ class Network:
 
     async def grow(self, ref: AttemptRef, grant: Grant) -> None:
         await self._reach("grow", lambda: self._cluster.grow(ref, grant))
+
+    async def recall(self, ref: AttemptRef, recall: Recall) -> None:
+        await self._reach("recall", lambda: self._cluster.recall(ref, recall))
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         await self._reach("acknowledge", lambda: self._cluster.acknowledge(ref))

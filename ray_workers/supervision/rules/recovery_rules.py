@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ray_workers.shared.contracts import Cause, Frame, Grant
+from ray_workers.shared.contracts import Cause, Frame, Grant, Slice
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.supervision.rules.failure_attribution import RankExit
 
@@ -162,6 +162,19 @@ def num_holders(
     if not furthest_step and not any(steps.values()):
         return len(running)
     return sum(steps.get(one, 0) > 0 for one in running)
+
+
+def recalled(held: Sequence[Slice], asked: Sequence[Slice], least: int) -> list[int]:
+    """Which of the held slices are given back, by their places: those that are asked for, as long
+    as at least so many workers stay. A slice goes as a whole, as its placement group does."""
+    left, wanted, going = sum(part.num_workers for part in held), list(asked), []
+    for at in reversed(range(len(held))):
+        part = held[at]
+        if part in wanted and left - part.num_workers >= least:
+            wanted.remove(part)
+            left -= part.num_workers
+            going.append(at)
+    return going
 
 
 def how(lost: RankExit) -> str:

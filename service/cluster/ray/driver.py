@@ -31,6 +31,7 @@ from ray_workers.shared.contracts import (
     Phase,
     PollReply,
     ProcessKind,
+    Recall,
     SilentProcess,
     namespace,
     supervisor_name,
@@ -380,6 +381,11 @@ class RayCluster:
         with contextlib.suppress(ValueError, ActorDiedError):
             supervisor = await self._supervisor(ref)
             await result_within(ANSWER_LIMIT_S, supervisor.grow.remote(grant))
+
+    async def recall(self, ref: AttemptRef, recall: Recall) -> None:
+        with contextlib.suppress(ValueError, ActorDiedError):
+            supervisor = await self._supervisor(ref)
+            await result_within(ANSWER_LIMIT_S, supervisor.recall.remote(recall))
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         try:

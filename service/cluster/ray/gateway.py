@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply
+from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply, Recall
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
@@ -132,6 +132,9 @@ class GatewayCluster:
 
     async def grow(self, ref: AttemptRef, grant: Grant) -> None:
         await self._call("grow", ref, grant)
+
+    async def recall(self, ref: AttemptRef, recall: Recall) -> None:
+        await self._call("recall", ref, recall)
 
     async def acknowledge(self, ref: AttemptRef) -> None:
         await self._call("acknowledge", ref)

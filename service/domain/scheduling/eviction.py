@@ -5,18 +5,22 @@ slots. If it saves its state when asked and goes on from there, it is asked also
 or user has used less than its share, and by one that has clearly less work left. None leaves before
 it has held its slots for `MIN_RUN_S`, so no two jobs push each other out in turn, and a job is
 pushed out at most once in that time. Those that lose the least work leave first.
+
+Before anybody leaves, elastic groups that have more than their least size give slots back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.gangs import Gangs, WorkerKind
 from service.domain.scheduling.order import Rank
 from service.domain.scheduling.pools import Pool
 from service.domain.scheduling.shares import Turn
-from service.domain.scheduling.slots import Request, add, fits
+from service.domain.scheduling.slots import Request
 
 MIN_RUN_S = 300.0
 """How long a job holds its slots before it may be asked to leave them."""
@@ -49,11 +53,15 @@ class RunningJob:
     """As of a waiting job."""
     queue: str = "default"
     owner: str = "default"
+    spare: tuple[Slice, ...] = ()
+    """Slots that it may be asked to give back, in this order, and goes on without."""
+    recalled: tuple[Slice, ...] = ()
+    """Slots that it was asked to give back."""
 
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank) -> bool:
     """Whether a job of rank `coming` may have a running one leave; rank: of the running one."""
-    if running.is_leaving or running.held_s < MIN_RUN_S or not coming.key < rank.key:
+    if running.is_leaving or running.held_s < MIN_RUN_S or coming >= rank:
         return False
     if coming.turn is Turn.QUOTA and rank.turn is not Turn.QUOTA:
         return True
@@ -62,6 +70,15 @@ def may_evict(coming: Rank, running: RunningJob, rank: Rank) -> bool:
     is_owed = coming.turn < rank.turn or coming.user_is_ahead < rank.user_is_ahead
     has_less = rank.work > 0 and coming.work < CLEARLY_LESS * rank.work
     return running.yields and (is_owed or has_less)
+
+
+def may_shrink(coming: Rank, running: RunningJob, rank: Rank) -> bool:
+    """Whether a job of rank `coming` may have a group give its spare slots back: a group keeps what
+    it has beyond its least size from nobody who stands as well as it does."""
+    if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S or not running.spare:
+        return False
+    stands = coming.turn, coming.falling_priority, coming.user_is_ahead
+    return stands <= (rank.turn, rank.falling_priority, rank.user_is_ahead)
 
 
 def because(coming: Rank, rank: Rank) -> str:
@@ -76,7 +93,7 @@ def because(coming: Rank, rank: Rank) -> str:
     return "has less work left"
 
 
-def cheapest_first(running: Sequence[RunningJob], ranks: Mapping[str, Rank]) -> list[RunningJob]:
+def cheapest_first(running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> list[RunningJob]:
     """The order in which they are asked."""
 
     def cost(job: RunningJob) -> tuple[int, int, float, float, int]:
@@ -86,44 +103,117 @@ def cheapest_first(running: Sequence[RunningJob], ranks: Mapping[str, Rank]) -> 
     return sorted(running, key=cost)
 
 
-def victims(request: Request, pool: Pool, candidates: Iterable[RunningJob]) -> list[RunningJob]:
-    """Those that leave so that the gang fits, of candidates in the order in which they are asked;
-    none where it does not fit even without all.
+class Ask(NamedTuple):
+    """Slots that a running job may be asked for."""
+
+    running: RunningJob
+    slices: tuple[Slice, ...]
+    is_all: bool
+    """It leaves, with all that it has not been asked for before."""
+
+
+class Candidates:
+    """What the running jobs may be asked for, in the order in which they are."""
+
+    def __init__(self, running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> None:
+        """running: the cheapest first."""
+        self._all = [(job, ranks[job.job_id]) for job in running]
+        self._first: Rank | None = None
+        self._shrinking: list[RunningJob] = []
+        self._leaving: list[tuple[RunningJob, Rank]] = []
+
+    def of(self, coming: Rank, but: Container[str]) -> Iterator[Ask]:
+        """All that may be asked for a job of this rank, and of no job in `but`: spare slots before
+        anybody leaves."""
+        # Of ranks that differ in their work alone, one with more of it may ask fewer.
+        if self._first is None or coming < self._first or coming[:-2] != self._first[:-2]:
+            self._first = coming
+            self._shrinking = [job for job, rank in self._all if may_shrink(coming, job, rank)]
+            self._leaving = [each for each in self._all if may_evict(coming, *each)]
+        shrinking = [job for job in self._shrinking if job.job_id not in but]
+        for job in shrinking:
+            yield from (Ask(job, (part,), False) for part in job.spare)
+        asked = {job.job_id for job in shrinking}
+        for job, rank in self._leaving:
+            if job.job_id not in but and may_evict(coming, job, rank):
+                yield Ask(job, _rest(job) if job.job_id in asked else job.slices, True)
+
+
+def _rest(job: RunningJob) -> tuple[Slice, ...]:
+    """Without its spare slots."""
+    rest = list(job.slices)
+    for part in job.spare:
+        rest.remove(part)
+    return tuple(rest)
+
+
+class Asked(NamedTuple):
+    """What running jobs are asked for so that a gang fits."""
+
+    asks: tuple[Ask, ...]
+    """Empty where it does not fit even with all."""
+    room: int
+    """Workers that there would be room for with all that were tried."""
+
+
+def victims(
+    kind: WorkerKind, least: int, pool: Pool, candidates: Iterable[Ask], gangs: Gangs
+) -> Asked:
+    """What is asked so that so many workers fit, of candidates in their order.
 
     pool: what is free, or will be when those have left that were asked before.
     """
-    lacking = request.least - pool.room(request)
-    trial: dict[str, dict[str, float]] = {}
-    chosen: list[RunningJob] = []
-    for running in candidates:
-        lacking -= _returned(request, pool, trial, running, 1)
-        chosen.append(running)
-        if lacking <= 0:
+    trial = _Trial(kind, pool, gangs)
+    room = pool.room(kind)
+    chosen: list[Ask] = []
+    for ask in candidates:
+        room += trial.returned(ask, 1)
+        chosen.append(ask)
+        if room >= least:
             break
     else:
-        return []
-    needed = []
-    for running in reversed(chosen):
-        lost = -_returned(request, pool, trial, running, -1)
-        if lacking + lost > 0:
-            _returned(request, pool, trial, running, 1)
-            needed.append(running)
-        else:
-            lacking += lost
-    return needed[::-1]
+        return Asked((), room)
+    needed: list[Ask] = []
+    leaving = set()
+    for ask in reversed(chosen):
+        name = ask.running.job_id
+        # Who leaves leaves all.
+        if name not in leaving:
+            lost = trial.returned(ask, -1)
+            if room + lost >= least:
+                room += lost
+                continue
+            trial.returned(ask, 1)
+        needed.append(ask)
+        if ask.is_all:
+            leaving.add(name)
+    return Asked(tuple(reversed(needed)), room)
 
 
-def _returned(
-    request: Request, pool: Pool, trial: dict[str, dict[str, float]], running: RunningJob, sign: int
-) -> int:
-    """How many workers more have room on trial once the running job has returned its slots."""
-    gained = 0
-    for part in running.slices:
-        there = pool.at(part.node_id)
-        if not there:
-            continue
-        free = trial.setdefault(part.node_id, dict(there))
-        before = fits(request.bundle, free)
-        add(free, running.request.bundle, sign * part.num_workers)
-        gained += fits(request.bundle, free) - before
-    return gained
+class _Trial:
+    """A pool to which some slots were returned."""
+
+    def __init__(self, kind: WorkerKind, pool: Pool, gangs: Gangs) -> None:
+        self._kind = kind
+        self._pool = pool
+        self._gangs = gangs
+        self._nodes: dict[str, tuple[list[float], int] | None] = {}
+        """What is free on a node, and the room that it has."""
+
+    def returned(self, ask: Ask, sign: int) -> int:
+        """How many workers more have room once these slots are returned, or taken again if `sign`
+        is -1."""
+        vector = self._gangs.of(ask.running.request).kind.vector
+        gained = 0
+        for part in ask.slices:
+            if part.node_id not in self._nodes:
+                free = self._pool.at(part.node_id)
+                self._nodes[part.node_id] = free and (free, self._kind.fits(free))
+            there = self._nodes[part.node_id]
+            if there:
+                times = sign * part.num_workers
+                free = [a + times * b for a, b in zip(there[0], vector, strict=True)]
+                fitting = self._kind.fits(free)
+                gained += fitting - there[1]
+                self._nodes[part.node_id] = free, fitting
+        return gained

@@ -8,30 +8,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from service.domain.scheduling.gangs import WorkerKind
 from service.domain.scheduling.obstacles import MAX_NAMED
 from service.domain.scheduling.queues import Queue, amounts, spoken
+from service.domain.scheduling.shares import Account
 from service.domain.scheduling.slots import EPSILON, Holder, Request, count, needs
 
 QUEUE_LIMIT = "queue_limit"
 USER_LIMIT = "user_limit"
 HELD = "held"
-
-
-class Claimant(Protocol):
-    """A waiting job, or a group that could use more slots."""
-
-    @property
-    def job_id(self) -> str: ...
-    @property
-    def queue(self) -> str: ...
-    @property
-    def owner(self) -> str: ...
-    @property
-    def request(self) -> Request: ...
 
 
 @dataclass(frozen=True)
@@ -58,6 +47,8 @@ class _Use:
     ahead: dict[str, float] = field(default_factory=dict)
     """Resources that waiting jobs which come first will hold."""
     num_ahead: int = 0
+    told: dict[str | None, Room] = field(default_factory=dict)
+    """Of limits that leave nothing to a job that holds nothing, by resource, until more is held."""
 
 
 @dataclass(frozen=True)
@@ -73,60 +64,72 @@ class _Scope:
     limit: str
     use: _Use
 
+    @property
+    def limits_nothing(self) -> bool:
+        return self.max_running is None and not self.amounts
+
+
+class AccountLimits:
+    """The limits that hold for the jobs of one user in one queue: the user's first."""
+
+    def __init__(self, scopes: Sequence[_Scope]) -> None:
+        self._scopes = scopes
+
+    def room(self, job_id: str, kind: WorkerKind, least: int) -> Room:
+        """The workers that all limits leave to a job, beside those that it has. If these are fewer
+        than `least`, and the user's limit is one reason, then that is the one told: it keeps back
+        nobody else."""
+        most = UNLIMITED.workers
+        for scope in self._scopes:
+            workers, resource = _left(scope, job_id, kind)
+            if workers < least:
+                return _told(scope, job_id, workers, resource)
+            most = min(most, workers)
+        return Room(most)
+
+    def take(self, job_id: str, kind: WorkerKind, num_workers: int) -> None:
+        """The job gets so many workers."""
+        self.add(job_id, [(name, num_workers * each) for name, each in kind.counted])
+
+    def keep_place(
+        self, job_id: str, kind: WorkerKind, num_workers: int, under: Room = UNLIMITED
+    ) -> None:
+        """The job waits for so many workers, for want of slots or `under` a limit."""
+        wanted = [(name, num_workers * each) for name, each in kind.counted]
+        for scope in self._scopes:
+            if under.code == USER_LIMIT and scope.code != USER_LIMIT:
+                continue
+            _sum(scope.use.ahead, wanted)
+            scope.use.num_ahead += job_id not in scope.use.jobs
+
+    def add(self, job_id: str, held: Iterable[tuple[str, float]]) -> None:
+        """The job holds these resources."""
+        for scope in self._scopes:
+            _sum(scope.use.holds, held)
+            scope.use.jobs[job_id] = None
+            scope.use.told.clear()
+
 
 class QueueLimits:
     """The room that is left under the limits while one plan is made."""
 
-    def __init__(
-        self,
-        queues: Iterable[Queue],
-        holders: Iterable[Holder] = (),
-        standing_by: Iterable[tuple[Claimant, int]] = (),
-    ) -> None:
-        """standing_by: groups and the workers that they lack, whose places stay theirs."""
+    def __init__(self, queues: Iterable[Queue], holders: Iterable[Holder] = ()) -> None:
         self._queues = {queue.name: queue for queue in queues}
-        self._uses: dict[tuple[str, str | None], _Use] = {}
-        self._scopes_of: dict[tuple[str, str], tuple[_Scope, _Scope]] = {}
+        self._of_queues: dict[str, _Use] = defaultdict(_Use)
+        self._of_accounts: dict[Account, AccountLimits | None] = {}
         for holder in holders:
-            held = amounts(holder.bundle, count(holder.slices))
-            self._add(holder.queue, holder.owner, holder.job_id, held)
-        for group, lacking in standing_by:
-            self.take(group, lacking)
+            limits = self.of((holder.queue, holder.owner))
+            if limits is not None:
+                limits.add(holder.job_id, amounts(holder.bundle, count(holder.slices)).items())
 
-    def room(self, job: Claimant, least: int) -> Room:
-        """The workers that all limits leave to the job, beside those that it has. If these are
-        fewer than `least`, and the user's limit is one reason, then that is the one told: it keeps
-        back nobody else."""
-        rooms = [_room(scope, job) for scope in self._scopes(job)]
-        too_few = (room for room in rooms if room.workers < least)
-        return next(too_few, None) or min(rooms, key=lambda room: room.workers)
-
-    def take(self, job: Claimant, num_workers: int) -> None:
-        """The job gets so many workers."""
-        held = amounts(job.request.bundle, num_workers)
-        self._add(job.queue, job.owner, job.job_id, held)
-
-    def keep_place(self, job: Claimant, num_workers: int, under: Room = UNLIMITED) -> None:
-        """The job waits for so many workers, for want of slots or `under` a limit."""
-        for scope in self._scopes(job):
-            if under.code == USER_LIMIT and scope.code != USER_LIMIT:
-                continue
-            _sum(scope.use.ahead, amounts(job.request.bundle, num_workers))
-            scope.use.num_ahead += job.job_id not in scope.use.jobs
-
-    def _add(self, queue: str, owner: str, job_id: str, held: Mapping[str, float]) -> None:
-        for use in (self._use(queue, owner), self._use(queue, None)):
-            _sum(use.holds, held)
-            use.jobs[job_id] = None
-
-    def _use(self, queue: str, owner: str | None) -> _Use:
-        return self._uses.setdefault((queue, owner), _Use())
-
-    def _scopes(self, job: Claimant) -> tuple[_Scope, _Scope]:
-        key = job.queue, job.owner
-        if key not in self._scopes_of:
-            self._scopes_of[key] = self._made(*key)
-        return self._scopes_of[key]
+    def of(self, account: Account) -> AccountLimits | None:
+        """None where nothing is limited."""
+        if account in self._of_accounts:
+            return self._of_accounts[account]
+        scopes = [scope for scope in self._made(*account) if not scope.limits_nothing]
+        limits = AccountLimits(scopes) if scopes else None
+        self._of_accounts[account] = limits
+        return limits
 
     def _made(self, name: str, owner: str) -> tuple[_Scope, _Scope]:
         # A queue without a row is one of a release that did not know rules.
@@ -134,37 +137,50 @@ class QueueLimits:
         of_user = _Scope(
             USER_LIMIT,
             *(queue.user_limit, queue.max_running_per_user, owner),
-            *(f" in the queue {name!r}", "its limit for a user is"),
-            self._use(name, owner),
+            *(f" in the queue {name!r}", "its limit for a user is", _Use()),
         )
         of_queue = _Scope(
             QUEUE_LIMIT,
             *(queue.limit, queue.max_running, f"the queue {name!r}", "", "its limit is"),
-            self._use(name, None),
+            self._of_queues[name],
         )
         return of_user, of_queue
 
 
-def _room(scope: _Scope, job: Claimant) -> Room:
+def _left(scope: _Scope, job_id: str, kind: WorkerKind) -> tuple[int, str | None]:
+    """How many workers the limits leave, and the resource that leaves no more; None of the number
+    of jobs."""
     use, most = scope.use, scope.max_running
-    if most is None and not scope.amounts:
-        return UNLIMITED
-    named = itertools.islice(use.jobs, MAX_NAMED + 1)
-    holders = tuple(other for other in named if other != job.job_id)[:MAX_NAMED]
-    if most is not None and job.job_id not in use.jobs and len(use.jobs) + use.num_ahead >= most:
-        runs = f"runs {_jobs(len(use.jobs))}"
-        return Room(0, scope.code, _message(scope, runs, f"{most}", use.num_ahead > 0), holders)
-    found = UNLIMITED
-    for name, each in amounts(job.request.bundle, 1).items():
-        if name not in scope.amounts or not each:
-            continue
-        held, ahead = use.holds.get(name, 0.0), use.ahead.get(name, 0.0)
-        workers = max(0, math.floor((scope.amounts[name] - held - ahead + EPSILON) / each))
-        if workers < found.workers:
-            limit = spoken(name, scope.amounts[name])
-            message = _message(scope, f"holds {spoken(name, held)}", limit, ahead > 0)
-            found = Room(workers, scope.code, message, holders)
-    return found
+    if most is not None and job_id not in use.jobs and len(use.jobs) + use.num_ahead >= most:
+        return 0, None
+    left, resource = UNLIMITED.workers, None
+    for name, each in kind.counted:
+        if each and name in scope.amounts:
+            rest = scope.amounts[name] - use.holds.get(name, 0.0) - use.ahead.get(name, 0.0)
+            workers = max(0, math.floor((rest + EPSILON) / each))
+            if workers < left:
+                left, resource = workers, name
+    return left, resource
+
+
+def _told(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Room:
+    """What the limits leave, in words."""
+    use = scope.use
+    is_shared = job_id not in use.jobs and not workers
+    if is_shared and resource in use.told:
+        return use.told[resource]
+    named = itertools.islice((other for other in use.jobs if other != job_id), MAX_NAMED)
+    if resource is None:
+        limit, has = f"{scope.max_running}", f"runs {_jobs(len(use.jobs))}"
+        is_any_ahead = use.num_ahead > 0
+    else:
+        has = f"holds {spoken(resource, use.holds.get(resource, 0.0))}"
+        limit = spoken(resource, scope.amounts[resource])
+        is_any_ahead = use.ahead.get(resource, 0.0) > 0
+    room = Room(workers, scope.code, _message(scope, has, limit, is_any_ahead), tuple(named))
+    if is_shared and is_any_ahead:
+        use.told[resource] = room
+    return room
 
 
 def _message(scope: _Scope, has: str, limit: str, is_any_ahead: bool) -> str:
@@ -177,8 +193,8 @@ def _jobs(number: int) -> str:
     return "1 job" if number == 1 else f"{number} jobs"
 
 
-def _sum(total: dict[str, float], more: Mapping[str, float]) -> None:
-    for name, amount in more.items():
+def _sum(total: dict[str, float], more: Iterable[tuple[str, float]]) -> None:
+    for name, amount in more:
         total[name] = total.get(name, 0.0) + amount
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling.pools import Pool
-from service.domain.scheduling.slots import Holder, Kind, Node, Request, count, fits
+from service.domain.scheduling.gangs import Gang, WorkerKind
+from service.domain.scheduling.pools import Pool, Stock
+from service.domain.scheduling.slots import Holder, count
 
 MAX_NAMED = 20
 """Jobs in the way that are named; the sentence says how many there are."""
@@ -22,100 +22,142 @@ class Reason:
     message: str
 
 
-class _Held:
-    """Slots that jobs hold where workers of one kind could run."""
+class _Reach:
+    """Nodes on which workers of some kinds could run, the jobs that hold slots there, and the
+    blocked jobs that could use them as well."""
 
-    def __init__(self, by: Mapping[str, int], num_holders: int) -> None:
-        self.by = by
-        self.total = sum(by.values())
-        self.named = tuple(itertools.islice(by, MAX_NAMED))
-        self.num_holders = num_holders
-        """As many holders there were when they were counted."""
+    def __init__(self, node_kinds: frozenset[int]) -> None:
+        self.node_kinds = node_kinds
+        self.num_holders = 0
+        """How many of all holders are counted here."""
+        self.held_by: dict[str, int] = {}
+        self.held = 0
+        self.blocked: list[tuple[int, str]] = []
+        """The first: place and job, in the order of the queue."""
+        self.num_blocked = 0
+        self.rivals: list[_Reach] = []
+        """Those with some of the same nodes."""
 
 
 class Obstacles:
     """Jobs that hold slots, and jobs ahead that have reserved some, as a plan goes on."""
 
-    def __init__(self, nodes: Sequence[Node], holders: Sequence[Holder], free: Pool) -> None:
-        self._nodes = nodes
+    def __init__(self, stock: Stock, holders: Sequence[Holder], free: Pool) -> None:
+        self._stock = stock
         self._free = free
-        self._holders = list(holders)
-        self._blocked: defaultdict[Kind, list[tuple[int, str]]] = defaultdict(list)
-        """By the kind of their workers: place and job, in the order of the queue."""
+        self._holders = [(holder.job_id, holder.slices) for holder in holders]
         self._num_blocked = 0
-        self._held: dict[Kind, _Held] = {}
-        self._usable: dict[Kind, frozenset[str]] = {}
-        self._same_slots: dict[tuple[Kind, Kind], bool] = {}
+        self._reaches: dict[frozenset[int], _Reach] = {}
+        self._reach_of: dict[WorkerKind, _Reach] = {}
+        self._first_ahead: dict[_Reach, tuple[str, ...]] = {}
+        self._by_slots: dict[Gang, tuple[tuple[int, int], Reason, tuple[str, ...]]] = {}
 
-    def hold(self, job_id: str, slices: tuple[Slice, ...], bundle: Mapping[str, float]) -> None:
-        self._holders.append(Holder(job_id, slices, bundle))
+    def hold(self, job_id: str, slices: tuple[Slice, ...]) -> None:
+        self._holders.append((job_id, slices))
 
-    def block(self, job_id: str, request: Request) -> None:
+    def block(self, job_id: str, kind: WorkerKind) -> None:
         """The job has reserved slots."""
-        self._blocked[request.kind].append((self._num_blocked, job_id))
+        reach = self._reach(kind)
+        reach.num_blocked += 1
+        if len(reach.blocked) < MAX_NAMED:
+            reach.blocked.append((self._num_blocked, job_id))
         self._num_blocked += 1
 
+    def why_waiting(self, job_id: str, gang: Gang) -> tuple[Reason, tuple[str, ...]]:
+        """Why the gang does not start, and which jobs are in the way."""
+        reach = self._counted(gang.kind)
+        free = self._free.room(gang.kind)
+        if free >= gang.least or job_id in reach.held_by:
+            return self.why(gang.needs, job_id, gang.kind, gang.least)
+        # Its equals wait for the same reason, as long as nothing has started.
+        seen = (free, reach.num_holders)
+        known = self._by_slots.get(gang)
+        if known is None or known[0] != seen:
+            told = self.why(gang.needs, job_id, gang.kind, gang.least)
+            known = self._by_slots[gang] = (seen, *told)
+        return known[1], known[2]
+
     def why(
-        self, sentence: str, job_id: str, request: Request, least: int
+        self, sentence: str, job_id: str, kind: WorkerKind, least: int
     ) -> tuple[Reason, tuple[str, ...]]:
         """Why so many workers are not available, and which jobs are in the way."""
-        free = self._free.room(request)
+        free = self._free.room(kind)
         if free >= least:
-            ahead, number = self._ahead(request)
+            ahead, number = self._ahead(kind)
             message = (
                 f"{sentence}; {free} could start, but {jobs(ahead, number)} "
                 f"{'is' if number == 1 else 'are'} ahead in the queue and "
                 f"{'needs' if number == 1 else 'need'} the same slots"
             )
             return Reason("behind_in_queue", message), ahead
-        held = self._held_by_others(request, job_id)
-        message = f"{sentence}; {free} {'is' if free == 1 else 'are'} free"
-        if held.by:
-            verb = "holds" if len(held.by) == 1 else "hold"
-            message += f", {jobs(held.named, len(held.by))} {verb} {held.total}"
-        elif sum(fits(request.bundle, node.total) for node in self._nodes) > self._holds(job_id):
+        reach = self._counted(kind)
+        own = reach.held_by.get(job_id, 0)
+        others = len(reach.held_by) - (job_id in reach.held_by)
+        named = itertools.islice((name for name in reach.held_by if name != job_id), MAX_NAMED)
+        message, in_the_way = (
+            f"{sentence}; {free} {'is' if free == 1 else 'are'} free",
+            tuple(named),
+        )
+        if others:
+            verb = "holds" if others == 1 else "hold"
+            message += f", {jobs(in_the_way, others)} {verb} {reach.held - own}"
+        elif self._stock.whole(kind) > self._holds(job_id):
             message += ", others use the rest of the cluster"
         else:
             message += ", and it holds all that the cluster has"
-        return Reason("waiting_for_slots", message), held.named
+        return Reason("waiting_for_slots", message), in_the_way
 
-    def _held_by_others(self, request: Request, job_id: str) -> _Held:
-        """Slots of nodes where a worker of this request could run."""
-        held = self._held.get(request.kind)
-        if held is None or held.num_holders != len(self._holders):
-            usable = self._usable_by(request.kind)
-            by: dict[str, int] = {}
-            for holder in self._holders:
-                there = sum(part.num_workers for part in holder.slices if part.node_id in usable)
-                if there:
-                    by[holder.job_id] = by.get(holder.job_id, 0) + there
-            held = self._held[request.kind] = _Held(by, len(self._holders))
-        if job_id not in held.by:
-            return held
-        others = {name: number for name, number in held.by.items() if name != job_id}
-        return _Held(others, held.num_holders)
+    def _counted(self, kind: WorkerKind) -> _Reach:
+        """The reach, with what the newest holders have there."""
+        reach = self._reach(kind)
+        if reach.num_holders == len(self._holders):
+            return reach
+        kind_of = self._stock.kind_of
+        for name, slices in itertools.islice(self._holders, reach.num_holders, None):
+            there = 0
+            for part in slices:
+                if kind_of.get(part.node_id) in reach.node_kinds:
+                    there += part.num_workers
+            if there:
+                reach.held_by[name] = reach.held_by.get(name, 0) + there
+                reach.held += there
+        reach.num_holders = len(self._holders)
+        return reach
 
     def _holds(self, job_id: str) -> int:
-        return sum(count(holder.slices) for holder in self._holders if holder.job_id == job_id)
+        return sum(count(slices) for name, slices in self._holders if name == job_id)
 
-    def _usable_by(self, kind: Kind) -> frozenset[str]:
-        if kind not in self._usable:
-            bundle = dict(kind)
-            self._usable[kind] = frozenset(n.id for n in self._nodes if fits(bundle, n.total))
-        return self._usable[kind]
+    def _reach(self, kind: WorkerKind) -> _Reach:
+        reach = self._reach_of.get(kind)
+        if reach is None:
+            there = enumerate(self._stock.capacity(kind))
+            node_kinds = frozenset(at for at, workers in there if workers)
+            reach = self._reaches.get(node_kinds)
+            if reach is None:
+                reach = self._reaches[node_kinds] = _Reach(node_kinds)
+                self._meet(reach)
+            self._reach_of[kind] = reach
+        return reach
 
-    def _ahead(self, request: Request) -> tuple[tuple[str, ...], int]:
+    def _meet(self, new: _Reach) -> None:
+        for reach in self._reaches.values():
+            if reach.node_kinds & new.node_kinds:
+                new.rivals.append(reach)
+                if reach is not new:
+                    reach.rivals.append(new)
+
+    def _ahead(self, kind: WorkerKind) -> tuple[tuple[str, ...], int]:
         """Blocked jobs ahead that have reserved slots of a node on which this job could run, and
         how many there are."""
-        rivals = [of for kind, of in self._blocked.items() if self._compete(request.kind, kind)]
-        named = itertools.islice(heapq.merge(*rivals), MAX_NAMED)
-        return tuple(job_id for _, job_id in named), sum(map(len, rivals))
-
-    def _compete(self, kind: Kind, other: Kind) -> bool:
-        if (kind, other) not in self._same_slots:
-            shared = self._usable_by(kind) & self._usable_by(other)
-            self._same_slots[kind, other] = bool(shared)
-        return self._same_slots[kind, other]
+        reach = self._reach(kind)
+        number = sum([rival.num_blocked for rival in reach.rivals])
+        first = self._first_ahead.get(reach)
+        if first is None:
+            named = heapq.merge(*(rival.blocked for rival in reach.rivals))
+            first = tuple([job_id for _, job_id in itertools.islice(named, MAX_NAMED)])
+            if len(first) == MAX_NAMED:  # those that come later are not among the first
+                self._first_ahead[reach] = first
+        return first, number
 
 
 def jobs(names: Sequence[str], number: int | None = None) -> str:

@@ -11,7 +11,7 @@ decides what is left.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from service.domain.scheduling.shares import Turn
 from service.domain.scheduling.slots import Request
@@ -27,12 +27,12 @@ SIZE_POWER = 0.7
 0 width costs nothing."""
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(NamedTuple):
     """Comes before others that are greater."""
 
     turn: Turn
-    priority: int
+    falling_priority: int
+    """The priority, times -1."""
     place: int
     """Lower of those that were moved to the front."""
     user_is_ahead: bool
@@ -41,14 +41,15 @@ class Rank:
     seq: int
 
     @property
-    def key(self) -> tuple[int, int, int, bool, float, int]:
-        return self.turn, -self.priority, self.place, self.user_is_ahead, self.work, self.seq
+    def priority(self) -> int:
+        return -self.falling_priority
 
     def may_less(self, other: Rank) -> bool:
-        """Whether it may have nobody leave whom the other may not."""
+        """Whether it surely may have nobody leave whom the other may not. Ranks of different turns
+        are not compared: a priority counts among jobs of one turn only."""
         return (
-            self.turn >= other.turn
-            and self.priority <= other.priority
+            self.turn == other.turn
+            and self.falling_priority >= other.falling_priority
             and self.user_is_ahead >= other.user_is_ahead
             and self.work >= other.work
         )
@@ -74,9 +75,10 @@ def total_of(totals: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-def work_left(left_s: float | None, share: float, waited_s: float) -> float:
+def work_left(left_s: float | None, weight: float, waited_s: float) -> float:
     """left_s: seconds that the job has left on its slots, None where nobody knows: it is tried
-    first, and its progress will tell. One that has waited for long enough comes before all."""
+    first, and its progress will tell. One that has waited for long enough comes before all.
+    weight: its share of the cluster to the power of `SIZE_POWER`."""
     if waited_s > LONGEST_WAIT_S:
         return -1.0
-    return 0.0 if left_s is None else (left_s + SETTLING_S) * share**SIZE_POWER
+    return 0.0 if left_s is None else (left_s + SETTLING_S) * weight

@@ -26,32 +26,33 @@ or whose array runs as many jobs as it may, reserves nothing.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import eviction, order, shares
 from service.domain.scheduling.dependencies import ArrayLimit, Dependency, waits_for
 from service.domain.scheduling.eviction import RunningJob as RunningJob
+from service.domain.scheduling.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.limits import HELD, QueueLimits, held_message
 from service.domain.scheduling.obstacles import Obstacles, jobs
 from service.domain.scheduling.obstacles import Reason as Reason
-from service.domain.scheduling.pools import Offer, Pool
+from service.domain.scheduling.pools import Offer, Pool, Stock, When
 from service.domain.scheduling.queues import DEFAULT, Queue
 from service.domain.scheduling.slots import EPSILON as EPSILON
 from service.domain.scheduling.slots import Holder as Holder
-from service.domain.scheduling.slots import Kind, amount_of, bundle_of, count, needs, workers
 from service.domain.scheduling.slots import Node as Node
 from service.domain.scheduling.slots import Request as Request
+from service.domain.scheduling.slots import amount_of, count, needs, workers
 from service.domain.scheduling.slots import fits as fits
 from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
 from service.domain.scheduling.slots import request_of as request_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WaitingJob:
     job_id: str
     attempt: int
@@ -128,7 +129,7 @@ class Start:
     slices: tuple[Slice, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wait:
     job_id: str
     reason: Reason
@@ -164,6 +165,17 @@ class Preempt:
 
 
 @dataclass(frozen=True)
+class Shrink:
+    """Ask a running group to give these slots back, and to go on with the others."""
+
+    job_id: str
+    slices: tuple[Slice, ...]
+    reason: Reason
+    because_of: str
+    """The job that needs the slots."""
+
+
+@dataclass(frozen=True)
 class Stay:
     """A group that could use more slots gets none now."""
 
@@ -172,10 +184,10 @@ class Stay:
     blocked_by: tuple[str, ...] = ()
 
 
-Decision = Start | Wait | Impossible | Grow | Stay | Preempt
+Decision = Start | Wait | Impossible | Grow | Stay | Preempt | Shrink
 
 MAX_PREEMPTED = 100
-"""Jobs that one plan asks to leave: those that are still in the way are asked by the next."""
+"""Jobs that one plan asks for slots: those that are still in the way are asked by the next."""
 
 
 def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
@@ -224,64 +236,90 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     """One decision for each waiting job, in the order of the queue, those that are held at its end;
     then one for each group that could grow, and one for each job that is to leave its slots."""
     accepted = sorted((node for node in snapshot.nodes if node.accepted), key=lambda n: n.id)
-    ranks = _ranks(snapshot, order.total_of(node.total for node in accepted))
+    gangs = Gangs(order.total_of(node.total for node in accepted))
+    of_queue = [gangs.of(job.request) for job in snapshot.queue]
+    for group in snapshot.growing:
+        gangs.of(group.request)
+    gangs.name_all()
+    standings = _Standings(snapshot, gangs)
+    ranks = [standings.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
+    # Sorted are places, and no pairs: a collector of garbage goes through all that is made here.
+    queue = [at for at, job in enumerate(snapshot.queue) if job.held is None]
+    queue.sort(key=ranks.__getitem__)
+    running = {j.job_id: standings.rank(j, gangs.of(j.request)) for j in snapshot.running}
+    round_ = _Round(accepted if snapshot.connected else (), snapshot, gangs, running, now)
     held = [job for job in snapshot.queue if job.held is not None]
-    queue = [job for job in snapshot.queue if job.held is None]
-    queue.sort(key=lambda job: ranks[job.job_id].key)
-    round_ = _Round(accepted if snapshot.connected else (), snapshot, ranks, now)
     kept = [Wait(j.job_id, Reason(HELD, held_message(j.held or "", j.job_id)), None) for j in held]
     obstacle = _nothing_starts(snapshot, accepted)
     standing_by = [round_.serve(group) for group in snapshot.growing if group.lacking]
     if obstacle is not None:
         waits = [
-            _waits_for_jobs(job, place) or Wait(job.job_id, obstacle, place)
-            for place, job in enumerate(queue, 1)
+            _waits_for_jobs(job, position) if job.after else Wait(job.job_id, obstacle, position)
+            for position, job in enumerate([snapshot.queue[at] for at in queue], 1)
         ]
         others = [Stay(g.job_id, obstacle) for g in snapshot.growing if not g.lacking]
         return [*waits, *kept, *standing_by, *others]
     decisions: list[Decision] = []
-    position = 0
-    for job in queue:
-        decision = round_.decide(job, position + 1)
+    position = 1
+    for at in queue:
+        decision = round_.decide(snapshot.queue[at], of_queue[at], ranks[at], position)
         position += isinstance(decision, Wait)
         decisions.append(decision)
     round_.end_queue()
     groups = sorted(snapshot.growing, key=lambda group: (-group.priority, group.seq))
     grown = [round_.grow(group) for group in groups if not group.lacking]
-    return [*decisions, *kept, *standing_by, *grown, *round_.preempted]
+    return [*decisions, *kept, *standing_by, *grown, *round_.asked]
 
 
-def _ranks(snapshot: Snapshot, total: Mapping[str, float]) -> dict[str, order.Rank]:
-    """By job, of those that wait and those that run. Jobs count against a quota by priority, of
+class _Standings:
+    """How jobs stand by the quotas and shares of their queues."""
+
+    def __init__(self, snapshot: Snapshot, gangs: Gangs) -> None:
+        self._guaranteed = _within_quota(snapshot, gangs)
+        # An account whose jobs are all held could not use its share.
+        active = {(job.queue, job.owner) for job in snapshot.running}
+        active.update(
+            [(j.queue, j.owner) for j in snapshot.queue if j.held is None and not j.after]
+        )
+        self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
+        self._of_accounts: dict[shares.Account, tuple[shares.Turn, bool]] = {}
+
+    def rank(self, job: WaitingJob | RunningJob, gang: Gang) -> order.Rank:
+        account = job.queue, job.owner
+        standing = self._of_accounts.get(account)
+        if standing is None:
+            turn = self._standings.turn(job.queue)
+            standing = turn, self._standings.user_is_ahead(*account)
+            self._of_accounts[account] = standing
+        turn, user_is_ahead = standing
+        return order.Rank(
+            shares.Turn.QUOTA if job.job_id in self._guaranteed else turn,
+            -job.priority,
+            job.place,
+            user_is_ahead,
+            order.work_left(job.left_s, gang.weight, job.waited_s),
+            job.seq,
+        )
+
+
+def _within_quota(snapshot: Snapshot, gangs: Gangs) -> set[str]:
+    """The jobs that their queues guarantee their slots. Jobs count against a quota by priority, of
     equal ones those first that run; those that can't start now do not count."""
-    there: list[WaitingJob | RunningJob] = [*snapshot.running, *snapshot.queue]
+    having = {queue.name for queue in snapshot.queues if queue.quota}
+    if not having:
+        return set()
+    there: list[WaitingJob | RunningJob] = [
+        *[job for job in snapshot.running if job.queue in having],
+        *[job for job in snapshot.queue if job.queue in having or job.array is not None],
+    ]
     there.sort(key=lambda j: (-j.priority, isinstance(j, WaitingJob), j.place, j.seq))
     in_arrays = Counter(snapshot.running_of_arrays)
     claims = []
     for job in there:
-        if isinstance(job, WaitingJob) and not _may_claim(job, in_arrays):
-            continue
-        least = job.request.least
-        claims.append(shares.Claim(job.job_id, job.queue, job.request.bundle, least))
-    guaranteed = shares.within_quota(snapshot.queues, claims)
-    # An account whose jobs are all held could not use its share.
-    active = {
-        (job.queue, job.owner)
-        for job in there
-        if not (isinstance(job, WaitingJob) and (job.held or job.after))
-    }
-    standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
-    return {
-        job.job_id: order.Rank(
-            turn=standings.turn(job.queue, is_within_quota=job.job_id in guaranteed),
-            priority=job.priority,
-            place=job.place,
-            user_is_ahead=standings.user_is_ahead(job.queue, job.owner),
-            work=order.work_left(job.left_s, order.share_of(job.request, total), job.waited_s),
-            seq=job.seq,
-        )
-        for job in there
-    }
+        if isinstance(job, RunningJob) or _may_claim(job, in_arrays):
+            gang = gangs.of(job.request)
+            claims.append(shares.Claim(job.job_id, job.queue, gang.kind.counted, gang.least))
+    return shares.within_quota(snapshot.queues, claims)
 
 
 def _may_claim(job: WaitingJob, in_arrays: Counter[str]) -> bool:
@@ -306,10 +344,7 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
     return None
 
 
-def _waits_for_jobs(job: WaitingJob, position: int) -> Wait | None:
-    """None if all have ended that it waits for."""
-    if not job.after:
-        return None
+def _waits_for_jobs(job: WaitingJob, position: int) -> Wait:
     reason = Reason("waiting_for_jobs", waits_for(job.after))
     return Wait(job.job_id, reason, position, tuple(one.id for one in job.after))
 
@@ -321,133 +356,155 @@ class _Round:
         self,
         nodes: Sequence[Node],
         snapshot: Snapshot,
+        gangs: Gangs,
         ranks: Mapping[str, order.Rank],
         now: datetime,
     ) -> None:
+        """ranks: of the jobs that run."""
         self._nodes = nodes
+        self._gangs = gangs
         self._ranks = ranks
-        self._running = eviction.cheapest_first(snapshot.running, ranks)
-        self._leaving = {job.job_id: job for job in self._running if job.is_leaving}
-        self._free = Pool((node.id, node.available_to_us) for node in nodes)
-        self._open = Offer(nodes)
+        self._stock = Stock(nodes, gangs)
+        running = eviction.cheapest_first(snapshot.running, ranks)
+        self._candidates = eviction.Candidates(running, ranks)
+        self._leaving: dict[str, int] = {}
+        """By job, its place among those that leave or shrink."""
+        self._leaving_from: defaultdict[str, list[str]] = defaultdict(list)
+        """By node."""
+        for job in running:
+            if job.is_leaving:
+                self._expect(job, job.slices)
+            elif job.recalled:
+                self._expect(job, job.recalled)
+        self._free = Pool(self._stock, When.FREE)
+        self._open = Offer(self._stock)
         """Without what is reserved by blocked jobs ahead."""
-        self._passable = Offer(nodes)
+        self._passable = Offer(self._stock)
         """Without what is reserved by those of them that have waited for long."""
-        self._offers = (self._open, self._passable)
-        for offer in self._offers:
-            for running in self._leaving.values():
-                offer.expect(running.request.bundle, running.slices)
-        lacking = [(group, group.lacking) for group in snapshot.growing]
-        self._limits = QueueLimits(snapshot.queues, snapshot.holders, lacking)
-        self._obstacles = Obstacles(nodes, snapshot.holders, self._free)
-        self._impossible: dict[tuple[Kind, int], Reason | None] = {}
-        self._unevictable: dict[tuple[Kind, int, bool], order.Rank] = {}
-        """Ranks at which not enough may be asked for such a gang."""
-        self._backing_off: list[WaitingJob] = []
+        self._limits = QueueLimits(snapshot.queues, snapshot.holders)
+        for group in snapshot.growing:
+            limits = self._limits.of((group.queue, group.owner))
+            if limits is not None:
+                limits.take(group.job_id, gangs.of(group.request).kind, group.lacking)
+        self._obstacles = Obstacles(self._stock, snapshot.holders, self._free)
+        self._impossible: dict[Gang, Reason | None] = {}
+        self._unevictable: dict[tuple[WorkerKind, bool], tuple[order.Rank, int]] = {}
+        """Ranks, and how many workers would fit if all left that may be asked for these."""
+        self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
-        self.preempted: list[Preempt] = []
+        self.asked: list[Preempt | Shrink] = []
         self._running_of_arrays = Counter(snapshot.running_of_arrays)
 
     def serve(self, group: Growing) -> Decision:
         """Give a group that stands by all that it lacks, of any free slots."""
-        request, lacking = group.request, group.lacking
-        slices = self._free.pack(request, lacking)
+        gang, lacking = self._gangs.of(group.request), group.lacking
+        slices = self._free.pack(gang.kind, lacking)
         if slices is not None:
-            return self._grow(group, slices)
-        sentence = f"stands by for {workers(lacking)} of {bundle_of(request)}"
-        reason, ahead = self._obstacles.why(sentence, group.job_id, request, lacking)
-        self._set_aside(group.job_id, request, lacking)
+            return self._grow(group, gang, slices)
+        sentence = f"stands by for {workers(lacking)} of {gang.bundle_spoken}"
+        reason, ahead = self._obstacles.why(sentence, group.job_id, gang.kind, lacking)
+        self._set_aside(group.job_id, gang, lacking)
         return Stay(group.job_id, reason, ahead)
 
-    def decide(self, job: WaitingJob, position: int) -> Decision:
-        if (waits := _waits_for_jobs(job, position)) is not None:
-            return waits
-        request = job.request
-        if (impossible := self._never_fits(request)) is not None:
+    def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
+        if job.after:
+            return _waits_for_jobs(job, position)
+        if (impossible := self._never_fits(gang)) is not None:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
-            self._backing_off.append(job)
+            self._backing_off.append((job, gang))
             message = f"is tried again at {job.not_before:%H:%M:%S} UTC, its last attempt failed"
             return Wait(job.job_id, Reason("backing_off", message), position)
         if job.array is not None and self._is_full(job.array):
             return Wait(job.job_id, Reason("array_limit", job.array.sentence), position)
         if job.preparing is not None:
-            self._backing_off.append(job)
+            self._backing_off.append((job, gang))
             reason = Reason("preparing_environment", job.preparing)
             return Wait(job.job_id, reason, position)
-        room = self._limits.room(job, request.least)
-        if room.workers < request.least:
-            self._limits.keep_place(job, request.least, room)
-            reason = Reason(room.code, f"{needs(request)}; {room.message}")
-            return Wait(job.job_id, reason, position, room.holders)
-        most = min(request.num_workers, room.workers)
+        kind, least, most = gang.kind, gang.least, gang.request.num_workers
+        limits = self._limits.of((job.queue, job.owner))
+        if limits is not None:
+            room = limits.room(job.job_id, kind, least)
+            if room.workers < least:
+                limits.keep_place(job.job_id, kind, least, room)
+                reason = Reason(room.code, f"{gang.needs}; {room.message}")
+                return Wait(job.job_id, reason, position, room.holders)
+            most = min(most, room.workers)
         offer = self._passable if job.yields else self._open
-        slices = offer.now.pack_most(request, most)
+        slices = offer.now.pack_most(kind, least, most)
         if slices is not None:
-            self._take(job.job_id, request, slices)
-            self._limits.take(job, count(slices))
+            self._take(job.job_id, kind, slices)
+            if limits is not None:
+                limits.take(job.job_id, kind, count(slices))
             self._count_in_array(job)
             return Start(job.job_id, slices)
-        self._limits.keep_place(job, most)
-        if offer.soon.room(request) >= request.least or self._evict(job, offer):
+        if limits is not None:
+            limits.keep_place(job.job_id, kind, most)
+        if offer.soon.has(kind, least) or self._evict(job, gang, rank, offer):
             self._count_in_array(job)
-            return self._promise(job, offer, most, position)
-        reason, ahead = self._obstacles.why(needs(request), job.job_id, request, request.least)
-        self._set_aside(job.job_id, request, most, job.waited_s > order.LONGEST_WAIT_S)
+            return self._promise(job, gang, offer, most, position)
+        reason, ahead = self._obstacles.why_waiting(job.job_id, gang)
+        self._set_aside(job.job_id, gang, most, job.waited_s > order.LONGEST_WAIT_S)
         return Wait(job.job_id, reason, position, ahead)
 
-    def _never_fits(self, request: Request) -> Reason | None:
-        kind = request.kind, request.least
-        if kind not in self._impossible:
-            self._impossible[kind] = can_ever_fit(request, self._nodes)
-        return self._impossible[kind]
+    def _never_fits(self, gang: Gang) -> Reason | None:
+        if self._stock.whole(gang.kind) >= gang.least:
+            return None
+        if gang not in self._impossible:
+            self._impossible[gang] = can_ever_fit(gang.request, self._nodes)
+        return self._impossible[gang]
 
-    def _evict(self, job: WaitingJob, offer: Offer) -> bool:
+    def _evict(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
         """Have running jobs leave slots for this one; False where not enough may be asked."""
-        request, rank = job.request, self._ranks[job.job_id]
-        kind = request.kind, request.least, job.yields
-        tried = self._unevictable.get(kind)
-        is_weaker = tried is not None and rank.may_less(tried)
-        if is_weaker or len(self.preempted) >= MAX_PREEMPTED:
+        key = gang.kind, job.yields
+        tried = self._unevictable.get(key)
+        is_weaker = tried is not None and gang.least > tried[1] and rank.may_less(tried[0])
+        if is_weaker or len(self.asked) >= MAX_PREEMPTED:
             return False
-        candidates = (
-            running
-            for running in self._running
-            if running.job_id not in self._leaving
-            and eviction.may_evict(rank, running, self._ranks[running.job_id])
-        )
-        leaving = eviction.victims(request, offer.soon, candidates)
-        if not leaving:
-            self._unevictable[kind] = rank
+        candidates = self._candidates.of(rank, self._leaving)
+        found = eviction.victims(gang.kind, gang.least, offer.soon, candidates, self._gangs)
+        if not found.asks:
+            self._unevictable[key] = rank, found.room
             return False
-        for running in leaving:
-            self._preempt(running, job)
+        self._unevictable.clear()
+        of_jobs: dict[str, list[eviction.Ask]] = {}
+        for ask in found.asks:
+            of_jobs.setdefault(ask.running.job_id, []).append(ask)
+        for asks in of_jobs.values():
+            self._ask(asks, job.job_id, rank)
         return True
 
-    def _preempt(self, running: RunningJob, coming: WaitingJob) -> None:
-        self._leaving[running.job_id] = running
-        self._unevictable.clear()
-        for offer in self._offers:
-            offer.expect(running.request.bundle, running.slices)
-        why = eviction.because(self._ranks[coming.job_id], self._ranks[running.job_id])
-        message = f"leaves its slots to job {coming.job_id}, which {why}"
-        self.preempted.append(Preempt(running.job_id, Reason("preempted", message), coming.job_id))
+    def _ask(self, asks: Sequence[eviction.Ask], name: str, coming: order.Rank) -> None:
+        """Ask one running job for all of these slots on behalf of the job of this name."""
+        running = asks[0].running
+        slices = tuple(part for ask in asks for part in ask.slices)
+        if any(ask.is_all for ask in asks):
+            why = eviction.because(coming, self._ranks[running.job_id])
+            reason = Reason("preempted", f"leaves its slots to job {name}, which {why}")
+            self.asked.append(Preempt(running.job_id, reason, name))
+            slices = running.slices
+        else:
+            message = f"goes on with fewer workers, so that job {name} can start"
+            self.asked.append(Shrink(running.job_id, slices, Reason("shrinks", message), name))
+        self._expect(running, slices)
 
-    def _promise(self, job: WaitingJob, offer: Offer, most: int, position: int) -> Wait:
+    def _expect(self, running: RunningJob, slices: Sequence[Slice]) -> None:
+        """It leaves these slots."""
+        self._leaving[running.job_id] = len(self._leaving)
+        for part in slices:
+            self._leaving_from[part.node_id].append(running.job_id)
+        self._stock.expect(self._gangs.of(running.request).kind, slices)
+
+    def _promise(self, job: WaitingJob, gang: Gang, offer: Offer, most: int, position: int) -> Wait:
         """Keep slots of which some are about to be left."""
-        slices = offer.soon.pack_most(job.request, most)
+        slices = offer.soon.pack_most(gang.kind, gang.least, most)
         assert slices is not None, "the slots of those that leave are enough"
-        for each in self._offers:
-            each.promise(job.request.bundle, slices)
-        self._obstacles.block(job.job_id, job.request)
-        there = {part.node_id for part in slices}
-        leaving = tuple(
-            running.job_id
-            for running in self._leaving.values()
-            if any(part.node_id in there for part in running.slices)
-        )
+        self._stock.promise(gang.kind, slices)
+        self._obstacles.block(job.job_id, gang.kind)
+        there = {name for part in slices for name in self._leaving_from[part.node_id]}
+        leaving = tuple(sorted(there, key=lambda name: self._leaving[name]))
         verb = "makes" if len(leaving) == 1 else "make"
-        message = f"{needs(job.request)}; {jobs(leaving)} {verb} room for it"
+        message = f"{gang.needs}; {jobs(leaving)} {verb} room for it"
         return Wait(job.job_id, Reason("room_is_made", message), position, leaving, slices)
 
     def _is_full(self, array: ArrayLimit) -> bool:
@@ -459,39 +516,42 @@ class _Round:
 
     def end_queue(self) -> None:
         """Set aside what jobs reserve that back off, before groups grow."""
-        for job in self._backing_off:
-            self._set_aside(job.job_id, job.request, job.request.num_workers)
-            self._limits.keep_place(job, job.request.num_workers)
+        for job, gang in self._backing_off:
+            most = gang.request.num_workers
+            self._set_aside(job.job_id, gang, most)
+            limits = self._limits.of((job.queue, job.owner))
+            if limits is not None:
+                limits.keep_place(job.job_id, gang.kind, most)
 
     def grow(self, group: Growing) -> Decision:
         """Give a group that trains the slots it can use and nobody has reserved."""
-        request = group.request
-        room = self._limits.room(group, 1)
-        sentence = f"could use {workers(group.most)} more of {bundle_of(request)}"
-        if not room.workers:
-            reason = Reason(room.code, f"{sentence}; {room.message}")
-            return Stay(group.job_id, reason, room.holders)
-        most = min(group.most, room.workers)
-        slices = self._open.now.pack_most(replace(request, min_workers=1), most)
+        gang = self._gangs.of(group.request)
+        kind, most = gang.kind, group.most
+        limits = self._limits.of((group.queue, group.owner))
+        sentence = f"could use {workers(group.most)} more of {gang.bundle_spoken}"
+        if limits is not None:
+            room = limits.room(group.job_id, kind, 1)
+            if not room.workers:
+                reason = Reason(room.code, f"{sentence}; {room.message}")
+                return Stay(group.job_id, reason, room.holders)
+            most = min(most, room.workers)
+        slices = self._open.now.pack_most(kind, 1, most)
         if slices is not None:
-            self._limits.take(group, count(slices))
-            return self._grow(group, slices)
-        return Stay(group.job_id, *self._obstacles.why(sentence, group.job_id, request, 1))
+            if limits is not None:
+                limits.take(group.job_id, kind, count(slices))
+            return self._grow(group, gang, slices)
+        return Stay(group.job_id, *self._obstacles.why(sentence, group.job_id, kind, 1))
 
-    def _grow(self, group: Growing, slices: tuple[Slice, ...]) -> Grow:
-        self._take(group.job_id, group.request, slices)
+    def _grow(self, group: Growing, gang: Gang, slices: tuple[Slice, ...]) -> Grow:
+        self._take(group.job_id, gang.kind, slices)
         return Grow(group.job_id, slices)
 
-    def _take(self, job_id: str, request: Request, slices: tuple[Slice, ...]) -> None:
-        for part in slices:
-            self._free.add(part.node_id, request.bundle, -part.num_workers)
-        for offer in self._offers:
-            offer.take(request.bundle, slices)
-        self._obstacles.hold(job_id, slices, request.bundle)
+    def _take(self, job_id: str, kind: WorkerKind, slices: tuple[Slice, ...]) -> None:
+        self._stock.take(kind, slices)
+        self._obstacles.hold(job_id, slices)
 
-    def _set_aside(
-        self, job_id: str, request: Request, most: int, is_impatient: bool = True
-    ) -> None:
-        self._obstacles.block(job_id, request)
-        for offer in self._offers if is_impatient else (self._open,):
-            offer.set_aside(request, most)
+    def _set_aside(self, job_id: str, gang: Gang, most: int, is_impatient: bool = True) -> None:
+        self._obstacles.block(job_id, gang.kind)
+        self._open.reserved.set_aside(gang.kind, most)
+        if is_impatient:
+            self._passable.reserved.set_aside(gang.kind, most)

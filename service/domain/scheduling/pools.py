@@ -1,169 +1,325 @@
 """Free resources of nodes, and the room that they have for workers of each kind.
 
-A plan asks for room once a job, and most jobs are of few kinds. So a node's room for a kind of
-worker is counted once, and again only where its resources have changed.
+Nodes of which everything is equal are one group, and room is counted by group: most of a large
+cluster's nodes are of few kinds, and either empty or full. What is set aside for waiting jobs is
+the same on all nodes that are equal when they are empty, so it is one number for all of these.
 """
 
 from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
+from enum import IntEnum
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling.slots import Kind, Node, Request, add, fits
+from service.domain.scheduling.gangs import Gangs, WorkerKind
+from service.domain.scheduling.slots import Node
+
+Amounts = tuple[float, ...]
+"""Of each resource, in the order of `Gangs.names`."""
+
+
+class When(IntEnum):
+    """Which free resources of a node are meant."""
+
+    FREE = 0
+    """Those that nobody holds."""
+    NOW = 1
+    """Those of them that are promised to nobody."""
+    SOON = 2
+    """As NOW, once all jobs have left that were asked to."""
+
+
+State = tuple[Amounts, Amounts, Amounts]
+"""Of a node, by `When`; below zero where more is promised."""
+
+
+class _Group:
+    """Nodes with the same resources."""
+
+    __slots__ = ("kind", "nodes", "number", "state")
+
+    def __init__(self, kind: int, state: State) -> None:
+        self.kind = kind
+        """Of the nodes, by what they have when they are empty."""
+        self.state = state
+        self.nodes: list[str] = []
+        """A heap, with some that have left."""
+        self.number = 0
+
+
+class Stock:
+    """The resources of all nodes while one plan is made."""
+
+    def __init__(self, nodes: Sequence[Node], gangs: Gangs) -> None:
+        """gangs: with all whose jobs will ask."""
+        self.kind_of: dict[str, int] = {}
+        """By node."""
+        self.totals: list[Amounts] = []
+        """By kind of node."""
+        self.counts: list[int] = []
+        self.moves: list[tuple[_Group, _Group]] = []
+        """Nodes that have changed, by the groups that they left and joined."""
+        self.num_grown = 0
+        """How often resources were added."""
+        self._group_of: dict[str, _Group] = {}
+        self._groups: dict[tuple[int, State], _Group] = {}
+        self._capacity: dict[WorkerKind, tuple[int, ...]] = {}
+        self._largest: dict[WorkerKind, int] = {}
+        self._whole: dict[WorkerKind, int] = {}
+        kinds: dict[Amounts, int] = {}
+        for node in nodes:
+            total, free = gangs.vector(node.total), gangs.vector(node.available_to_us)
+            kind = kinds.setdefault(total, len(kinds))
+            if kind == len(self.totals):
+                self.totals.append(total)
+                self.counts.append(0)
+            self.counts[kind] += 1
+            self.kind_of[node.id] = kind
+            self._join(node.id, kind, (free, free, free))
+
+    @property
+    def groups(self) -> Iterator[_Group]:
+        return iter(self._groups.values())
+
+    def is_in(self, node_id: str, group: _Group) -> bool:
+        return self._group_of[node_id] is group
+
+    def state_of(self, node_id: str) -> _Group | None:
+        return self._group_of.get(node_id)
+
+    def capacity(self, kind: WorkerKind) -> tuple[int, ...]:
+        """How many such workers an empty node has room for, by kind of node."""
+        found = self._capacity.get(kind)
+        if found is None:
+            found = self._capacity[kind] = tuple(kind.fits(total) for total in self.totals)
+        return found
+
+    def largest(self, kind: WorkerKind) -> int:
+        """How many such workers the largest node has room for when it is empty."""
+        found = self._largest.get(kind)
+        if found is None:
+            found = self._largest[kind] = max(self.capacity(kind), default=0)
+        return found
+
+    def whole(self, kind: WorkerKind) -> int:
+        """How many such workers the empty cluster has room for."""
+        found = self._whole.get(kind)
+        if found is None:
+            of_nodes = zip(self.capacity(kind), self.counts, strict=True)
+            found = self._whole[kind] = sum([each * number for each, number in of_nodes])
+        return found
+
+    def take(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
+        """A job holds these slots from now on."""
+        for part in slices:
+            group = self._group_of.get(part.node_id)
+            if group is not None:
+                free, now, soon = group.state
+                taken = _plus(free, kind.vector, -part.num_workers)
+                now_left = taken if now == free else _plus(now, kind.vector, -part.num_workers)
+                soon_left = taken if soon == free else _plus(soon, kind.vector, -part.num_workers)
+                self._move(part.node_id, group, (taken, now_left, soon_left))
+
+    def expect(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
+        """These slots will be free."""
+        self.num_grown += 1
+        for part in slices:
+            group = self._group_of.get(part.node_id)
+            if group is not None:
+                free, now, soon = group.state
+                more = _plus(soon, kind.vector, part.num_workers)
+                self._move(part.node_id, group, (free, now, more))
+
+    def promise(self, kind: WorkerKind, slices: Sequence[Slice]) -> None:
+        """Keep these slots, of which some are not free yet."""
+        for part in slices:
+            group = self._group_of[part.node_id]
+            free, now, soon = group.state
+            less = _plus(soon, kind.vector, -part.num_workers)
+            self._move(part.node_id, group, (free, tuple(map(min, now, less)), less))
+
+    def _move(self, node_id: str, group: _Group, state: State) -> None:
+        group.number -= 1
+        if not group.number:
+            del self._groups[group.kind, group.state]
+        self.moves.append((group, self._join(node_id, group.kind, state)))
+
+    def _join(self, node_id: str, kind: int, state: State) -> _Group:
+        group = self._groups.get((kind, state))
+        if group is None:
+            group = self._groups[kind, state] = _Group(kind, state)
+        group.number += 1
+        heapq.heappush(group.nodes, node_id)
+        self._group_of[node_id] = group
+        return group
+
+
+def _plus(some: Amounts, vector: Amounts, times: int) -> Amounts:
+    return tuple([amount + times * each for amount, each in zip(some, vector, strict=True)])
+
+
+class Reserved:
+    """What is set aside on the nodes for waiting jobs."""
+
+    def __init__(self, stock: Stock) -> None:
+        self._stock = stock
+        self._workers: dict[WorkerKind, int] = {}
+        self.on = [(0.0,) * len(total) for total in stock.totals]
+        """By kind of node."""
+        self.version = 0
+
+    def set_aside(self, kind: WorkerKind, num_workers: int) -> None:
+        """On each node, as many slots as these workers could use there if it were empty; with those
+        of others of the kind no more than it has."""
+        before = self._workers.get(kind, 0)
+        self._workers[kind] = before + num_workers
+        if before >= self._stock.largest(kind):
+            return
+        for at, most in enumerate(self._stock.capacity(kind)):
+            if most > before:
+                number = min(most, before + num_workers) - before
+                self.on[at] = _plus(self.on[at], kind.vector, number)
+                self.version += 1
 
 
 class Pool:
-    """The resources of each node that some jobs may take; below zero where more is reserved."""
+    """The resources that some jobs may take; below zero where more is reserved."""
 
-    def __init__(self, free: Iterable[tuple[str, Mapping[str, float]]]) -> None:
-        self._free = {node_id: dict(there) for node_id, there in free}
-        self._room: dict[Kind, _Room] = {}
-        self._changed: list[str] = []
+    def __init__(self, stock: Stock, when: When, reserved: Reserved | None = None) -> None:
+        self._stock = stock
+        self._when = when
+        self._reserved = reserved or Reserved(stock)
+        self._rooms: dict[WorkerKind, _Room] = {}
 
-    def room(self, request: Request) -> int:
-        """How many workers of the request's kind fit."""
-        return self._of_kind(request).total
+    def room(self, kind: WorkerKind) -> int:
+        """How many such workers fit."""
+        return self._exact(kind).total
 
-    def pack(self, request: Request, num_workers: int) -> tuple[Slice, ...] | None:
+    def has(self, kind: WorkerKind, num_workers: int) -> bool:
+        """Whether so many fit. Quick where they do not: a count of earlier is too high at most,
+        unless resources were added since."""
+        room = self._rooms.get(kind)
+        is_bound = room is not None and room.num_grown == self._stock.num_grown
+        if room is not None and is_bound and room.total < num_workers:
+            return False
+        return self._exact(kind).total >= num_workers
+
+    def pack(self, kind: WorkerKind, num_workers: int) -> tuple[Slice, ...] | None:
         """Slices of so many workers on as few nodes as possible, or None if they do not fit.
 
         The fullest-fitting node first; what remains at the end goes to the tightest node that takes
         all of it, so that large holes stay whole.
         """
-        return self._of_kind(request).pack(num_workers)
+        return self._exact(kind).pack(num_workers) if self.has(kind, num_workers) else None
 
-    def pack_most(self, request: Request, most: int) -> tuple[Slice, ...] | None:
-        """As many of `most` workers of a gang as fit, or None if its least number does not."""
-        room = self._of_kind(request)
-        fitting = min(room.total, most)
-        return room.pack(fitting) if fitting >= request.least else None
+    def pack_most(self, kind: WorkerKind, least: int, most: int) -> tuple[Slice, ...] | None:
+        """As many of `most` workers as fit, or None if not even `least` do."""
+        if not self.has(kind, least):
+            return None
+        room = self._exact(kind)
+        return room.pack(min(room.total, most))
 
-    def add(self, node_id: str, bundle: Mapping[str, float], times: int) -> None:
-        """Return so many bundles, or take them where `times` is negative."""
-        if node_id in self._free:
-            add(self._free[node_id], bundle, times)
-            self._changed.append(node_id)
+    def at(self, node_id: str) -> list[float] | None:
+        """What a node has; None of one that is not there."""
+        group = self._stock.state_of(node_id)
+        if group is None:
+            return None
+        aside = self._reserved.on[group.kind]
+        return [a - b for a, b in zip(group.state[self._when], aside, strict=True)]
 
-    def lower(self, node_id: str, most: Mapping[str, float]) -> None:
-        """Leave no more than `most` of each resource of a node."""
-        free = self._free[node_id]
-        for name in free:
-            free[name] = min(free[name], most.get(name, 0.0))
-        self._changed.append(node_id)
-
-    def at(self, node_id: str) -> Mapping[str, float]:
-        return self._free.get(node_id, {})
-
-    def _of_kind(self, request: Request) -> _Room:
-        room = self._room.get(request.kind)
+    def _exact(self, kind: WorkerKind) -> _Room:
+        room = self._rooms.get(kind)
         if room is None:
-            room = _Room(request.bundle, self._free, len(self._changed))
-            self._room[request.kind] = room
-        room.catch_up(self._free, self._changed)
+            room = self._rooms[kind] = _Room(kind, self._stock, self._when, self._reserved)
+        room.catch_up()
         return room
 
 
 class _Room:
-    """How many workers of one kind each node has room for."""
+    """How many workers of one kind each group of nodes has room for."""
 
-    def __init__(
-        self, bundle: Mapping[str, float], free: Mapping[str, Mapping[str, float]], changes: int
-    ) -> None:
-        self._bundle = bundle
-        self._changes = changes
-        """How many of the pool's changes are counted here."""
-        self._of: dict[str, int] = {}
-        self._nodes: dict[int, list[str]] = {}
-        """Heaps of nodes by their room, with some that have another by now."""
+    def __init__(self, kind: WorkerKind, stock: Stock, when: When, reserved: Reserved) -> None:
+        self._kind = kind
+        self._stock = stock
+        self._when = when
+        self._reserved = reserved
+        self._version = -1
+        self._num_moves = 0
+        """How many of the stock's moves are counted here."""
+        self.num_grown = 0
+        self._size_of: dict[_Group, int] = {}
+        self._groups: dict[int, list[_Group]] = {}
+        """By the room of each of their nodes, with some that are empty by now."""
         self._sizes: list[int] = []
-        """Keys of `_nodes`, the least first."""
+        """Keys of `_groups`, the least first."""
         self.total = 0
-        for node_id, there in free.items():
-            self._set(node_id, fits(bundle, there))
 
-    def catch_up(self, free: Mapping[str, Mapping[str, float]], changed: Sequence[str]) -> None:
-        for node_id in set(changed[self._changes :]):
-            self._set(node_id, fits(self._bundle, free[node_id]))
-        self._changes = len(changed)
+    def catch_up(self) -> None:
+        stock = self._stock
+        if self._version != self._reserved.version:
+            self._version = self._reserved.version
+            self._size_of, self._groups, self._sizes = {}, {}, []
+            self.total = sum([self._size(group) * group.number for group in stock.groups])
+        elif self._num_moves == len(stock.moves):
+            return
+        else:
+            for left, joined in stock.moves[self._num_moves :]:
+                self.total += self._size(joined) - self._size(left)
+        self._num_moves, self.num_grown = len(stock.moves), stock.num_grown
 
-    def pack(self, num_workers: int) -> tuple[Slice, ...] | None:
-        if self.total < num_workers:
-            return None
+    def pack(self, num_workers: int) -> tuple[Slice, ...]:
+        """As many as there is room for."""
         chosen: dict[str, int] = {}
         while num_workers:
-            size, node_id = self._best(num_workers)
-            heapq.heappop(self._nodes[size])
-            if node_id not in chosen:
-                chosen[node_id] = min(size, num_workers)
-                num_workers -= chosen[node_id]
+            size, group = self._best(num_workers, chosen)
+            node_id = heapq.heappop(group.nodes)
+            chosen[node_id] = min(size, num_workers)
+            num_workers -= chosen[node_id]
         for node_id in chosen:
-            heapq.heappush(self._nodes[self._of[node_id]], node_id)
-        return tuple(Slice(node_id, number) for node_id, number in chosen.items())
+            group_of = self._stock.state_of(node_id)
+            assert group_of is not None
+            heapq.heappush(group_of.nodes, node_id)
+        return tuple([Slice(node_id, number) for node_id, number in chosen.items()])
 
-    def _best(self, num_workers: int) -> tuple[int, str]:
-        """The node that has the least room of those that take all, else the most of any."""
-        while True:
-            at = min(bisect.bisect_left(self._sizes, num_workers), len(self._sizes) - 1)
-            size = self._sizes[at]
-            nodes = self._nodes[size]
-            while nodes and self._of[nodes[0]] != size:
-                heapq.heappop(nodes)
-            if nodes:
-                return size, nodes[0]
-            del self._sizes[at]
+    def _best(self, num_workers: int, chosen: Container[str]) -> tuple[int, _Group]:
+        """The group of the first node, by its id, of those that have the least room and take all,
+        else the most room of any."""
+        at = bisect.bisect_left(self._sizes, num_workers)
+        for size in (*self._sizes[at:], *reversed(self._sizes[:at])):
+            groups = self._groups[size] = [g for g in self._groups[size] if g.number]
+            firsts = [(node, g) for g in groups if (node := self._first(g, chosen)) is not None]
+            if firsts:
+                return size, min(firsts, key=lambda first: first[0])[1]
+            if not groups:
+                del self._groups[size]
+                self._sizes.remove(size)
+        raise AssertionError("the room is counted, so it is there")
 
-    def _set(self, node_id: str, size: int) -> None:
-        before = self._of.get(node_id, 0)
-        self._of[node_id] = size
-        self.total += size - before
-        if size and size != before:
-            heapq.heappush(self._nodes.setdefault(size, []), node_id)
-            at = bisect.bisect_left(self._sizes, size)
-            if self._sizes[at : at + 1] != [size]:
-                self._sizes.insert(at, size)
+    def _first(self, group: _Group, chosen: Container[str]) -> str | None:
+        nodes = group.nodes
+        while nodes and (nodes[0] in chosen or not self._stock.is_in(nodes[0], group)):
+            heapq.heappop(nodes)
+        return nodes[0] if nodes else None
+
+    def _size(self, group: _Group) -> int:
+        size = self._size_of.get(group)
+        if size is None:
+            aside = self._reserved.on[group.kind]
+            free = [a - b for a, b in zip(group.state[self._when], aside, strict=True)]
+            size = self._size_of[group] = self._kind.fits(free)
+            if size:
+                if size not in self._groups:
+                    bisect.insort(self._sizes, size)
+                self._groups.setdefault(size, []).append(group)
+        return size
 
 
 class Offer:
     """The slots that jobs of one right may take: now, and once others have left theirs."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self.now = Pool((node.id, node.available_to_us) for node in nodes)
-        self.soon = Pool((node.id, node.available_to_us) for node in nodes)
-        self._nodes = nodes
-        self._aside: dict[Kind, int] = {}
-        """Workers of each kind for which slots were set aside."""
-        self._capacity: dict[Kind, list[tuple[str, int]]] = {}
-        """Workers of each kind that the empty nodes have room for, the least first."""
-
-    def take(self, bundle: Mapping[str, float], slices: Sequence[Slice]) -> None:
-        for part in slices:
-            self.now.add(part.node_id, bundle, -part.num_workers)
-            self.soon.add(part.node_id, bundle, -part.num_workers)
-
-    def expect(self, bundle: Mapping[str, float], slices: Sequence[Slice]) -> None:
-        """These slots will be free."""
-        for part in slices:
-            self.soon.add(part.node_id, bundle, part.num_workers)
-
-    def promise(self, bundle: Mapping[str, float], slices: Sequence[Slice]) -> None:
-        """Keep these slots, of which some are not free yet."""
-        for part in slices:
-            self.soon.add(part.node_id, bundle, -part.num_workers)
-            self.now.lower(part.node_id, self.soon.at(part.node_id))
-
-    def set_aside(self, request: Request, num_workers: int) -> None:
-        """On each node, as many slots as these workers could use there if it were empty; with
-        those of others of the kind no more than it has."""
-        kind, bundle = request.kind, request.bundle
-        if kind not in self._capacity:
-            capacity = [(node.id, fits(bundle, node.total)) for node in self._nodes]
-            self._capacity[kind] = sorted(capacity, key=lambda entry: entry[1])
-        before = self._aside.get(kind, 0)
-        self._aside[kind] = before + num_workers
-        rest = bisect.bisect_right(self._capacity[kind], before, key=lambda entry: entry[1])
-        for node_id, most in self._capacity[kind][rest:]:
-            number = min(most, before + num_workers) - before
-            self.now.add(node_id, bundle, -number)
-            self.soon.add(node_id, bundle, -number)
+    def __init__(self, stock: Stock) -> None:
+        self.reserved = Reserved(stock)
+        self.now = Pool(stock, When.NOW, self.reserved)
+        self.soon = Pool(stock, When.SOON, self.reserved)

@@ -64,6 +64,17 @@ def resized(holding: Holding, kept: Sequence[Slice], known: int, lacking: int) -
     return Resized(after, LACKING_PAUSE if lacking else GROWING_PAUSE)
 
 
+def spare(slices: Sequence[Slice], least: int) -> tuple[Slice, ...]:
+    """The slices without which a group still has so many workers, the newest first. A slice is
+    given back as a whole: its workers are one placement group, which can't be resized."""
+    left, found = count(slices), []
+    for part in reversed(slices):
+        if left - part.num_workers >= least:
+            left -= part.num_workers
+            found.append(part)
+    return tuple(found)
+
+
 def _by_node(slices: Sequence[Slice]) -> Counter[str]:
     total: Counter[str] = Counter()
     for part in slices:

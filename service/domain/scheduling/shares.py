@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
-from service.domain.scheduling.queues import Queue, amounts
+from service.domain.scheduling.queues import Queue
 from service.domain.scheduling.slots import EPSILON
 
 HALF_LIFE_S = 14 * 86400.0
@@ -61,13 +61,13 @@ class Turn(IntEnum):
     """Its queue has used more than its share."""
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """A job's claim to its queue's quota."""
 
     job_id: str
     queue: str
-    bundle: Mapping[str, float]
+    worker: Sequence[tuple[str, float]]
+    """Resources of a worker, as rules count them."""
     num_workers: int
 
 
@@ -101,9 +101,8 @@ class Standings:
             )
         }
 
-    def turn(self, queue: str, *, is_within_quota: bool) -> Turn:
-        if is_within_quota:
-            return Turn.QUOTA
+    def turn(self, queue: str) -> Turn:
+        """Of its jobs beyond its quota."""
         return Turn.AHEAD if queue in self._queues else Turn.SHARE
 
     def user_is_ahead(self, queue: str, owner: str) -> bool:
@@ -130,11 +129,12 @@ def within_quota(queues: Iterable[Queue], claims: Sequence[Claim]) -> set[str]:
         quota = left.get(claim.queue)
         if quota is None:
             continue
-        held = amounts(claim.bundle, claim.num_workers)
-        needed = {name: amount for name, amount in held.items() if name in quota}
-        main = "GPU" if held.get("GPU") else "CPU"
-        if main in needed and all(quota[n] + EPSILON >= a for n, a in needed.items()):
-            for name, amount in needed.items():
+        number = claim.num_workers
+        needed = [(name, number * each) for name, each in claim.worker if name in quota]
+        main = "GPU" if any(name == "GPU" and each for name, each in claim.worker) else "CPU"
+        counts = any(name == main for name, _ in needed)
+        if counts and all(quota[name] + EPSILON >= amount for name, amount in needed):
+            for name, amount in needed:
                 quota[name] -= amount
             found.add(claim.job_id)
     return found

@@ -7,10 +7,12 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.scheduler import measure, replay, traces, workloads
+from benchmarks.scheduler import measure, replay, snapshots, traces, workloads
 from benchmarks.scheduler.default_policy import DefaultPolicy
 from benchmarks.scheduler.replay import ReplayedJob
 from benchmarks.scheduler.tiresias import LONG_GPU_S, Tiresias
+from service.domain.scheduling import slots
+from service.domain.scheduling.policy import Wait, plan
 
 
 @pytest.fixture
@@ -116,6 +118,19 @@ def test_drawn_workloads_are_the_same_for_the_same_seed(application: traces.Appl
     jobs = workloads.jobs_of(drawn, {"ncf": application}, 1)
     assert {one.user for one in jobs} <= {f"user-{user}" for user in range(workloads.NUM_USERS)}
     assert len({one.name for one in jobs}) == len(rows)
+
+
+def test_a_drawn_snapshot_has_jobs_of_each_sort_and_holds_no_more_than_there_is() -> None:
+    drawn = snapshots.drawn(300, num_nodes=20)
+    assert drawn == snapshots.drawn(300, num_nodes=20) != snapshots.drawn(300, 1, num_nodes=20)
+    for node in drawn.nodes:
+        held = slots.held_on(node.id, drawn.holders)
+        assert all(
+            held.get(name, 0.0) + free == snapshots.NODE[name]
+            for name, free in node.available_to_us.items()
+        )
+    codes = {d.reason.code for d in plan(drawn, snapshots.NOW) if isinstance(d, Wait)}
+    assert codes >= {"waiting_for_slots", "user_limit", "waiting_for_jobs", "backing_off", "held"}
 
 
 @pytest.mark.skipif(measure.data_folder() is None, reason=f"{measure.DATA} names no traces")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from dray.views import JobState
+from service.domain.scheduling import eviction, resizing
 from service.runtime import Runtime
 from tests.marks import ON_SQLITE
 from tests.unit.service.loops.world import (
@@ -57,6 +60,69 @@ async def test_it_starts_small_says_why_and_grows_when_slots_are_free(world: Wor
     await runtime.jobs.cancel(job_id)
     await comes_to(runtime, job_id, JobState.CANCELLED)
     await keeps_its_promises(world, runtime, job_id)
+
+
+async def grown(world: World, runtime: Runtime) -> str:
+    """An elastic job that began on one slot, and has grown to three of the four."""
+    job_id, other = await small(world, runtime)
+    await runtime.jobs.cancel(other)
+    await has(runtime, job_id, 3)
+    return job_id
+
+
+@pytest.fixture
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody holds slots for a while before they may be asked back, or granted again."""
+    monkeypatch.setattr(eviction, "MIN_RUN_S", 0.0)
+    monkeypatch.setattr(resizing, "GROWING_PAUSE", timedelta(0))
+
+
+@pytest.mark.usefixtures("_at_once")
+async def test_it_gives_slots_back_to_a_job_that_waits_and_goes_on(world: World) -> None:
+    runtime = await world.open()
+    job_id = await grown(world, runtime)
+    coming = await world.submit(runtime, "waits", workers=2)
+    await comes_to(runtime, coming, JobState.RUNNING)
+    await has(runtime, job_id, 1)
+    job = await runtime.jobs.get(job_id)
+    assert (job.state, job.attempt) == (JobState.RUNNING, 1), "it went on"
+    events = (await runtime.reading.events(job_id)).items
+    (asked,) = [event for event in events if event.type == "shrinking"]
+    assert asked.code == "makes_room"
+    assert asked.message == (
+        "was asked to give 2 workers back: it goes on with fewer workers, "
+        f"so that job {coming} can start"
+    )
+    assert (await runtime.reading.cluster()).nodes[0].held == {"CPU": 3.0}
+    await runtime.jobs.cancel(coming)
+    await has(runtime, job_id, 3)
+    await runtime.jobs.cancel(job_id)
+    await comes_to(runtime, job_id, JobState.CANCELLED)
+    await keeps_its_promises(world, runtime, job_id)
+
+
+@pytest.mark.usefixtures("_at_once")
+async def test_a_recall_that_the_group_was_not_told_of_outlives_the_service(world: World) -> None:
+    runtime = await world.open()
+    job_id = await grown(world, runtime)
+    world.fake.loses_grants = True
+    coming = await world.submit(runtime, "waits", workers=2)
+
+    async def asked() -> bool:
+        events = (await runtime.reading.events(job_id)).items
+        return any(event.type == "shrinking" for event in events)
+
+    await eventually(asked, "it was never asked for its slots")
+    assert (await runtime.jobs.get(coming)).state is JobState.QUEUED
+    await world.drop(runtime)
+    world.fake.loses_grants = False
+    again = await world.open()
+    await comes_to(again, coming, JobState.RUNNING)
+    await has(again, job_id, 1)
+    for each in (job_id, coming):
+        await again.jobs.cancel(each)
+        await comes_to(again, each, JobState.CANCELLED)
+        await keeps_its_promises(world, again, each)
 
 
 async def test_a_grant_that_the_group_was_not_told_of_outlives_the_service(world: World) -> None:

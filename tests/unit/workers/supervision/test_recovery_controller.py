@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import FrameKind, Grant, Slice
+from ray_workers.shared.contracts import FrameKind, Grant, Recall, Slice
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.shared.processes.machine_pace import MachinePace
@@ -265,3 +266,89 @@ async def test_a_node_that_does_not_say_who_holds_the_state_is_excused_by_its_pa
 
 def stands_by(rank: int, *, round_number: int = 0) -> Any:
     return observation(rank, RankPhase.STAND_BY, round_number=round_number, first_at=0.0)
+
+
+class SpreadGroup(SlowGroup):
+    """A whole group of three workers in two slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = (Slice("n", 2), Slice("m", 1))
+        self.slots = [SimpleNamespace(part=part, is_held=True) for part in parts]
+        self.members = [
+            SimpleNamespace(seat=seat, slots=self.slots[seat // 2], is_placed=True)
+            for seat in range(3)
+        ]
+        self.events: list[Any] = []
+
+    @property
+    def placed(self) -> list[Any]:
+        return [member for member in self.members if member.is_placed]
+
+    @placed.setter
+    def placed(self, _: Any) -> None:
+        pass
+
+    @property
+    def running(self) -> list[Any]:
+        return self.placed
+
+    @running.setter
+    def running(self, _: Any) -> None:
+        pass
+
+    async def announce(self, round_number: int) -> None:
+        self.events.append(("announced to", [member.seat for member in self.running]))
+
+    async def give_back(self, slots: Any) -> None:
+        self.events.append(("ended in", [each.part for each in slots]))
+        self.slots = [each for each in self.slots if each not in slots]
+
+
+def spread(**spec: Any) -> tuple[RecoveryController, SpreadGroup, Reports]:
+    group, reports = SpreadGroup(), Reports()
+    slices = tuple(each.part for each in group.slots)
+    elastic = replace(SPEC, **{"slices": slices, "min_workers": 1, **spec})
+
+    async def prepare(node_ids: Any) -> None:
+        raise AssertionError("nothing starts")
+
+    parts: Any = (elastic, group, Nodes(), reports, lambda: None, prepare)
+    return RecoveryController(*parts, MachinePace(lambda: 0.0), QUICK), group, reports
+
+
+async def settled(reports: Reports) -> Any:
+    async with asyncio.timeout(PATIENCE_S):
+        while not reports.all:
+            await asyncio.sleep(0.001)
+    return reports.all[-1]
+
+
+async def test_slots_that_are_asked_back_go_once_the_others_know_of_a_round_without_them() -> None:
+    recovery, group, reports = spread()
+    recovery.recall(Recall(1, (Slice("n", 2),)))
+    recovery.recall(Recall(1, (Slice("m", 1),)))
+    kind, body = await settled(reports)
+    assert kind is FrameKind.RESIZED
+    assert group.events == [("announced to", [2]), ("ended in", [Slice("n", 2)])]
+    assert (body["world_size"], body["grants"], body["lacking"]) == (1, 1, 0)
+    assert body["slices"] == [{"node_id": "m", "num_workers": 1}]
+    assert recovery.state.regrouping is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({"recovers_in_place": False}, Slice("m", 1)),
+        ({}, Slice("n", 1)),
+        ({"min_workers": 3}, Slice("m", 1)),
+    ],
+)
+async def test_a_group_that_can_not_give_slots_back_says_what_it_holds(
+    changes: dict[str, Any], asked: Slice
+) -> None:
+    recovery, group, reports = spread(**changes)
+    recovery.recall(Recall(4, (asked,)))
+    _, body = await settled(reports)
+    assert (body["world_size"], body["grants"]) == (3, 4)
+    assert not group.events

@@ -1,0 +1,160 @@
+"""Snapshots of a full cluster with a long queue, drawn by seed, to time one plan of the policy."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+
+from ray_workers.shared.contracts import Slice
+from service.domain.scheduling import policy, slots
+from service.domain.scheduling.dependencies import ArrayLimit, Dependency
+from service.domain.scheduling.queues import DEFAULT, Queue
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NUM_NODES, GPUS_PER_NODE = 1000, 8
+NODE = {"CPU": 96.0, "GPU": float(GPUS_PER_NODE), "memory": 1024.0 * 2**30}
+NUM_USERS = 200
+FULL = 0.99
+"""The share of the GPUs that are held."""
+QUEUES = (
+    Queue(DEFAULT),
+    Queue("night", weight=0.5, limit={"GPU": 1000.0}, user_limit={"GPU": 64.0}),
+    Queue("research", weight=2.0, quota={"GPU": 1500.0}),
+    Queue("product", weight=4.0, quota={"GPU": 2000.0}, max_running_per_user=20),
+)
+GANGS = (1, 1, 1, 1, 2, 2, 4, 4, 8, 8, 16, 32, 64, 128)
+SHRUNK = 0.3
+"""The share of the elastic groups that run with their least size."""
+MAX_WIDTH = 128
+"""Nodes over which a running gang lies at most."""
+BUNDLES = (
+    {"CPU": 8.0, "GPU": 1.0},
+    {"CPU": 8.0, "GPU": 1.0},
+    {"CPU": 12.0, "GPU": 1.0, "memory": 64.0 * 2**30},
+    {"CPU": 4.0, "GPU": 2.0},
+    {"CPU": 64.0, "GPU": 8.0},
+    {"CPU": 16.0},
+    {"CPU": 1.0, "memory": 4.0 * 2**30},
+)
+
+
+def drawn(num_waiting: int, seed: int = 0, num_nodes: int = NUM_NODES) -> policy.Snapshot:
+    """A snapshot with so many waiting jobs: of mixed sizes, queues and users, some of them elastic,
+    held, in arrays, after others or backing off; the cluster is as good as full."""
+    chance = random.Random(seed)
+    free = {f"node-{number:05}": dict(NODE) for number in range(num_nodes)}
+    running, growing = _running(chance, free)
+    queue = tuple(_waiting(chance, seq, 10_000_000 + seq) for seq in range(num_waiting))
+    return policy.Snapshot(
+        queue,
+        tuple(policy.Node(name, NODE, there) for name, there in free.items()),
+        connected=True,
+        holders=tuple(
+            policy.Holder(job.job_id, job.slices, job.request.bundle, job.queue, job.owner)
+            for job in running
+        ),
+        growing=growing,
+        running=running,
+        queues=QUEUES,
+        used_s={
+            (queue.name, f"user-{user}"): chance.expovariate(1 / 3600.0)
+            for queue in QUEUES
+            for user in range(NUM_USERS)
+        },
+    )
+
+
+def _running(
+    chance: random.Random, free: dict[str, dict[str, float]]
+) -> tuple[tuple[policy.RunningJob, ...], tuple[policy.Growing, ...]]:
+    """Jobs that hold slots, whose bundles are taken from `free`, and those of them that could use
+    more."""
+    running: list[policy.RunningJob] = []
+    growing: list[policy.Growing] = []
+    nodes = list(free)
+    left = len(nodes) * GPUS_PER_NODE
+    least_left = left * (1 - FULL)
+    while left > least_left:
+        request = _request(chance, chance.choice(BUNDLES[:4]))
+        slices = _first_fit(request, free, nodes, chance.random() < SHRUNK)
+        nodes = [name for name in nodes[:MAX_WIDTH] if free[name]["GPU"]] + nodes[MAX_WIDTH:]
+        if not slices:
+            continue
+        seq = len(running)
+        job = policy.RunningJob(
+            job_id=f"running-{seq}",
+            priority=chance.choice((40, 50, 50, 50, 60)),
+            seq=seq,
+            request=slots.Request(slots.count(slices), request.bundle),
+            slices=slices,
+            held_s=chance.expovariate(1 / 7200.0),
+            left_s=chance.choice((None, chance.expovariate(1 / 36000.0))),
+            waited_s=chance.expovariate(1 / 7200.0),
+            lost_s=chance.expovariate(1 / 600.0),
+            yields=chance.random() < 0.5,
+            is_leaving=chance.random() < 0.01,
+            **_whose(chance),
+        )
+        left -= slots.count(slices) * int(request.bundle["GPU"])
+        running.append(job)
+        if not job.is_leaving and slots.count(slices) < request.num_workers:
+            growing.append(_growing(job, request))
+    return tuple(running), tuple(growing)
+
+
+def _growing(job: policy.RunningJob, request: slots.Request) -> policy.Growing:
+    return policy.Growing(
+        job.job_id, 1, job.priority, job.seq, request, job.slices, 0, job.queue, job.owner
+    )
+
+
+def _first_fit(
+    request: slots.Request,
+    free: dict[str, dict[str, float]],
+    nodes: list[str],
+    of_the_least_size: bool,
+) -> tuple[Slice, ...]:
+    """Slices on the first nodes that have room, taken from `free`; empty where too few have."""
+    slices: list[Slice] = []
+    lacking = wanted = request.least if of_the_least_size else request.num_workers
+    for node in nodes[:MAX_WIDTH]:
+        number = min(lacking, slots.fits(request.bundle, free[node]))
+        if number:
+            slices.append(Slice(node, number))
+            lacking -= number
+        if not lacking:
+            break
+    if wanted - lacking < request.least:
+        return ()
+    for part in slices:
+        slots.add(free[part.node_id], request.bundle, -part.num_workers)
+    return tuple(slices)
+
+
+def _waiting(chance: random.Random, seq: int, number: int) -> policy.WaitingJob:
+    special = chance.random()
+    return policy.WaitingJob(
+        job_id=f"waiting-{seq}",
+        attempt=0,
+        priority=chance.choice((30, 40, 50, 50, 50, 50, 60)),
+        seq=number,
+        request=_request(chance, chance.choice(BUNDLES)),
+        not_before=NOW + timedelta(seconds=30) if special < 0.01 else None,
+        left_s=chance.choice((None, chance.expovariate(1 / 36000.0))),
+        waited_s=chance.expovariate(1 / 14400.0),
+        yields=chance.random() < 0.5,
+        held="ann" if 0.01 < special < 0.02 else None,
+        after=(Dependency("running-0", True, "RUNNING"),) if 0.02 < special < 0.04 else (),
+        array=ArrayLimit(f"array-{seq % 50}", 4) if 0.04 < special < 0.1 else None,
+        **_whose(chance),
+    )
+
+
+def _request(chance: random.Random, bundle: dict[str, float]) -> slots.Request:
+    size = chance.choice(GANGS)
+    return slots.Request(size, bundle, max(1, size // 4) if chance.random() < 0.2 else None)
+
+
+def _whose(chance: random.Random) -> dict[str, str]:
+    owner = f"user-{min(int(chance.expovariate(0.05)), NUM_USERS - 1)}"
+    return {"queue": chance.choice(QUEUES).name, "owner": owner}

@@ -1,0 +1,15 @@
+"""The slots that a group was asked to give back, until it has reported what it holds since."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0021"
+down_revision = "0017"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("attempts", sa.Column("recalled", sa.JSON(), nullable=True))

@@ -1,0 +1,87 @@
+"""What jobs with equal requests share while one plan is made: a long queue is of few kinds."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+from service.domain.scheduling.order import SIZE_POWER, share_of
+from service.domain.scheduling.queues import amounts
+from service.domain.scheduling.slots import EPSILON, Kind, Request, bundle_of, needs
+
+
+class WorkerKind:
+    """Workers with equal bundles. Two of them are equal only if they are the same object."""
+
+    def __init__(self, bundle: Mapping[str, float]) -> None:
+        self.bundle = bundle
+        self.counted = tuple(amounts(bundle, 1).items())
+        """A worker's resources as rules count them."""
+        self.vector: tuple[float, ...] = ()
+        """A worker's amount of each resource that any job asks for."""
+        self.demand: tuple[tuple[int, float], ...] = ()
+        """The amounts above zero, by their place in the vector."""
+
+    def fits(self, free: Sequence[float]) -> int:
+        """As `slots.fits`, with the free resources as a vector."""
+        workers = min([(free[at] + EPSILON) / each for at, each in self.demand], default=0.0)
+        return math.floor(workers) if workers > 0 else 0
+
+
+class Gang:
+    """Jobs with equal requests."""
+
+    def __init__(self, request: Request, kind: WorkerKind, share: float) -> None:
+        self.request = request
+        self.kind = kind
+        self.least = request.least
+        self.weight: float = share**SIZE_POWER
+        """How its size weighs in the order."""
+
+    @functools.cached_property
+    def needs(self) -> str:
+        return needs(self.request)
+
+    @functools.cached_property
+    def bundle_spoken(self) -> str:
+        return bundle_of(self.request)
+
+
+class Gangs:
+    """The gangs of one plan, and the names of the resources that they ask for."""
+
+    def __init__(self, total: Mapping[str, float]) -> None:
+        """total: of the cluster."""
+        self._total = total
+        self._gangs: dict[tuple[object, ...], Gang] = {}
+        self._kinds: dict[Kind, WorkerKind] = {}
+        self.names: tuple[str, ...] = ()
+        """Resources in the order of the vectors."""
+
+    def of(self, request: Request) -> Gang:
+        key = (request.num_workers, request.min_workers, *request.bundle.items())
+        gang = self._gangs.get(key)
+        if gang is None:
+            kind = self._kinds.get(request.kind)
+            if kind is None:
+                kind = self._kinds[request.kind] = WorkerKind(request.bundle)
+                self._measure(kind)
+            gang = self._gangs[key] = Gang(request, kind, share_of(request, self._total))
+        return gang
+
+    def name_all(self) -> None:
+        """From here on vectors have the resources that were asked for until now. Jobs of gangs that
+        come later only hold slots."""
+        self.names = tuple(
+            dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
+        )
+        for kind in self._kinds.values():
+            self._measure(kind)
+
+    def vector(self, resources: Mapping[str, float]) -> tuple[float, ...]:
+        return tuple([resources.get(name, 0.0) for name in self.names])
+
+    def _measure(self, kind: WorkerKind) -> None:
+        kind.vector = self.vector(kind.bundle)
+        kind.demand = tuple((at, each) for at, each in enumerate(kind.vector) if each > 0)
