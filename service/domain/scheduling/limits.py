@@ -18,6 +18,7 @@ from service.domain.scheduling.slots import EPSILON, Holder, Request, count, nee
 
 QUEUE_LIMIT = "queue_limit"
 USER_LIMIT = "user_limit"
+BUDGET_USED_UP = "budget_used_up"
 HELD = "held"
 
 
@@ -82,8 +83,11 @@ class QueueLimits:
         queues: Iterable[Queue],
         holders: Iterable[Holder] = (),
         standing_by: Iterable[tuple[Claimant, int]] = (),
+        used_up: Mapping[str, str] | None = None,
     ) -> None:
-        """standing_by: groups and the workers that they lack, whose places stay theirs."""
+        """standing_by: groups and the workers that they lack, whose places stay theirs. used_up:
+        by queue, why no more of its jobs start, since its budget is used up."""
+        self._used_up = used_up or {}
         self._queues = {queue.name: queue for queue in queues}
         self._uses: dict[tuple[str, str | None], _Use] = {}
         self._scopes_of: dict[tuple[str, str], tuple[_Scope, _Scope]] = {}
@@ -97,6 +101,8 @@ class QueueLimits:
         """The workers that all limits leave to the job, beside those that it has. If these are
         fewer than `least`, and the user's limit is one reason, then that is the one told: it keeps
         back nobody else."""
+        if job.queue in self._used_up:
+            return Room(0, BUDGET_USED_UP, self._used_up[job.queue])
         rooms = [_room(scope, job) for scope in self._scopes(job)]
         too_few = (room for room in rooms if room.workers < least)
         return next(too_few, None) or min(rooms, key=lambda room: room.workers)

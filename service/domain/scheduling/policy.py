@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -42,7 +42,15 @@ from service.domain.scheduling.pools import Offer, Pool
 from service.domain.scheduling.queues import DEFAULT, Queue
 from service.domain.scheduling.slots import EPSILON as EPSILON
 from service.domain.scheduling.slots import Holder as Holder
-from service.domain.scheduling.slots import Kind, amount_of, bundle_of, count, needs, workers
+from service.domain.scheduling.slots import (
+    Kind,
+    amount_of,
+    bundle_of,
+    count,
+    is_part_of_gpu,
+    needs,
+    workers,
+)
 from service.domain.scheduling.slots import Node as Node
 from service.domain.scheduling.slots import Request as Request
 from service.domain.scheduling.slots import fits as fits
@@ -120,6 +128,8 @@ class Snapshot:
     """Cluster-seconds that users have used of late, by queue and user."""
     running_of_arrays: Mapping[str, int] = field(default_factory=dict)
     """Number of jobs with slots, by array."""
+    used_up: Mapping[str, str] = field(default_factory=dict)
+    """By queue, why none of its jobs starts: its budget is used up."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +197,8 @@ def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
     if most:
         return Reason(
             "unsatisfiable",
-            f"{needs(request)}, but the whole cluster has room for {most} at once",
+            f"{needs(request)}, but the whole cluster has room for {most} at once"
+            + (", each on another GPU" if is_part_of_gpu(request.bundle) else ""),
         )
     lacking = [
         (name, amount, max((total.get(name, 0.0) for total in totals), default=0.0))
@@ -259,16 +270,16 @@ def _ranks(snapshot: Snapshot, total: Mapping[str, float]) -> dict[str, order.Ra
     in_arrays = Counter(snapshot.running_of_arrays)
     claims = []
     for job in there:
-        if isinstance(job, WaitingJob) and not _may_claim(job, in_arrays):
+        if isinstance(job, WaitingJob) and not _may_claim(job, in_arrays, snapshot.used_up):
             continue
         least = job.request.least
         claims.append(shares.Claim(job.job_id, job.queue, job.request.bundle, least))
     guaranteed = shares.within_quota(snapshot.queues, claims)
-    # An account whose jobs are all held could not use its share.
+    # An account whose jobs are all kept back could not use its share.
     active = {
         (job.queue, job.owner)
         for job in there
-        if not (isinstance(job, WaitingJob) and (job.held or job.after))
+        if not (isinstance(job, WaitingJob) and _is_kept_back(job, snapshot.used_up))
     }
     standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
     return {
@@ -284,9 +295,14 @@ def _ranks(snapshot: Snapshot, total: Mapping[str, float]) -> dict[str, order.Ra
     }
 
 
-def _may_claim(job: WaitingJob, in_arrays: Counter[str]) -> bool:
+def _is_kept_back(job: WaitingJob, used_up: Collection[str]) -> bool:
+    """Whether the job does not start before something happens that is not the scheduler's."""
+    return bool(job.held or job.after) or job.queue in used_up
+
+
+def _may_claim(job: WaitingJob, in_arrays: Counter[str], used_up: Collection[str]) -> bool:
     """Whether the job could start if there were slots. in_arrays: members that count already."""
-    if job.after or job.held or job.preparing or job.not_before:
+    if _is_kept_back(job, used_up) or job.preparing or job.not_before:
         return False
     if job.array is not None:
         in_arrays[job.array.array_id] += 1
@@ -338,7 +354,7 @@ class _Round:
             for running in self._leaving.values():
                 offer.expect(running.request.bundle, running.slices)
         lacking = [(group, group.lacking) for group in snapshot.growing]
-        self._limits = QueueLimits(snapshot.queues, snapshot.holders, lacking)
+        self._limits = QueueLimits(snapshot.queues, snapshot.holders, lacking, snapshot.used_up)
         self._obstacles = Obstacles(nodes, snapshot.holders, self._free)
         self._impossible: dict[tuple[Kind, int], Reason | None] = {}
         self._unevictable: dict[tuple[Kind, int, bool], order.Rank] = {}
