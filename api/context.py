@@ -13,6 +13,7 @@ from api.observability.prometheus import Telemetry
 from api.problems import Refused
 from api.security.auth import Authority
 from service.code.uploads import CodeUploads
+from service.costs.reports import Costs
 from service.jobs.changes import JobChanges
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
@@ -111,6 +112,10 @@ async def _queues(request: Request) -> Queues:
     return context_of(request).runtime.queues
 
 
+async def _costs(request: Request) -> Costs:
+    return context_of(request).runtime.costs
+
+
 async def _faults(request: Request) -> FaultService:
     return context_of(request).runtime.faults
 
@@ -125,6 +130,7 @@ TheCode = Annotated[CodeUploads, Depends(_code)]
 TheReading = Annotated[Queries, Depends(_reading)]
 TheChanges = Annotated[JobChanges, Depends(_changes)]
 TheQueues = Annotated[Queues, Depends(_queues)]
+TheCosts = Annotated[Costs, Depends(_costs)]
 TheFaults = Annotated[FaultService, Depends(_faults)]
 ThePlans = Annotated[Plans, Depends(_plans)]
 Caller = Annotated[str, Depends(caller)]

@@ -26,6 +26,14 @@ DOCUMENT: Mapping[str, Any] = {
     "checkpoint": {"every_steps": 50, "best": "val/accuracy"},
 }
 
+_COST: Mapping[str, Any] = {
+    "currency": "EUR",
+    "total": 0.0306,
+    "useful": 0.0286,
+    "wasted": 0.002,
+    "unreported": 0.0,
+}
+
 JOB: Mapping[str, Any] = {
     "id": JOB_ID,
     "name": "digits",
@@ -67,6 +75,7 @@ JOB: Mapping[str, Any] = {
         "total": 44.0,
         "useful_share": 0.9364,
     },
+    "cost": _COST,
     "created_at": MADE,
     "started_at": STARTED,
     "first_step_at": STEPPED,
@@ -168,6 +177,8 @@ _RULES: Mapping[str, Any] = {
     "max_queued": 1000,
     "max_queued_per_user": 50,
     "max_priority": 70,
+    "budget": None,
+    "monthly_budget": 5000.0,
 }
 
 _USE: Mapping[str, Any] = {
@@ -180,6 +191,9 @@ _USE: Mapping[str, Any] = {
 _QUEUE: Mapping[str, Any] = {
     "name": "night",
     **_RULES,
+    "spent": 12_345.67,
+    "spent_this_month": 1234.5,
+    "currency": "EUR",
     **_USE,
     "users": [{"owner": "ann", **_USE}],
     "warnings": [
@@ -250,6 +264,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
                     "passed_over": [{"step": 100, "why": "its manifest does not match its hash"}],
                 },
                 "reason": None,
+                "cost": _COST,
                 "created_at": MADE,
                 "started_at": STARTED,
                 "finished_at": None,
@@ -258,6 +273,35 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     },
     "Queue": _QUEUE,
     "QueuePage": {"items": [_QUEUE]},
+    "CostReport": {
+        "by": "user",
+        "since": "2026-01-01T00:00:00Z",
+        "until": MADE,
+        "items": [
+            {
+                "name": "ann",
+                "cost": {
+                    "currency": "EUR",
+                    "total": 1234.5,
+                    "useful": 1150.2,
+                    "wasted": 80.1,
+                    "unreported": 4.2,
+                },
+                "slot_hours": 493.8,
+                "num_jobs": 12,
+            }
+        ],
+        "prices": [
+            {
+                "resource": "GPU",
+                "per_hour": 0.9,
+                "currency": "EUR",
+                "labels": {"ray.io/market-type": "spot"},
+            },
+            {"resource": "GPU", "per_hour": 2.5, "currency": "EUR", "labels": {}},
+        ],
+        "warnings": [],
+    },
     "HangPage": {"items": [_HANG]},
     "Drill": _DRILL,
     "DrillPage": {"items": [_DRILL]},

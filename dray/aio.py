@@ -9,12 +9,12 @@ from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx
 
 from dray import functions, views
-from dray._http import fault_injection, queues
+from dray._http import costs, fault_injection, queues
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import AsyncDriver
@@ -269,6 +269,15 @@ class AsyncClient:
 
     async def delete_queue(self, name: str) -> None:
         await self._driver.run(queues.delete(self._flows, name))
+
+    async def costs(
+        self,
+        by: Literal["user", "queue"] = "user",
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> views.CostReport:
+        return await self._driver.run(costs.report(self._flows, by, since, until))
 
     async def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
         return await self._driver.run(fault_injection.preempt(self._flows, job_id, grace_s))

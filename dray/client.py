@@ -8,13 +8,13 @@ from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 import httpx
 
 from dray import functions, views
-from dray._http import fault_injection, queues
+from dray._http import costs, fault_injection, queues
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import SyncDriver
@@ -366,9 +366,10 @@ class Client:
         """Change the rules that are given of a queue, or make one with them; for admins.
 
         Rules are `weight`, `max_running`, `max_running_per_user`, `max_queued`,
-        `max_queued_per_user`, `max_priority`, and amounts of resources by Ray's names: `quota`,
-        `limit` and `user_limit`, such as `limit={"GPU": 8, "memory": "64GiB"}`. Within amounts only
-        the resources that are given change. None stands for the default, and removes a resource.
+        `max_queued_per_user`, `max_priority`, `budget`, `monthly_budget`, and amounts of resources
+        by Ray's names: `quota`, `limit` and `user_limit`, such as
+        `limit={"GPU": 8, "memory": "64GiB"}`. Within amounts only the resources that are given
+        change. None stands for the default, and removes a resource.
         Raises InvalidQueue if the rules contradict each other.
         """
         return self._driver.run(queues.set_rules(self._flows, name, rules))
@@ -377,6 +378,18 @@ class Client:
         """Remove a queue; raises QueueInUse while jobs that have not ended are in it. For
         admins."""
         self._driver.run(queues.delete(self._flows, name))
+
+    def costs(
+        self,
+        by: Literal["user", "queue"] = "user",
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> views.CostReport:
+        """The cost of each user, or of the jobs of each queue, from one time to another, with a
+        time zone; by default since this month began, in UTC. Admins see everybody's costs, others
+        their own."""
+        return self._driver.run(costs.report(self._flows, by, since, until))
 
     def preempt(self, job_id: str, *, grace_s: float | None = None) -> views.Job:
         """Have a job save a checkpoint within `grace_s` seconds (by default the server's setting),

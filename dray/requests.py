@@ -126,6 +126,7 @@ AmountChanges = Annotated[
     dict[str, float | None], BeforeValidator(_amounts), _amounts_schema({"type": "null"})
 ]
 Weight = Annotated[Number, Field(gt=0.0, le=1e6)]
+Money = Annotated[Number, Field(ge=0.0, le=1e15)]
 Count = Annotated[Int, Field(ge=0, le=10**9)]
 
 
@@ -148,6 +149,11 @@ class QueueRequest(Document):
     max_queued_per_user: Count | None = None
     max_priority: Priority = 100
     """Highest priority that may be submitted; admins may raise a job above it afterwards."""
+    budget: Money | None = None
+    """The most that its jobs may cost in all, in the currency of the server's prices. Once that is
+    spent, no more of them start; those that run go on."""
+    monthly_budget: Money | None = None
+    """The same in each month, by UTC."""
 
 
 class QueueChangeRequest(Document):
@@ -163,6 +169,8 @@ class QueueChangeRequest(Document):
     max_queued: Count | None = None
     max_queued_per_user: Count | None = None
     max_priority: Priority | None = None
+    budget: Money | None = None
+    monthly_budget: Money | None = None
 
 
 class PlanRequest(JobSpec):

@@ -47,3 +47,9 @@ def _whole(number: Decimal | int, of: str) -> int:
     if number != int(number):
         raise ValueError(f"is no whole number of {of}")
     return int(number)
+
+
+def money(amount: float, currency: str) -> str:
+    """`1,234.50 EUR`; an amount below a hundredth with three digits: `0.00123 EUR`."""
+    text = f"{amount:.3g}" if 0 < amount < 0.01 else f"{amount:,.2f}"
+    return f"{text.removesuffix('.00')} {currency}"

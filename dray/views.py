@@ -97,6 +97,18 @@ class Goodput(View):
     step."""
 
 
+class Cost(View):
+    """The price of slots, divided as the goodput divides their time; the parts add up to the
+    total."""
+
+    currency: str
+    total: float
+    useful: float
+    wasted: float
+    unreported: float
+    """Of time whose use nobody can say, such as that of a script that has reported no step."""
+
+
 class Job(View):
     id: str
     name: str
@@ -129,6 +141,8 @@ class Job(View):
     """Number of times that the group lost a rank and was recovered in place."""
     goodput: Goodput | None = None
     """Unset until an attempt has reported the use of its slots."""
+    cost: Cost | None = None
+    """Sum over all attempts, up to their newest reports; unset where slots have no prices."""
     created_at: datetime
     started_at: datetime | None = None
     """When the first attempt was launched."""
@@ -280,6 +294,8 @@ class Attempt(View):
     receipt: Receipt | None = None
     """Unset for a fresh start."""
     reason: Reason | None = None
+    cost: Cost | None = None
+    """Up to its newest report; unset where slots have no prices."""
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -439,6 +455,14 @@ class Queue(View):
     max_queued: int | None = None
     max_queued_per_user: int | None = None
     max_priority: int
+    budget: float | None = None
+    """The most that its jobs may cost in all; once that is spent, no more of them start."""
+    monthly_budget: float | None = None
+    spent: float | None = None
+    """The cost of its jobs in all, up to their newest reports; unset where slots have no
+    prices, like the next two."""
+    spent_this_month: float | None = None
+    currency: str | None = None
     num_waiting: int
     num_held: int
     num_running: int
@@ -451,6 +475,39 @@ class Queue(View):
 
 class QueuePage(View):
     items: list[Queue]
+
+
+class Price(View):
+    """The price of an hour of a resource, on the nodes that have all of these labels."""
+
+    resource: str
+    """`CPU`, `GPU`, `memory` by the GiB, or `slot` for each worker."""
+    per_hour: float
+    currency: str
+    labels: dict[str, str] = {}
+
+
+class CostItem(View):
+    """The cost of one user, or of the jobs of one queue, in one currency."""
+
+    name: str
+    cost: Cost
+    slot_hours: float
+    num_jobs: int
+    """Jobs that held slots in this time, also such as were deleted since."""
+
+
+class CostReport(View):
+    """The costs of users or queues in a span of time, the dearest first."""
+
+    by: str
+    """`user` or `queue`."""
+    since: datetime
+    until: datetime
+    items: list[CostItem]
+    prices: list[Price] = []
+    """As they are now. Of each resource the first that is for a node's labels holds there."""
+    warnings: list[Reason] = []
 
 
 class OtherJob(View):
@@ -498,6 +555,8 @@ class NodeSlots(View):
     hostname: str
     alive: bool
     resources: dict[str, float]
+    labels: dict[str, str] = {}
+    """Ray's labels of the node, by which its slots may be priced."""
     held: dict[str, float]
     """Resources that live attempts of dray hold on the node."""
     accepted: bool

@@ -23,6 +23,8 @@ from service.cluster.ray.gateway import GatewayCluster, RayTarget
 from service.config.home_lock import HomeLock
 from service.config.settings import EMBEDDED, Settings
 from service.config.start_refusals import StartRefused, reason_of
+from service.costs.prices_file import PricesFile
+from service.costs.reports import Costs
 from service.db import damage
 from service.db.migrate import migrate
 from service.db.models import StorageStateRow
@@ -79,14 +81,17 @@ class Runtime:
         storage: Storage,
         home: HomeLock | None,
         timings: LoopTimings,
+        prices: PricesFile,
     ) -> None:
         self.settings = settings
+        self.prices = prices
         self.database = database
         self.signals: Signals = database.signals
         self.storage = storage
         self.jobs = Jobs(database, storage, self.signals, settings)
         self.changes = JobChanges(database)
-        self.queues = Queues(database)
+        self.queues = Queues(database, prices)
+        self.costs = Costs(database, prices)
         self.plans = Plans(database)
         self.faults = FaultService(database, settings)
         self.status = StatusCache(database)
@@ -121,6 +126,7 @@ class Runtime:
         # SQLite has one process, whether or not that runs the loops; so has an embedded Ray.
         is_sqlite = normalise_url(settings.database_url).get_backend_name() == "sqlite"
         holds_home = is_sqlite or (loops and settings.ray_address == EMBEDDED)
+        prices = PricesFile(settings.prices_file)
         async with contextlib.AsyncExitStack() as opened:
             home = HomeLock.acquire(settings.home) if holds_home else None
             if home is not None:
@@ -131,7 +137,7 @@ class Runtime:
             await asyncio.to_thread(migrate, database)
             database.listen()
             storage = _storage(settings.storage_url)
-            runtime = cls(settings, database, storage, home, timings or LoopTimings())
+            runtime = cls(settings, database, storage, home, timings or LoopTimings(), prices)
             if is_sqlite:  # no other process has seen the cluster meanwhile
                 await database.write(
                     lambda s: node_table.store(s, None, NOT_ASKED, database.time(s))
@@ -174,9 +180,11 @@ class Runtime:
             timings,
             deployment_id,
             self._halted,
+            self.prices,
         )
         reconciler = Reconciler(
-            database, cluster, self.storage, launches, signals, settings, timings
+            *(database, cluster, self.storage, launches, signals, settings, timings),
+            self.prices,
         )
         retention = Retention(self.database, self.jobs.storage_watch, self.jobs, settings, timings)
         return [

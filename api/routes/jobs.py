@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from api.context import (
     Actor,
@@ -27,6 +25,7 @@ from api.http import body
 from api.http.caching import answer, fresh
 from api.http.idempotency import PROBLEMS as IDEMPOTENCY_PROBLEMS
 from api.http.idempotency import KeyHeader, check_key, named
+from api.http.times import Time
 from api.openapi import JOB_SPEC_BODY, json_body
 from api.problems import Refused, declare
 from dray import views
@@ -41,18 +40,6 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 DEFAULT_PROJECT = "default"
 MAX_INDEX = 2**63 - 1
-
-
-def _rfc_3339(value: Any) -> Any:
-    """Refuse what pydantic would also accept: seconds since 1970, dates, times without a zone."""
-    if isinstance(value, str) and not re.fullmatch(
-        r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", value, re.ASCII
-    ):
-        raise ValueError("must be a time like 2026-01-31T12:00:00Z; in an address + is %2B")
-    return value
-
-
-Time = Annotated[datetime, BeforeValidator(_rfc_3339)]
 
 
 Label = Annotated[str, Field(json_schema_extra={"pattern": "^[^=]+="})]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TypeVar
 
 import httpx
@@ -59,3 +60,10 @@ class Calls:
 def params(**given: str | float | None) -> tuple[tuple[str, str], ...]:
     """Query parameters, without those that are None."""
     return tuple((name, f"{value}") for name, value in given.items() if value is not None)
+
+
+def moment(time: datetime | None) -> str | None:
+    """A time as a query parameter; ValueError without a time zone."""
+    if time is not None and time.tzinfo is None:
+        raise ValueError(f"{time} has no time zone: use, for instance, datetime.now(UTC)")
+    return time.isoformat() if time is not None else None

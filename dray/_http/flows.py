@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dray import errors, views
 from dray._http import arrays as arrays_of_jobs
 from dray._http import code, downloads, following
-from dray._http.calls import LONG_POLL_S, Calls, params
+from dray._http.calls import LONG_POLL_S, Calls, moment, params
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.transport import Call, Flow, Item, Stream, segment
@@ -54,12 +54,6 @@ def _states(given: States | None) -> list[JobState]:
     if given is None:
         return []
     return [JobState(state) for state in ([given] if isinstance(given, str) else given)]
-
-
-def _moment(time: datetime | None) -> str | None:
-    if time is not None and time.tzinfo is None:
-        raise ValueError(f"{time} has no time zone: use, for instance, datetime.now(UTC)")
-    return time.isoformat() if time is not None else None
 
 
 def _not_found(reference: str) -> errors.JobNotFound:
@@ -106,8 +100,8 @@ class JobFilter:
                 array=self.array,
                 array_index=self.array_index,
                 collapse_arrays="true" if self.collapse_arrays else None,
-                created_after=_moment(self.created_after),
-                created_before=_moment(self.created_before),
+                created_after=moment(self.created_after),
+                created_before=moment(self.created_before),
             ),
         ]
 

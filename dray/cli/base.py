@@ -16,6 +16,8 @@ from dray.cli import exits
 from dray.cli.completion import job_ids
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from dray.client import Client
 
 ORDER = (
@@ -155,3 +157,24 @@ class Failures:
         """Exit with the code of the first failure, if there was one."""
         if self._code:
             raise typer.Exit(self._code)
+
+
+def moment(text: str | None, option: str) -> datetime | None:
+    """A time ago (`90s`, `2h`, `3d`) or ISO 8601, in this machine's time zone unless it names
+    one."""
+    import re
+    from datetime import UTC, datetime, timedelta
+
+    if text is None:
+        return None
+    ago = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
+    if ago:
+        unit = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}[ago[2]]
+        return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * unit)
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(
+            f"{text!r} is no time: write 90s, 2h, 3d, 2026-01-31 or 2026-01-31T12:00:00Z",
+            param_hint=option,
+        ) from None

@@ -19,6 +19,7 @@ from dray.spec.environment import Environment
 from dray.spec.fields import (
     MAX_STEPS,
     Document,
+    GpuShare,
     Int,
     LabelKey,
     LabelValue,
@@ -100,8 +101,12 @@ class Resources(Document):
 
     num_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
     """Ranks of the job: processes that train together."""
-    gpus_per_worker: Annotated[Int, Field(ge=0, le=1)] = 0
-    """0 trains on CPU; 1 gives each rank a GPU of its own."""
+    gpus_per_worker: GpuShare = 0
+    """0 trains on CPU; 1 gives each rank a GPU of its own; a part such as 0.5 shares each GPU with
+    other jobs, and needs `share_gpus`. Two ranks of one job never share a GPU."""
+    share_gpus: StrictBool = False
+    """Accept that other jobs run on the same GPUs. Each process may take its part of a GPU's
+    memory, and its speed depends on what the others do."""
     cpus_per_worker: Annotated[Int, Field(ge=1, le=1024)] = 1
     """CPU cores of each worker."""
     memory_bytes: Size | None = None
@@ -268,6 +273,7 @@ class JobSpec(Document):
         if self.script is not None:
             roles.check_num_workers(self.script.roles, self.resources.num_workers)
         self._check_mesh()
+        self._check_gpus()
         self._check_elastic()
         self._check_sync()
         self._check_balance()
@@ -523,6 +529,15 @@ class JobSpec(Document):
             raise wrong("/train/ema", f"must be unset: {why} to average")
         if self.checkpoint.every_steps == "auto":
             raise wrong("/checkpoint/every_steps", f"must be a number: {why} to save")
+
+    def _check_gpus(self) -> None:
+        share, accepts = self.resources.gpus_per_worker, self.resources.share_gpus
+        if 0 < share < 1 and not accepts:
+            at = "/resources/share_gpus"
+            raise wrong(at, f"must be true for {share:g} of a GPU: other jobs have the rest of it")
+        if accepts and share in (0, 1):
+            at = "/resources/share_gpus"
+            raise wrong(at, "is for a part of a GPU: give gpus_per_worker as 0.5, say")
 
     def _check_elastic(self) -> None:
         if self.elastic is None:

@@ -43,6 +43,25 @@ def _a_number(value: Any) -> Any:
     return number
 
 
+GPU_STEP = 0.0001
+"""Ray counts no finer."""
+LEAST_OF_A_GPU = 0.01
+
+
+def _of_a_gpu(value: Any) -> Any:
+    """0, 1, or a part of a GPU that Ray can count."""
+    number = _a_number(value)
+    if number in (0, 1):
+        return int(number)
+    if not LEAST_OF_A_GPU <= number < 1:
+        raise ValueError(
+            f"must be 0, 1, or a part of a GPU such as 0.5, which is at least {LEAST_OF_A_GPU}"
+        )
+    if abs(number / GPU_STEP - round(number / GPU_STEP)) > 1e-6:
+        raise ValueError(f"must be a multiple of {GPU_STEP}, since Ray counts no finer")
+    return float(number)
+
+
 def _in_seconds(value: Any) -> Any:
     return units.seconds(value) if isinstance(value, str) else value
 
@@ -71,6 +90,19 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 CodeId = Annotated[str, StringConstraints(pattern=r"^code-[0-9a-f]{32}$")]
 Number = Annotated[float, BeforeValidator(_a_number)]
 Int = StrictInt
+GpuShare = Annotated[
+    int | float,
+    BeforeValidator(_of_a_gpu),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": 1},
+                {"type": "number", "minimum": LEAST_OF_A_GPU, "exclusiveMaximum": 1},
+            ]
+        }
+    ),
+]
+"""How much of a GPU a worker has."""
 Seconds = Annotated[
     Int,
     Field(ge=1, le=10**8),

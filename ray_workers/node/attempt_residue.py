@@ -79,7 +79,7 @@ def of_attempt(
         amounts = [
             amount
             for pid, amount in gpu_memory.held(record.gpus).items()
-            if pid == record.pid or started_ticks(pid) is None
+            if pid == record.pid or (started_ticks(pid) is None and not record.shares_gpus)
         ]
         if amounts:
             held[record.gpus] = sum(amounts)

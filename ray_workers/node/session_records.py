@@ -37,6 +37,8 @@ class SessionRecord:
     rank: int
     gpus: str = ""
     """CUDA_VISIBLE_DEVICES of the rank."""
+    shares_gpus: bool = False
+    """Whether other jobs may have memory there as well."""
 
     @property
     def is_of_this_place(self) -> bool:

@@ -70,6 +70,10 @@ class RankActor:
     def __repr__(self) -> str:
         return repr_name(self._job_name, self._name)
 
+    async def gpus(self) -> list[str]:
+        """The GPUs that Ray has given this actor, or parts of them."""
+        return [str(gpu) for gpu in ray.get_gpu_ids()]
+
     async def reserve_port(self) -> str:
         """`host:port` that no other program of the node gets, for the process to listen at."""
         address = own_address()
@@ -89,7 +93,7 @@ class RankActor:
         port = await self._forwarder.listen(address)
         task = replace(task, master_addr=address, master_port=port)
         # Empty for a rank without a GPU: it must not see those that others were granted.
-        visible = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
+        visible = ",".join(await self.gpus())
         task = replace(task, env={**task.env, "CUDA_VISIBLE_DEVICES": visible})
         if self._reserved is not None and task.spec["script"]["framework"] not in SHARE_PORTS:
             self._reserved.close()

@@ -12,7 +12,7 @@ import math
 import signal
 import time
 import traceback
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +45,10 @@ from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
 
 ROLE = "worker"
+BLOCK_LIMIT_S = 2.0
+"""How long Ray may take to give a part of a GPU that is only to be blocked."""
+PROBE_LIMIT_S = 10.0
+"""How long an actor may take, at least, that looks which GPU Ray has chosen."""
 
 
 class SlotsUnavailable(Exception):
@@ -72,6 +76,9 @@ class Member:
     local_rank: int
     node_rank: int
     slots: Slots
+    bundle: int
+    """Which bundle of its placement group is the worker's slot."""
+    local_world_size: int
     actor: Any
     incarnation: int = 0
     """The rendezvous round for which its process was started."""
@@ -123,19 +130,76 @@ class WorkerGroup:
         """As `Outcome.log_lines_lost`."""
 
     async def acquire(self) -> None:
-        """Reserve the slots, one placement group per node slice: all of them or none.
+        """Reserve the slots, one placement group per node slice: all of them or none. Of shared
+        GPUs it is one for each worker, on a GPU that no other worker of the group has.
 
         Raises SlotsUnavailable after `start_timeout_s`; release() gives back what was reserved.
         """
-        await self._acquire(self._spec.slices, self._spec.start_timeout_s)
+        spec, deadline = self._spec, time.monotonic() + self._spec.start_timeout_s
+        if not 0 < spec.bundle.get("GPU", 0) < 1:
+            await self._acquire(spec.slices, spec.start_timeout_s)
+            return
+        kept = [s for part in spec.slices for s in await self._acquire_apart(part, deadline)]
+        await self._remove([slots for slots in self.slots if slots not in kept])
+        self.slots = kept
+
+    async def _acquire_apart(self, part: Slice, deadline: float) -> list[Slots]:
+        """Slots for so many workers, each on another GPU of the node.
+
+        Ray chooses the GPU of which the least is left that suffices, so the second slot comes on
+        the first one's. Such a slot is given back, and the rest of that GPU is blocked meanwhile,
+        part by part, until Ray chooses another.
+        """
+        kept: dict[str, Slots] = {}
+        bundle = self._spec.bundle
+        while (lacking := part.num_workers - len(kept)) > 0:
+            try:
+                found = await self._acquire_seen(part.node_id, lacking, bundle, deadline)
+            except (SlotsUnavailable, TimeoutError):
+                raise SlotsUnavailable(
+                    f"Ray did not give {part.num_workers} slots of {bundle['GPU']:g} GPU, each on "
+                    f"another GPU of one node, within {self._spec.start_timeout_s:g} s; others may "
+                    "be using the GPUs"
+                ) from None
+            again = [slots for slots, gpu in found if kept.setdefault(gpu, slots) is not slots]
+            await self._remove(again)
+            await self._block(part.node_id, len(again), set(kept), deadline)
+        return list(kept.values())
+
+    async def _block(self, node_id: str, number: int, gpus: Set[str], deadline: float) -> None:
+        """Take so many parts of these GPUs, or fewer where there is no more room on them."""
+        known = list(self.slots)
+        part = {"GPU": self._spec.bundle["GPU"]}
+        soon = min(deadline, time.monotonic() + BLOCK_LIMIT_S)
+        blocking: list[Slots] = []
+        with contextlib.suppress(SlotsUnavailable, TimeoutError):
+            found = await self._acquire_seen(node_id, number, part, soon)
+            blocking = [slots for slots, gpu in found if gpu in gpus]
+        await self._remove([s for s in self.slots if s not in known and s not in blocking])
+
+    async def _acquire_seen(
+        self, node_id: str, number: int, bundle: Mapping[str, float], deadline: float
+    ) -> list[tuple[Slots, str]]:
+        """So many slots with a part of a GPU, one placement group for each, and their GPUs."""
+        limit_s = max(0.0, deadline - time.monotonic())
+        asked = await self._acquire([Slice(node_id, 1)] * number, limit_s, bundle=bundle)
+        async with asyncio.timeout(max(PROBE_LIMIT_S, deadline - time.monotonic())):
+            gpus = await asyncio.gather(*map(self._gpu_of, asked))
+        return list(zip(asked, gpus, strict=True))
 
     async def _acquire(
-        self, slices: Sequence[Slice], timeout_s: float, *, is_held: bool = True
+        self,
+        slices: Sequence[Slice],
+        timeout_s: float,
+        *,
+        is_held: bool = True,
+        bundle: Mapping[str, float] | None = None,
     ) -> list[Slots]:
+        """bundle: of one slot, where it is not a worker's."""
         spec, asked = self._spec, []
         for part in slices:
             group = placement_group(
-                [dict(spec.bundle)] * part.num_workers,
+                [dict(bundle or spec.bundle)] * part.num_workers,
                 strategy="STRICT_PACK",
                 name=placement_groups.slots_name(spec.job_id, spec.attempt, self._num_slots_ever),
                 lifetime="detached",
@@ -158,11 +222,23 @@ class WorkerGroup:
             )
         return asked
 
+    async def _gpu_of(self, slots: Slots) -> str:
+        """The GPU that Ray has chosen for a slot, by an actor that looks and ends."""
+        strategy = PlacementGroupSchedulingStrategy(slots.group, placement_group_bundle_index=0)
+        looks = RankActor.options(  # type: ignore[attr-defined]
+            num_cpus=0, num_gpus=self._spec.bundle["GPU"], scheduling_strategy=strategy
+        ).remote("", str(self._spec.spec["name"]), self._timings)
+        try:
+            (gpu,) = await looks.gpus.remote()
+            return str(gpu)
+        finally:
+            ray.kill(looks)
+
     async def start(self) -> None:
         """Start the rendezvous store, the rank actors and the training processes."""
         store = asyncio.ensure_future(self._start_store())
         try:
-            for node_rank, slots in enumerate(self.slots):
+            for node_rank, slots in enumerate(self._slots_by_node()):
                 self._create_members(slots, node_rank)
         finally:
             self._store_port, self._store_secret = await store
@@ -192,17 +268,26 @@ class WorkerGroup:
         except ValueError:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
-    def _create_members(self, slots: Slots, node_rank: int) -> list[Member]:
+    def _slots_by_node(self) -> list[list[Slots]]:
+        by_node: dict[str, list[Slots]] = {}
+        for slots in self.slots:
+            by_node.setdefault(slots.part.node_id, []).append(slots)
+        return list(by_node.values())
+
+    def _create_members(self, of_node: Sequence[Slots], node_rank: int) -> list[Member]:
+        """A member for each of these slots of one node."""
+        places = [(slots, n) for slots in of_node for n in range(slots.part.num_workers)]
         created = []
-        for local_rank in range(slots.part.num_workers):
+        for local_rank, (slots, bundle) in enumerate(places):
             seat = self._num_seats_ever
             self._num_seats_ever += 1
-            actor = self._create_actor(seat, 0, slots, local_rank)
-            created.append(Member(seat, seat, local_rank, node_rank, slots, actor))
+            actor = self._create_actor(seat, 0, slots, bundle)
+            ranks = (seat, seat, local_rank, node_rank)
+            created.append(Member(*ranks, slots, bundle, len(places), actor))
             self.members.append(created[-1])
         return created
 
-    def _create_actor(self, seat: int, incarnation: int, slots: Slots, local_rank: int) -> Any:
+    def _create_actor(self, seat: int, incarnation: int, slots: Slots, bundle: int) -> Any:
         spec = self._spec
         name = rank_name(spec.job_id, spec.attempt, ROLE, seat, incarnation)
         resources = {k: v for k, v in spec.bundle.items() if k not in _NAMED_RESOURCES}
@@ -214,7 +299,7 @@ class WorkerGroup:
             resources=resources,
             max_concurrency=16,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                slots.group, placement_group_bundle_index=local_rank
+                slots.group, placement_group_bundle_index=bundle
             ),
         ).remote(name, str(spec.spec["name"]), self._timings)
 
@@ -235,7 +320,7 @@ class WorkerGroup:
             rank=member.seat,
             incarnation=member.incarnation,
             local_rank=member.local_rank,
-            local_world_size=member.slots.part.num_workers,
+            local_world_size=member.local_world_size,
             node_rank=member.node_rank,
             master_addr=self._own_address,
             master_port=self._store_port,
@@ -292,7 +377,7 @@ class WorkerGroup:
                 with contextlib.suppress(RayActorError):
                     ray.kill(member.actor)
                 member.actor = self._create_actor(
-                    member.seat, round_number, member.slots, member.local_rank
+                    member.seat, round_number, member.slots, member.bundle
                 )
             await self._start_process(member, round_number)
 
@@ -308,7 +393,7 @@ class WorkerGroup:
         try:
             limit_s = self._pace.stretched(self._timings.grow_limit_s)
             asked = await self._acquire(slices, limit_s, is_held=False)
-            members = [m for slots in asked for m in self._create_members(slots, 0)]
+            members = [m for slots in asked for m in self._create_members([slots], 0)]
             for member in members:
                 member.is_placed = False
             await asyncio.gather(*(self._start_process(m, round_number) for m in members))

@@ -27,6 +27,12 @@ def module_of(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
+def cap_memory_when_used(share: float) -> None:
+    """Have this process take no more than this share of its GPU's memory, from when its program
+    first uses CUDA; until then CUDA stays untouched, so that the program may still fork."""
+    torch.cuda._lazy_call(lambda: torch.cuda.set_per_process_memory_fraction(share, 0))  # type: ignore[no-untyped-call]
+
+
 def synchronize(device: torch.device) -> None:
     """Return when everything that was launched on the device is done."""
     if is_gpu(device):

@@ -7,7 +7,7 @@ same conformance suite as the fake and the simulated cluster of the tests (`test
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply, Recall
@@ -41,6 +41,8 @@ class ClusterNode:
     drained_by: float | None
     """Unix time when the node goes, `math.inf` if nobody said when; None if it stays. One that
     goes is not accepted any more."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Ray's labels of the node, such as `ray.io/market-type`."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ class Settings(BaseSettings):
     """One-CPU workers that the embedded Ray offers where there is no GPU; default: the CPUs."""
     tokens_file: Path | None = None
     """File with the callers' tokens, in lines of `name:sha256-of-the-token`."""
+    prices_file: Path | None = None
+    """File with the prices of slots, in YAML or JSON; unset, nothing is priced."""
 
     allowed_hosts: HostNames = None
     """Names, without port, that the server answers under besides localhost and IP addresses;

@@ -163,6 +163,9 @@ class JobRow(Base):
     """How often a group of the job recovered in place."""
     slot_seconds: Mapped[dict[str, Any] | None]
     """Of all attempts of the job, by `TimeCategory`; unset until one reported it."""
+    cost: Mapped[dict[str, Any] | None]
+    """Sum over its attempts: `currency`, `total`, `useful`, `wasted`, `unreported`; unset until
+    slots of it were priced."""
 
     progress: Mapped[dict[str, Any] | None]
     summary: Mapped[dict[str, Any]]
@@ -195,6 +198,8 @@ class QueueRow(Base):
     max_queued: Mapped[int | None]
     max_queued_per_user: Mapped[int | None]
     max_priority: Mapped[int] = mapped_column(server_default=text("100"))
+    budget: Mapped[float | None]
+    monthly_budget: Mapped[float | None]
 
 
 class JobLabelRow(Base):
@@ -261,6 +266,10 @@ class AttemptRow(Base):
     carriers: Mapped[list[Any] | None]
     """Ids of all nodes that ever were among its slices: they may have files or processes of it.
     Unset of an attempt that never changed its size."""
+    held: Mapped[dict[str, Any] | None]
+    """By node id, its `labels` when the attempt got slots there, and the `slot_seconds` that these
+    were held up to `held_until`."""
+    held_until: Mapped[datetime | None]
     bundle: Mapped[dict[str, Any]]
     world_size: Mapped[int]
     cluster_session: Mapped[str]
@@ -455,6 +464,30 @@ class SlotSecondsRow(Base):
     seconds: Mapped[float]
 
 
+class AttemptCostRow(Base):
+    """The cost of an attempt so far; the row stays when its job is deleted."""
+
+    __tablename__ = "attempt_costs"
+    __table_args__ = (
+        Index("ix_attempt_costs_until", "until"),
+        Index("ix_attempt_costs_queue_until", "queue", "until"),
+    )
+    job_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    queue: Mapped[str] = mapped_column(String(64))
+    owner: Mapped[str] = mapped_column(String(255))
+    since: Mapped[datetime]
+    """When its slots were given."""
+    until: Mapped[datetime]
+    """Up to when they are counted here: the attempt's newest report, or its end."""
+    currency: Mapped[str] = mapped_column(String(16))
+    slot_seconds: Mapped[float]
+    total: Mapped[float]
+    useful: Mapped[float]
+    unreported: Mapped[float]
+    """Of time whose use nobody can say; what is left of the total is wasted."""
+
+
 class ClusterRow(Base):
     """The cluster as it was last seen; one row."""
 
@@ -491,6 +524,8 @@ class NodeRow(Base):
     reason: Mapped[str | None]
     total: Mapped[dict[str, Any]]
     available: Mapped[dict[str, Any]]
+    labels: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    """Ray's labels of the node, such as `ray.io/market-type`."""
     quarantined: Mapped[list[Any]]
     """`ray_workers.shared.quarantine.Quarantined`, as JSON."""
     updated_at: Mapped[datetime]

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Outcome, Phase, PollReply
+from service.costs import charging
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import chunks as chunks_repository
@@ -31,6 +32,7 @@ from service.domain.attempts.retries import (
     RetryBudget,
     decide,
 )
+from service.domain.costs.prices import Prices
 from service.domain.states import Trigger
 from service.domain.text import clean
 from service.ingest import fault_injection, goodput, resume_reports, silent_processes
@@ -64,13 +66,15 @@ def record(
     *,
     asked: Mapping[str, int] | None = None,
     in_storage: Sequence[Frame] = (),
+    prices: Prices | None = None,
 ) -> Recorded:
     """Store a reply: its frames, phase, cursor and outcome, once, or nothing.
 
     `asked` is the cursor that the poll was made with. Give it where two processes may poll the
     same attempt at once: a reply from an older cursor than the stored one is then ignored whole.
     `in_storage` has reports of the attempt's checkpoints by `service.checkpoints.unreported`, for a
-    reply with an outcome: those that no rank reported are stored with it.
+    reply with an outcome: those that no rank reported are stored with it. prices: None where
+    nothing is priced.
     """
     touch(session, job_id)
     rows = _live(session, job_id, attempt)
@@ -88,13 +92,13 @@ def record(
         RankFrames(session, storage, job, row, now).take(reported)
         row.cursor = dict(reply.cursor)
     _follow_phase(session, job, row, reply, now)
-    SupervisorFrames(session, job, row, now).take(told)
+    SupervisorFrames(session, job, row, now, prices).take(told)
     if reply.outcome is not None:
         lost = _log_lines_lost(session, row, reply.outcome)
         LogStore(session, storage, job, row, now).note_lost(lost)
         _take_unreported(session, storage, job, row, in_storage, now)
         ended_at = _at(reply.phase_times.get(Phase.ENDED), now)
-        _end(session, job, row, reply.outcome, ended_at, now)
+        _end(session, job, row, reply.outcome, prices, ended_at, now)
         return Recorded(changed=True, live=False)
     fell_silent = silent_processes.note(session, job, row, reply.silent, now)
     changed = fell_silent or before != (row.cursor, row.phase)
@@ -184,6 +188,7 @@ def _end(
     job: JobRow,
     row: AttemptRow,
     outcome: Outcome,
+    prices: Prices | None,
     ended_at: datetime,
     now: datetime,
 ) -> None:
@@ -196,6 +201,7 @@ def _end(
     resume_reports.close(session, job, row, now)
     resizing.close(row)
     goodput.close(session, job, row, outcome.cause, ended_at)
+    charging.charge(session, job, row, prices, ended_at)
     job.runtime_used_s += _ran_s(row, outcome, ended_at)
     by_drill = fault_injection.attempt_ended(session, job, row, outcome, ended_at, now)
     data = _details(job, outcome)

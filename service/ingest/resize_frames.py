@@ -14,14 +14,19 @@ from service.domain.scheduling import resizing as rules
 from service.domain.scheduling.slots import count as count_of
 from service.domain.scheduling.slots import workers
 from service.ingest.frame_checks import BadFrame
-from service.lifecycle import resizing
+from service.lifecycle import held_slots, resizing
 from service.lifecycle.transitions import remark
 
 
 def store_resized(
-    session: Session, job: JobRow, attempt: AttemptRow, report: ResizedReport, now: datetime
+    session: Session,
+    job: JobRow,
+    attempt: AttemptRow,
+    report: ResizedReport,
+    at: datetime,
+    now: datetime,
 ) -> None:
-    """Store the slots that a group holds from now on. BadFrame if they are not its own."""
+    """Store the slots that a group holds since `at`. BadFrame if they are not its own."""
     world_size, lacking, before = report.world_size, report.lacking, attempt.world_size
     kept = tuple(report.slices)
     if world_size > count_of(kept) or (world_size == 0 and not lacking):
@@ -31,6 +36,7 @@ def store_resized(
     except rules.NotItsOwn as wrong:
         raise BadFrame(str(wrong)) from wrong
     attempt.carriers = list(resizing.carriers(attempt))
+    held_slots.settle(attempt, at)
     held = after.holding
     attempt.slices = resizing.as_rows(held.slices)
     attempt.granted = None if held.granted is None else resizing.as_rows(held.granted)

@@ -23,9 +23,11 @@ from ray_workers.shared.frames import (
     RegroupingReport,
     ResizedReport,
 )
+from service.costs import charging
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import faults as repository
 from service.domain.attempts import drills
+from service.domain.costs.prices import Prices
 from service.domain.progress import without_rates
 from service.domain.states import Trigger
 from service.ingest import fault_injection, goodput, hangs, resize_frames
@@ -68,8 +70,17 @@ def generation(frames: Sequence[Frame]) -> int:
 class SupervisorFrames:
     """Stores the supervisor's frames of one reply. Made for one transaction."""
 
-    def __init__(self, session: Session, job: JobRow, attempt: AttemptRow, now: datetime) -> None:
+    def __init__(
+        self,
+        session: Session,
+        job: JobRow,
+        attempt: AttemptRow,
+        now: datetime,
+        prices: Prices | None = None,
+    ) -> None:
+        """prices: None where nothing is priced."""
         self._session = session
+        self._prices = prices
         self._job = job
         self._attempt = attempt
         self._now = now
@@ -80,7 +91,9 @@ class SupervisorFrames:
         for frame in frames:
             refusals.guard(frame, self._take)
         if self._ledger is not None:
-            goodput.book(self._session, self._job, self._attempt, *self._ledger)
+            said, at = self._ledger
+            goodput.book(self._session, self._job, self._attempt, said, at)
+            charging.charge(self._session, self._job, self._attempt, self._prices, at)
         refusals.tell(self._session, self._job, self._now)
 
     def _take(self, frame: Frame) -> None:
@@ -92,7 +105,7 @@ class SupervisorFrames:
             case RegroupedReport() as report:
                 self._take_regrouped(report)
             case ResizedReport() as report:
-                resize_frames.store_resized(session, job, self._attempt, report, now)
+                resize_frames.store_resized(session, job, self._attempt, report, at, now)
             case HangReport() as report:
                 self._take_hang(report, at)
             case DrillReport() as report:

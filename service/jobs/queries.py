@@ -16,6 +16,7 @@ from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.notifications import Signals
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import cluster as cluster_repository
+from service.db.repositories import costs as costs_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories import storage as storage_repository
@@ -161,7 +162,9 @@ class Queries:
         def work(session: Session) -> views.AttemptPage:
             found(session, job_id)
             rows = attempts_repository.of_job(session, job_id)
-            return views.AttemptPage(items=[serializers.attempt(row) for row in rows])
+            costs = costs_repository.of_attempts(session, job_id)
+            items = [serializers.attempt(row, costs.get(row.attempt)) for row in rows]
+            return views.AttemptPage(items=items)
 
         return await self._database.read(work)
 
@@ -348,6 +351,7 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
             hostname=node.hostname,
             alive=node.alive,
             resources=node.total,
+            labels=node.labels,
             held=policy.held_on(node.node_id, holders),
             accepted=node.accepted,
             reason=node.reason,

@@ -10,7 +10,15 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.views import DrillKind, DrillState
-from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, DrillRow, EventRow, JobRow
+from service.db.models import (
+    ArtifactRow,
+    AttemptCostRow,
+    AttemptRow,
+    CheckpointRow,
+    DrillRow,
+    EventRow,
+    JobRow,
+)
 from service.db.repositories import cluster as cluster_repository
 from service.db.repositories import jobs as repository
 from service.domain.documents import shown
@@ -63,6 +71,7 @@ def _job(
         warnings=[views.Reason(**each) for each in row.warnings or ()],
         recoveries=row.recoveries,
         goodput=goodput.view(row.slot_seconds),
+        cost=None if row.cost is None else views.Cost(**row.cost),
         created_at=row.created_at,
         started_at=row.started_at,
         first_step_at=row.first_step_at,
@@ -111,7 +120,7 @@ def event(row: EventRow) -> views.Event:
     )
 
 
-def attempt(row: AttemptRow) -> views.Attempt:
+def attempt(row: AttemptRow, cost: AttemptCostRow | None) -> views.Attempt:
     reason = None
     if row.reason_code is not None:
         reason = views.Reason(code=row.reason_code, message=row.reason_message or "")
@@ -122,9 +131,20 @@ def attempt(row: AttemptRow) -> views.Attempt:
         resume_step=row.resume_step or 0,
         receipt=None if row.receipt is None else views.Receipt.model_validate(row.receipt),
         reason=reason,
+        cost=None if cost is None else _cost(cost),
         created_at=row.created_at,
         started_at=row.started_at,
         finished_at=row.finished_at,
+    )
+
+
+def _cost(row: AttemptCostRow) -> views.Cost:
+    return views.Cost(
+        currency=row.currency,
+        total=row.total,
+        useful=row.useful,
+        wasted=max(0.0, row.total - row.useful - row.unreported),
+        unreported=row.unreported,
     )
 
 

@@ -26,6 +26,7 @@ from service.domain.scheduling import policy
 from service.domain.scheduling import resizing as rules
 from service.domain.scheduling.slots import count as count_of
 from service.domain.scheduling.slots import workers
+from service.lifecycle import held_slots
 from service.lifecycle.transitions import remark
 
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
@@ -148,6 +149,8 @@ def grant(session: Session, seen: policy.Growing, slices: Sequence[Slice], now: 
     if growing(job, attempt, now) != seen:
         return False
     attempt.carriers = list(dict.fromkeys([*carriers(attempt), *(p.node_id for p in slices)]))
+    held_slots.settle(attempt, now)
+    attempt.held = {**held_slots.on_nodes(session, slices), **(attempt.held or {})}
     attempt.slices = [*attempt.slices, *as_rows(slices)]
     attempt.granted = as_rows(slices)
     attempt.grants += 1

@@ -21,6 +21,7 @@ from service.checkpoints import init_from
 from service.checkpoints.catalog import counting_checkpoints
 from service.db.models import AttemptRow, CodeRow, EventRow, JobRow
 from service.db.notifications import QUEUE, events_of
+from service.db.repositories import arrays as arrays_repository
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import code as code_repository
 from service.db.repositories import dependencies as dependencies_repository
@@ -31,10 +32,10 @@ from service.domain.attempts.retries import ROLLBACK_FACTOR
 from service.domain.documents import DocumentRefused, read
 from service.domain.progress import without_rates
 from service.domain.scheduling import policy
-from service.domain.scheduling.limits import HELD
+from service.domain.scheduling.limits import BUDGET_USED_UP, HELD
 from service.domain.scheduling.slots import workers
 from service.domain.states import Trigger, transition
-from service.lifecycle import dependencies
+from service.lifecycle import dependencies, held_slots
 
 
 def move(
@@ -203,6 +204,7 @@ def claim(
             attempt=job.attempt,
             phase=Phase.ACQUIRING,
             slices=[{"node_id": s.node_id, "num_workers": s.num_workers} for s in slices],
+            held=held_slots.on_nodes(session, slices),
             bundle=dict(bundle),
             world_size=world_size,
             cluster_session=cluster_session,
@@ -245,9 +247,10 @@ def runtime_left_s(job: JobRow) -> float | None:
 def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) -> int:
     """Store why each job waits and at which place; answers how many changed.
 
-    Neither a move nor an event, since plans are made often. A row that would not change is not
-    written.
+    Neither a move nor an event, since plans are made often; a budget that is used up is an event,
+    since it keeps jobs back for long. A row that would not change is not written.
     """
+    stopped: dict[str, str] = {}
     queued = {row.id: row for row in repository.in_state(session, (JobState.QUEUED,))}
     notes: list[dict[str, Any]] = []
     for wait in waits:
@@ -258,6 +261,8 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
         shown = (row.reason_code, row.reason_message, row.position, tuple(row.blocked_by))
         if shown == (wait.reason.code, wait.reason.message, wait.position, wait.blocked_by):
             continue
+        if wait.reason.code == BUDGET_USED_UP != row.reason_code:
+            stopped[wait.job_id] = wait.reason.message
         notes.append(
             {
                 "job_id": wait.job_id,
@@ -268,8 +273,34 @@ def note_waiting(session: Session, waits: Sequence[policy.Wait], now: datetime) 
             }
         )
     repository.note_waiting(session, notes)
+    _tell_stopped(session, stopped, now)
     touch(session, *(note["job_id"] for note in notes))
     return len(notes)
+
+
+def _tell_stopped(session: Session, messages: Mapping[str, str], now: datetime) -> None:
+    """An event for each of these waiting jobs: the budget of its queue is used up."""
+    told = {
+        "time": now,
+        "type": "budget",
+        "from_state": None,
+        "to_state": None,
+        "code": BUDGET_USED_UP,
+        "data": {},
+    }
+    changed = repository.count_events_of_waiting(session, list(messages), BUDGET_USED_UP)
+    rows = [
+        {
+            **told,
+            "job_id": row.id,
+            "seq": row.event_seq,
+            "attempt": row.attempt,
+            "message": messages[row.id],
+        }
+        for row in changed
+    ]
+    arrays_repository.add_events(session, rows)
+    notify(session, *(topic for row in changed for topic in (row.id, events_of(row.id))))
 
 
 def fail_impossible(

@@ -19,6 +19,7 @@ from ray_workers.shared.contracts import Cause, Frame, Outcome, PollReply
 from service.checkpoints import unreported
 from service.cluster.port import AttemptRef, Cluster, ClusterUnavailable
 from service.config.settings import Settings
+from service.costs.prices_file import PricesFile
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import jobs as repository
 from service.ingest import attempt_results
@@ -46,6 +47,7 @@ class Reconciler:
         signals: Signals,
         settings: Settings,
         timings: LoopTimings,
+        prices: PricesFile,
     ) -> None:
         self._database = database
         self._cluster = cluster
@@ -54,6 +56,7 @@ class Reconciler:
         self._signals = signals
         self._settings = settings
         self._timings = timings
+        self._prices = prices
         self._followers: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._refs: dict[tuple[str, int], AttemptRef] = {}
         """Where each followed attempt is now: a group that grows comes to other nodes."""
@@ -213,6 +216,7 @@ class Reconciler:
                 now,
                 asked=asked,
                 in_storage=in_storage,
+                prices=self._prices.current(),
             )
         )
 

@@ -22,12 +22,19 @@ from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from ray_workers.supervision.rules.recovery_rules import may_recover
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
 from service.config.settings import Settings
+from service.costs.prices_file import PricesFile
+from service.costs.spending import UsedUpBudgets
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import queues as queues_repository
 from service.db.repositories import storage as storage_repository
 from service.db.session import touch
 from service.domain.scheduling import order, policy
-from service.domain.scheduling.slots import count
+from service.domain.scheduling.slots import (
+    count,
+    is_part_of_gpu,
+    parts_on,
+    with_shared_gpus,
+)
 from service.jobs import data_policy
 from service.lifecycle import preemption, resizing, transitions
 from service.loops import mtbf, preparations, queue_view
@@ -59,6 +66,7 @@ class Scheduler:
         timings: LoopTimings,
         deployment_id: str,
         halted: asyncio.Event,
+        prices: PricesFile,
     ) -> None:
         self._database = database
         self._cluster = cluster
@@ -72,6 +80,7 @@ class Scheduler:
         self._impossible_since: dict[str, datetime] = {}
         self._earlier = EarlierRuns()
         self._used = UsedShares()
+        self._budgets = UsedUpBudgets(prices)
         self._held: dict[tuple[str, int], int] = {}
         """Slots that attempts held in the last round."""
         self._left_at: datetime | None = None
@@ -135,9 +144,11 @@ class Scheduler:
                 replace(job, spare=()) for job in snapshot.running if job.is_leaving or job.recalled
             )
             snapshot = replace(snapshot, running=leaving)
+        queues = queues_repository.every(session)
         snapshot = replace(
             snapshot,
-            queues=queues_repository.every(session),
+            queues=queues,
+            used_up=self._budgets.get(session, queues, now),
             used_s=self._used.get(session, now, live, total) if waiting and total else {},
             storage_problem=_storage_problem(session),
         )
@@ -294,11 +305,15 @@ def _snapshot(
     if cluster is None:
         return policy.Snapshot(waiting, (), connected=False, holders=holders)
     nodes = []
+    bundles = (*(job.request.bundle for job in waiting), *(each.bundle for each in holders))
+    shares_gpus = any(map(is_part_of_gpu, bundles))
     for node in cluster.nodes:
         # Where nobody else takes slots our own books are exact, and Ray's lag behind.
         available = node.available if cluster.shared else node.resources
         held = quarantine.with_kept(policy.held_on(node.node_id, holders), node.quarantined or ())
         free = policy.offered(node.resources, available, held)
+        if shares_gpus and node.resources.get("GPU"):
+            free = with_shared_gpus(free, node.resources, parts_on(node.node_id, holders))
         nodes.append(policy.Node(node.node_id, node.resources, free, node.accepted))
     here = [attempt for attempt in live if attempt.cluster_session == cluster.session]
     return policy.Snapshot(

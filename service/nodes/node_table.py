@@ -50,6 +50,7 @@ def store(
                 reason=node.problem or node.full,
                 total=dict(node.resources),
                 available=dict(node.available),
+                labels=dict(node.labels),
                 quarantined=kept[node.node_id],
                 updated_at=now,
             )

@@ -55,7 +55,7 @@ def _of_a_kind(
     except ValueError:
         return None  # of another version
     on_gpu = spec.resources.gpus_per_worker > 0
-    alike = on_gpu == (ran.resources.gpus_per_worker > 0)
+    alike = spec.resources.gpus_per_worker == ran.resources.gpus_per_worker
     if on_gpu and accelerator is not None:
         alike = alike and ran.resources.accelerator in (None, accelerator)
     return ran if alike and ran.script is None else None

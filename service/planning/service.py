@@ -121,12 +121,14 @@ def known_memory(session: Session, spec: JobSpec) -> WorkerMemory:
         )
     kinds = gpu_capabilities.kinds(session, spec)
     sizes = [MEMORY_GIB.get(kind or "", ()) for kind in kinds]
-    found = [size * GIB - OVERHEAD_BYTES for each in sizes for size in each]
+    share = resources.gpus_per_worker
+    found = [round(size * GIB * share) - OVERHEAD_BYTES for each in sizes for size in each]
     named = ", ".join(sorted(kind or "of no known type" for kind in kinds))
     if not all(sizes) or not found:
         what = f"the cluster's GPUs are {named}" if kinds else "no GPU is connected"
         return WorkerMemory(None, None, f"not known: {what}", resources.accelerator)
-    source = f"an {named}, less 1 GiB for CUDA and NCCL"
+    of = "" if share == 1 else f"{share:g} of "
+    source = f"{of}an {named}, less 1 GiB for CUDA and NCCL"
     return WorkerMemory(min(found), max(found), source, next(iter(kinds)))
 
 

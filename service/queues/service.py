@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from dray import views
 from dray.requests import QueueChangeRequest, QueueRequest
+from service.costs import spending
+from service.costs.prices_file import PricesFile
 from service.db.notifications import QUEUE
 from service.db.repositories import queues as repository
 from service.db.session import Database, notify, touch
+from service.domain.costs.budgets import with_budget
+from service.domain.costs.prices import Prices
 from service.domain.errors import InvalidQueue, QueueInUse, QueueNotFound
 from service.domain.events import ANONYMOUS
 from service.domain.scheduling.queues import DEFAULT, Queue, changed, contradiction, unmet_quotas
@@ -20,26 +27,37 @@ from service.queues import usage
 
 logger = logging.getLogger(__name__)
 
+WITHOUT_PRICES = "it has a budget, but nothing is priced: the operator sets DRAY_PRICES_FILE"
+
 
 class Queues:
     """The use cases. Each is one transaction; changes hold from the scheduler's next round on."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(
+        self,
+        database: Database,
+        prices: PricesFile,
+        *,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
         self._database = database
+        self._prices = prices
+        self._clock = clock or database.clock
 
     async def list(self) -> views.QueuePage:
         """By name."""
-        return views.QueuePage(items=await self._database.read(_views))
+        items = await self._database.read(lambda session: _views(session, self._prices_now()))
+        return views.QueuePage(items=items)
 
     async def get(self, name: str) -> views.Queue:
         """QueueNotFound if there is none."""
-        return await self._database.read(lambda session: _view(session, name))
+        return await self._database.read(lambda session: _view(session, name, self._prices_now()))
 
     async def put(self, name: str, rules: QueueRequest, *, actor: str = ANONYMOUS) -> views.Queue:
         """Make the queue, or replace its rules. InvalidQueue if the rules contradict each other."""
 
         def work(session: Session) -> views.Queue:
-            return _store(session, Queue(name, **rules.model_dump()))
+            return _store(session, Queue(name, **rules.model_dump()), self._prices_now())
 
         view = await self._database.write(work)
         logger.info("the queue %s was set by %s", name, actor)
@@ -52,7 +70,8 @@ class Queues:
         given = changes.model_dump(exclude_unset=True)
 
         def work(session: Session) -> views.Queue:
-            return _store(session, changed(_locked(session, name), given))
+            queue = changed(_locked(session, name), given)
+            return _store(session, queue, self._prices_now())
 
         view = await self._database.write(work)
         logger.info("the queue %s was changed by %s", name, actor)
@@ -71,6 +90,32 @@ class Queues:
         await self._database.write(work)
         logger.info("the queue %s was deleted by %s", name, actor)
 
+    def _prices_now(self) -> PricesNow:
+        return PricesNow(self._prices.current(), self._clock())
+
+
+@dataclass(frozen=True)
+class PricesNow:
+    """The prices by which queues have spent, and the time; None where nothing is priced."""
+
+    current: Prices | None
+    now: datetime
+
+    def fields(self, session: Session, queues: Sequence[Queue]) -> dict[str, dict[str, Any]]:
+        """By queue, the fields of its view that say what its jobs have cost."""
+        if self.current is None:
+            return {}
+        names, currency = [queue.name for queue in queues], self.current.currency
+        found = spending.of_queues(session, names, currency, self.now)
+        return {
+            name: {
+                "spent": spent.in_all,
+                "spent_this_month": spent.this_month,
+                "currency": currency,
+            }
+            for name, spent in found.items()
+        }
+
 
 def _locked(session: Session, name: str) -> Queue:
     queue = repository.lock(session, name)
@@ -84,14 +129,14 @@ def _not_found(name: str) -> QueueNotFound:
     return QueueNotFound(f"there is no queue {name!r}", hint=hint)
 
 
-def _store(session: Session, queue: Queue) -> views.Queue:
+def _store(session: Session, queue: Queue, prices: PricesNow) -> views.Queue:
     wrong = contradiction(queue)
     if wrong is not None:
         raise InvalidQueue(wrong[1], pointer=wrong[0], hint="raise the limit or lower the quota")
     repository.put(session, queue)
     touch(session)  # what is told of jobs stays as it is until the scheduler has looked
     notify(session, QUEUE)
-    return _view(session, queue.name)
+    return _view(session, queue.name, prices)
 
 
 def _refuse_if_used(session: Session, name: str) -> None:
@@ -106,23 +151,27 @@ def _refuse_if_used(session: Session, name: str) -> None:
         )
 
 
-def _view(session: Session, name: str) -> views.Queue:
-    for view in _views(session, name):
+def _view(session: Session, name: str, prices: PricesNow) -> views.Queue:
+    for view in _views(session, prices, name):
         return view
     raise _not_found(name)
 
 
-def _views(session: Session, only: str | None = None) -> list[views.Queue]:
+def _views(session: Session, prices: PricesNow, only: str | None = None) -> list[views.Queue]:
     """All queues, or the one of this name, with the jobs in them."""
     every = repository.every(session)
+    shown = [queue for queue in every if only in (None, queue.name)]
+    costs = prices.fields(session, shown)
     used = usage.of_users(session, only)
     nodes = node_table.usable(session)
     found = []
-    for queue in every:
-        if only in (None, queue.name):
-            others = [other for other in every if other is not queue]
-            unmet = [] if nodes is None else unmet_quotas(queue, others, nodes)
-            found.append(_as_view(queue, used.get(queue.name, []), unmet))
+    for queue in shown:
+        others = [other for other in every if other is not queue]
+        unmet = [] if nodes is None else unmet_quotas(queue, others, nodes)
+        if prices.current is None and with_budget([queue]):
+            unmet.append(("budget_without_prices", WITHOUT_PRICES))
+        view = _as_view(queue, used.get(queue.name, []), unmet)
+        found.append(view.model_copy(update=costs.get(queue.name, {})))
     return found
 
 

@@ -400,6 +400,8 @@ class RayByHand:
 
     folder: Path
     slots_per_node: int = 2
+    gpus_per_node: int | None = None
+    """GPUs that Ray counts, whether or not they are there; None: those that it finds."""
     environment: dict[str, str] = field(default_factory=dict)
     nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
@@ -442,6 +444,7 @@ class RayByHand:
                     *arguments,
                     "--node-ip-address=127.0.0.1",
                     f"--num-cpus={self.slots_per_node}",
+                    *([] if self.gpus_per_node is None else [f"--num-gpus={self.gpus_per_node}"]),
                     f"--dashboard-agent-listen-port={free_port()}",
                     f"--dashboard-agent-grpc-port={free_port()}",
                     f"--metrics-export-port={free_port()}",

@@ -20,6 +20,7 @@ from tests.integration.harness import (
     assert_events_are_whole,
     digits,
     eventually,
+    script,
     spools,
     step_of,
     training_pids,
@@ -43,8 +44,9 @@ SILENCE_BOUND_S = 6.0 + 10.0
 
 @pytest.fixture(scope="module")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayByHand]:
-    """A head and two more nodes, of two slots each."""
-    cluster = RayByHand(tmp_path_factory.mktemp("ray"), environment=HEALTH_CHECKS)
+    """A head and two more nodes, of two slots each, with two GPUs that only Ray counts."""
+    folder = tmp_path_factory.mktemp("ray")
+    cluster = RayByHand(folder, gpus_per_node=2, environment=HEALTH_CHECKS)
     try:
         cluster.start("second", "third")
         yield cluster
@@ -112,6 +114,19 @@ def one_of_its_nodes(cluster: RayByHand, client: Client, job_id: str) -> str:
     """A node that carries ranks of the job, but not the head."""
     carriers = {node.node_id for node in client.cluster().nodes if job_id in node.jobs}
     return next(name for name in ("second", "third") if cluster.node_id(name) in carriers)
+
+
+@SOAK
+def test_ranks_with_parts_of_gpus_have_each_a_gpu_of_its_own(
+    client: Client, script_path: Path
+) -> None:
+    names = "'CUDA_VISIBLE_DEVICES', 'DRAY_GPU_MEMORY_FRACTION'"
+    script_path.write_text(f"import os\nprint(*(os.environ[name] for name in ({names})))")
+    shared = {"num_workers": 2, "gpus_per_worker": 0.25, "share_gpus": True}
+    job = client.wait(client.submit(script(script_path, resources=shared)).id, timeout_s=200)
+    assert job.state is JobState.SUCCEEDED, job.reason
+    assert sorted(text for _, _, text in log_of(client, job.id)) == ["0 0.25", "1 0.25"]
+    assert [attempt.attempt for attempt in client.attempts(job.id)] == [1]
 
 
 @SOAK

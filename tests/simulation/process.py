@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray_workers.shared.contracts import AttemptSpec, Drill, Grant, PollReply, Recall
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
+from service.costs.prices_file import PricesFile
 from service.domain.errors import DatabaseUnavailable
 from service.loops.timings import LoopTimings
 from service.runtime import Runtime
@@ -51,7 +52,8 @@ class Process:
         self._going.set()
         self._calls: dict[asyncio.Task[Any], None] = {}
         database = SimDatabase(world.engine, self, world.now, lambda: world.now() + clock_error)
-        self.runtime = Runtime(world.settings, database, world.storage, None, TIMINGS)
+        prices = PricesFile(None)
+        self.runtime = Runtime(world.settings, database, world.storage, None, TIMINGS, prices)
         self._begin(self._open())
 
     async def _open(self) -> None:

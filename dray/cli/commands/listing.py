@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dray.cli import completion
-from dray.cli.base import AsJson, app, connect
+from dray.cli.base import AsJson, app, connect, moment
 from dray.cli.choosing import label_pairs, state_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
 
     from dray.views import Job, JobArray
 
@@ -73,8 +72,8 @@ def list_jobs(
             project=project,
             array=array,
             collapse_arrays=not (each or as_json or array),
-            created_after=_moment(since, "--since"),
-            created_before=_moment(until, "--until"),
+            created_after=moment(since, "--since"),
+            created_before=moment(until, "--until"),
             page_size=500 if everything else min(limit + 1, 500),
         )
         jobs = list(found if everything else islice(found, limit + 1))
@@ -133,24 +132,3 @@ def _metric(job: Job, wanted: str | None) -> str | None:
     names = (wanted,) if wanted else (judged_by, *_METRICS, *sorted(job.summary))
     found = next((name for name in names if name in job.summary), None)
     return None if found is None else f"{found} {number(job.summary[found])}"
-
-
-def _moment(text: str | None, option: str) -> datetime | None:
-    """A time ago (`90s`, `2h`, `3d`) or ISO 8601, in this machine's time zone unless it names
-    one."""
-    import re
-    from datetime import UTC, datetime, timedelta
-
-    if text is None:
-        return None
-    ago = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
-    if ago:
-        unit = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}[ago[2]]
-        return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * unit)
-    try:
-        return datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(
-            f"{text!r} is no time: write 90s, 2h, 3d, 2026-01-31 or 2026-01-31T12:00:00Z",
-            param_hint=option,
-        ) from None

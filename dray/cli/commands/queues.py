@@ -87,6 +87,12 @@ def set_queue(
     max_priority: Annotated[
         str | None, _number_option("Highest priority that may be submitted.")
     ] = None,
+    budget: Annotated[
+        str | None, _number_option("Most that its jobs may cost in all; then none starts.")
+    ] = None,
+    monthly_budget: Annotated[
+        str | None, _number_option("Most that its jobs may cost in each month.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Change rules of a queue, or make one; for admins.
@@ -109,8 +115,10 @@ def set_queue(
     for rule, text in counts.items():
         if text is not None:
             rules[rule] = _number(text, int, f"--{rule.replace('_', '-')}")
-    if weight is not None:
-        rules["weight"] = _number(weight, float, "--weight")
+    amounts = {"weight": weight, "budget": budget, "monthly_budget": monthly_budget}
+    for rule, text in amounts.items():
+        if text is not None:
+            rules[rule] = _number(text, float, f"--{rule.replace('_', '-')}")
     with connect() as client:
         queue = client.set_queue(name, **rules)
     write_json(queue) if as_json else _show(queue)
@@ -222,6 +230,7 @@ def _show(queue: Queue) -> None:
             _limits(queue.user_limit, queue.max_running_per_user, queue.max_queued_per_user),
         ),
         ("priority", f"up to {queue.max_priority}"),
+        *_costs(queue),
         ("waiting", _waiting(queue)),
         ("running", queue.num_running),
         ("holds", _amounts(queue.holds)),
@@ -235,6 +244,27 @@ def _show(queue: Queue) -> None:
             ("USER", "WAITING", "RUNNING", "HOLDS"),
             ((u.owner, u.num_waiting, u.num_running, _amounts(u.holds)) for u in queue.users),
         )
+
+
+def _costs(queue: Queue) -> list[tuple[str, object]]:
+    """The budgets and what is spent of them; nothing where nothing is priced."""
+    currency = queue.currency or ""
+    parts = (
+        ("budget", queue.budget, queue.spent),
+        ("each month", queue.monthly_budget, queue.spent_this_month),
+    )
+    return [
+        (name, _of_budget(budget, spent, currency))
+        for name, budget, spent in parts
+        if budget is not None or spent is not None
+    ]
+
+
+def _of_budget(budget: float | None, spent: float | None, currency: str) -> str:
+    from dray.units import money
+
+    most = "none" if budget is None else money(budget, currency).rstrip()
+    return most if spent is None else f"{most}, {money(spent, currency)} spent"
 
 
 def _waiting(queue: Queue) -> str:

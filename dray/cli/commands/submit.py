@@ -52,7 +52,9 @@ def submit(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="How many workers it has.")] = None,
-    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs of each worker: 0 or 1.")] = None,
+    gpus: Annotated[
+        float | None, typer.Option(help="GPUs of each worker: 0, 1, or 0.5 to share each.")
+    ] = None,
     after: Annotated[
         list[str] | None,
         typer.Option(metavar="JOB", help="Start after the success of this job or array."),
@@ -102,7 +104,8 @@ def submit(
     shortcuts = {
         "name": name,
         "resources.num_workers": workers,
-        "resources.gpus_per_worker": gpus,
+        "resources.gpus_per_worker": None if gpus is None else f"{gpus:g}",
+        "resources.share_gpus": "true" if gpus is not None and 0 < gpus < 1 else None,
         "array.size": array,
         "array.max_running": max_running,
     }

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dray.cli.display import terminal
+from dray.units import money
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -159,6 +160,7 @@ def show_job(job: views.Job) -> None:
         ("workers", job.world_size),
         ("step", _how_far(job)),
         ("goodput", goodput(job)),
+        *([] if job.cost is None else [("cost", cost(job.cost))]),
         ("created", job.created_at),
         ("started", job.started_at),
         ("finished", job.finished_at),
@@ -222,6 +224,14 @@ def goodput(job: views.Job) -> str | None:
             "recovered once" if job.recoveries == 1 else f"recovered {job.recoveries} times"
         )
     return "; ".join(parts) or None
+
+
+def cost(spent: views.Cost) -> str:
+    """`12.50 EUR: useful 11.20, wasted 1.30`."""
+    parts = [("useful", spent.useful), ("wasted", spent.wasted), ("unreported", spent.unreported)]
+    divided = ", ".join(f"{name} {amount:,.2f}" for name, amount in parts if amount >= 0.005)
+    whole = money(spent.total, spent.currency)
+    return f"{whole}: {divided}" if divided else whole
 
 
 def summary(job: views.Job) -> str:

@@ -308,6 +308,8 @@ class ForkServer:
 
     def _record(self, client: Client, session: Session) -> session_records.SessionRecord:
         described = _described(client)
+        task = client.request.get("task", {})
+        resources = task.get("spec", {}).get("resources", {})
         return session_records.SessionRecord(
             place=self._place,
             boot_id=self._boot_id,
@@ -319,7 +321,8 @@ class ForkServer:
             job_id=described["job_id"],
             attempt=described["attempt"],
             rank=described["rank"],
-            gpus=client.request.get("task", {}).get("env", {}).get("CUDA_VISIBLE_DEVICES", ""),
+            gpus=task.get("env", {}).get("CUDA_VISIBLE_DEVICES", ""),
+            shares_gpus=resources.get("share_gpus", False),
         )
 
     def _write_down(self, client: Client, session: Session) -> None:

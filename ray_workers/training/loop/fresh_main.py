@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from importlib import metadata
 from typing import Any
 
 from dray import train
@@ -21,6 +22,7 @@ from ray_workers.shared.contracts import Cause, RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.processes.stack_writer import dump_on
 from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
+from ray_workers.training.core import gpu_memory_cap
 from ray_workers.training.core.error_chain import PEER_IS_GONE, is_deterministic
 from ray_workers.training.loop.ending import RankEnd, flush_output
 from ray_workers.training.loop.script import Program, run_script
@@ -40,6 +42,7 @@ def main() -> int:
         secrets = _secrets(task, given["secrets"])
         masker = Masker(secrets)
         os.environ.update(secrets)
+        os.environ.update(gpu_memory_cap.for_torch(_torch_version(), os.environ))
         run_script(program, task, page)
         train.wait_until_written(page.move)
         return 0
@@ -64,6 +67,14 @@ def _begin_page(prefix: str) -> HeartbeatPage:
     page = HeartbeatPage(heartbeat.page_path(prefix), goes_on=True)
     dump_on(signal.SIGUSR2, heartbeat.stack_path(prefix))
     return page
+
+
+def _torch_version() -> str | None:
+    """That of the program's environment, which is not imported for it; None if it has none."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _secrets(task: RankTask, names: list[str]) -> dict[str, str]:

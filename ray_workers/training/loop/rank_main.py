@@ -23,9 +23,9 @@ from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
 from ray_workers.shared.folders.script_paths import checkpoint_dir, output_dir
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.processes.stack_writer import dump_on
-from ray_workers.training.core import elastic_error
+from ray_workers.training.core import elastic_error, gpu_memory_cap
 from ray_workers.training.core.errors import cause_of
-from ray_workers.training.devices import is_gpu, module_of
+from ray_workers.training.devices import cap_memory_when_used, is_gpu, module_of
 from ray_workers.training.loop import frameworks, job_environment
 from ray_workers.training.loop.ending import RankEnd, flush_output
 from ray_workers.training.loop.run import run
@@ -63,6 +63,8 @@ def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> int:
         program = None if spec.script is None else _program(spec.script.for_rank(task.rank))
         job_environment.enter(task, spec.environment, program)
         if program is not None:
+            if 0 < (share := spec.resources.gpus_per_worker) < 1:
+                cap_memory_when_used(share)
             run_script(program, task, page)
         else:
             _run_recipe(task, spec, page)
@@ -132,6 +134,8 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
         variables["DRAY_OUTPUT_DIR"] = str(output_dir(folders))
         variables["DRAY_CHECKPOINT_DIR"] = str(checkpoint_dir(folders, task.folder_url))
         variables = frameworks.adapted(variables, task, spec.script)
+    if 0 < (share := spec.resources.gpus_per_worker) < 1:
+        variables |= gpu_memory_cap.told(share)
     own = spec.environment.env if spec.environment is not None else {}
     return variables | own | dict(task.env)
 
@@ -177,6 +181,8 @@ def _run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
     assert spec.recipe is not None
     if is_gpu(device := torch.device(task.device)):
         module_of(device).set_device(0)
+        if (share := spec.resources.gpus_per_worker) < 1:
+            module_of(device).set_per_process_memory_fraction(share, 0)
     if isinstance(spec.model, Imported):
         sys.path.insert(0, task.work_dir)
     run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy), page)

@@ -148,6 +148,7 @@ class RayCluster:
             full=joined.full,
             quarantined=joined.quarantined,
             drained_by=drained_by,
+            labels=dict(node.get("Labels") or {}),
         )
 
     def _keep_warm(self, node: Mapping[str, Any]) -> None:

@@ -24,6 +24,12 @@ def nodes(session: Session) -> list[NodeRow]:
     return list(session.scalars(select(NodeRow).order_by(NodeRow.node_id)))
 
 
+def labels(session: Session, node_ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """By node id, of those of these nodes that were seen last."""
+    query = select(NodeRow.node_id, NodeRow.labels).where(NodeRow.node_id.in_(node_ids))
+    return {row.node_id: row.labels for row in session.execute(query)}
+
+
 def put(session: Session, row: ClusterRow) -> None:
     _overwrite(session, [row])
 

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import AttemptRow, ClusterRow, EventRow, JobLabelRow, JobRow
-from service.db.repositories.bulk import table_of
+from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 
 def get(session: Session, job_id: str) -> JobRow | None:
@@ -63,7 +63,7 @@ def labels(session: Session, job_ids: Sequence[str]) -> dict[str, dict[str, str]
 _STATUS = (
     *("id", "name", "owner", "project", "queue", "priority", "spec", "attempt", "world_size"),
     *("state", "reason_code", "reason_message", "position", "progress", "summary"),
-    *("warnings", "recoveries", "slot_seconds", "held_by"),
+    *("warnings", "recoveries", "slot_seconds", "cost", "held_by"),
     *("array_id", "array_index"),
     *("created_at", "started_at", "first_step_at", "finished_at"),
 )
@@ -238,6 +238,27 @@ def _note_waiting() -> Update:
         .where(table.c.id == bindparam("job_id"), table.c.state == JobState.QUEUED)
         .values({name: bindparam(f"new_{name}", type_=table.c[name].type) for name in names})
     )
+
+
+def count_events_of_waiting(
+    session: Session, job_ids: Sequence[str], code: str
+) -> Sequence[Row[str, int, int]]:
+    """(id, number of its next event, attempt) of those of these jobs that wait and whose newest
+    event has not this code."""
+    newest = select(EventRow.seq).where(
+        EventRow.job_id == JobRow.id, EventRow.seq == JobRow.event_seq, EventRow.code == code
+    )
+    found: list[Row[str, int, int]] = []
+    for some in in_chunks(job_ids, CHUNK):
+        here = JobRow.id.in_(some), JobRow.state == JobState.QUEUED, ~newest.exists()
+        found += session.execute(
+            update(JobRow)
+            .where(*here)
+            .values(event_seq=JobRow.event_seq + 1)
+            .returning(JobRow.id, JobRow.event_seq, JobRow.attempt)
+            .execution_options(synchronize_session=False)
+        ).all()
+    return found
 
 
 def ahead_of(session: Session, row: JobRow, limit: int) -> tuple[int, list[JobRow]]:

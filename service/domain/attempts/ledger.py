@@ -49,6 +49,19 @@ def useful_share(ledger: Ledger) -> float | None:
     return None if is_unknown or held <= 0 else useful / held
 
 
+def useful_and_unreported(ledger: Ledger) -> tuple[float, float]:
+    """Shares of the time that slots were held: of useful time, and of time whose use nobody can
+    say, which is all of an empty ledger."""
+    held = total(ledger)
+    if held <= 0:
+        return 0.0, 1.0
+    useful, unreported = (
+        ledger.get(category, 0.0) / held
+        for category in (TimeCategory.USEFUL, TimeCategory.UNREPORTED)
+    )
+    return useful, unreported
+
+
 def replaced(whole: Ledger, before: Ledger, after: Ledger) -> dict[str, float]:
     """The sum `whole` of several attempts once one of them says `after`, having said `before`."""
     return {

@@ -208,7 +208,7 @@ class _Trial:
         for part in ask.slices:
             if part.node_id not in self._nodes:
                 free = self._pool.at(part.node_id)
-                self._nodes[part.node_id] = free and (free, self._kind.fits(free))
+                self._nodes[part.node_id] = None if free is None else (free, self._kind.fits(free))
             there = self._nodes[part.node_id]
             if there:
                 times = sign * part.num_workers

@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 
 from service.domain.scheduling.order import SIZE_POWER, share_of
 from service.domain.scheduling.queues import amounts
-from service.domain.scheduling.slots import EPSILON, Kind, Request, bundle_of, needs
+from service.domain.scheduling.slots import (
+    EPSILON,
+    NUM_GPUS,
+    WHOLE_GPUS,
+    Kind,
+    Request,
+    bundle_of,
+    is_part_of_gpu,
+    needs,
+)
 
 
 class WorkerKind:
@@ -70,18 +79,36 @@ class Gangs:
             gang = self._gangs[key] = Gang(request, kind, share_of(request, self._total))
         return gang
 
-    def name_all(self) -> None:
+    def name_all(self, *, shares_gpus: bool = False) -> None:
         """From here on vectors have the resources that were asked for until now. Jobs of gangs that
-        come later only hold slots."""
-        self.names = tuple(
-            dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
-        )
+        come later only hold slots. shares_gpus: whether jobs that run have parts of GPUs."""
+        names = dict.fromkeys(name for kind in self._kinds.values() for name in kind.bundle)
+        shares_gpus = shares_gpus or any(is_part_of_gpu(k.bundle) for k in self._kinds.values())
+        if "GPU" in names and shares_gpus:
+            names |= dict.fromkeys((NUM_GPUS, WHOLE_GPUS))
+        self.names = tuple(names)
         for kind in self._kinds.values():
             self._measure(kind)
 
     def vector(self, resources: Mapping[str, float]) -> tuple[float, ...]:
-        return tuple([resources.get(name, 0.0) for name in self.names])
+        """Of what a node has."""
+        return tuple([_amount(resources, name) for name in self.names])
 
     def _measure(self, kind: WorkerKind) -> None:
-        kind.vector = self.vector(kind.bundle)
-        kind.demand = tuple((at, each) for at, each in enumerate(kind.vector) if each > 0)
+        """No two workers of a job share a GPU: parts of GPUs need as many GPUs as workers, whole
+        ones need GPUs of which nobody has a part. A part may be the only one on its GPU."""
+        taken = {**kind.bundle, NUM_GPUS: 0.0, WHOLE_GPUS: math.ceil(kind.bundle.get("GPU", 0.0))}
+        kind.vector = tuple([taken.get(name, 0.0) for name in self.names])
+        is_part = is_part_of_gpu(kind.bundle)
+        needed = {**taken, NUM_GPUS: 1.0, WHOLE_GPUS: 0.0} if is_part else taken
+        kind.demand = tuple(
+            (at, needed[name]) for at, name in enumerate(self.names) if needed.get(name, 0.0) > 0
+        )
+
+
+def _amount(resources: Mapping[str, float], name: str) -> float:
+    amount = resources.get(name)
+    if amount is None and name in (NUM_GPUS, WHOLE_GPUS):
+        gpus = resources.get("GPU", 0.0)
+        return math.ceil(gpus - EPSILON) if name == NUM_GPUS else gpus
+    return amount or 0.0

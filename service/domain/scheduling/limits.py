@@ -20,6 +20,7 @@ from service.domain.scheduling.slots import EPSILON, Holder, Request, count, nee
 
 QUEUE_LIMIT = "queue_limit"
 USER_LIMIT = "user_limit"
+BUDGET_USED_UP = "budget_used_up"
 HELD = "held"
 
 
@@ -72,13 +73,17 @@ class _Scope:
 class AccountLimits:
     """The limits that hold for the jobs of one user in one queue: the user's first."""
 
-    def __init__(self, scopes: Sequence[_Scope]) -> None:
+    def __init__(self, scopes: Sequence[_Scope], closed: Room | None = None) -> None:
+        """closed: what all are told where no job starts."""
         self._scopes = scopes
+        self._closed = closed
 
     def room(self, job_id: str, kind: WorkerKind, least: int) -> Room:
         """The workers that all limits leave to a job, beside those that it has. If these are fewer
         than `least`, and the user's limit is one reason, then that is the one told: it keeps back
         nobody else."""
+        if self._closed is not None:
+            return self._closed
         most = UNLIMITED.workers
         for scope in self._scopes:
             workers, resource = _left(scope, job_id, kind)
@@ -113,7 +118,14 @@ class AccountLimits:
 class QueueLimits:
     """The room that is left under the limits while one plan is made."""
 
-    def __init__(self, queues: Iterable[Queue], holders: Iterable[Holder] = ()) -> None:
+    def __init__(
+        self,
+        queues: Iterable[Queue],
+        holders: Iterable[Holder] = (),
+        used_up: Mapping[str, str] | None = None,
+    ) -> None:
+        """used_up: by queue, why no more of its jobs start, since its budget is used up."""
+        self._used_up = used_up or {}
         self._queues = {queue.name: queue for queue in queues}
         self._of_queues: dict[str, _Use] = defaultdict(_Use)
         self._of_accounts: dict[Account, AccountLimits | None] = {}
@@ -127,7 +139,9 @@ class QueueLimits:
         if account in self._of_accounts:
             return self._of_accounts[account]
         scopes = [scope for scope in self._made(*account) if not scope.limits_nothing]
-        limits = AccountLimits(scopes) if scopes else None
+        why = self._used_up.get(account[0])
+        closed = None if why is None else Room(0, BUDGET_USED_UP, why)
+        limits = AccountLimits(scopes, closed) if scopes or closed else None
         self._of_accounts[account] = limits
         return limits
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -42,10 +42,17 @@ from service.domain.scheduling.obstacles import Reason as Reason
 from service.domain.scheduling.pools import Offer, Pool, Stock, When
 from service.domain.scheduling.queues import DEFAULT, Queue
 from service.domain.scheduling.slots import EPSILON as EPSILON
+from service.domain.scheduling.slots import (
+    WHOLE_GPUS,
+    amount_of,
+    count,
+    is_part_of_gpu,
+    needs,
+    workers,
+)
 from service.domain.scheduling.slots import Holder as Holder
 from service.domain.scheduling.slots import Node as Node
 from service.domain.scheduling.slots import Request as Request
-from service.domain.scheduling.slots import amount_of, count, needs, workers
 from service.domain.scheduling.slots import fits as fits
 from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
@@ -121,6 +128,8 @@ class Snapshot:
     """Cluster-seconds that users have used of late, by queue and user."""
     running_of_arrays: Mapping[str, int] = field(default_factory=dict)
     """Number of jobs with slots, by array."""
+    used_up: Mapping[str, str] = field(default_factory=dict)
+    """By queue, why none of its jobs starts: its budget is used up."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +208,8 @@ def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
     if most:
         return Reason(
             "unsatisfiable",
-            f"{needs(request)}, but the whole cluster has room for {most} at once",
+            f"{needs(request)}, but the whole cluster has room for {most} at once"
+            + (", each on another GPU" if is_part_of_gpu(request.bundle) else ""),
         )
     lacking = [
         (name, amount, max((total.get(name, 0.0) for total in totals), default=0.0))
@@ -240,7 +250,7 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
     of_queue = [gangs.of(job.request) for job in snapshot.queue]
     for group in snapshot.growing:
         gangs.of(group.request)
-    gangs.name_all()
+    gangs.name_all(shares_gpus=any(WHOLE_GPUS in node.available_to_us for node in accepted))
     standings = _Standings(snapshot, gangs)
     ranks = [standings.rank(job, gang) for job, gang in zip(snapshot.queue, of_queue, strict=True)]
     # Sorted are places, and no pairs: a collector of garbage goes through all that is made here.
@@ -276,11 +286,10 @@ class _Standings:
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs) -> None:
         self._guaranteed = _within_quota(snapshot, gangs)
-        # An account whose jobs are all held could not use its share.
+        # An account whose jobs are all kept back could not use its share.
         active = {(job.queue, job.owner) for job in snapshot.running}
-        active.update(
-            [(j.queue, j.owner) for j in snapshot.queue if j.held is None and not j.after]
-        )
+        used_up = snapshot.used_up
+        active.update([(j.queue, j.owner) for j in snapshot.queue if not _is_kept_back(j, used_up)])
         self._standings = shares.Standings(snapshot.queues, snapshot.used_s, active)
         self._of_accounts: dict[shares.Account, tuple[shares.Turn, bool]] = {}
 
@@ -316,15 +325,20 @@ def _within_quota(snapshot: Snapshot, gangs: Gangs) -> set[str]:
     in_arrays = Counter(snapshot.running_of_arrays)
     claims = []
     for job in there:
-        if isinstance(job, RunningJob) or _may_claim(job, in_arrays):
+        if isinstance(job, RunningJob) or _may_claim(job, in_arrays, snapshot.used_up):
             gang = gangs.of(job.request)
             claims.append(shares.Claim(job.job_id, job.queue, gang.kind.counted, gang.least))
     return shares.within_quota(snapshot.queues, claims)
 
 
-def _may_claim(job: WaitingJob, in_arrays: Counter[str]) -> bool:
+def _is_kept_back(job: WaitingJob, used_up: Collection[str]) -> bool:
+    """Whether the job does not start before something happens that is not the scheduler's."""
+    return bool(job.held or job.after) or job.queue in used_up
+
+
+def _may_claim(job: WaitingJob, in_arrays: Counter[str], used_up: Collection[str]) -> bool:
     """Whether the job could start if there were slots. in_arrays: members that count already."""
-    if job.after or job.held or job.preparing or job.not_before:
+    if _is_kept_back(job, used_up) or job.preparing or job.not_before:
         return False
     if job.array is not None:
         in_arrays[job.array.array_id] += 1
@@ -381,7 +395,7 @@ class _Round:
         """Without what is reserved by blocked jobs ahead."""
         self._passable = Offer(self._stock)
         """Without what is reserved by those of them that have waited for long."""
-        self._limits = QueueLimits(snapshot.queues, snapshot.holders)
+        self._limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up)
         for group in snapshot.growing:
             limits = self._limits.of((group.queue, group.owner))
             if limits is not None:

@@ -36,6 +36,10 @@ class Queue:
     max_queued_per_user: int | None = None
     max_priority: int = 100
     """The highest that a user may give."""
+    budget: float | None = None
+    """The most that its jobs may cost, in the currency of the prices; then none of them starts."""
+    monthly_budget: float | None = None
+    """The same in each month, by UTC."""
 
     @property
     def bounds_waiting(self) -> bool:

@@ -19,6 +19,11 @@ EPSILON = 1e-6
 Kind = tuple[tuple[str, float], ...]
 """A bundle, to look things up by it."""
 
+NUM_GPUS = "number of GPUs"
+"""Of what a node has free: how many GPUs it has. Workers never ask for it."""
+WHOLE_GPUS = "whole GPUs"
+"""The same: GPUs of which nobody has a part. Both are there only while GPUs are shared."""
+
 ACCELERATOR_SHARE = 0.001
 """The amount of `accelerator_type:X` that Ray itself asks for to bind a worker to such a node."""
 
@@ -102,13 +107,54 @@ def held_on(node_id: str, holders: Sequence[Holder]) -> dict[str, float]:
 
 
 def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
-    """How many workers with this bundle the free resources carry."""
+    """How many workers of one job with this bundle the free resources carry. No two of them share a
+    GPU."""
     counts = [
         math.floor((free.get(name, 0.0) + EPSILON) / amount)
         for name, amount in bundle.items()
         if amount > 0
     ]
+    if gpus := bundle.get("GPU"):
+        counts.append(_gpus_apart(gpus, free))
     return max(0, min(counts, default=0))
+
+
+def is_part_of_gpu(bundle: Mapping[str, float]) -> bool:
+    """Whether each worker asks for a part of a GPU, and others may have the rest."""
+    return 0 < bundle.get("GPU", 0.0) < 1
+
+
+def _gpus_apart(gpus: float, free: Mapping[str, float]) -> int:
+    """How many workers find GPUs that none of the others has."""
+    left = free.get("GPU", 0.0)
+    if gpus < 1:
+        return math.floor(free.get(NUM_GPUS, math.ceil(left - EPSILON)))
+    return math.floor((free.get(WHOLE_GPUS, left) + EPSILON) / gpus)
+
+
+def parts_on(node_id: str, holders: Sequence[Holder]) -> list[tuple[float, int]]:
+    """Of each holder that has parts of GPUs on a node, the part of a worker and their number."""
+    counts = (
+        (holder.bundle["GPU"], sum(s.num_workers for s in holder.slices if s.node_id == node_id))
+        for holder in holders
+        if is_part_of_gpu(holder.bundle)
+    )
+    return [(part, number) for part, number in counts if number]
+
+
+def with_shared_gpus(
+    free: Mapping[str, float], total: Mapping[str, float], parts: Sequence[tuple[float, int]]
+) -> dict[str, float]:
+    """The free resources of a node with `NUM_GPUS` and `WHOLE_GPUS`.
+
+    parts: of each job that has parts of GPUs there, the part of each worker and their number. Ray
+    fills one GPU after the other, so they are taken to be on as few as can be; if they are on
+    more, a start fails, and is tried again.
+    """
+    held = math.fsum(part * number for part, number in parts)
+    touched = max([math.ceil(held - EPSILON), *(number for _, number in parts)])
+    whole = math.floor(free.get("GPU", 0.0) + held + EPSILON) - touched
+    return {**free, NUM_GPUS: math.floor(total.get("GPU", 0.0)), WHOLE_GPUS: max(0, whole)}
 
 
 def count(slices: Sequence[Slice]) -> int:
@@ -119,6 +165,8 @@ def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None
     """Return so many bundles; `times` may be negative, to take what was returned."""
     for name, amount in bundle.items():
         free[name] = free.get(name, 0.0) + times * amount
+    if WHOLE_GPUS in free:  # a worker's part may be the only one on its GPU
+        free[WHOLE_GPUS] += times * math.ceil(bundle.get("GPU", 0.0))
 
 
 def needs(request: Request) -> str:

@@ -66,7 +66,8 @@ class LiveServer:
         port = self._server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         runtime = self.context.runtime
-        self.hands = Service(runtime.database, runtime.storage, self.settings.home)
+        prices = {"prices_file": self.settings.prices_file}
+        self.hands = Service(runtime.database, runtime.storage, self.settings.home, **prices)
         self.hands.now = datetime.now(UTC)
 
     def stop(self) -> None:

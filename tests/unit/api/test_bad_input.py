@@ -198,7 +198,7 @@ for value in ("0", "-1", "1.5", "true", '"2"', "null", "4097"):
         "/resources/num_workers",
         "",
     )
-for value in ("-1", "true", "2", "0.5"):
+for value in ("-1", "true", "2", "1.5", "0.001", "0.33333", "1e300", '"0.5"', "NaN"):
     INVALID[f"gpus_per_worker {value}"] = (
         raw(value, "resources", "gpus_per_worker"),
         "/resources/gpus_per_worker",

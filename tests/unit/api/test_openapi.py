@@ -54,6 +54,7 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
         ),
         "/v1/queues",
         "/v1/queues/{name}",
+        "/v1/costs",
         "/v1/plan",
         "/v1/cluster",
         "/v1/schema",

@@ -26,6 +26,8 @@ from ray_workers.shared.contracts import (
     attempt_prefix,
 )
 from service.config.settings import Settings
+from service.costs.prices_file import PricesFile
+from service.costs.reports import Costs
 from service.db.repositories import attempts, jobs
 from service.db.session import Database
 from service.ingest import attempt_results
@@ -133,7 +135,9 @@ class Service:
         self.jobs = Jobs(database, storage, database.signals, self.settings, clock=lambda: self.now)
         self.reading = Queries(database, storage, database.signals, self.settings)
         self.changes = JobChanges(database, clock=lambda: self.now)
-        self.queues = Queues(database)
+        self.prices = PricesFile(self.settings.prices_file)
+        self.queues = Queues(database, self.prices, clock=lambda: self.now)
+        self.costs = Costs(database, self.prices, clock=lambda: self.now)
         self.faults = FaultService(database, self.settings, clock=lambda: self.now)
         self._cursors: dict[tuple[str, int], int] = {}
 
@@ -211,7 +215,10 @@ class Service:
     def store(self, job_id: str, attempt: int, reply: PollReply, **more: Any) -> Recorded:
         return self.database.write_sync(
             lambda session: attempt_results.record(
-                session, self.storage, job_id, attempt, reply, self.now, **more
+                session,
+                self.storage,
+                *(job_id, attempt, reply, self.now),
+                **{"prices": self.prices.current(), **more},
             )
         )
 

@@ -86,6 +86,11 @@ BAD_RULES: list[tuple[Any, str, str]] = [
     ({"max_running": -1}, "/max_running", "greater than or equal to 0"),
     ({"max_priority": 101}, "/max_priority", "less than or equal to 100"),
     ({"wieght": 1}, "/wieght", "no field"),
+    ({"budget": -1}, "/budget", "greater than or equal to 0"),
+    ({"monthly_budget": 1e300}, "/monthly_budget", "less than or equal to 10"),
+    ({"budget": 10**400}, "/budget", "must be a finite number"),
+    ({"budget": "100"}, "/budget", "must be a number"),
+    ({"budget": True}, "/budget", "must be a number"),
 ]
 
 
@@ -102,7 +107,9 @@ def test_bad_rules_are_told_with_their_place(
     assert held(guarded) == before
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"weight": NaN}', b'{"weight": 1e999}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b'{"weight": NaN}', b'{"weight": 1e999}', b'{"budget": NaN}']
+)
 def test_a_body_that_is_no_document_is_refused(
     guarded: LiveServer, root: httpx.Client, body: bytes
 ) -> None:

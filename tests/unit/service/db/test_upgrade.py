@@ -108,6 +108,7 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
             min_workers=1,
             recoveries=2,
             slot_seconds=HELD,
+            cost={"currency": "EUR", "total": 2.0, "useful": 1.5, "wasted": 0.5, "unreported": 0.0},
         ),
     )
     url = storage.url_of(f"{attempt_prefix(JOB, 1)}/checkpoints/step-5")
@@ -135,6 +136,8 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
             "attempt": 1,
             "phase": "ended",
             "slices": [],
+            "held": {"node-a": {"labels": {"zone": "a"}, "slot_seconds": 40.0}},
+            "held_until": START,
             "carriers": ["node-a"],
             "bundle": {"CPU": 1.0},
             "world_size": 1,
@@ -219,6 +222,10 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
             "created_at": START,
         },
     )
+    cost = {"slot_seconds": 40.0, "total": 2.0, "useful": 1.5, "unreported": 0.0}
+    of = {"job_id": JOB, "attempt": 1, "queue": "default", "owner": "ann", "currency": "EUR"}
+    span = {"since": START, "until": START + timedelta(seconds=40)}
+    yield models.AttemptCostRow, {**of, **span, **cost}
     yield from faults()
     yield from surroundings()
 

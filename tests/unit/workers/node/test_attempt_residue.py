@@ -97,6 +97,14 @@ def test_memory_of_the_dead_keeps_a_gpu_from_being_free(tmp_path: Path, holder: 
     assert session_records.read_sessions(tmp_path) == [], "it is done with"
 
 
+def test_memory_of_others_on_a_shared_gpu_keeps_no_slot(tmp_path: Path) -> None:
+    """In a container the processes of other jobs there have no name that this node knows."""
+    shared = record(pid=OF_THE_DEAD, gpus="0", shares_gpus=True)
+    session_records.write_session(tmp_path, shared)
+    assert left(tmp_path, gpu=FakeGpuMemory({OF_THE_DEAD: 1, NOBODY: 2})).gpu_bytes == {"0": 1}
+    assert not left(tmp_path, gpu=FakeGpuMemory({NOBODY: 2}))
+
+
 def test_of_a_gpu_is_asked_only_when_its_processes_are_gone(tmp_path: Path) -> None:
     session_records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="0"))
     session_records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="1", attempt=2))

@@ -38,7 +38,7 @@ class Cluster:
             slots: Any = Slots(Slice(node_id, len(seats)), f"group of {seats}")  # type: ignore[arg-type]
             self.group.slots.append(slots)
             self.group.members += (
-                Member(seat, seat, 0, 0, slots, (node_id, seat)) for seat in seats
+                Member(seat, seat, 0, 0, slots, 0, 1, (node_id, seat)) for seat in seats
             )
 
     def _end(self, actor: tuple[str, int]) -> None:

@@ -1,0 +1,54 @@
+"""/v1/costs: what users and queues have cost."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Query as QueryParameters
+
+from api.context import Caller, Query, TheContext, TheCosts
+from api.http.caching import answer
+from api.http.times import Time
+from api.problems import Refused, declare
+from dray import views
+
+router = APIRouter(prefix="/v1/costs", tags=["costs"])
+
+
+class CostQuery(Query):
+    by: Literal["user", "queue"] = "user"
+    """By user or by queue, costs are summed up."""
+    since: Time | None = None
+    """From this time on (RFC 3339); by default from the beginning of this month, in UTC."""
+    until: Time | None = None
+    """Up to this time (RFC 3339); by default up to now."""
+
+
+@router.get(
+    "",
+    operation_id="report_costs",
+    response_model=views.CostReport,
+    responses=declare("invalid_parameter"),
+)
+async def report(
+    request: Request,
+    context: TheContext,
+    costs: TheCosts,
+    caller: Caller,
+    query: Annotated[CostQuery, QueryParameters()],
+) -> Response:
+    """Report the cost of each user, or of the jobs of each queue, in a span of time, the dearest
+    first. Admins see everybody's costs, others their own. An attempt that lies partly in the span
+    counts by that part of its time."""
+    _refuse_empty(query.since, query.until)
+    owner = None if context.authority.is_admin(caller) else caller
+    found = await costs.report(query.by, since=query.since, until=query.until, owner=owner)
+    return answer(request, found)
+
+
+def _refuse_empty(since: datetime | None, until: datetime | None) -> None:
+    if since is not None and until is not None and until <= since:
+        hint = "give an earlier since or a later until"
+        raise Refused("invalid_parameter", "until is not later than since", "/until", hint)

@@ -1,0 +1,92 @@
+"""The command that reports what users and queues have cost."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dray.cli.base import AsJson, app, connect, moment
+
+if TYPE_CHECKING:
+    from dray.views import CostReport, Price
+
+
+class CostsBy(StrEnum):
+    """By user or by queue, costs are summed up."""
+
+    USER = "user"
+    QUEUE = "queue"
+
+
+@app.command()
+def costs(
+    by: Annotated[CostsBy, typer.Option(help="Sum up by user or by queue.")] = CostsBy.USER,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Since then, such as 7d or 2026-01-31; else this month."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Until then; else until now.")
+    ] = None,
+    prices: Annotated[
+        bool, typer.Option("--prices", help="Show the prices of resources instead.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Report what jobs have cost; your own, and for admins everybody's."""
+    from dray.cli.display.output import warn, write_json
+
+    with connect() as client:
+        report = client.costs(
+            by.value, since=moment(since, "--since"), until=moment(until, "--until")
+        )
+    if as_json:
+        write_json(report)
+        return
+    _show_prices(report.prices) if prices else _show(report)
+    for warning in report.warnings:
+        warn(f"warning: {warning.message}")
+
+
+def _show(report: CostReport) -> None:
+    from dray.cli.display.output import cell, say
+    from dray.cli.display.tables import table
+    from dray.units import money
+
+    say(f"from {cell(report.since)} to {cell(report.until)}")
+    table(
+        (report.by.upper(), "COST", "USEFUL", "WASTED", "UNREPORTED", "SLOT HOURS", "JOBS"),
+        (
+            (
+                item.name,
+                money(item.cost.total, item.cost.currency),
+                *(f"{part:,.2f}" for part in (item.cost.useful, item.cost.wasted)),
+                f"{item.cost.unreported:,.2f}" if item.cost.unreported else None,
+                f"{item.slot_hours:,.2f}",
+                item.num_jobs,
+            )
+            for item in report.items
+        ),
+        flexible=(report.by.upper(),),
+        optional=("UNREPORTED", "SLOT HOURS", "JOBS"),
+    )
+
+
+def _show_prices(prices: list[Price]) -> None:
+    from dray.cli.display.tables import table
+    from dray.units import money
+
+    table(
+        ("RESOURCE", "PER HOUR", "ON NODES WITH"),
+        (
+            (
+                "memory, by the GiB" if price.resource == "memory" else price.resource,
+                money(price.per_hour, price.currency),
+                ", ".join(f"{key}={value}" for key, value in price.labels.items()) or "any labels",
+            )
+            for price in prices
+        ),
+        flexible=("ON NODES WITH",),
+    )

@@ -1,0 +1,1 @@
+"""Costs: the file of prices, what attempts cost, what queues have spent, and reports of it."""

@@ -1,0 +1,170 @@
+"""The file of prices (DRAY_PRICES_FILE). A change of it holds from the next report on.
+
+It is YAML or JSON: a currency, which is any text, and rules. While the service runs, a file that
+is not valid, or is gone, leaves the prices as they were.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from dray.documents import parse_yaml
+from dray.errors import SpecError
+from dray.names import unfit
+from dray.spec.fields import Document, Number, wrong
+from dray.validation import Fault, check_as, check_values
+from service.config.start_refusals import StartRefused
+from service.domain.costs.prices import PriceRule, Prices, unreachable
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 1 << 20
+MAX_RULES = 1000
+MAX_PER_HOUR = 1e9
+SETTLED_NS = 1_000_000_000
+"""A file that was just written may change again within the resolution of its time."""
+
+
+def _plain(value: str) -> str:
+    if (found := unfit(value)) is not None:
+        raise ValueError(f"must not contain {found}")
+    return value
+
+
+def _visible(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be blank")
+    return _plain(value)
+
+
+Currency = Annotated[str, StringConstraints(min_length=1, max_length=16), AfterValidator(_visible)]
+LabelName = Annotated[
+    str, StringConstraints(min_length=1, max_length=317), AfterValidator(_visible)
+]
+NodeLabels = Annotated[
+    dict[LabelName, Annotated[str, StringConstraints(max_length=255), AfterValidator(_plain)]],
+    Field(max_length=64),
+]
+"""Ray's: a name may have a prefix of up to 253 characters, and a name of 63 behind a slash."""
+
+
+class PriceEntry(Document):
+    """One rule of the file."""
+
+    resource: Literal["slot", "CPU", "GPU", "memory"]
+    per_hour: Annotated[Number, Field(ge=0, le=MAX_PER_HOUR)]
+    labels: NodeLabels = Field(default_factory=dict)
+
+
+class PriceList(Document):
+    """The content of the file."""
+
+    currency: Currency
+    prices: Annotated[list[PriceEntry], Field(max_length=MAX_RULES)]
+
+    @model_validator(mode="after")
+    def _each_is_of_use(self) -> PriceList:
+        if (found := unreachable(self.as_prices().rules)) is not None:
+            late, early = found
+            raise wrong(
+                f"/prices/{late}",
+                f"never holds: the first rule whose labels a node has counts, and prices/{early} "
+                "comes before it and holds on all its nodes; put the one with more labels first",
+            )
+        return self
+
+    def as_prices(self) -> Prices:
+        rules = (PriceRule(e.resource, e.per_hour, dict(e.labels)) for e in self.prices)
+        return Prices(self.currency, tuple(rules))
+
+
+class BadPricesFile(StartRefused):
+    """DRAY_PRICES_FILE can't be read or is not valid."""
+
+
+def load_prices(path: Path) -> Prices:
+    """Raises BadPricesFile, which names the place and what is wrong there."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        text = content.decode()
+    except OSError as error:
+        raise BadPricesFile(f"DRAY_PRICES_FILE {path} can't be read: {error}") from None
+    except UnicodeDecodeError:
+        raise BadPricesFile(f"DRAY_PRICES_FILE {path} is not UTF-8 text") from None
+    if len(content) > MAX_BYTES:
+        raise BadPricesFile(f"DRAY_PRICES_FILE {path} is larger than {MAX_BYTES} bytes")
+    return parse(text, f"DRAY_PRICES_FILE {path}")
+
+
+def parse(text: str, source: str) -> Prices:
+    """The prices of a text; BadPricesFile with `source` if it is not valid."""
+    try:
+        document: Any = parse_yaml(text, source=source)
+    except SpecError as error:
+        raise BadPricesFile(str(error)) from None
+    except ValueError:  # int() accepts no longer ones
+        raise BadPricesFile(f"{source}: a number in it has more than 4,300 digits") from None
+    if not isinstance(document, dict):
+        raise BadPricesFile(f"{source}: write `currency: EUR` and a list `prices` into it")
+    try:
+        check_values(document)
+        return check_as(PriceList, document).as_prices()
+    except Fault as fault:
+        place = (fault.pointer or "").removeprefix("/")
+        hint = f" ({fault.hint})" if fault.hint else ""
+        told = f"{place} {fault.detail}" if place else fault.detail
+        raise BadPricesFile(f"{source}: {told}{hint}") from None
+
+
+class PricesFile:
+    """The current prices. May be used from any thread."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Raises BadPricesFile. path: None where nothing is priced."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._seen: tuple[int, ...] | None = None
+        self._prices = None if path is None else load_prices(path)
+        self._problem: str | None = None
+
+    def current(self) -> Prices | None:
+        """None where nothing is priced."""
+        if self._path is not None:
+            with self._lock:
+                self._refresh(self._path)
+        return self._prices
+
+    @property
+    def problem(self) -> str | None:
+        """Why the prices are still those from before the file changed."""
+        return self._problem
+
+    def _refresh(self, path: Path) -> None:
+        try:
+            stat = path.stat()
+        except OSError as error:
+            self._seen = None
+            return self._keep(f"DRAY_PRICES_FILE {path} can't be read: {error}")
+        version = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        if version == self._seen:
+            return None
+        try:
+            self._prices = load_prices(path)
+            self._problem = None
+        except BadPricesFile as error:
+            self._keep(str(error))
+        is_settled = abs(time.time_ns() - stat.st_mtime_ns) > SETTLED_NS
+        self._seen = version if is_settled else None
+        return None
+
+    def _keep(self, problem: str) -> None:
+        if problem != self._problem:
+            logger.error("the prices stay as they were: %s", problem)
+        self._problem = problem

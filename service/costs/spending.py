@@ -1,0 +1,60 @@
+"""The spending of queues, and those whose budget is used up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from service.costs.prices_file import PricesFile
+from service.db.repositories import costs as repository
+from service.domain.costs.budgets import QueueSpending, month_of, next_month, used_up, with_budget
+from service.domain.scheduling.queues import Queue
+
+FRESH_FOR = timedelta(seconds=5)
+"""How old the sums may be that the scheduler goes by; attempts report every 10 seconds."""
+
+
+def of_queues(
+    session: Session, names: Sequence[str], currency: str, now: datetime
+) -> dict[str, QueueSpending]:
+    """By queue, up to the newest reports of its jobs."""
+    in_all = repository.spent_in_all(session, names, currency)
+    month = month_of(now), next_month(now)
+    this_month = repository.between(session, "queue", *month, queues=names, currency=currency)
+    return {
+        name: QueueSpending(
+            in_all.get(name, 0.0),
+            this_month[name, currency].amounts["total"] if (name, currency) in this_month else 0.0,
+        )
+        for name in names
+    }
+
+
+class UsedUpBudgets:
+    """The queues whose budget is used up, read now and then; belongs to one loop."""
+
+    def __init__(self, prices: PricesFile) -> None:
+        self._prices = prices
+        self._read_at: datetime | None = None
+        self._read_for: object = None
+        self._sentences: dict[str, str] = {}
+
+    def get(self, session: Session, queues: Sequence[Queue], now: datetime) -> dict[str, str]:
+        """By the queue's name, why none of its jobs starts."""
+        limited = with_budget(queues)
+        prices = self._prices.current() if limited else None
+        if prices is None:
+            return {}
+        read_for = limited, prices.currency, month_of(now)
+        is_fresh = self._read_at is not None and abs(now - self._read_at) < FRESH_FOR
+        if not is_fresh or read_for != self._read_for:
+            spending = of_queues(session, [q.name for q in limited], prices.currency, now)
+            self._sentences = {
+                queue.name: why
+                for queue in limited
+                if (why := used_up(queue, spending[queue.name], prices.currency, now)) is not None
+            }
+            self._read_at, self._read_for = now, read_for
+        return self._sentences

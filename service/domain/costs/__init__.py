@@ -1,0 +1,1 @@
+"""The price of slots, the cost of attempts, and the budgets of queues. No I/O."""

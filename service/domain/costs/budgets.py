@@ -1,0 +1,62 @@
+"""Budgets of queues: how much their jobs may cost in a month, and in all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from dray.units import money
+from service.domain.scheduling.queues import Queue
+
+
+@dataclass(frozen=True)
+class QueueSpending:
+    """The cost of the jobs of a queue, up to their newest reports."""
+
+    in_all: float = 0.0
+    this_month: float = 0.0
+
+
+def month_of(now: datetime) -> datetime:
+    """The beginning, in UTC, of the month of this time."""
+    return now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def next_month(now: datetime) -> datetime:
+    """The beginning of the month after that of this time."""
+    month = month_of(now)
+    if month.month == 12:
+        return month.replace(year=month.year + 1, month=1)
+    return month.replace(month=month.month + 1)
+
+
+def with_budget(queues: Iterable[Queue]) -> list[Queue]:
+    return [queue for queue in queues if (queue.budget, queue.monthly_budget) != (None, None)]
+
+
+def used_up(queue: Queue, spending: QueueSpending, currency: str, now: datetime) -> str | None:
+    """Why no job of the queue starts: the budget, what was spent, and until when; None while
+    something is left of its budgets."""
+    what = f"the queue {queue.name!r} has used up its budget of"
+    raised = f"`dray queue set {queue.name}"
+    if queue.budget is not None and spending.in_all >= queue.budget:
+        return (
+            f"{what} {money(queue.budget, currency)}: its jobs have cost "
+            f"{rounded(spending.in_all, currency)}; they start again when an admin raises it "
+            f"({raised} --budget ...`)"
+        )
+    most = queue.monthly_budget
+    if most is not None and spending.this_month >= most:
+        return (
+            f"{what} {money(most, currency)} for {now.astimezone(UTC):%B %Y}: its jobs have cost "
+            f"{rounded(spending.this_month, currency)}; they start again on "
+            f"{next_month(now):%Y-%m-%d} at 00:00 UTC, or when an admin raises it "
+            f"({raised} --monthly-budget ...`)"
+        )
+    return None
+
+
+def rounded(amount: float, currency: str) -> str:
+    """The amount to three digits, so that a sentence with it does not change at every report."""
+    return money(float(f"{amount:.3g}"), currency)

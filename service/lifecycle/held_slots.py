@@ -1,0 +1,48 @@
+"""The slot-seconds that an attempt held on each node, with the labels that the node had.
+
+They are counted up to `held_until`, and on from there by `settle`, which comes before each change
+of the attempt's slices. Labels are kept, since a node that has gone can't be asked any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from ray_workers.shared.contracts import Slice
+from service.db.models import AttemptRow
+from service.db.repositories import cluster as cluster_repository
+from service.domain.costs.prices import HeldOnNode
+
+
+def on_nodes(session: Session, slices: Sequence[Slice]) -> dict[str, Any]:
+    """`AttemptRow.held` of an attempt that gets these slices."""
+    node_ids = [part.node_id for part in slices]
+    known = cluster_repository.labels(session, node_ids)
+    return {
+        node_id: {"labels": known.get(node_id, {}), "slot_seconds": 0.0} for node_id in node_ids
+    }
+
+
+def settle(attempt: AttemptRow, at: datetime) -> None:
+    """Count what the attempt has held up to this time. Nothing, before its slots were given and for
+    a time that is counted already."""
+    since = attempt.held_until or attempt.started_at
+    if since is None or at <= since:
+        return
+    held = dict(attempt.held or {})
+    for part in attempt.slices:
+        node_id, num_workers = part["node_id"], part["num_workers"]
+        before = held.get(node_id, {"labels": {}, "slot_seconds": 0.0})
+        seconds = before["slot_seconds"] + num_workers * (at - since).total_seconds()
+        held[node_id] = {**before, "slot_seconds": seconds}
+    attempt.held, attempt.held_until = held, at
+
+
+def of(attempt: AttemptRow) -> list[HeldOnNode]:
+    """The slot-seconds that are counted so far."""
+    held = (attempt.held or {}).values()
+    return [HeldOnNode(each["labels"], each["slot_seconds"]) for each in held]
