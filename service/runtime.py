@@ -38,6 +38,7 @@ from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.jobs.status_cache import StatusCache
 from service.lifecycle import preemption
+from service.loops.autoscaler import Autoscaler
 from service.loops.cluster_watcher import NOT_ASKED, ClusterWatcher
 from service.loops.fencing import LoopDatabase
 from service.loops.launches import Launches
@@ -94,6 +95,8 @@ class Runtime:
         self.watch: ClusterWatcher | None = None
         self.cluster: Cluster | None = None
         self.leader: Leader | None = None
+        self._autoscaler: Autoscaler | None = None
+        """Of the newest term of this process."""
         self._home = home
         self._timings = timings
         self._leading: asyncio.Task[None] | None = None
@@ -164,6 +167,7 @@ class Runtime:
         signals, settings, timings = self.signals, self.settings, self._timings
         launches = Launches()
         self.watch = watch = ClusterWatcher(database, cluster, signals, settings, timings)
+        self._autoscaler = Autoscaler(database, cluster, settings, timings)
         scheduler = Scheduler(
             database,
             cluster,
@@ -174,6 +178,7 @@ class Runtime:
             timings,
             deployment_id,
             self._halted,
+            self._autoscaler,
         )
         reconciler = Reconciler(
             database, cluster, self.storage, launches, signals, settings, timings
@@ -183,6 +188,7 @@ class Runtime:
             ("cluster watch", watch.run()),
             ("scheduler", scheduler.run()),
             ("reconciler", reconciler.run()),
+            ("autoscaler", self._autoscaler.run()),
             ("retention", retention.run()),
         ]
 
@@ -237,8 +243,11 @@ class Runtime:
     async def stop(self) -> None:
         """Stop the loops, then what they use. The embedded Ray ends too, and its jobs with it."""
         if self._leading is not None and self.leader is not None:
+            leads = self.leader.leads
             self._leading.cancel()
             await asyncio.gather(self._leading, return_exceptions=True)
+            if leads and self._autoscaler is not None:
+                await self._autoscaler.withdraw()
             with contextlib.suppress(DomainError):  # then the lease ends by itself
                 await self.leader.release()
         if self.cluster is not None:
@@ -289,7 +298,8 @@ class Runtime:
 
 def refused_nodes(cluster: ClusterSnapshot) -> list[str]:
     """The nodes that may not carry ranks now, each with the reason."""
-    return [f"{node.hostname}: {node.problem}" for node in cluster.nodes if not node.accepted]
+    refused = (node for node in cluster.nodes if not node.accepted and not node.is_released)
+    return [f"{node.hostname}: {node.problem}" for node in refused]
 
 
 def ray_target(settings: Settings, deployment_id: str) -> RayTarget:

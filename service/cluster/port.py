@@ -41,6 +41,10 @@ class ClusterNode:
     drained_by: float | None
     """Unix time when the node goes, `math.inf` if nobody said when; None if it stays. One that
     goes is not accepted any more."""
+    is_starting: bool = False
+    """It is not accepted yet, and nothing speaks against it."""
+    is_released: bool = False
+    """Nothing of dray is on it, as `Cluster.request_nodes` asked; it is not accepted meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,14 @@ class Cluster(Protocol):
 
     async def attempts(self) -> list[AttemptRef]:
         """Every attempt of this deployment that the cluster still knows."""
+
+    async def request_nodes(
+        self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
+    ) -> None:
+        """Ask Ray's autoscaler for a cluster that would have room for all these bundles were it
+        empty, each so many times; for none, to leave the size to it. End dray's own processes on
+        the released nodes, with which Ray would never find these idle; a node that a later call
+        does not name gets them again. Harmless to repeat."""
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         """How far a node is with what a job needs there; begins with it if nobody has. Harmless to

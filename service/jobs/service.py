@@ -119,7 +119,7 @@ class Jobs:
             request = policy.request_of(spec.resources, spec.elastic)
             queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
             admission.refuse_priority(queue, spec.priority)
-            _refuse_impossible(session, request)
+            _refuse_impossible(session, request, self._settings)
             refuse_missing_precision(session, spec)
             refuse_if_full(session)
             if unfit is not None:
@@ -289,9 +289,10 @@ def _use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> Non
         raise entrypoints.code_unfit(code, pointer)
 
 
-def _refuse_impossible(session: Session, request: policy.Request) -> None:
-    """Unsatisfiable if the cluster is known and could not run it were it empty."""
-    usable = node_table.usable(session)
+def _refuse_impossible(session: Session, request: policy.Request, settings: Settings) -> None:
+    """Unsatisfiable if the cluster is known and could not run it were it empty, with all nodes that
+    an autoscaler may add."""
+    usable = node_table.usable(session, settings.autoscale_nodes)
     reason = None if usable is None else policy.can_ever_fit(request, usable)
     if usable is None or reason is None:
         return

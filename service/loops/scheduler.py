@@ -30,6 +30,7 @@ from service.domain.scheduling import order, policy
 from service.jobs import data_policy
 from service.lifecycle import preemption, resizing, transitions
 from service.loops import mtbf, preparations, queue_view
+from service.loops.autoscaler import Autoscaler
 from service.loops.cluster_watcher import ClusterWatcher
 from service.loops.earlier_runs import EarlierRuns
 from service.loops.fencing import LoopDatabase
@@ -58,6 +59,7 @@ class Scheduler:
         timings: LoopTimings,
         deployment_id: str,
         halted: asyncio.Event,
+        autoscaler: Autoscaler,
     ) -> None:
         self._database = database
         self._cluster = cluster
@@ -68,6 +70,7 @@ class Scheduler:
         self._impossible_grace = timedelta(seconds=timings.impossible_grace_s)
         self._deployment_id = deployment_id
         self._halted = halted
+        self._autoscaler = autoscaler
         self._impossible_since: dict[str, datetime] = {}
         self._earlier = EarlierRuns()
         self._used = UsedShares()
@@ -99,8 +102,10 @@ class Scheduler:
         if not waiting:
             self._impossible_since.clear()
         if not waiting and not growing:
+            self._autoscaler.consider(snapshot, [], cluster, live, now)
             return 0
         decisions = await self._gate.plan(snapshot, now, cluster)
+        decisions = self._autoscaler.consider(snapshot, decisions, cluster, live, now)
         have_run = {job.job_id for job in waiting if job.attempt > 0}
         decisions = [
             self._patient(decision, place, now, has_run=decision.job_id in have_run)
@@ -137,6 +142,7 @@ class Scheduler:
             queues=queues_repository.every(session),
             used_s=self._used.get(session, now, live, total) if waiting and total else {},
             storage_problem=_storage_problem(session),
+            to_come=self._autoscaler.expected(cluster),
         )
         return snapshot, live, now
 

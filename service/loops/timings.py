@@ -23,6 +23,8 @@ class LoopTimings:
     """Between two replies with data, so that a fast job's steps are stored in batches."""
     unavailable_pause_s: float = 0.5
     """Before a call that the cluster did not answer is made again."""
+    request_period_s: float = 10.0
+    """After which what was asked of Ray's autoscaler is asked again: a new Ray has not heard it."""
     unowned_period_s: float = 30.0
     """Between two searches for attempts that nobody owns."""
     deleted_period_s: float = 15.0

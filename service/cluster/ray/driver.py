@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError
 
 from ray_workers.node import compat_ray
@@ -43,7 +44,7 @@ from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.supervisor import Supervisor
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.cluster.ray import launch_once, prestart
-from service.cluster.ray.node_agents import GatewayConfig, NodeAgents
+from service.cluster.ray.node_agents import RELEASED, STARTS, GatewayConfig, NodeAgents
 from service.cluster.ray.unowned_slots import UnownedSlots
 
 logger = logging.getLogger(__name__)
@@ -113,11 +114,13 @@ class RayCluster:
         available = await asyncio.to_thread(compat_ray.available_by_node)
         drained = await asyncio.to_thread(compat_ray.drained_nodes)
         alive = [node for node in nodes if node["Alive"]]
-        self._agents.meet(
-            [node["NodeID"] for node in alive], wants_news=self._prestarter.awaits_news
-        )
+        # Ray never ends the head, so an agent is in nobody's way there.
+        heads = {node["NodeID"] for node in alive if HEAD_RESOURCE in node["Resources"]}
+        there = [node["NodeID"] for node in alive]
+        self._agents.meet(there, heads, wants_news=self._prestarter.awaits_news)
         for node in alive:
-            self._keep_warm(node)
+            if node["NodeID"] in self._agents:
+                self._keep_warm(node)
         return ClusterSnapshot(
             session=self._session,
             address=self._config.address,
@@ -134,19 +137,23 @@ class RayCluster:
         available: Mapping[str, Mapping[str, float]],
         drained_by: float | None,
     ) -> ClusterNode:
-        joined = self._agents.get(node["NodeID"])
-        problem = joined.refused if drained_by is None else _leaving(drained_by)
+        node_id = node["NodeID"]
+        joined = self._agents.get(node_id) if node_id in self._agents else None
+        refused = RELEASED if joined is None else joined.refused
+        problem = refused if drained_by is None else _leaving(drained_by)
         return ClusterNode(
-            node_id=node["NodeID"],
+            node_id=node_id,
             hostname=node["NodeManagerHostname"],
             alive=True,
             resources=_schedulable(node["Resources"]),
             available=_schedulable(available.get(node["NodeID"], {})),
             accepted=problem is None,
             problem=problem,
-            full=joined.full,
-            quarantined=joined.quarantined,
+            full=joined and joined.full,
+            quarantined=joined and joined.quarantined,
             drained_by=drained_by,
+            is_starting=problem == STARTS,
+            is_released=problem == RELEASED,
         )
 
     def _keep_warm(self, node: Mapping[str, Any]) -> None:
@@ -417,6 +424,13 @@ class RayCluster:
         found |= await self._unowned.keys(kept)
         nodes = self._agents.node_ids
         return [AttemptRef(*key, self._session, nodes) for key in sorted(found)]
+
+    async def request_nodes(
+        self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
+    ) -> None:
+        each = [dict(bundle) for bundle, number in bundles for _ in range(number)]
+        await asyncio.to_thread(request_resources, bundles=each)
+        await self._agents.release(released)
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         for agent in self._agents.of([node_id]).values():

@@ -10,7 +10,7 @@ from sqlalchemy import Executable, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from service.db.models import ClusterRow, DeploymentRow, NodeRow
+from service.db.models import AutoscalingRow, ClusterRow, DeploymentRow, NodeRow
 from service.domain.ids import new_deployment_id
 
 THE_CLUSTER = 1
@@ -26,6 +26,16 @@ def nodes(session: Session) -> list[NodeRow]:
 
 def put(session: Session, row: ClusterRow) -> None:
     _overwrite(session, [row])
+
+
+def autoscaling(session: Session) -> AutoscalingRow | None:
+    """What Ray's autoscaler was asked for last; None before the first time."""
+    return session.get(AutoscalingRow, THE_CLUSTER)
+
+
+def put_autoscaling(session: Session, row: AutoscalingRow) -> None:
+    row.id = THE_CLUSTER
+    session.merge(row)
 
 
 def replace_nodes(session: Session, rows: Sequence[NodeRow]) -> None:

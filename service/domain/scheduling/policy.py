@@ -120,6 +120,9 @@ class Snapshot:
     """Cluster-seconds that users have used of late, by queue and user."""
     running_of_arrays: Mapping[str, int] = field(default_factory=dict)
     """Number of jobs with slots, by array."""
+    to_come: tuple[Node, ...] = ()
+    """Nodes that can't be used yet and may come: those that an autoscaler may add, and those that
+    are about to be accepted."""
 
 
 @dataclass(frozen=True)
@@ -297,9 +300,10 @@ def _may_claim(job: WaitingJob, in_arrays: Counter[str]) -> bool:
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
     if not snapshot.connected:
         return Reason("cluster_unavailable", "waits for the Ray cluster, which does not answer")
-    if snapshot.nodes and not accepted:
+    may_come = bool(snapshot.to_come)
+    if snapshot.nodes and not accepted and not may_come:
         return Reason("no_nodes", "waits for a node: every node of the cluster is refused")
-    if not accepted:
+    if not accepted and not may_come:
         return Reason("no_nodes", "waits for a node: the cluster has none yet")
     if snapshot.storage_problem is not None:
         return Reason("storage_full", f"waits for room: {snapshot.storage_problem}")
@@ -340,7 +344,9 @@ class _Round:
         lacking = [(group, group.lacking) for group in snapshot.growing]
         self._limits = QueueLimits(snapshot.queues, snapshot.holders, lacking)
         self._obstacles = Obstacles(nodes, snapshot.holders, self._free)
+        self._to_come = snapshot.to_come
         self._impossible: dict[tuple[Kind, int], Reason | None] = {}
+        self._too_large: dict[tuple[Kind, int], Reason | None] = {}
         self._unevictable: dict[tuple[Kind, int, bool], order.Rank] = {}
         """Ranks at which not enough may be asked for such a gang."""
         self._backing_off: list[WaitingJob] = []
@@ -393,14 +399,27 @@ class _Round:
             self._count_in_array(job)
             return self._promise(job, offer, most, position)
         reason, ahead = self._obstacles.why(needs(request), job.job_id, request, request.least)
+        if self._to_come and (lacks := self._lacks_nodes(request)) is not None:
+            reason, ahead = lacks, ()
         self._set_aside(job.job_id, request, most, job.waited_s > order.LONGEST_WAIT_S)
         return Wait(job.job_id, reason, position, ahead)
 
     def _never_fits(self, request: Request) -> Reason | None:
         kind = request.kind, request.least
         if kind not in self._impossible:
-            self._impossible[kind] = can_ever_fit(request, self._nodes)
+            self._impossible[kind] = can_ever_fit(request, [*self._nodes, *self._to_come])
         return self._impossible[kind]
+
+    def _lacks_nodes(self, request: Request) -> Reason | None:
+        """Why the nodes that are there could not run the gang even if they were empty."""
+        kind = request.kind, request.least
+        if kind not in self._too_large:
+            reason = can_ever_fit(request, self._nodes)
+            if reason is not None:
+                message = f"{needs(request)}, and waits for nodes: {reason.message}"
+                reason = Reason("waiting_for_nodes", message)
+            self._too_large[kind] = reason
+        return self._too_large[kind]
 
     def _evict(self, job: WaitingJob, offer: Offer) -> bool:
         """Have running jobs leave slots for this one; False where not enough may be asked."""
