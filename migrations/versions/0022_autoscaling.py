@@ -7,7 +7,6 @@ from alembic import op
 
 from service.db.types import UtcDateTime
 
-
 revision = "0022"
 down_revision = "0017"
 branch_labels = None

@@ -53,9 +53,7 @@ Hosts = Annotated[
     tuple[str, ...] | None, NoDecode, BeforeValidator(_listed), AfterValidator(_checked_hosts)
 ]
 Folders = Annotated[tuple[Path, ...] | None, NoDecode, BeforeValidator(_listed)]
-NodeTypes = Annotated[
-    tuple[node_types.NodeType, ...], NoDecode, BeforeValidator(node_types.parse)
-]
+NodeTypes = Annotated[tuple[node_types.NodeType, ...], NoDecode, BeforeValidator(node_types.parse)]
 
 EMBEDDED = "local"
 """As `ray_address`: the service runs a Ray of its own."""
@@ -171,7 +169,7 @@ class Settings(BaseSettings):
     ) -> tuple[node_types.NodeType, ...]:
         if types and info.data.get("ray_address") == EMBEDDED:
             raise ValueError(
-                "the embedded Ray has no autoscaler: unset it, or join a cluster by DRAY_RAY_ADDRESS"
+                "the embedded Ray has no autoscaler: unset it, or set DRAY_RAY_ADDRESS to a cluster"
             )
         return types
 

@@ -265,7 +265,11 @@ class Queries:
             storage = self._storage_state(session)
             if row is None:
                 return views.Cluster(
-                    connected=False, reason="not seen yet", nodes=[], storage=storage
+                    connected=False,
+                    reason="not seen yet",
+                    nodes=[],
+                    storage=storage,
+                    autoscaling=self._autoscaling(session),
                 )
             return views.Cluster(
                 connected=row.connected,
@@ -274,10 +278,22 @@ class Queries:
                 ray_dashboard=row.ray_dashboard,
                 nodes=_nodes(session),
                 storage=storage,
+                autoscaling=self._autoscaling(session),
                 updated_at=row.updated_at,
             )
 
         return await self._database.read(work)
+
+    def _autoscaling(self, session: Session) -> views.AutoscalingState | None:
+        types = self._settings.autoscale_nodes
+        if not types:
+            return None
+        row = cluster_repository.autoscaling(session)
+        return views.AutoscalingState(
+            max_nodes=sum(each.most for each in types),
+            num_nodes=row.num_nodes if row else 0,
+            asked_at=row and row.asked_at,
+        )
 
     def _storage_state(self, session: Session) -> views.StorageState:
         row = storage_repository.state(session)

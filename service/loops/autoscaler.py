@@ -145,7 +145,7 @@ class Autoscaler:
                     await self._changed.wait()
 
     async def withdraw(self) -> None:
-        """Before a stop: ask for nothing any more, as far as Ray and the database answer in time."""
+        """Before a stop: ask for nothing any more, if Ray and the database answer in time."""
         self._want(_Wanted())
         with contextlib.suppress(Exception):
             async with asyncio.timeout(WITHDRAWAL_LIMIT_S):

@@ -60,9 +60,7 @@ def store(
     )
 
 
-def usable(
-    session: Session, types: Sequence[NodeType] = ()
-) -> tuple[policy.Node, ...] | None:
+def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Node, ...] | None:
     """The nodes that may carry ranks, and those of these types that may be added; None while none
     is known (not connected, or none yet)."""
     cluster = repository.get(session)

@@ -2,10 +2,10 @@
 nodes that may come.
 
 Ray's `request_resources` is a floor under the size of the cluster, and takes no account of what is
-in use: bundles that are asked for count as there if the cluster had room for them were it empty. So
-every node that is in use, or that a waiting job will use, is asked for whole, and the bundles that
-no present node has room for besides. As all of it must be feasible, or an autoscaler may do nothing,
-a gang is asked for whole or not at all, and never more than the types of nodes allow.
+in use: a bundle counts as there if the cluster has room for it when it is empty. So every node that
+is in use, or that a waiting job will use, is asked for whole, and besides these the bundles that no
+present node has room for. An autoscaler may do nothing at all for a request of which a part can't
+come; so a gang is asked for whole or not at all, and never more than the types of nodes allow.
 
 Jobs ask that wait for room, in the order of the queue. Those that are held, that a limit keeps back
 or that wait for others ask for nothing; nor do those for which others are about to leave.
@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from service.config.node_types import NodeType
 from ray_workers.shared.contracts import Slice
+from service.config.node_types import NodeType
 from service.domain.scheduling.policy import Decision, Grow, Snapshot, Start, Wait
 from service.domain.scheduling.pools import Pool
 from service.domain.scheduling.slots import ACCELERATOR_SHARE, Kind, Node, Request, count, fits
