@@ -500,6 +500,8 @@ class NodeSlots(View):
     resources: dict[str, float]
     held: dict[str, float]
     """Resources that live attempts of dray hold on the node."""
+    labels: dict[str, str] = {}
+    """Ray's labels of the node."""
     accepted: bool
     reason: str | None = None
     """Why the node is refused, or, of an accepted node, why its disk takes no files."""

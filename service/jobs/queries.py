@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.views import JobState
 from service.checkpoints import catalog
+from service.config.node_types import labels_in, without_labels
 from service.config.settings import Settings
 from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.notifications import Signals
@@ -363,8 +364,9 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
             node_id=node.node_id,
             hostname=node.hostname,
             alive=node.alive,
-            resources=node.total,
-            held=policy.held_on(node.node_id, holders),
+            resources=without_labels(node.total),
+            labels=labels_in(node.total),
+            held=without_labels(policy.held_on(node.node_id, holders)),
             accepted=node.accepted,
             reason=node.reason,
             quarantined=quarantine.as_viewed(node.quarantined),

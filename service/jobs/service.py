@@ -16,6 +16,7 @@ from dray.views import JobState
 from service.checkpoints import init_from
 from service.code import entrypoints, models
 from service.code.uploads import CodeUploads
+from service.config.node_types import LABEL
 from service.config.settings import Settings
 from service.db.models import EventRow, JobRow
 from service.db.notifications import QUEUE, Signals, events_of
@@ -303,9 +304,11 @@ def _refuse_impossible(session: Session, request: policy.Request, settings: Sett
         "GPU": "/resources/gpus_per_worker",
         "memory": "/resources/memory_bytes",
     }
+    of_label = lacking is not None and lacking.startswith(LABEL)
+    other = "/resources/node_labels" if of_label else "/resources/accelerator"
     raise Unsatisfiable(
         f"this job could never start: {reason.message}",
-        pointer=pointers.get(lacking, "/resources/accelerator"),
+        pointer=pointers.get(lacking, other),
         hint="ask for less, or add nodes to the cluster first; `dray cluster` shows what it has",
     )
 

@@ -56,7 +56,8 @@ class Autoscaler:
         self._types = settings.autoscale_nodes
         self._idle = timedelta(seconds=settings.autoscale_idle_s)
         self._timings = timings
-        self._wanted = _Wanted()
+        self._wanted: _Wanted | None = None if self._types else _Wanted()
+        """None before the first plan: what an old leader asked for stands until then."""
         self._stored: autoscaling.Demand | None = None
         self._changed = asyncio.Event()
         self._asked_at: dict[str, datetime] = {}
@@ -68,9 +69,8 @@ class Autoscaler:
         """Nodes that can't be used yet and may come, for the plan."""
         if not self._types or cluster is None:
             return ()
-        staying = [_as_node(node) for node in cluster.nodes if node.drained_by is None]
         joining = [_as_node(node) for node in cluster.nodes if _is_joining(node)]
-        return (*joining, *autoscaling.may_come(self._types, staying))
+        return (*joining, *autoscaling.may_come(self._types, _staying(cluster)))
 
     def consider(
         self,
@@ -91,9 +91,8 @@ class Autoscaler:
         present = [
             replace(_as_node(n), available_to_us=free[n.node_id]) if n.accepted else _as_node(n)
             for n in cluster.nodes
-            if n.drained_by is None
         ]
-        to_come = autoscaling.may_come(self._types, present)
+        to_come = autoscaling.may_come(self._types, _staying(cluster))
         found = autoscaling.demand(snapshot, decisions, present, to_come, in_use)
         self._want(_Wanted(found, self._to_release(present, found.needed | in_use, now)))
         self._asked_at = {job_id: self._asked_at.get(job_id, now) for job_id in found.nodes_of}
@@ -108,7 +107,7 @@ class Autoscaler:
         return tuple(n for n, since in self._idle_since.items() if now - since >= self._idle)
 
     def _want(self, wanted: _Wanted) -> None:
-        if wanted.request != self._wanted.request:
+        if self._wanted is None or wanted.request != self._wanted.request:
             self._changed.set()
         self._wanted = wanted
 
@@ -128,7 +127,9 @@ class Autoscaler:
 
     async def run(self) -> None:
         """Until cancelled."""
-        if not self._types and not await self._database.read(_was_asked):
+        if self._types:
+            await self._changed.wait()
+        elif not await self._is_anything_left():
             await asyncio.get_running_loop().create_future()
         while True:
             self._changed.clear()
@@ -144,6 +145,15 @@ class Autoscaler:
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
 
+    async def _is_anything_left(self) -> bool:
+        """Whether a service with other settings has asked for anything; once the database says."""
+        while True:
+            try:
+                return await self._database.read(_was_asked)
+            except Exception:
+                logger.exception("what Ray was asked for could not be read; it is tried again")
+            await asyncio.sleep(self._timings.unavailable_pause_s)
+
     async def withdraw(self) -> None:
         """Before a stop: ask for nothing any more, if Ray and the database answer in time."""
         self._want(_Wanted())
@@ -153,7 +163,7 @@ class Autoscaler:
                     await self._send()
 
     async def _send(self) -> None:
-        wanted = self._wanted
+        wanted = self._wanted or _Wanted()
         bundles = [(dict(kind), number) for kind, number in wanted.demand.bundles]
         await self._cluster.request_nodes(bundles, wanted.released)
         if wanted.demand != self._stored:
@@ -174,6 +184,10 @@ def _store(session: Session, demand: autoscaling.Demand, now: datetime) -> None:
 def _was_asked(session: Session, _: datetime) -> bool:
     row = repository.autoscaling(session)
     return row is not None and bool(row.bundles)
+
+
+def _staying(cluster: ClusterSnapshot) -> list[policy.Node]:
+    return [_as_node(node) for node in cluster.nodes if node.drained_by is None]
 
 
 def _as_node(node: ClusterNode) -> policy.Node:

@@ -21,6 +21,7 @@ from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec
 from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from ray_workers.supervision.rules.recovery_rules import may_recover
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
+from service.config.node_types import without_labels
 from service.config.settings import Settings
 from service.db.notifications import QUEUE, Signals
 from service.db.repositories import queues as queues_repository
@@ -231,7 +232,7 @@ class Scheduler:
             attempt=claimed.attempt,
             spec=claimed.spec.model_dump(mode="json"),
             slices=start.slices,
-            bundle=dict(job.request.bundle),
+            bundle=without_labels(job.request.bundle),
             storage_url=self._settings.storage_url,
             resume_from=claimed.resume_from,
             init_from=claimed.init_from,

@@ -146,7 +146,9 @@ def _start_ray(place: Path, version: str) -> Any:
     from ray.cluster_utils import AutoscalingCluster
 
     worker = {"resources": NODE | STORE, "node_config": {}, "min_workers": 0, "max_workers": MOST}
-    cluster = AutoscalingCluster({"CPU": 0} | STORE, {"worker": worker}, autoscaler_v2=version == "v2")
+    cluster = AutoscalingCluster(
+        {"CPU": 0} | STORE, {"worker": worker}, autoscaler_v2=version == "v2"
+    )
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     cluster.start(override_env={"PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(place)})
     return cluster

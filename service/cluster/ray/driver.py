@@ -46,11 +46,13 @@ from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, Clust
 from service.cluster.ray import launch_once, prestart
 from service.cluster.ray.node_agents import RELEASED, STARTS, GatewayConfig, NodeAgents
 from service.cluster.ray.unowned_slots import UnownedSlots
+from service.config.node_types import label_resources, labels_in, without_labels
 
 logger = logging.getLogger(__name__)
 
 CONTROL_RESOURCE = "dray_control"
 HEAD_RESOURCE = "node:__internal_head__"
+NODE_ID_LABEL = "ray.io/node-id"
 AGENT_WAIT_S = 20.0
 """How long an agent has for a deletion before it is passed over; it is asked again later."""
 SLIVER = 0.001
@@ -139,14 +141,15 @@ class RayCluster:
     ) -> ClusterNode:
         node_id = node["NodeID"]
         joined = self._agents.get(node_id) if node_id in self._agents else None
+        labels = label_resources(_telling(node.get("Labels", {})))
         refused = RELEASED if joined is None else joined.refused
         problem = refused if drained_by is None else _leaving(drained_by)
         return ClusterNode(
             node_id=node_id,
             hostname=node["NodeManagerHostname"],
             alive=True,
-            resources=_schedulable(node["Resources"]),
-            available=_schedulable(available.get(node["NodeID"], {})),
+            resources=_schedulable(node["Resources"]) | labels,
+            available=_schedulable(available.get(node_id, {})) | labels,
             accepted=problem is None,
             problem=problem,
             full=joined and joined.full,
@@ -428,8 +431,12 @@ class RayCluster:
     async def request_nodes(
         self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
     ) -> None:
-        each = [dict(bundle) for bundle, number in bundles for _ in range(number)]
-        await asyncio.to_thread(request_resources, bundles=each)
+        each = [bundle for bundle, number in bundles for _ in range(number)]
+        selectors = [labels_in(bundle) for bundle in each]
+        # Without labels the call is one that older releases of Ray know, too.
+        labels = {"bundle_label_selectors": selectors} if any(selectors) else {}
+        resources = [without_labels(bundle) for bundle in each]
+        await asyncio.to_thread(request_resources, bundles=resources, **labels)
         await self._agents.release(released)
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
@@ -472,6 +479,11 @@ def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
         for name, amount in resources.items()
         if name in ("CPU", "GPU", "memory") or name.startswith("accelerator_type:")
     }
+
+
+def _telling(labels: Mapping[str, str]) -> dict[str, str]:
+    """Without the label that only one node has."""
+    return {key: value for key, value in labels.items() if key != NODE_ID_LABEL}
 
 
 def _leaving(drained_by: float) -> str:

@@ -79,8 +79,9 @@ def demand(
 ) -> Demand:
     """What to ask for after a plan.
 
-    present: nodes that stay, and carry ranks or are about to; those that are refused, too, as not
-    accepted. to_come: see `may_come`. in_use: ids of nodes that carry anything, whoever's it is.
+    present: all nodes; accepted are those that carry ranks or are about to, and not those that are
+    refused, or drained and still there: Ray counts these as room. to_come: see `may_come`. in_use:
+    ids of nodes that carry anything, whoever's it is.
     """
     asking = _Asking(snapshot, present, to_come)
     for decision in decisions:

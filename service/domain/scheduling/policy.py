@@ -32,6 +32,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
+from service.config.node_types import LABEL
 from service.domain.scheduling import eviction, order, shares
 from service.domain.scheduling.dependencies import ArrayLimit, Dependency, waits_for
 from service.domain.scheduling.eviction import RunningJob as RunningJob
@@ -203,6 +204,9 @@ def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
             f"{needs(request)}, and no single node of the cluster has all of it",
         )
     name, amount, best = missing[0]
+    if name.startswith(LABEL):
+        label = name.removeprefix(LABEL)
+        return Reason("unsatisfiable", f"no node of the cluster has the label {label}")
     if name.startswith("accelerator_type:"):
         kind = name.removeprefix("accelerator_type:")
         return Reason("unsatisfiable", f"no node of the cluster has the accelerator {kind}")

@@ -19,6 +19,7 @@ from service.domain.scheduling.policy import (
     Impossible,
     Node,
     Request,
+    RunningJob,
     Snapshot,
     Start,
     Wait,
@@ -68,8 +69,6 @@ def test_a_gang_asks_for_the_workers_that_no_present_node_has_room_for() -> None
 
 def test_nodes_in_use_are_asked_for_whole_since_the_request_is_a_floor() -> None:
     """Ray would find room on them otherwise: it counts as if the cluster were empty."""
-    demand = asked(job("a", 4), nodes=[node("m", free=3.0), node("n", free=3.0), node("o", 4.0)])
-    assert demand == autoscaling.NOTHING, "it starts on the node that is free"
     demand = asked(job("a", 4, cpus=2.0), nodes=[node("m", free=3.0), node("n", free=1.0)])
     assert demand.bundles == (((("CPU", 2.0),), 3), (WHOLE, 2))
     assert demand.num_nodes == 2
@@ -137,8 +136,6 @@ def test_nodes_where_a_job_is_about_to_start_stay() -> None:
 
 
 def test_slots_that_others_are_about_to_leave_are_not_asked_for_again() -> None:
-    from service.domain.scheduling.policy import RunningJob
-
     slices = (Slice("n", 4),)
     running = RunningJob(
         *("low", 10, 1, Request(4, {"CPU": 1.0}), slices),
