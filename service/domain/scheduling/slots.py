@@ -1,7 +1,7 @@
 """Slots as plain data: the request of a gang, the resources of nodes, and how one fits the other.
 
-Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`. Labels of nodes are treated
-as resources, too (`service.config.node_types`).
+Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`. Labels of nodes are
+treated as resources, too (`service.config.node_types`).
 """
 
 from __future__ import annotations
