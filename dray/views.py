@@ -583,8 +583,7 @@ class StorageState(View):
 
 
 class AutoscalingState(View):
-    """What Ray's autoscaler is asked for. Whether there is one that answers, only nodes that come
-    show."""
+    """The request to Ray's autoscaler. Whether one runs is not known before nodes come."""
 
     max_nodes: int
     """The most nodes of the types that may be added, with those of them that are there."""

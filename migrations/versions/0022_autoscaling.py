@@ -1,4 +1,4 @@
-"""What Ray's autoscaler was asked for last; one row."""
+"""The newest request to Ray's autoscaler; one row."""
 
 from __future__ import annotations
 

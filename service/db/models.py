@@ -467,7 +467,7 @@ class ClusterRow(Base):
 
 
 class AutoscalingRow(Base):
-    """What Ray's autoscaler was asked for last; one row."""
+    """The newest request to Ray's autoscaler; one row."""
 
     __tablename__ = "autoscaling"
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

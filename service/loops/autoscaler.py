@@ -1,4 +1,4 @@
-"""The autoscaler's part of the loops: what waits is asked of Ray's autoscaler, and withdrawn again.
+"""The autoscaler's loop: waiting jobs have Ray asked for nodes, and the request is withdrawn again.
 
 The scheduler hands in each plan; a loop of its own sends what follows from it, so that no round
 waits for Ray. It is sent again now and then: a new Ray, or a new gateway, knows nothing of it.
@@ -34,7 +34,7 @@ WITHDRAWAL_LIMIT_S = 5.0
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What Ray and the gateway are to know."""
+    """A request to Ray and the gateway."""
 
     demand: autoscaling.Demand = autoscaling.NOTHING
     released: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Autoscaler:
         self._idle = timedelta(seconds=settings.autoscale_idle_s)
         self._timings = timings
         self._wanted: _Wanted | None = None if self._types else _Wanted()
-        """None before the first plan: what an old leader asked for stands until then."""
+        """None before the first plan: the request of an old leader stands until then."""
         self._stored: autoscaling.Demand | None = None
         self._changed = asyncio.Event()
         self._asked_at: dict[str, datetime] = {}

@@ -1,5 +1,5 @@
-"""Three `python -m service` over one PostgreSQL and one Ray: one leads. When it is killed, stopped or
-told to stop, another leads and starts what waits, and nothing starts twice."""
+"""Three `python -m service` over one PostgreSQL and one Ray, of which one leads. When it is killed,
+stopped or told to stop, another leads and starts what waits, and nothing starts twice."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Schedulers:
 
 @pytest.fixture
 def ray_cluster(tmp_path: Path) -> Iterator[RayByHand]:
-    cluster = RayByHand(tmp_path / "ray")
+    cluster = RayByHand(tmp_path / "ray", slots_per_node=8)
     try:
         cluster.start()
         yield cluster

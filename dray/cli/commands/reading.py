@@ -201,7 +201,7 @@ def cluster(as_json: AsJson = False) -> None:
 
 
 def _autoscaling(state: AutoscalingState, now: datetime) -> str:
-    """What Ray is asked for, and a doubt where nothing comes of it."""
+    """The request to Ray, and a doubt where nothing comes of it."""
     if state.asked_at is None:
         return f"no more nodes are asked for now; there may be {state.max_nodes}"
     nodes = "1 more node" if state.num_nodes == 1 else f"{state.num_nodes} more nodes"

@@ -29,7 +29,7 @@ def put(session: Session, row: ClusterRow) -> None:
 
 
 def autoscaling(session: Session) -> AutoscalingRow | None:
-    """What Ray's autoscaler was asked for last; None before the first time."""
+    """The newest request to Ray's autoscaler; None before the first."""
     return session.get(AutoscalingRow, THE_CLUSTER)
 
 

@@ -1,5 +1,5 @@
-"""What Ray's autoscaler is asked for: a pure function of the plan, the nodes, and the types of
-nodes that may come.
+"""The demand on Ray's autoscaler: a pure function of the plan, the nodes, and the types of nodes
+that may come.
 
 Ray's `request_resources` is a floor under the size of the cluster, and takes no account of what is
 in use: a bundle counts as there if the cluster has room for it when it is empty. So every node that
@@ -34,7 +34,7 @@ never quite what its type promises."""
 
 @dataclass(frozen=True)
 class Demand:
-    """What to ask Ray for; empty if no job waits for room that may come."""
+    """The request to Ray; empty if no job waits for room that may come."""
 
     bundles: tuple[tuple[Kind, int], ...] = ()
     """The floor under the cluster's size: bundles, and how many of each."""
@@ -77,7 +77,7 @@ def demand(
     to_come: Sequence[Node],
     in_use: Collection[str],
 ) -> Demand:
-    """What to ask for after a plan.
+    """The demand after a plan.
 
     present: all nodes; accepted are those that carry ranks or are about to, and not those that are
     refused, or drained and still there: Ray counts these as room. to_come: see `may_come`. in_use:

@@ -9,6 +9,7 @@ import pytest
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.cluster.port import ClusterUnavailable
+from service.config import node_types
 from service.db.repositories import cluster as repository
 from service.domain.errors import Unsatisfiable
 from service.loops.autoscaler import Autoscaler
@@ -24,7 +25,7 @@ TYPES = "3x CPU=4"
 
 
 async def open_on(world: World, **settings: Any) -> Runtime:
-    return await world.open(**{"autoscale_nodes": TYPES, **settings})
+    return await world.open(**{"autoscale_nodes": node_types.parse(TYPES), **settings})
 
 
 async def asks_for(world: World, *bundles: tuple[dict[str, float], int]) -> None:
@@ -236,3 +237,23 @@ async def test_a_node_that_others_use_or_that_is_idle_for_a_short_time_is_not_re
     await open_on(world, autoscale_idle_s=3600.0)
     await world.fake.until(lambda: len(world.fake.requests) > 2)
     assert all(released == [] for _, released in world.fake.requests)
+
+
+async def test_a_job_goes_to_nodes_with_its_labels_and_ray_hears_of_resources_alone(
+    world: World,
+) -> None:
+    world.fake.add_node("node-b", {"CPU": 4.0, "label:zone=b": 1.0})
+    types = "1x CPU=4, 2x CPU=4 label:zone=b"
+    runtime = await open_on(world, autoscale_nodes=node_types.parse(types))
+    wants = {"num_workers": 4, "node_labels": {"zone": "b"}}
+    document = {"name": "waits", "recipe": "image_classification", "resources": wants}
+    first, _ = await runtime.jobs.submit(JobSpec.model_validate(document))
+    await comes_to(runtime, first.id, JobState.RUNNING)
+    (launch,) = world.fake.launches
+    assert (launch.slices[0].node_id, launch.bundle) == ("node-b", {"CPU": 1.0})
+    _, labelled = (await runtime.reading.cluster()).nodes
+    assert (labelled.labels, labelled.held) == ({"zone": "b"}, {"CPU": 4.0})
+    assert labelled.resources == {"CPU": 4.0}
+    second, _ = await runtime.jobs.submit(JobSpec.model_validate(document))
+    await asks_for(world, ({"CPU": 1.0, "label:zone=b": 0.001}, 4), WHOLE)
+    assert "on nodes with zone=b" in (await runtime.jobs.get(second.id)).reason.message
