@@ -94,17 +94,19 @@ class Autoscaler:
         ]
         to_come = autoscaling.may_come(self._types, _staying(cluster))
         found = autoscaling.demand(snapshot, decisions, present, to_come, in_use)
-        self._want(_Wanted(found, self._to_release(present, found.needed | in_use, now)))
+        going = {n.node_id for n in cluster.nodes if n.is_released and n.drained_by is not None}
+        released = self._long_idle(present, found.needed | in_use, now) | going
+        self._want(_Wanted(found, tuple(sorted(released))))
         self._asked_at = {job_id: self._asked_at.get(job_id, now) for job_id in found.nodes_of}
         return [self._told(decision, found) for decision in decisions]
 
-    def _to_release(
+    def _long_idle(
         self, present: Sequence[policy.Node], needed: frozenset[str], now: datetime
-    ) -> tuple[str, ...]:
-        """Nodes that have carried nothing for long enough."""
+    ) -> set[str]:
+        """Nodes that have carried nothing for long enough to be released."""
         idle = {node.id for node in present if node.accepted} - needed
         self._idle_since = {node_id: self._idle_since.get(node_id, now) for node_id in sorted(idle)}
-        return tuple(n for n, since in self._idle_since.items() if now - since >= self._idle)
+        return {n for n, since in self._idle_since.items() if now - since >= self._idle}
 
     def _want(self, wanted: _Wanted) -> None:
         if self._wanted is None or wanted.request != self._wanted.request:

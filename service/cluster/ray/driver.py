@@ -156,7 +156,7 @@ class RayCluster:
             quarantined=joined and joined.quarantined,
             drained_by=drained_by,
             is_starting=problem == STARTS,
-            is_released=problem == RELEASED,
+            is_released=joined is None,
         )
 
     def _keep_warm(self, node: Mapping[str, Any]) -> None:

@@ -420,7 +420,8 @@ class _Round:
         if kind not in self._too_large:
             reason = can_ever_fit(request, self._nodes)
             if reason is not None:
-                message = f"{needs(request)}, and waits for nodes: {reason.message}"
+                why = reason.message if self._nodes else "there is none that it could use"
+                message = f"{needs(request)}, and waits for nodes: {why}"
                 reason = Reason("waiting_for_nodes", message)
             self._too_large[kind] = reason
         return self._too_large[kind]

@@ -23,11 +23,11 @@ from service.domain.scheduling.policy import (
     can_ever_fit,
     fits,
     held_on,
-    needs,
     offered,
     plan,
     request_of,
 )
+from service.domain.scheduling.slots import needs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
