@@ -69,9 +69,9 @@ def test_a_gang_asks_for_the_workers_that_no_present_node_has_room_for() -> None
 
 def test_nodes_in_use_are_asked_for_whole_since_the_request_is_a_floor() -> None:
     """Ray would find room on them otherwise: it counts as if the cluster were empty."""
-    demand = asked(job("a", 4, cpus=2.0), nodes=[node("m", free=3.0), node("n", free=1.0)])
-    assert demand.bundles == (((("CPU", 2.0),), 3), (WHOLE, 2))
-    assert demand.num_nodes == 2
+    demand = asked(job("a", 3, cpus=2.0), nodes=[node("m", free=3.0), node("n", free=1.0)])
+    assert demand.bundles == (((("CPU", 2.0),), 2), (WHOLE, 2))
+    assert demand.num_nodes == 1
 
 
 def test_nothing_is_asked_for_where_no_job_waits_for_room() -> None:
