@@ -16,8 +16,8 @@ depends_on = None
 def upgrade() -> None:
     op.create_table(
         "autoscaling",
-        sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
-        sa.Column("num_nodes", sa.Integer(), nullable=False),
+        sa.Column("id", sa.BigInteger(), primary_key=True, autoincrement=False),
+        sa.Column("num_nodes", sa.BigInteger(), nullable=False),
         sa.Column("bundles", sa.JSON(none_as_null=True), nullable=False),
         sa.Column("asked_at", UtcDateTime(), nullable=True),
     )

@@ -58,6 +58,8 @@ class Autoscaler:
         self._timings = timings
         self._wanted: _Wanted | None = None if self._types else _Wanted()
         """None before the first plan: the request of an old leader stands until then."""
+        self._is_asking = False
+        """Whether Ray may have a request of this term."""
         self._stored: autoscaling.Demand | None = None
         self._changed = asyncio.Event()
         self._asked_at: dict[str, datetime] = {}
@@ -161,13 +163,15 @@ class Autoscaler:
         self._want(_Wanted())
         with contextlib.suppress(Exception):
             async with asyncio.timeout(WITHDRAWAL_LIMIT_S):
-                if await self._database.read(_was_asked):
+                if self._is_asking or await self._database.read(_was_asked):
                     await self._send()
 
     async def _send(self) -> None:
         wanted = self._wanted or _Wanted()
         bundles = [(dict(kind), number) for kind, number in wanted.demand.bundles]
+        self._is_asking = self._is_asking or bool(bundles)  # also if the answer is lost
         await self._cluster.request_nodes(bundles, wanted.released)
+        self._is_asking = bool(bundles)
         if wanted.demand != self._stored:
             await self._database.write(lambda s, at: _store(s, wanted.demand, at))
             self._stored = wanted.demand

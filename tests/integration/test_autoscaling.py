@@ -64,6 +64,8 @@ EXAMPLE = {
     "worker_start_ray_commands": [],
 }
 """The file of defaults that Ray's wheel lacks."""
+SAID = " s: "
+"""In each line of this test among those of Ray."""
 WAITS = """
 import sys, time
 from pathlib import Path
@@ -101,7 +103,9 @@ def test_nodes_come_for_a_job_and_go_when_it_has_ended(version: str, place: Path
         timeout=300,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.splitlines()[-1].endswith("the nodes are gone")
+    said = [line for line in ended.stdout.splitlines() if SAID in line]
+    print(*said, sep="\n")
+    assert said[-1].endswith("the nodes are gone")
 
 
 def in_namespaces(place: Path, version: str) -> None:
@@ -112,7 +116,7 @@ def in_namespaces(place: Path, version: str) -> None:
     began = time.monotonic()
 
     def say(line: str) -> None:
-        print(f"{time.monotonic() - began:6.1f} s: {line}", flush=True)
+        print(f"{time.monotonic() - began:6.1f}{SAID}{line}", flush=True)
 
     cluster = _start_ray(place, version)
     say(f"Ray runs with the autoscaler {version}")

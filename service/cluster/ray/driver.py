@@ -152,8 +152,8 @@ class RayCluster:
             available=_schedulable(available.get(node_id, {})) | labels,
             accepted=problem is None,
             problem=problem,
-            full=joined and joined.full,
-            quarantined=joined and joined.quarantined,
+            full=None if joined is None else joined.full,
+            quarantined=None if joined is None else joined.quarantined,
             drained_by=drained_by,
             is_starting=problem == STARTS,
             is_released=joined is None,
@@ -435,8 +435,8 @@ class RayCluster:
         selectors = [labels_in(bundle) for bundle in each]
         # Without labels the call is one that older releases of Ray know, too.
         labels = {"bundle_label_selectors": selectors} if any(selectors) else {}
-        resources = [without_labels(bundle) for bundle in each]
-        await asyncio.to_thread(request_resources, bundles=resources, **labels)
+        asked: dict[str, Any] = {"bundles": [without_labels(bundle) for bundle in each], **labels}
+        await asyncio.to_thread(request_resources, **asked)
         await self._agents.release(released)
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
