@@ -95,6 +95,7 @@ class Runtime:
         self.watch: ClusterWatcher | None = None
         self.cluster: Cluster | None = None
         self.leader: Leader | None = None
+        self._launches = Launches()
         self._autoscaler: Autoscaler | None = None
         """Of the newest term of this process."""
         self._home = home
@@ -165,7 +166,7 @@ class Runtime:
     def _loops(self, database: LoopDatabase, cluster: Cluster, deployment_id: str) -> Loops:
         """The loops of one term, which share nothing with those of any other."""
         signals, settings, timings = self.signals, self.settings, self._timings
-        launches = Launches()
+        self._launches = launches = Launches()
         self.watch = watch = ClusterWatcher(database, cluster, signals, settings, timings)
         self._autoscaler = Autoscaler(database, cluster, settings, timings)
         scheduler = Scheduler(
@@ -244,6 +245,8 @@ class Runtime:
         """Stop the loops, then what they use. The embedded Ray ends too, and its jobs with it."""
         if self._leading is not None and self.leader is not None:
             leads = self.leader.leads
+            if leads:
+                await self._finish_launches()
             self._leading.cancel()
             await asyncio.gather(self._leading, return_exceptions=True)
             if leads and self._autoscaler is not None:
@@ -255,6 +258,13 @@ class Runtime:
         await asyncio.to_thread(self.database.close)
         if self._home is not None:
             self._home.release()
+
+    async def _finish_launches(self) -> None:
+        """Start nothing more, and let what is being started be, in time."""
+        self._halted.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timings.last_launches_s):
+                await self._launches.until_all_answered()
 
     async def ready(self) -> Readiness:
         """Asks the database, for `READY_LIMIT_S` at most, and reads what the cluster and the loops

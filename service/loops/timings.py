@@ -32,6 +32,9 @@ class LoopTimings:
     launch_grace_s: float = 40.0
     """How long after its claim an attempt may still be launched by another process: longer than
     the gateway waits for an answer."""
+    last_launches_s: float = 5.0
+    """How long a service that is told to stop waits for the launches that are under way. One that
+    is cut off is in doubt, and the next leader would wait `launch_grace_s` for it."""
     storage_limit_s: float = 20.0
     """How long the end of an attempt waits for the storage to list its checkpoints."""
     lease_held_for: timedelta = timedelta(seconds=7)
