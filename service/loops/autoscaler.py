@@ -68,11 +68,13 @@ class Autoscaler:
         """By node that carries nothing and that no waiting job needs."""
 
     def expected(self, cluster: ClusterSnapshot | None) -> tuple[policy.Node, ...]:
-        """Nodes that can't be used yet and may come, for the plan."""
+        """Nodes that can't be used yet and may come, for the plan. A node that is refused may be
+        mended or replaced, so it takes no other's place here."""
         if not self._types or cluster is None:
             return ()
+        usable = [node for node in _staying(cluster) if node.accepted]
         joining = [_as_node(node) for node in cluster.nodes if _is_joining(node)]
-        return (*joining, *autoscaling.may_come(self._types, _staying(cluster)))
+        return (*joining, *autoscaling.may_come(self._types, usable))
 
     def consider(
         self,

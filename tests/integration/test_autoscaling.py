@@ -127,7 +127,7 @@ def in_namespaces(place: Path, version: str) -> None:
             eventually(lambda: _cluster(client).connected, why="the service never met Ray")
             _scale(client, place, say)
     except BaseException as error:
-        error.add_note(service.log()[-6000:])
+        error.add_note(_state(service))
         error.add_note(_monitor_log(place))
         raise
     finally:
@@ -162,7 +162,7 @@ def _settings(place: Path) -> dict[str, str]:
     return {
         "DRAY_RAY_ADDRESS": f"127.0.0.1:{HEAD_PORT}",
         "DRAY_AUTOSCALE_NODES": f"{MOST}x CPU={NODE['CPU']}",
-        "DRAY_AUTOSCALE_IDLE_S": "1",
+        "DRAY_AUTOSCALE_IDLE_S": "2",
         "PYTHONPATH": str(ROOT),
     }
 
@@ -211,6 +211,15 @@ def num_workers(client: Client) -> int:
 def is_withdrawn(client: Client) -> bool:
     state = client.cluster().autoscaling
     return state is not None and state.num_nodes == 0
+
+
+def _state(service: Service) -> str:
+    """The nodes, the jobs and their events, and the service's own log without requests."""
+    with Client(service.url) as client:
+        said = [*client.cluster().nodes]
+        events = [event for job in client.jobs() for event in client.events(job.id)]
+    log = [line for line in service.log().splitlines() if "api.access" not in line]
+    return "\n".join(map(str, [*said, *events, *log[-40:]]))
 
 
 def _monitor_log(place: Path) -> str:

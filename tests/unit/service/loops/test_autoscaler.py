@@ -118,6 +118,17 @@ async def test_a_cluster_that_has_scaled_to_nothing_grows_again(world: World) ->
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
 
 
+async def test_a_job_waits_while_nodes_are_refused_and_no_more_may_come(world: World) -> None:
+    world.set_timings(impossible_grace_s=0.0)
+    world.fake.nodes["node-a"].problem = "it runs dray 0.0.1"
+    runtime = await open_on(world, autoscale_nodes=node_types.parse("1x CPU=4"))
+    job_id = await world.submit(runtime, workers=4)
+    told = (await says(runtime, job_id, "waiting_for_nodes")).reason.message
+    assert "no more nodes may be added for it now" in told
+    world.fake.nodes["node-a"].problem = None
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+
+
 async def test_a_cancelled_job_withdraws_what_it_asked_for(world: World) -> None:
     runtime = await open_on(world)
     job_id = await world.submit(runtime, workers=8)
