@@ -67,6 +67,12 @@ def test_two_jobs_share_the_gpus() -> None:
     assert started(decide(job("c", 1, {"GPU": 0.25}), gpus=2, holders=full)) == []
 
 
+def test_jobs_of_one_plan_count_beside_each_other() -> None:
+    halves, whole = job("a", 2, HALF, 1), job("w", 2, WHOLE, 2)
+    assert started(decide(halves, whole, gpus=3)) == ["a"]
+    assert started(decide(halves, whole, gpus=4)) == ["a", "w"]
+
+
 def test_a_whole_gpu_is_one_of_which_nobody_has_a_part() -> None:
     spread = [holder("a", 2, HALF)]
     (waits,) = decide(job("w", 1, WHOLE), gpus=2, holders=spread)
