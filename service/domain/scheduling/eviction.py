@@ -60,8 +60,15 @@ class RunningJob:
 
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank) -> bool:
-    """Whether a job of rank `coming` may have a running one leave; rank: of the running one."""
-    if running.is_leaving or running.held_s < MIN_RUN_S or coming >= rank:
+    """Whether a job of rank `coming` may have a running one leave now; rank: of the running one."""
+    if running.is_leaving or running.held_s < MIN_RUN_S:
+        return False
+    return has_right(coming, running, rank)
+
+
+def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
+    """Whether it may once the running one has held its slots for long enough."""
+    if coming >= rank:
         return False
     if coming.turn is Turn.QUOTA and rank.turn is not Turn.QUOTA:
         return True
@@ -163,7 +170,7 @@ def victims(
 
     pool: what is free, or will be when those have left that were asked before.
     """
-    trial = _Trial(kind, pool, gangs)
+    trial = Trial(kind, pool, gangs)
     room = pool.room(kind)
     chosen: list[Ask] = []
     for ask in candidates:
@@ -190,7 +197,7 @@ def victims(
     return Asked(tuple(reversed(needed)), room)
 
 
-class _Trial:
+class Trial:
     """A pool to which some slots were returned."""
 
     def __init__(self, kind: WorkerKind, pool: Pool, gangs: Gangs) -> None:

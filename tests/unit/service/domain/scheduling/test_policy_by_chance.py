@@ -73,6 +73,7 @@ SUBMITS = st.fixed_dictionaries(
         "yields": st.booleans(),
         "array": st.sampled_from([None, None, None, ArrayLimit("array-1", 2)]),
         "after": st.sampled_from([None] * 9 + ["first"]),
+        "limit_s": st.sampled_from([None, None, 60.0, 1000.0]),
         "waited": st.sampled_from([0.0, 0.0, 0.0, 25.0]),
     }
 )
@@ -129,6 +130,7 @@ class Cluster(RuleBasedStateMachine):
                 left_s=None if hours is None else hours * 3600.0,
                 waited_s=submit["waited"] * 3600.0,
                 yields=submit["yields"],
+                ends_within_s=submit["limit_s"],
                 queue=submit["queue"],
                 owner=submit["owner"],
                 after=after,
