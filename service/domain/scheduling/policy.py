@@ -56,6 +56,7 @@ from service.domain.scheduling.slots import Holder as Holder
 from service.domain.scheduling.slots import Node as Node
 from service.domain.scheduling.slots import Request as Request
 from service.domain.scheduling.slots import fits as fits
+from service.domain.scheduling.slots import held_by_node as held_by_node
 from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
 from service.domain.scheduling.slots import request_of as request_of

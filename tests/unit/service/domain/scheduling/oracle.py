@@ -304,6 +304,12 @@ class Oracle:
         assert not asked
         soon = self.less_aside(self.soon_free, passes=job.yields)
         assert self.room(request, soon) < request.least, "slots that are being left are waited for"
+        for each in self.snapshot.running:
+            if each.job_id not in self.asked and self.may_evict(job, each):
+                self.change(soon, each.request, each.slices)
+            elif each.job_id not in self.asked and self.may_shrink(job, each):
+                self.change(soon, each.request, each.spare)
+        assert self.room(request, soon) < request.least, "those that may be asked are asked"
         self.set_aside(request, most, both=job.waited_s > order.LONGEST_WAIT_S)
         self.start_in_s.append(self.starts_in_s(job))
 
