@@ -61,7 +61,7 @@ class RunningJob:
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank) -> bool:
     """Whether a job of rank `coming` may have a running one leave now; rank: of the running one."""
-    if running.is_leaving or running.held_s < MIN_RUN_S:
+    if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S:
         return False
     return has_right(coming, running, rank)
 

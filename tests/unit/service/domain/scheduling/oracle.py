@@ -112,7 +112,7 @@ class Oracle:
         return found
 
     def may_evict(self, coming: WaitingJob, running: RunningJob) -> bool:
-        if running.is_leaving or running.held_s < MIN_RUN_S:
+        if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S:
             return False
         if not self.key(coming) < self.key(running):
             return False
@@ -122,7 +122,8 @@ class Oracle:
             return True
         if ours == theirs and coming.priority > running.priority:
             return True
-        return running.yields and self.work(coming) < CLEARLY_LESS * self.work(running)
+        work = self.work(running)
+        return running.yields and work > 0 and self.work(coming) < CLEARLY_LESS * work
 
     def may_shrink(self, coming: WaitingJob, running: RunningJob) -> bool:
         if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S:
