@@ -120,7 +120,7 @@ class Ask(NamedTuple):
 
 
 class Candidates:
-    """What the running jobs may be asked for, in the order in which they are."""
+    """The slots that running jobs may be asked for, in the order in which they are."""
 
     def __init__(self, running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> None:
         """running: the cheapest first."""
@@ -155,7 +155,7 @@ def _rest(job: RunningJob) -> tuple[Slice, ...]:
 
 
 class Asked(NamedTuple):
-    """What running jobs are asked for so that a gang fits."""
+    """The slots that running jobs are asked for so that a gang fits."""
 
     asks: tuple[Ask, ...]
     """Empty where it does not fit even with all."""
@@ -166,7 +166,7 @@ class Asked(NamedTuple):
 def victims(
     kind: WorkerKind, least: int, pool: Pool, candidates: Iterable[Ask], gangs: Gangs
 ) -> Asked:
-    """What is asked so that so many workers fit, of candidates in their order.
+    """The candidates that are asked so that so many workers fit, tried in their order.
 
     pool: what is free, or will be when those have left that were asked before.
     """
@@ -184,7 +184,7 @@ def victims(
     leaving = set()
     for ask in reversed(chosen):
         name = ask.running.job_id
-        # Who leaves leaves all.
+        # A job that leaves gives its spare slots back as well.
         if name not in leaving:
             lost = trial.returned(ask, -1)
             if room + lost >= least:
@@ -205,7 +205,7 @@ class Trial:
         self._pool = pool
         self._gangs = gangs
         self._nodes: dict[str, tuple[list[float], int] | None] = {}
-        """What is free on a node, and the room that it has."""
+        """The free resources of a node, and the room that they have."""
 
     def returned(self, ask: Ask, sign: int) -> int:
         """How many workers more have room once these slots are returned, or taken again if `sign`

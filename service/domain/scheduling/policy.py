@@ -287,7 +287,7 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
 
 
 class _Standings:
-    """How jobs stand by the quotas and shares of their queues."""
+    """The places of jobs by the quotas and shares of their queues."""
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs) -> None:
         self._guaranteed = _within_quota(snapshot, gangs)

@@ -72,7 +72,7 @@ class Oracle:
         for job in snapshot.running:
             self.change(self.soon_free, job.request, job.slices if job.is_leaving else job.recalled)
 
-    # What the rules say of a job.
+    # The rules for a job.
 
     def work(self, job: WaitingJob | RunningJob) -> float:
         if job.waited_s > order.LONGEST_WAIT_S:
@@ -87,7 +87,7 @@ class Oracle:
         return first, -job.priority, job.place, self.work(job), job.seq
 
     def within_quota(self) -> set[str]:
-        """Claims by priority, those that run first; who can't start claims nothing."""
+        """Claims by priority, those that run first; jobs that can't start claim nothing."""
         there: list[WaitingJob | RunningJob] = [*self.snapshot.running, *self.snapshot.queue]
         there.sort(key=lambda j: (-j.priority, isinstance(j, WaitingJob), j.place, j.seq))
         left = {name: dict(queue.quota) for name, queue in self.queues.items()}
@@ -171,7 +171,7 @@ class Oracle:
                 there[name] = there.get(name, 0.0) + sign * part.num_workers * amount
 
     def less_aside(self, free: Free, *, passes: bool) -> Free:
-        """What is left of the free resources for a job that may pass, or may not."""
+        """The free resources that are left for a job that may pass, or may not."""
         left = {name: dict(there) for name, there in free.items()}
         for node in self.nodes:
             taken: Counter[tuple[tuple[str, float], ...]] = Counter()
