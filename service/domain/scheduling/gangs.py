@@ -1,4 +1,4 @@
-"""The facts that jobs with equal requests share while a plan is made: a long queue has few kinds."""
+"""Facts that jobs with equal requests share while a plan is made: a long queue has few kinds."""
 
 from __future__ import annotations
 
