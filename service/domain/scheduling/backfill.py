@@ -63,13 +63,16 @@ class Backfill:
 
     def _starts_in_s(self, kind: WorkerKind, least: int, rank: Rank) -> float:
         """Seconds before which too few will have left."""
+        room = self._pool.room(kind)
+        if room >= least:
+            return 0.0  # others that are ahead of it may give up what they have reserved
         leaving = [
             (leaves_in_s(rank, job, self._ranks[job.job_id]), job)
             for job in self._running
             if job.job_id not in self._gone
         ]
         leaving.sort(key=lambda each: each[0])
-        trial, room = Trial(kind, self._pool, self._gangs), self._pool.room(kind)
+        trial = Trial(kind, self._pool, self._gangs)
         for seconds, job in leaving:
             room += trial.returned(Ask(job, job.slices, True), 1)
             if room >= least:

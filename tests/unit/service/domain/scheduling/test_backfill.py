@@ -83,6 +83,11 @@ def test_slots_that_others_than_we_hold_may_be_free_at_any_time() -> None:
     assert not [d for d in plan(seen, NOW) if isinstance(d, Start)]
 
 
+def test_a_job_that_waits_for_reserved_slots_alone_is_not_passed() -> None:
+    rigid = replace(SMALL, job_id="rigid", seq=2, ends_within_s=None)
+    assert started(LARGE, rigid, replace(SMALL, seq=3)) == []
+
+
 def test_behind_a_long_queue_nobody_passes() -> None:
     ahead = [replace(LARGE, job_id=f"large-{at}") for at in range(MAX_BLOCKED)]
     assert started(*ahead, SMALL) == ["small"]
