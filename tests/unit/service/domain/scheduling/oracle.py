@@ -134,6 +134,8 @@ class Oracle:
 
     def starts_in_s(self, job: WaitingJob) -> float:
         """Of a blocked job, at the earliest: those that are in its way have left at these times."""
+        if self.room(job.request, self.soon_free) >= job.request.least:
+            return 0.0
         leave_s = {each.job_id: self.leaves_in_s(job, each) for each in self.snapshot.running}
         for at in sorted(set(leave_s.values())):
             free = {name: dict(there) for name, there in self.soon_free.items()}
