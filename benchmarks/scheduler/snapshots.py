@@ -93,7 +93,8 @@ def _running(
             lost_s=chance.expovariate(1 / 600.0),
             yields=chance.random() < 0.5,
             is_leaving=chance.random() < 0.01,
-            **_whose(chance),
+            queue=chance.choice(QUEUES).name,
+            owner=_owner(chance),
         )
         left -= slots.count(slices) * int(request.bundle["GPU"])
         running.append(job)
@@ -146,7 +147,8 @@ def _waiting(chance: random.Random, seq: int, number: int) -> policy.WaitingJob:
         held="ann" if 0.01 < special < 0.02 else None,
         after=(Dependency("running-0", True, "RUNNING"),) if 0.02 < special < 0.04 else (),
         array=ArrayLimit(f"array-{seq % 50}", 4) if 0.04 < special < 0.1 else None,
-        **_whose(chance),
+        queue=chance.choice(QUEUES).name,
+        owner=_owner(chance),
     )
 
 
@@ -155,6 +157,6 @@ def _request(chance: random.Random, bundle: dict[str, float]) -> slots.Request:
     return slots.Request(size, bundle, max(1, size // 4) if chance.random() < 0.2 else None)
 
 
-def _whose(chance: random.Random) -> dict[str, str]:
-    owner = f"user-{min(int(chance.expovariate(0.05)), NUM_USERS - 1)}"
-    return {"queue": chance.choice(QUEUES).name, "owner": owner}
+def _owner(chance: random.Random) -> str:
+    """Few users have most of the jobs."""
+    return f"user-{min(int(chance.expovariate(0.05)), NUM_USERS - 1)}"

@@ -87,6 +87,7 @@ def snapshot(
             left_s=_left_s(job, job.runtime_used_s, runs),
             waited_s=(now - job.created_at).total_seconds() - job.runtime_used_s,
             yields=job.yields,
+            ends_within_s=_ends_within_s(job),
             queue=job.queue,
             owner=job.owner,
             held=job.held_by,
@@ -155,6 +156,11 @@ def _running(job: Any, attempt: Any, runs: Runs, now: datetime) -> policy.Runnin
         spare=resizing.spare(job, attempt, now),
         recalled=() if attempt.recalled is None else resizing.as_slices(attempt.recalled),
     )
+
+
+def _ends_within_s(job: Any) -> float | None:
+    """An attempt is ended once all have run for `max_runtime_s` together."""
+    return None if job.max_runtime_s is None else job.max_runtime_s - job.runtime_used_s
 
 
 def _left_s(job: Any, ran_s: float, runs: Runs) -> float | None:

@@ -314,10 +314,12 @@ def _snapshot(
     nodes = []
     bundles = (*(job.request.bundle for job in waiting), *(each.bundle for each in holders))
     shares_gpus = any(map(is_part_of_gpu, bundles))
+    held_by_node = policy.held_by_node(holders)
     for node in cluster.nodes:
         # Where nobody else takes slots our own books are exact, and Ray's lag behind.
         available = node.available if cluster.shared else node.resources
-        held = quarantine.with_kept(policy.held_on(node.node_id, holders), node.quarantined or ())
+        ours = held_by_node.get(node.node_id, {})
+        held = quarantine.with_kept(ours, node.quarantined or ())
         free = policy.offered(node.resources, available, held)
         if shares_gpus and node.resources.get("GPU"):
             free = with_shared_gpus(free, node.resources, parts_on(node.node_id, holders))

@@ -165,8 +165,8 @@ def num_holders(
 
 
 def recalled(held: Sequence[Slice], asked: Sequence[Slice], least: int) -> list[int]:
-    """Which of the held slices are given back, by their places: those that are asked for, as long
-    as at least so many workers stay. A slice goes as a whole, as its placement group does."""
+    """The places of the held slices that are given back: those that are asked for, as long as at
+    least so many workers stay. A slice goes as a whole, as its placement group does."""
     left, wanted, going = sum(part.num_workers for part in held), list(asked), []
     for at in reversed(range(len(held))):
         part = held[at]

@@ -60,8 +60,15 @@ class RunningJob:
 
 
 def may_evict(coming: Rank, running: RunningJob, rank: Rank) -> bool:
-    """Whether a job of rank `coming` may have a running one leave; rank: of the running one."""
-    if running.is_leaving or running.held_s < MIN_RUN_S or coming >= rank:
+    """Whether a job of rank `coming` may have a running one leave now; rank: of the running one."""
+    if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S:
+        return False
+    return has_right(coming, running, rank)
+
+
+def has_right(coming: Rank, running: RunningJob, rank: Rank) -> bool:
+    """Whether it may once the running one has held its slots for long enough."""
+    if coming >= rank:
         return False
     if coming.turn is Turn.QUOTA and rank.turn is not Turn.QUOTA:
         return True
@@ -113,7 +120,7 @@ class Ask(NamedTuple):
 
 
 class Candidates:
-    """What the running jobs may be asked for, in the order in which they are."""
+    """The slots that running jobs may be asked for, in the order in which they are."""
 
     def __init__(self, running: Iterable[RunningJob], ranks: Mapping[str, Rank]) -> None:
         """running: the cheapest first."""
@@ -148,7 +155,7 @@ def _rest(job: RunningJob) -> tuple[Slice, ...]:
 
 
 class Asked(NamedTuple):
-    """What running jobs are asked for so that a gang fits."""
+    """The slots that running jobs are asked for so that a gang fits."""
 
     asks: tuple[Ask, ...]
     """Empty where it does not fit even with all."""
@@ -159,11 +166,11 @@ class Asked(NamedTuple):
 def victims(
     kind: WorkerKind, least: int, pool: Pool, candidates: Iterable[Ask], gangs: Gangs
 ) -> Asked:
-    """What is asked so that so many workers fit, of candidates in their order.
+    """The candidates that are asked so that so many workers fit, tried in their order.
 
     pool: what is free, or will be when those have left that were asked before.
     """
-    trial = _Trial(kind, pool, gangs)
+    trial = Trial(kind, pool, gangs)
     room = pool.room(kind)
     chosen: list[Ask] = []
     for ask in candidates:
@@ -177,7 +184,7 @@ def victims(
     leaving = set()
     for ask in reversed(chosen):
         name = ask.running.job_id
-        # Who leaves leaves all.
+        # A job that leaves gives its spare slots back as well.
         if name not in leaving:
             lost = trial.returned(ask, -1)
             if room + lost >= least:
@@ -190,7 +197,7 @@ def victims(
     return Asked(tuple(reversed(needed)), room)
 
 
-class _Trial:
+class Trial:
     """A pool to which some slots were returned."""
 
     def __init__(self, kind: WorkerKind, pool: Pool, gangs: Gangs) -> None:
@@ -198,7 +205,7 @@ class _Trial:
         self._pool = pool
         self._gangs = gangs
         self._nodes: dict[str, tuple[list[float], int] | None] = {}
-        """What is free on a node, and the room that it has."""
+        """The free resources of a node, and the room that they have."""
 
     def returned(self, ask: Ask, sign: int) -> int:
         """How many workers more have room once these slots are returned, or taken again if `sign`

@@ -1,4 +1,4 @@
-"""What jobs with equal requests share while one plan is made: a long queue is of few kinds."""
+"""Facts that jobs with equal requests share while a plan is made: a long queue has few kinds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Gang:
         self.kind = kind
         self.least = request.least
         self.weight: float = share**SIZE_POWER
-        """How its size weighs in the order."""
+        """The weight of its size in the order."""
 
     @functools.cached_property
     def needs(self) -> str:

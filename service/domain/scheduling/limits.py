@@ -178,7 +178,7 @@ def _left(scope: _Scope, job_id: str, kind: WorkerKind) -> tuple[int, str | None
 
 
 def _told(scope: _Scope, job_id: str, workers: int, resource: str | None) -> Room:
-    """What the limits leave, in words."""
+    """The room that the limits leave, in words."""
     use = scope.use
     is_shared = job_id not in use.jobs and not workers
     if is_shared and resource in use.told:

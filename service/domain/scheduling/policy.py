@@ -9,7 +9,8 @@ workers' bundles as fit there when the node is empty are set aside, and jobs beh
 the rest. So a small job never delays a large one that came first, yet passes it on capacity that
 the large one has no use for, such as nodes of another kind. A job that would leave its slots when
 it is asked to passes also on reserved ones, while the other has not waited for long: it can be
-pushed out again.
+pushed out again. So does one whose running time is limited, if it surely ends before the other can
+start (`backfill`).
 
 Running groups get more slots at both ends of the queue. Before the queue: a group that lost slots
 and lacks workers to train on. It was given its slots before any job that waits now, it holds the
@@ -34,6 +35,7 @@ from datetime import datetime
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import LABEL
 from service.domain.scheduling import eviction, order, shares
+from service.domain.scheduling.backfill import Backfill
 from service.domain.scheduling.dependencies import ArrayLimit, Dependency, waits_for
 from service.domain.scheduling.eviction import RunningJob as RunningJob
 from service.domain.scheduling.gangs import Gang, Gangs, WorkerKind
@@ -55,6 +57,7 @@ from service.domain.scheduling.slots import Holder as Holder
 from service.domain.scheduling.slots import Node as Node
 from service.domain.scheduling.slots import Request as Request
 from service.domain.scheduling.slots import fits as fits
+from service.domain.scheduling.slots import held_by_node as held_by_node
 from service.domain.scheduling.slots import held_on as held_on
 from service.domain.scheduling.slots import offered as offered
 from service.domain.scheduling.slots import request_of as request_of
@@ -79,6 +82,8 @@ class WaitingJob:
     """Since it was submitted, without the time in which it ran."""
     yields: bool = False
     """It saves its state when it is asked to leave its slots, and goes on from there."""
+    ends_within_s: float | None = None
+    """Seconds of running after which it is ended, if not before."""
     queue: str = DEFAULT
     owner: str = "default"
     held: str | None = None
@@ -289,7 +294,7 @@ def plan(snapshot: Snapshot, now: datetime) -> list[Decision]:
 
 
 class _Standings:
-    """How jobs stand by the quotas and shares of their queues."""
+    """The places of jobs by the quotas and shares of their queues."""
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs) -> None:
         self._guaranteed = _within_quota(snapshot, gangs)
@@ -403,6 +408,12 @@ class _Round:
         """Without what is reserved by blocked jobs ahead."""
         self._passable = Offer(self._stock)
         """Without what is reserved by those of them that have waited for long."""
+        self._unreserved = Pool(self._stock, When.NOW)
+        """Also with what is reserved."""
+        soon = Pool(self._stock, When.SOON)
+        self._backfill = Backfill(snapshot.running, ranks, soon, gangs)
+        if all(job.ends_within_s is None for job in snapshot.queue):
+            self._backfill.close()
         self._limits = QueueLimits(snapshot.queues, snapshot.holders, snapshot.used_up)
         for group in snapshot.growing:
             limits = self._limits.of((group.queue, group.owner))
@@ -428,6 +439,7 @@ class _Round:
         sentence = f"stands by for {workers(lacking)} of {gang.bundle_spoken}"
         reason, ahead = self._obstacles.why(sentence, group.job_id, gang.kind, lacking)
         self._set_aside(group.job_id, gang, lacking)
+        self._backfill.close()
         return Stay(group.job_id, reason, ahead)
 
     def decide(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
@@ -456,6 +468,8 @@ class _Round:
             most = min(most, room.workers)
         offer = self._passable if job.yields else self._open
         slices = offer.now.pack_most(kind, least, most)
+        if slices is None and self._backfill.may_pass(job.ends_within_s):
+            slices = self._unreserved.pack_most(kind, least, most)
         if slices is not None:
             self._take(job.job_id, kind, slices)
             if limits is not None:
@@ -471,6 +485,7 @@ class _Round:
         if self._to_come and (lacks := self._lacks_nodes(gang)) is not None:
             reason, ahead = lacks, ()
         self._set_aside(job.job_id, gang, most, job.waited_s > order.LONGEST_WAIT_S)
+        self._backfill.block(kind, least, rank)
         return Wait(job.job_id, reason, position, ahead)
 
     def _never_fits(self, gang: Gang) -> Reason | None:
@@ -522,6 +537,7 @@ class _Round:
             why = eviction.because(coming, self._ranks[running.job_id])
             reason = Reason("preempted", f"leaves its slots to job {name}, which {why}")
             self.asked.append(Preempt(running.job_id, reason, name))
+            self._backfill.leaves(running.job_id)
             slices = running.slices
         else:
             message = f"goes on with fewer workers, so that job {name} can start"

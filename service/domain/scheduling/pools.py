@@ -1,8 +1,8 @@
 """Free resources of nodes, and the room that they have for workers of each kind.
 
 Nodes of which everything is equal are one group, and room is counted by group: most of a large
-cluster's nodes are of few kinds, and either empty or full. What is set aside for waiting jobs is
-the same on all nodes that are equal when they are empty, so it is one number for all of these.
+cluster's nodes are of few kinds, and either empty or full. The amount that is set aside for waiting
+jobs is the same on all nodes that are equal when they are empty: one number for all of these.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Amounts = tuple[float, ...]
 
 
 class When(IntEnum):
-    """Which free resources of a node are meant."""
+    """The kind of free resources of a node that is meant."""
 
     FREE = 0
     """Those that nobody holds."""
@@ -161,7 +161,7 @@ def _plus(some: Amounts, vector: Amounts, times: int) -> Amounts:
 
 
 class Reserved:
-    """What is set aside on the nodes for waiting jobs."""
+    """The resources that are set aside on the nodes for waiting jobs."""
 
     def __init__(self, stock: Stock) -> None:
         self._stock = stock
@@ -222,7 +222,7 @@ class Pool:
         return room.pack(min(room.total, most))
 
     def at(self, node_id: str) -> list[float] | None:
-        """What a node has; None of one that is not there."""
+        """The resources of a node; None of one that is not there."""
         group = self._stock.state_of(node_id)
         if group is None:
             return None

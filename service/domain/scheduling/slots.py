@@ -99,14 +99,18 @@ def offered(
     }
 
 
+def held_by_node(holders: Sequence[Holder]) -> dict[str, dict[str, float]]:
+    """Sum of what the holders have on each node where they have anything."""
+    held: dict[str, dict[str, float]] = {}
+    for holder in holders:
+        for part in holder.slices:
+            add(held.setdefault(part.node_id, {}), holder.bundle, part.num_workers)
+    return held
+
+
 def held_on(node_id: str, holders: Sequence[Holder]) -> dict[str, float]:
     """Sum of what the holders have on one node."""
-    held: dict[str, float] = {}
-    for holder in holders:
-        workers = sum(part.num_workers for part in holder.slices if part.node_id == node_id)
-        for name, amount in holder.bundle.items() if workers else ():
-            held[name] = held.get(name, 0.0) + workers * amount
-    return held
+    return held_by_node(holders).get(node_id, {})
 
 
 def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:

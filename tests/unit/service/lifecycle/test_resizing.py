@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause, Frame, FrameKind, Grant, Phase, Slice
+from ray_workers.shared.contracts import Cause, Frame, FrameKind, Grant, Phase, Recall, Slice
 from service.domain.scheduling import policy
 from service.domain.scheduling.resizing import (
     GROWING_PAUSE,
@@ -332,3 +332,93 @@ async def test_a_stay_of_a_job_that_has_ended_is_noted_nowhere(service: Service)
     stay = policy.Stay("job-gone", policy.Reason("waiting_for_slots", "nothing is free"))
     await trains(service)
     assert service.database.write_sync(lambda s: resizing.note_stays(s, [stay])) == 0
+
+
+def shrink(job_id: str, *slices: Slice) -> policy.Shrink:
+    message = "goes on with fewer workers, so that job other can start"
+    return policy.Shrink(job_id, slices, policy.Reason("shrinks", message), "other")
+
+
+def ask_back(service: Service, job_id: str, *slices: Slice) -> bool:
+    asked = shrink(job_id, *slices)
+    return service.database.write_sync(lambda s: resizing.recall(s, asked, 1, service.now))
+
+
+def spare(service: Service, job_id: str) -> tuple[Slice, ...]:
+    running = live(service, job_id).running
+    assert running is not None
+    return running.spare
+
+
+async def spread(service: Service) -> str:
+    """A job of three workers on two nodes, which goes on with two."""
+    job_id = await grown(service, B)
+    service.report(job_id, 1, [said(A, B, grants=1)], phase=Phase.RUNNING)
+    return job_id
+
+
+async def test_slots_that_are_asked_back_stay_held_until_the_group_has_left_them(
+    service: Service,
+) -> None:
+    job_id = await spread(service)
+    assert spare(service, job_id) == (B,)
+    assert ask_back(service, job_id, B)
+    seen = live(service, job_id)
+    assert (seen.slices, seen.recall, seen.growing) == ((A, B), Recall(2, (B,)), None)
+    assert seen.running is not None
+    assert (seen.running.recalled, seen.running.spare) == ((B,), ())
+    (event,) = await events_of(service, job_id, "shrinking")
+    assert event.message == (
+        "was asked to give 1 worker back: it goes on with fewer workers, "
+        "so that job other can start"
+    )
+    assert event.data == {"recall": 2, "slices": [{"node_id": "node-b", "num_workers": 1}]}
+    assert not ask_back(service, job_id, B), "it was asked before"
+    service.report(job_id, 1, [said(A, grants=2)])
+    seen = live(service, job_id)
+    assert (seen.slices, seen.recall, seen.growing) == ((A,), None, None)
+    service.advance(GROWING_PAUSE.total_seconds())
+    assert growing(service, job_id) is not None
+
+
+async def test_what_a_group_said_before_it_knew_of_a_recall_does_not_end_it(
+    service: Service,
+) -> None:
+    job_id = await spread(service)
+    assert ask_back(service, job_id, B)
+    service.report(job_id, 1, [said(A, B, grants=1)])
+    assert live(service, job_id).recall == Recall(2, (B,))
+
+
+async def test_a_group_that_keeps_what_it_was_asked_for_is_left_alone_for_a_while(
+    service: Service,
+) -> None:
+    job_id = await spread(service)
+    assert ask_back(service, job_id, B)
+    service.report(job_id, 1, [said(A, B, grants=2)])
+    assert live(service, job_id).recall is None
+    assert spare(service, job_id) == ()
+    service.advance(GROWING_PAUSE.total_seconds())
+    assert spare(service, job_id) == (B,)
+
+
+@ON_SQLITE
+async def test_only_spare_slots_are_asked_back(service: Service) -> None:
+    job_id = await spread(service)
+    assert not ask_back(service, job_id, A)
+    assert not ask_back(service, job_id, B, B)
+    await service.faults.preempt(job_id)
+    assert not ask_back(service, job_id, B)
+    rigid = await service.submit(resources={"num_workers": 2})
+    assert service.claim(rigid, workers=2) is not None
+    service.report(rigid, 1, phase=Phase.RUNNING)
+    assert spare(service, rigid) == ()
+
+
+@ON_SQLITE
+async def test_an_attempt_that_ends_gives_nothing_back_any_more(service: Service) -> None:
+    job_id = await spread(service)
+    assert ask_back(service, job_id, B)
+    service.end(job_id, 1, Cause.NODE_LOST)
+    assert service.claim(job_id, 1, workers=2) is not None
+    assert live(service, job_id).recall is None

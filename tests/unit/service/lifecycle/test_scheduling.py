@@ -122,6 +122,18 @@ async def test_the_snapshot_shows_the_queue_in_order_and_who_holds_slots(
     assert [a.job_id for a in live] == [cancelling]
 
 
+async def test_a_job_with_a_limit_ends_within_what_is_left_of_it(service: Service) -> None:
+    job_id = await service.running(max_runtime_s=100)
+    await service.submit()
+    service.advance(40)
+    service.end(job_id, 1, Cause.WORKER_LOST)
+    waiting, _ = service.database.read_sync(lambda s: snapshot(s, service.now))
+    ends = {job.job_id == job_id: job.ends_within_s for job in waiting}
+    assert ends[False] is None
+    assert ends[True] is not None
+    assert 59 <= ends[True] <= 100
+
+
 async def test_a_requeued_job_keeps_its_place_and_waits_for_its_time(service: Service) -> None:
     first = await service.running()
     second = await service.submit()

@@ -81,7 +81,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_it_gives_slots_back_to_a_job_that_waits_and_goes_on(world: World) -> None:
     runtime = await world.open()
     job_id = await grown(world, runtime)
-    coming = await world.submit(runtime, "waits", workers=2)
+    coming = await world.submit(runtime, "waits", workers=3)
     await comes_to(runtime, coming, JobState.RUNNING)
     await has(runtime, job_id, 1)
     job = await runtime.jobs.get(job_id)
@@ -93,7 +93,7 @@ async def test_it_gives_slots_back_to_a_job_that_waits_and_goes_on(world: World)
         "was asked to give 2 workers back: it goes on with fewer workers, "
         f"so that job {coming} can start"
     )
-    assert (await runtime.reading.cluster()).nodes[0].held == {"CPU": 3.0}
+    assert (await runtime.reading.cluster()).nodes[0].held == {"CPU": 4.0}
     await runtime.jobs.cancel(coming)
     await has(runtime, job_id, 3)
     await runtime.jobs.cancel(job_id)
@@ -106,7 +106,7 @@ async def test_a_recall_that_the_group_was_not_told_of_outlives_the_service(worl
     runtime = await world.open()
     job_id = await grown(world, runtime)
     world.fake.loses_grants = True
-    coming = await world.submit(runtime, "waits", workers=2)
+    coming = await world.submit(runtime, "waits", workers=3)
 
     async def asked() -> bool:
         events = (await runtime.reading.events(job_id)).items

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
@@ -61,12 +62,17 @@ class Oracle:
         self.in_arrays = Counter(snapshot.running_of_arrays)
         self.backing_off: list[WaitingJob] = []
         self.asked: set[str] = set()
+        self.preempted: set[str] = set()
+        self.start_in_s: list[float] = []
+        """Of the blocked jobs ahead, at the earliest."""
+        self.backfills: set[str] = set()
+        self.stand_by = False
         for group in snapshot.growing:
             self.holds(group, group.lacking)
         for job in snapshot.running:
             self.change(self.soon_free, job.request, job.slices if job.is_leaving else job.recalled)
 
-    # What the rules say of a job.
+    # The rules for a job.
 
     def work(self, job: WaitingJob | RunningJob) -> float:
         if job.waited_s > order.LONGEST_WAIT_S:
@@ -81,7 +87,7 @@ class Oracle:
         return first, -job.priority, job.place, self.work(job), job.seq
 
     def within_quota(self) -> set[str]:
-        """Claims by priority, those that run first; who can't start claims nothing."""
+        """Claims by priority, those that run first; jobs that can't start claim nothing."""
         there: list[WaitingJob | RunningJob] = [*self.snapshot.running, *self.snapshot.queue]
         there.sort(key=lambda j: (-j.priority, isinstance(j, WaitingJob), j.place, j.seq))
         left = {name: dict(queue.quota) for name, queue in self.queues.items()}
@@ -106,7 +112,7 @@ class Oracle:
         return found
 
     def may_evict(self, coming: WaitingJob, running: RunningJob) -> bool:
-        if running.is_leaving or running.held_s < MIN_RUN_S:
+        if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S:
             return False
         if not self.key(coming) < self.key(running):
             return False
@@ -116,14 +122,44 @@ class Oracle:
             return True
         if ours == theirs and coming.priority > running.priority:
             return True
-        return running.yields and self.work(coming) < CLEARLY_LESS * self.work(running)
+        work = self.work(running)
+        return running.yields and work > 0 and self.work(coming) < CLEARLY_LESS * work
 
     def may_shrink(self, coming: WaitingJob, running: RunningJob) -> bool:
         if running.is_leaving or running.recalled or running.held_s < MIN_RUN_S:
             return False
         ours = coming.job_id in self.guaranteed
         theirs = running.job_id in self.guaranteed
-        return ours >= theirs and coming.priority >= running.priority
+        return (not ours, -coming.priority) <= (not theirs, -running.priority)
+
+    def starts_in_s(self, job: WaitingJob) -> float:
+        """Of a blocked job, at the earliest: those that are in its way have left at these times."""
+        if self.room(job.request, self.soon_free) >= job.request.least:
+            return 0.0
+        leave_s = {each.job_id: self.leaves_in_s(job, each) for each in self.snapshot.running}
+        for at in sorted(set(leave_s.values())):
+            free = {name: dict(there) for name, there in self.soon_free.items()}
+            for each in self.snapshot.running:
+                is_gone = each.job_id in self.preempted or each.is_leaving
+                if leave_s[each.job_id] <= at and not is_gone:
+                    self.change(free, each.request, each.slices)
+            if self.room(job.request, free) >= job.request.least:
+                return at
+        return 0.0
+
+    def leaves_in_s(self, coming: WaitingJob, running: RunningJob) -> float:
+        if running.is_leaving or running.recalled or running.left_s is None:
+            return 0.0
+        may_be_asked = running.yields or running.spare
+        if may_be_asked or self.may_evict(coming, replace(running, held_s=MIN_RUN_S)):
+            return min(running.left_s / 2, max(0.0, MIN_RUN_S - running.held_s))
+        return running.left_s / 2
+
+    def may_backfill(self, job: WaitingJob) -> bool:
+        """Whether it ends, with a margin for its start and end, before any job ahead can start."""
+        if job.ends_within_s is None or self.stand_by:
+            return False
+        return all(job.ends_within_s + order.SETTLING_S <= at for at in self.start_in_s)
 
     # The resources.
 
@@ -137,7 +173,7 @@ class Oracle:
                 there[name] = there.get(name, 0.0) + sign * part.num_workers * amount
 
     def less_aside(self, free: Free, *, passes: bool) -> Free:
-        """What is left of the free resources for a job that may pass, or may not."""
+        """The free resources that are left for a job that may pass, or may not."""
         left = {name: dict(there) for name, there in free.items()}
         for node in self.nodes:
             taken: Counter[tuple[tuple[str, float], ...]] = Counter()
@@ -249,6 +285,9 @@ class Oracle:
             return
         most = min(request.num_workers, *limits)
         room = self.room(request, self.less_aside(self.now_free, passes=job.yields))
+        if room < request.least and self.may_backfill(job):
+            room = self.room(request, self.now_free)
+            self.backfills.add(job.job_id)
         if isinstance(decision, Start):
             assert room >= request.least
             assert count(decision.slices) == min(most, room), "a gang starts whole, or elastic"
@@ -262,16 +301,26 @@ class Oracle:
         if decision.reason.code == "room_is_made":
             self.made_room(job, decision, asked)
             self.asked |= {ask.job_id for ask in asked}
+            self.preempted |= {ask.job_id for ask in asked if isinstance(ask, Preempt)}
             return
         assert code in WITHOUT_SLOTS
         assert not asked
         soon = self.less_aside(self.soon_free, passes=job.yields)
         assert self.room(request, soon) < request.least, "slots that are being left are waited for"
+        for each in self.snapshot.running:
+            if each.job_id not in self.asked and self.may_evict(job, each):
+                self.change(soon, each.request, each.slices)
+            elif each.job_id not in self.asked and self.may_shrink(job, each):
+                self.change(soon, each.request, each.spare)
+        assert self.room(request, soon) < request.least, "those that may be asked are asked"
         self.set_aside(request, most, both=job.waited_s > order.LONGEST_WAIT_S)
+        self.start_in_s.append(self.starts_in_s(job))
 
     def takes(self, job: WaitingJob | Growing, decision: Start | Grow) -> None:
         passes = isinstance(job, WaitingJob) and job.yields
         free = self.less_aside(self.now_free, passes=passes)
+        if job.job_id in self.backfills:
+            free = self.now_free
         lacks = isinstance(job, Growing) and job.lacking
         for part in decision.slices:
             there = self.free[part.node_id] if lacks else free[part.node_id]
@@ -345,6 +394,7 @@ class Oracle:
             self.takes(group, decision)
             return
         assert room < group.lacking
+        self.stand_by = True
         self.set_aside(group.request, group.lacking, both=True)
 
     def grown(self, group: Growing, decision: Grow | Stay) -> None:

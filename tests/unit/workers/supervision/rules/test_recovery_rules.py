@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dray.spec import JobSpec
-from ray_workers.shared.contracts import Cause, Frame, FrameKind
+from ray_workers.shared.contracts import Cause, Frame, FrameKind, Slice
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -186,3 +186,11 @@ def test_where_memory_was_short_a_kill_says_so() -> None:
         recovery_rules.how(replace(RankExit.of(3, -11), memory_kills=1))
         == "rank 3 was killed by SIGSEGV"
     )
+
+
+def test_slices_go_as_a_whole_and_the_least_size_stays() -> None:
+    held = [Slice("a", 2), Slice("b", 1), Slice("a", 1), Slice("b", 1)]
+    assert recovery_rules.recalled(held, [Slice("b", 1)], 1) == [3]
+    assert recovery_rules.recalled(held, [Slice("b", 1), Slice("b", 1)], 1) == [3, 1]
+    assert recovery_rules.recalled(held, [Slice("a", 2), Slice("a", 1)], 3) == [2]
+    assert recovery_rules.recalled(held, [Slice("b", 2), Slice("c", 1)], 1) == []
