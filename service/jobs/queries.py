@@ -368,7 +368,7 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
             hostname=node.hostname,
             alive=node.alive,
             resources=without_labels(node.total),
-            labels=labels_in(node.total) | node.labels,
+            labels=node.labels,
             held=without_labels(policy.held_on(node.node_id, holders)),
             accepted=node.accepted,
             reason=node.reason,

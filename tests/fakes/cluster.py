@@ -27,6 +27,7 @@ from ray_workers.shared.contracts import (
 )
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, NodeNeeds
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
+from service.config.node_types import labels_in
 from tests.fakes.attempt import FakeAttempt, Play
 from tests.fakes.node import FakeNode, Pulse
 
@@ -403,6 +404,7 @@ def _described(node_id: str, node: FakeNode) -> ClusterNode:
         full=node.full,
         drained_by=node.drained_by,
         quarantined=tuple(node.quarantined),
+        labels=labels_in(node.resources),
         is_starting=node.problem == STARTS,
         is_released=node.is_released,
     )

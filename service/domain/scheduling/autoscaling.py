@@ -20,11 +20,18 @@ from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import NodeType
-from service.domain.scheduling import order
 from service.domain.scheduling.gangs import Gangs
 from service.domain.scheduling.policy import Decision, Grow, Snapshot, Start, Wait
 from service.domain.scheduling.pools import Pool, Stock, When
-from service.domain.scheduling.slots import ACCELERATOR_SHARE, Kind, Node, Request, count, fits
+from service.domain.scheduling.slots import (
+    ACCELERATOR_SHARE,
+    WHOLE_GPUS,
+    Kind,
+    Node,
+    Request,
+    count,
+    fits,
+)
 
 WAITING_FOR_ROOM = ("waiting_for_slots", "behind_in_queue", "waiting_for_nodes")
 ABOUT_TO_START = ("preparing_environment", "backing_off")
@@ -104,14 +111,13 @@ class _Asking:
     ) -> None:
         self._requests = {job.job_id: job.request for job in snapshot.queue}
         self._requests |= {group.job_id: group.request for group in snapshot.growing}
-        self._usable = usable = [node for node in present if node.accepted]
-        self._gangs = Gangs(order.total_of(node.total for node in (*self._usable, *to_come)))
+        self._usable = [node for node in present if node.accepted]
+        self._gangs = Gangs({})
         for request in self._requests.values():
             self._gangs.of(request)
-        self._gangs.name_all()
-        self._stock, self._stock_to_come = (Stock(of, self._gangs) for of in (usable, to_come))
-        self._free = Pool(self._stock, When.FREE)
-        self._new = Pool(self._stock_to_come, When.FREE)
+        self._gangs.name_all(shares_gpus=any(WHOLE_GPUS in n.available_to_us for n in present))
+        self._present, self._to_come = Stock(self._usable, self._gangs), Stock(to_come, self._gangs)
+        self._free, self._new = Pool(self._present, When.FREE), Pool(self._to_come, When.FREE)
         self._bundles: Counter[Kind] = Counter()
         self._nodes: set[str] = set()
         self._nodes_of: dict[str, int] = {}
@@ -122,7 +128,7 @@ class _Asking:
         """Nodes that jobs will use which wait for no room."""
 
     def take(self, job_id: str, slices: Sequence[Slice]) -> None:
-        self._stock.take(self._gangs.of(self._requests[job_id]).kind, slices)
+        self._present.take(self._gangs.of(self._requests[job_id]).kind, slices)
 
     def consider(self, wait: Wait) -> None:
         request = self._requests[wait.job_id]
@@ -133,17 +139,17 @@ class _Asking:
 
     def _ask(self, job_id: str, request: Request) -> None:
         """Ask for what the gang's least number lacks, unless that can't come."""
-        kind, least = self._gangs.of(request).kind, request.least
-        here = min(self._free.room(kind), least)
-        more = self._new.pack(kind, least - here)
+        kind = self._gangs.of(request).kind
+        here = min(self._free.room(kind), request.least)
+        more = self._new.pack(kind, request.least - here) if here < request.least else ()
         if more is None:
             self._without_hope.add(job_id)
             return
-        slices = self._free.pack(kind, here) or ()
+        slices = (self._free.pack(kind, here) or ()) if here else ()
         self.take(job_id, slices)
         self._needed |= {part.node_id for part in slices}
-        self._stock_to_come.take(kind, more)
         if more:
+            self._to_come.take(kind, more)
             self._bundles[request.kind] += count(more)
             self._nodes |= {part.node_id for part in more}
             self._nodes_of[job_id] = len(more)
