@@ -368,6 +368,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
             "min_free_bytes": None,
             "problem": None,
         },
+        "autoscaling": {"max_nodes": 8, "num_nodes": 2, "asked_at": STEPPED},
         "updated_at": STEPPED,
     },
     "Plan": {

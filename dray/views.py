@@ -639,6 +639,17 @@ class StorageState(View):
     """Why no job is accepted or started; unset while there is room."""
 
 
+class AutoscalingState(View):
+    """The request to Ray's autoscaler. Whether one runs is not known before nodes come."""
+
+    max_nodes: int
+    """The most nodes of the types that may be added, with those of them that are there."""
+    num_nodes: int = 0
+    """Number of nodes that are to come."""
+    asked_at: datetime | None = None
+    """Since when nodes are to come."""
+
+
 class Cluster(View):
     connected: bool
     reason: str | None = None
@@ -646,6 +657,8 @@ class Cluster(View):
     ray_dashboard: str | None = None
     nodes: list[NodeSlots]
     storage: StorageState = StorageState()
+    autoscaling: AutoscalingState | None = None
+    """None where no nodes may be added."""
     updated_at: datetime | None = None
 
 

@@ -40,6 +40,7 @@ from service.jobs.queries import Queries
 from service.jobs.service import Jobs
 from service.jobs.status_cache import StatusCache
 from service.lifecycle import preemption
+from service.loops.autoscaler import Autoscaler
 from service.loops.cluster_watcher import NOT_ASKED, ClusterWatcher
 from service.loops.fencing import LoopDatabase
 from service.loops.launches import Launches
@@ -99,6 +100,9 @@ class Runtime:
         self.watch: ClusterWatcher | None = None
         self.cluster: Cluster | None = None
         self.leader: Leader | None = None
+        self._launches = Launches()
+        self._autoscaler: Autoscaler | None = None
+        """Of the newest term of this process."""
         self._home = home
         self._timings = timings
         self._leading: asyncio.Task[None] | None = None
@@ -168,8 +172,9 @@ class Runtime:
     def _loops(self, database: LoopDatabase, cluster: Cluster, deployment_id: str) -> Loops:
         """The loops of one term, which share nothing with those of any other."""
         signals, settings, timings = self.signals, self.settings, self._timings
-        launches = Launches()
+        self._launches = launches = Launches()
         self.watch = watch = ClusterWatcher(database, cluster, signals, settings, timings)
+        self._autoscaler = Autoscaler(database, cluster, settings, timings)
         scheduler = Scheduler(
             database,
             cluster,
@@ -181,6 +186,7 @@ class Runtime:
             deployment_id,
             self._halted,
             self.prices,
+            self._autoscaler,
         )
         reconciler = Reconciler(
             *(database, cluster, self.storage, launches, signals, settings, timings),
@@ -191,6 +197,7 @@ class Runtime:
             ("cluster watch", watch.run()),
             ("scheduler", scheduler.run()),
             ("reconciler", reconciler.run()),
+            ("autoscaler", self._autoscaler.run()),
             ("retention", retention.run()),
         ]
 
@@ -245,8 +252,13 @@ class Runtime:
     async def stop(self) -> None:
         """Stop the loops, then what they use. The embedded Ray ends too, and its jobs with it."""
         if self._leading is not None and self.leader is not None:
+            leads = self.leader.leads
+            if leads:
+                await self._finish_launches()
             self._leading.cancel()
             await asyncio.gather(self._leading, return_exceptions=True)
+            if leads and self._autoscaler is not None:
+                await self._autoscaler.withdraw()
             with contextlib.suppress(DomainError):  # then the lease ends by itself
                 await self.leader.release()
         if self.cluster is not None:
@@ -254,6 +266,13 @@ class Runtime:
         await asyncio.to_thread(self.database.close)
         if self._home is not None:
             self._home.release()
+
+    async def _finish_launches(self) -> None:
+        """Start nothing more, and let what is being started be, in time."""
+        self._halted.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timings.last_launches_s):
+                await self._launches.until_all_answered()
 
     async def ready(self) -> Readiness:
         """Asks the database, for `READY_LIMIT_S` at most, and reads what the cluster and the loops
@@ -297,7 +316,8 @@ class Runtime:
 
 def refused_nodes(cluster: ClusterSnapshot) -> list[str]:
     """The nodes that may not carry ranks now, each with the reason."""
-    return [f"{node.hostname}: {node.problem}" for node in cluster.nodes if not node.accepted]
+    refused = (node for node in cluster.nodes if not node.accepted and not node.is_released)
+    return [f"{node.hostname}: {node.problem}" for node in refused]
 
 
 def ray_target(settings: Settings, deployment_id: str) -> RayTarget:

@@ -25,6 +25,7 @@ from dray.spec.fields import (
     LabelValue,
     MetricName,
     Name,
+    NodeLabelValue,
     QueueName,
     Seconds,
     Size,
@@ -113,6 +114,9 @@ class Resources(Document):
     """Memory of each worker, as Ray accounts for it; a number, or a size such as `8GiB`."""
     accelerator: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
     """Ray's accelerator type, such as `H100`."""
+    node_labels: Annotated[dict[LabelKey, NodeLabelValue], Field(max_length=8)] = {}
+    """Labels of Ray's that the nodes of its workers have. `{ray.io/market-type: on-demand}` keeps a
+    job off spot nodes, where these are labelled."""
 
 
 class Elastic(Document):

@@ -83,6 +83,9 @@ LabelKey = Annotated[
     str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
 ]
 LabelValue = Annotated[str, StringConstraints(max_length=255), AfterValidator(_plain_text)]
+NodeLabelValue = Annotated[
+    str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9._-]+$")
+]
 QUEUE_NAME = r"^[a-z0-9][a-z0-9_-]*$"
 QueueName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=QUEUE_NAME)]
 MetricName = Annotated[str, StringConstraints(max_length=128, pattern=r"^val/[a-z0-9_]+$")]

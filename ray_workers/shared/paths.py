@@ -132,8 +132,9 @@ def deployment_root(deployment_id: str) -> Path:
 
 
 def runtime_dir(deployment_id: str, node_id: str) -> Path:
-    """Everything of one node. Several nodes may share a machine."""
-    return deployment_root(deployment_id) / node_id[:16]
+    """Everything of one node. Several nodes may share a machine; the ids that Ray's own test
+    clusters give theirs differ at the end alone."""
+    return deployment_root(deployment_id) / node_id[-16:]
 
 
 def socket_path(deployment_id: str, node_id: str) -> str:

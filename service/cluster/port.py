@@ -27,7 +27,8 @@ class ClusterNode:
     hostname: str
     alive: bool
     resources: Mapping[str, float]
-    """All of the node: `CPU`, `GPU`, `memory`, `accelerator_type:...`."""
+    """All of the node: `CPU`, `GPU`, `memory`, `accelerator_type:...`; and its labels, as
+    `service.config.node_types` has them."""
     available: Mapping[str, float]
     """The part that no job holds, neither ours nor others'."""
     accepted: bool
@@ -43,6 +44,10 @@ class ClusterNode:
     goes is not accepted any more."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Ray's labels of the node, such as `ray.io/market-type`."""
+    is_starting: bool = False
+    """It is not accepted yet, and nothing speaks against it."""
+    is_released: bool = False
+    """Nothing of dray is on it, as `Cluster.request_nodes` asked; it is not accepted meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,16 @@ class Cluster(Protocol):
 
     async def attempts(self) -> list[AttemptRef]:
         """Every attempt of this deployment that the cluster still knows."""
+
+    async def request_nodes(
+        self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
+    ) -> None:
+        """Ask Ray's autoscaler for a cluster that would have room for all these bundles were it
+        empty, each so many times, on nodes with their labels; for none, to leave the size to it.
+
+        End dray's own processes on the released nodes, with which Ray would never find these idle;
+        a node that a later call does not name gets them again. Harmless to repeat.
+        """
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         """How far a node is with what a job needs there; begins with it if nobody has. Harmless to

@@ -5,10 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ray_workers.shared.net_policy import AllowedHosts
+from service.config import node_types
 from service.config.logging_setup import LogFormat
 from service.config.start_refusals import StartRefused
 
@@ -44,6 +53,7 @@ Hosts = Annotated[
     tuple[str, ...] | None, NoDecode, BeforeValidator(_listed), AfterValidator(_checked_hosts)
 ]
 Folders = Annotated[tuple[Path, ...] | None, NoDecode, BeforeValidator(_listed)]
+NodeTypes = Annotated[tuple[node_types.NodeType, ...], NoDecode, BeforeValidator(node_types.parse)]
 
 EMBEDDED = "local"
 """As `ray_address`: the service runs a Ray of its own."""
@@ -72,6 +82,11 @@ class Settings(BaseSettings):
     ray_address: str = EMBEDDED
     """`local` runs the embedded Ray; an address joins a cluster."""
     ray_token_file: Path | None = None
+    autoscale_nodes: NodeTypes = ()
+    """Nodes that Ray's autoscaler may add when jobs wait, by type; none where it has none."""
+    autoscale_idle_s: float = Field(60.0, ge=0, le=24 * 3600)
+    """How long a node that carries nothing keeps dray's own processes, with which Ray would never
+    find it idle."""
     local_slots: int | None = Field(None, ge=1)
     """One-CPU workers that the embedded Ray offers where there is no GPU; default: the CPUs."""
     tokens_file: Path | None = None
@@ -148,6 +163,17 @@ class Settings(BaseSettings):
     """Longest time between two looks at the queue; a change of it wakes the scheduler at once."""
     poll_wait_s: float = Field(5.0, gt=0)
     """How long a poll of an attempt waits for something to happen."""
+
+    @field_validator("autoscale_nodes")
+    @classmethod
+    def _has_an_autoscaler(
+        cls, types: tuple[node_types.NodeType, ...], info: ValidationInfo
+    ) -> tuple[node_types.NodeType, ...]:
+        if types and info.data.get("ray_address") == EMBEDDED:
+            raise ValueError(
+                "the embedded Ray has no autoscaler: unset it, or set DRAY_RAY_ADDRESS to a cluster"
+            )
+        return types
 
     @model_validator(mode="after")
     def _fill_in_what_follows_from_the_home(self) -> Self:

@@ -501,6 +501,19 @@ class ClusterRow(Base):
     updated_at: Mapped[datetime]
 
 
+class AutoscalingRow(Base):
+    """The newest request to Ray's autoscaler; one row."""
+
+    __tablename__ = "autoscaling"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    num_nodes: Mapped[int]
+    """Number of nodes that are to come."""
+    bundles: Mapped[list[Any]]
+    """The floor under the cluster's size: `[bundle, number]` pairs. Empty once it is withdrawn."""
+    asked_at: Mapped[datetime | None]
+    """Since when nodes are to come; unset while none is."""
+
+
 class StorageStateRow(Base):
     """How full the storage was when it was last looked at; one row."""
 

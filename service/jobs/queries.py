@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.views import JobState
 from service.checkpoints import catalog
+from service.config.node_types import without_labels
 from service.config.settings import Settings
 from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.notifications import Signals
@@ -268,7 +269,11 @@ class Queries:
             storage = self._storage_state(session)
             if row is None:
                 return views.Cluster(
-                    connected=False, reason="not seen yet", nodes=[], storage=storage
+                    connected=False,
+                    reason="not seen yet",
+                    nodes=[],
+                    storage=storage,
+                    autoscaling=self._autoscaling(session),
                 )
             return views.Cluster(
                 connected=row.connected,
@@ -277,10 +282,22 @@ class Queries:
                 ray_dashboard=row.ray_dashboard,
                 nodes=_nodes(session),
                 storage=storage,
+                autoscaling=self._autoscaling(session),
                 updated_at=row.updated_at,
             )
 
         return await self._database.read(work)
+
+    def _autoscaling(self, session: Session) -> views.AutoscalingState | None:
+        types = self._settings.autoscale_nodes
+        if not types:
+            return None
+        row = cluster_repository.autoscaling(session)
+        return views.AutoscalingState(
+            max_nodes=sum(each.most for each in types),
+            num_nodes=row.num_nodes if row else 0,
+            asked_at=row and row.asked_at,
+        )
 
     def _storage_state(self, session: Session) -> views.StorageState:
         row = storage_repository.state(session)
@@ -350,9 +367,9 @@ def _nodes(session: Session) -> list[views.NodeSlots]:
             node_id=node.node_id,
             hostname=node.hostname,
             alive=node.alive,
-            resources=node.total,
+            resources=without_labels(node.total),
             labels=node.labels,
-            held=policy.held_on(node.node_id, holders),
+            held=without_labels(policy.held_on(node.node_id, holders)),
             accepted=node.accepted,
             reason=node.reason,
             quarantined=quarantine.as_viewed(node.quarantined),

@@ -16,6 +16,7 @@ from dray.views import JobState
 from service.checkpoints import init_from
 from service.code import entrypoints, models
 from service.code.uploads import CodeUploads
+from service.config.node_types import LABEL
 from service.config.settings import Settings
 from service.db.models import EventRow, JobRow
 from service.db.notifications import QUEUE, Signals, events_of
@@ -119,7 +120,7 @@ class Jobs:
             request = policy.request_of(spec.resources, spec.elastic)
             queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
             admission.refuse_priority(queue, spec.priority)
-            _refuse_impossible(session, request)
+            _refuse_impossible(session, request, self._settings)
             refuse_missing_precision(session, spec)
             refuse_if_full(session)
             if unfit is not None:
@@ -289,9 +290,10 @@ def _use_code(session: Session, spec: JobSpec, owner: str, now: datetime) -> Non
         raise entrypoints.code_unfit(code, pointer)
 
 
-def _refuse_impossible(session: Session, request: policy.Request) -> None:
-    """Unsatisfiable if the cluster is known and could not run it were it empty."""
-    usable = node_table.usable(session)
+def _refuse_impossible(session: Session, request: policy.Request, settings: Settings) -> None:
+    """Unsatisfiable if the cluster is known and could not run it were it empty, with all nodes that
+    an autoscaler may add."""
+    usable = node_table.usable(session, settings.autoscale_nodes)
     reason = None if usable is None else policy.can_ever_fit(request, usable)
     if usable is None or reason is None:
         return
@@ -302,9 +304,11 @@ def _refuse_impossible(session: Session, request: policy.Request) -> None:
         "GPU": "/resources/gpus_per_worker",
         "memory": "/resources/memory_bytes",
     }
+    of_label = lacking is not None and lacking.startswith(LABEL)
+    other = "/resources/node_labels" if of_label else "/resources/accelerator"
     raise Unsatisfiable(
         f"this job could never start: {reason.message}",
-        pointer=pointers.get(lacking, "/resources/accelerator"),
+        pointer=pointers.get(lacking, other),
         hint="ask for less, or add nodes to the cluster first; `dray cluster` shows what it has",
     )
 

@@ -51,7 +51,8 @@ class ClusterWatcher:
             except Exception:
                 logger.exception("the cluster watch failed a round; it goes on")
             is_steady = self.latest is not None and all(
-                node.accepted or node.drained_by is not None for node in self.latest.nodes
+                node.accepted or node.is_released or node.drained_by is not None
+                for node in self.latest.nodes
             )
             timings = self._timings
             await asyncio.sleep(timings.watch_period_s if is_steady else timings.joining_period_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 
 class Launches:
     """Written by the scheduler, and asked by the reconciler before it takes an attempt for lost."""
@@ -9,10 +11,13 @@ class Launches:
     def __init__(self) -> None:
         self._under_way: set[tuple[str, int]] = set()
         self._ours: set[tuple[str, int]] = set()
+        self._all_answered = asyncio.Event()
+        self._all_answered.set()
 
     def begin(self, job_id: str, attempt: int) -> None:
         """The attempt is about to be claimed and launched."""
         self._under_way.add((job_id, attempt))
+        self._all_answered.clear()
 
     def claimed(self, job_id: str, attempt: int) -> None:
         """The claim succeeded: no other process launches this attempt."""
@@ -21,6 +26,12 @@ class Launches:
     def answered(self, job_id: str, attempt: int) -> None:
         """The launch was answered, or the claim failed."""
         self._under_way.discard((job_id, attempt))
+        if not self._under_way:
+            self._all_answered.set()
+
+    async def until_all_answered(self) -> None:
+        """Wait until no launch is under way."""
+        await self._all_answered.wait()
 
     def ended(self, job_id: str, attempt: int) -> None:
         """The end of the attempt is stored."""

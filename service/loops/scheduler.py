@@ -21,6 +21,7 @@ from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec
 from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from ray_workers.supervision.rules.recovery_rules import may_recover
 from service.cluster.port import Cluster, ClusterSnapshot, ClusterUnavailable
+from service.config.node_types import without_labels
 from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.costs.spending import UsedUpBudgets
@@ -38,6 +39,7 @@ from service.domain.scheduling.slots import (
 from service.jobs import data_policy
 from service.lifecycle import preemption, resizing, transitions
 from service.loops import mtbf, preparations, queue_view
+from service.loops.autoscaler import Autoscaler
 from service.loops.cluster_watcher import ClusterWatcher
 from service.loops.earlier_runs import EarlierRuns
 from service.loops.fencing import LoopDatabase
@@ -67,6 +69,7 @@ class Scheduler:
         deployment_id: str,
         halted: asyncio.Event,
         prices: PricesFile,
+        autoscaler: Autoscaler,
     ) -> None:
         self._database = database
         self._cluster = cluster
@@ -77,6 +80,7 @@ class Scheduler:
         self._impossible_grace = timedelta(seconds=timings.impossible_grace_s)
         self._deployment_id = deployment_id
         self._halted = halted
+        self._autoscaler = autoscaler
         self._impossible_since: dict[str, datetime] = {}
         self._earlier = EarlierRuns()
         self._used = UsedShares()
@@ -109,8 +113,10 @@ class Scheduler:
         if not waiting:
             self._impossible_since.clear()
         if not waiting and not growing:
+            self._autoscaler.consider(snapshot, [], cluster, live, now)
             return 0
         decisions = await self._gate.plan(snapshot, now, cluster)
+        decisions = self._autoscaler.consider(snapshot, decisions, cluster, live, now)
         have_run = {job.job_id for job in waiting if job.attempt > 0}
         decisions = [
             self._patient(decision, place, now, has_run=decision.job_id in have_run)
@@ -151,6 +157,7 @@ class Scheduler:
             used_up=self._budgets.get(session, queues, now),
             used_s=self._used.get(session, now, live, total) if waiting and total else {},
             storage_problem=_storage_problem(session),
+            to_come=self._autoscaler.expected(cluster),
         )
         return snapshot, live, now
 
@@ -241,7 +248,7 @@ class Scheduler:
             attempt=claimed.attempt,
             spec=claimed.spec.model_dump(mode="json"),
             slices=start.slices,
-            bundle=dict(job.request.bundle),
+            bundle=without_labels(job.request.bundle),
             storage_url=self._settings.storage_url,
             resume_from=claimed.resume_from,
             init_from=claimed.init_from,

@@ -23,6 +23,8 @@ class LoopTimings:
     """Between two replies with data, so that a fast job's steps are stored in batches."""
     unavailable_pause_s: float = 0.5
     """Before a call that the cluster did not answer is made again."""
+    request_period_s: float = 10.0
+    """After which what was asked of Ray's autoscaler is asked again: a new Ray has not heard it."""
     unowned_period_s: float = 30.0
     """Between two searches for attempts that nobody owns."""
     deleted_period_s: float = 15.0
@@ -30,6 +32,9 @@ class LoopTimings:
     launch_grace_s: float = 40.0
     """How long after its claim an attempt may still be launched by another process: longer than
     the gateway waits for an answer."""
+    last_launches_s: float = 5.0
+    """How long a service that is told to stop waits for the launches that are under way. One that
+    is cut off is in doubt, and the next leader would wait `launch_grace_s` for it."""
     storage_limit_s: float = 20.0
     """How long the end of an attempt waits for the storage to list its checkpoints."""
     lease_held_for: timedelta = timedelta(seconds=7)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy.orm import Session
 
 from service.cluster.port import ClusterSnapshot
+from service.config.node_types import NodeType
 from service.db.models import ClusterRow, NodeRow
 from service.db.repositories import cluster as repository
-from service.domain.scheduling import policy
+from service.domain.scheduling import autoscaling, policy
 from service.nodes import quarantine
 
 
@@ -59,8 +61,9 @@ def store(
     )
 
 
-def usable(session: Session) -> tuple[policy.Node, ...] | None:
-    """The nodes that may carry ranks; None while none is known (not connected, or none yet)."""
+def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Node, ...] | None:
+    """The nodes that may carry ranks, and those of these types that may be added; None while none
+    is known (not connected, or none yet)."""
     cluster = repository.get(session)
     if cluster is None or not cluster.connected:
         return None
@@ -69,4 +72,4 @@ def usable(session: Session) -> tuple[policy.Node, ...] | None:
         for row in repository.nodes(session)
         if row.alive and row.accepted
     )
-    return nodes or None
+    return (*nodes, *autoscaling.may_come(types, nodes)) or None

@@ -223,7 +223,7 @@ class RayCluster:
 
 def _jobs_on(node_id: str) -> set[str]:
     """Ids of the jobs with spools on a node."""
-    return {path.name for path in paths.machine_root().glob(f"*/{node_id[:16]}/spool/*")}
+    return {path.name for path in paths.machine_root().glob(f"*/{node_id[-16:]}/spool/*")}
 
 
 @contextlib.contextmanager

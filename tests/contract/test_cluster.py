@@ -364,6 +364,15 @@ async def test_acknowledging_a_running_attempt_ends_it_whole(ground: Ground) -> 
     assert await eventually(ground.all_free, "the slots of an ended attempt are held")
 
 
+async def test_a_request_for_nodes_that_never_come_changes_nothing(ground: Ground) -> None:
+    """None of these clusters has an autoscaler, and the only node of Ray's is its head."""
+    bundles = [({"CPU": 1.0, "label:zone=b": 0.001}, 2), ({"CPU": float(SLOTS)}, 1)]
+    for asked in (bundles, []):
+        await ground.cluster.request_nodes(asked, [])
+        (node,) = (await ground.cluster.snapshot()).nodes
+        assert node.accepted
+
+
 async def test_a_job_has_a_directory_on_its_node_until_that_is_dropped(ground: Ground) -> None:
     ref = await ground.launch("steps")
     await ground.settle(ref)

@@ -27,10 +27,13 @@ from ray_workers.shared.contracts import (
 )
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, NodeNeeds
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
+from service.config.node_types import labels_in
 from tests.fakes.attempt import FakeAttempt, Play
 from tests.fakes.node import FakeNode, Pulse
 
 T = TypeVar("T")
+STARTS = "its node agent is starting"
+"""The problem of a node that nothing speaks against."""
 READY = NodeEnvironment(
     JobNeed.ENVIRONMENT, BuildState.READY, "", packages=("hello==1.0",), replaced=(), log=""
 )
@@ -63,6 +66,10 @@ class FakeCluster:
     """While set, no grant of slots comes to an attempt."""
     launches: list[AttemptSpec] = field(default_factory=list)
     """Every launch that reached the cluster."""
+    requests: list[tuple[list[tuple[dict[str, float], int]], list[str]]] = field(
+        default_factory=list
+    )
+    """What was asked of its autoscaler: bundles with their numbers, and the released nodes."""
     environments: dict[str, NodeEnvironment | None] = field(default_factory=dict)
     """What its nodes answer on every environment, by node; None: the node does not answer. A node
     that is not named is ready."""
@@ -235,6 +242,15 @@ class FakeCluster:
             if attempt.supervised
         ]
 
+    async def request_nodes(
+        self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
+    ) -> None:
+        self._check()
+        self.requests.append(([(dict(bundle), number) for bundle, number in bundles], [*released]))
+        for node_id, node in self.nodes.items():
+            node.is_released = node_id in released
+        self.pulse.beat()
+
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         self._check()
         self.preparations.append((node_id, needs))
@@ -383,11 +399,14 @@ def _described(node_id: str, node: FakeNode) -> ClusterNode:
         alive=True,
         resources=dict(node.resources),
         available=node.free(),
-        accepted=node.problem is None and node.drained_by is None,
+        accepted=node.problem is None and node.drained_by is None and not node.is_released,
         problem=node.problem if node.drained_by is None else "it is drained",
         full=node.full,
         drained_by=node.drained_by,
         quarantined=tuple(node.quarantined),
+        labels=labels_in(node.resources),
+        is_starting=node.problem == STARTS,
+        is_released=node.is_released,
     )
 
 

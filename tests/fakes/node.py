@@ -85,6 +85,8 @@ class FakeNode:
     quarantined: list[Quarantined] = field(default_factory=list)
     drained_by: float | None = None
     """Unix time when it goes, if it is to go."""
+    is_released: bool = False
+    """It is left to the autoscaler."""
     spools: dict[tuple[str, int], dict[str, Spool]] = field(default_factory=dict)
 
     work_dirs: set[str] = field(default_factory=set)

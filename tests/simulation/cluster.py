@@ -204,6 +204,11 @@ class SimCluster:
         for node in self.nodes.values():
             node.spools.pop(key, None)
 
+    async def request_nodes(
+        self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
+    ) -> None:
+        """It has no autoscaler."""
+
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         raise NotImplementedError("no job has an environment here")
 

@@ -188,6 +188,11 @@ class Network:
     async def drill(self, ref: AttemptRef, drill: Drill) -> None:
         await self._reach("drill", lambda: self._cluster.drill(ref, drill))
 
+    async def request_nodes(
+        self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
+    ) -> None:
+        await self._reach("request_nodes", lambda: self._cluster.request_nodes(bundles, released))
+
     async def grow(self, ref: AttemptRef, grant: Grant) -> None:
         await self._reach("grow", lambda: self._cluster.grow(ref, grant))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from dray.cli.base import (
@@ -17,9 +18,19 @@ from dray.cli.base import (
 )
 
 if TYPE_CHECKING:
-    from dray.views import Attempt, Event, LogLine, NodeSlots, OtherJob, StorageState
+    from dray.views import (
+        Attempt,
+        AutoscalingState,
+        Event,
+        LogLine,
+        NodeSlots,
+        OtherJob,
+        StorageState,
+    )
 
 _KINDS = ("CPU", "GPU")
+DOUBTFUL = timedelta(minutes=10)
+"""After how long without a node that was asked for an autoscaler may be missing."""
 
 
 @app.command()
@@ -169,6 +180,8 @@ def cluster(as_json: AsJson = False) -> None:
     storage = _storage(answer.storage)
     if storage:
         say(f"storage: {storage}")
+    if answer.autoscaling is not None:
+        say(f"autoscaler: {_autoscaling(answer.autoscaling, datetime.now(UTC))}")
     rows = (
         (
             node.hostname,
@@ -185,6 +198,17 @@ def cluster(as_json: AsJson = False) -> None:
         for kept in node.quarantined:
             slots = "1 slot" if kept.slots == 1 else f"{kept.slots} slots"
             say(f"{node.hostname}: {slots} of {kept.job_id} in quarantine: {kept.reason}")
+
+
+def _autoscaling(state: AutoscalingState, now: datetime) -> str:
+    """The request to Ray, and a doubt where nothing comes of it."""
+    if state.asked_at is None:
+        return f"no more nodes are asked for now; there may be {state.max_nodes}"
+    nodes = "1 more node" if state.num_nodes == 1 else f"{state.num_nodes} more nodes"
+    told = f"Ray is asked for {nodes} since {state.asked_at:%Y-%m-%d %H:%M:%S} UTC"
+    if now - state.asked_at < DOUBTFUL:
+        return told
+    return f"{told}; if none comes, see whether an autoscaler runs (`ray status`)"
 
 
 def _storage(state: StorageState) -> str | None:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError
 
 from ray_workers.node import compat_ray
@@ -44,13 +45,15 @@ from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.supervisor import Supervisor
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.cluster.ray import launch_once, prestart
-from service.cluster.ray.node_agents import GatewayConfig, NodeAgents
+from service.cluster.ray.node_agents import RELEASED, STARTS, GatewayConfig, NodeAgents
 from service.cluster.ray.unowned_slots import UnownedSlots
+from service.config.node_types import label_resources, labels_in, without_labels
 
 logger = logging.getLogger(__name__)
 
 CONTROL_RESOURCE = "dray_control"
 HEAD_RESOURCE = "node:__internal_head__"
+NODE_ID_LABEL = "ray.io/node-id"
 AGENT_WAIT_S = 20.0
 """How long an agent has for a deletion before it is passed over; it is asked again later."""
 SLIVER = 0.001
@@ -114,11 +117,13 @@ class RayCluster:
         available = await asyncio.to_thread(compat_ray.available_by_node)
         drained = await asyncio.to_thread(compat_ray.drained_nodes)
         alive = [node for node in nodes if node["Alive"]]
-        self._agents.meet(
-            [node["NodeID"] for node in alive], wants_news=self._prestarter.awaits_news
-        )
+        # Ray never ends the head, so an agent is in nobody's way there.
+        heads = {node["NodeID"] for node in alive if HEAD_RESOURCE in node["Resources"]}
+        there = [node["NodeID"] for node in alive]
+        self._agents.meet(there, heads, wants_news=self._prestarter.awaits_news)
         for node in alive:
-            self._keep_warm(node)
+            if node["NodeID"] in self._agents:
+                self._keep_warm(node)
         return ClusterSnapshot(
             session=self._session,
             address=self._config.address,
@@ -135,20 +140,25 @@ class RayCluster:
         available: Mapping[str, Mapping[str, float]],
         drained_by: float | None,
     ) -> ClusterNode:
-        joined = self._agents.get(node["NodeID"])
-        problem = joined.refused if drained_by is None else _leaving(drained_by)
+        node_id = node["NodeID"]
+        joined = self._agents.get(node_id) if node_id in self._agents else None
+        labels = label_resources(_telling(node.get("Labels", {})))
+        refused = RELEASED if joined is None else joined.refused
+        problem = refused if drained_by is None else _leaving(drained_by)
         return ClusterNode(
-            node_id=node["NodeID"],
+            node_id=node_id,
             hostname=node["NodeManagerHostname"],
             alive=True,
-            resources=_schedulable(node["Resources"]),
-            available=_schedulable(available.get(node["NodeID"], {})),
+            resources=_schedulable(node["Resources"]) | labels,
+            available=_schedulable(available.get(node_id, {})) | labels,
             accepted=problem is None,
             problem=problem,
-            full=joined.full,
-            quarantined=joined.quarantined,
+            full=None if joined is None else joined.full,
+            quarantined=None if joined is None else joined.quarantined,
             drained_by=drained_by,
             labels=dict(node.get("Labels") or {}),
+            is_starting=problem == STARTS,
+            is_released=joined is None,
         )
 
     def _keep_warm(self, node: Mapping[str, Any]) -> None:
@@ -425,6 +435,17 @@ class RayCluster:
         nodes = self._agents.node_ids
         return [AttemptRef(*key, self._session, nodes) for key in sorted(found)]
 
+    async def request_nodes(
+        self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
+    ) -> None:
+        each = [bundle for bundle, number in bundles for _ in range(number)]
+        selectors = [labels_in(bundle) for bundle in each]
+        # Without labels the call is one that older releases of Ray know, too.
+        labels = {"bundle_label_selectors": selectors} if any(selectors) else {}
+        asked: dict[str, Any] = {"bundles": [without_labels(bundle) for bundle in each], **labels}
+        await asyncio.to_thread(request_resources, **asked)
+        await self._agents.release(released)
+
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         for agent in self._agents.of([node_id]).values():
             answer: NodeEnvironment = await result_within(AGENT_WAIT_S, agent.prepare.remote(needs))
@@ -465,6 +486,11 @@ def _schedulable(resources: Mapping[str, float]) -> dict[str, float]:
         for name, amount in resources.items()
         if name in ("CPU", "GPU", "memory") or name.startswith("accelerator_type:")
     }
+
+
+def _telling(labels: Mapping[str, str]) -> dict[str, str]:
+    """Without the label that only one node has."""
+    return {key: value for key, value in labels.items() if key != NODE_ID_LABEL}
 
 
 def _leaving(drained_by: float) -> str:

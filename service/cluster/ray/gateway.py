@@ -143,6 +143,12 @@ class GatewayCluster:
         answer: list[AttemptRef] = await self._call("attempts")
         return answer
 
+    async def request_nodes(
+        self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
+    ) -> None:
+        asked = [(dict(bundle), number) for bundle, number in bundles]
+        await self._call("request_nodes", asked, list(released))
+
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         answer: NodeEnvironment = await self._call("prepare", node_id, needs)
         return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import ray
 from ray.exceptions import ActorDiedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 REDESCRIBE_S = 5.0
 STARTS = "its node agent is starting"
 """The problem of a node that has not described itself yet."""
+RELEASED = "it carries nothing, and is left to Ray's autoscaler; it is taken back when it is needed"
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ class NodeAgents:
         self._limits = SilenceLimits(config.silence_limit_s)
         self._silence = Silence()
         self._nodes: dict[str, JoinedNode] = {}
+        self._released: frozenset[str] = frozenset()
+        self._heads: frozenset[str] = frozenset()
 
     def __contains__(self, node_id: str) -> bool:
         return node_id in self._nodes
@@ -123,10 +128,32 @@ class NodeAgents:
         """The agents of those nodes that live, by node."""
         return {node: self._nodes[node].agent for node in node_ids if node in self._nodes}
 
-    def meet(self, node_ids: Collection[str], *, wants_news: Callable[[float], bool]) -> None:
-        """Know these nodes, and no others. `wants_news`: whether an agent that was asked at this
-        time, by `time.monotonic`, is to be asked again already."""
-        self._nodes = {node_id: self._met(node_id, wants_news) for node_id in node_ids}
+    def meet(
+        self,
+        node_ids: Collection[str],
+        heads: Collection[str] = (),
+        *,
+        wants_news: Callable[[float], bool],
+    ) -> None:
+        """Know these nodes, and no others; those that are released only if they are heads.
+        `wants_news`: whether an agent that was asked at this time, by `time.monotonic`, is to be
+        asked again already."""
+        self._heads = frozenset(heads)
+        self._nodes = {
+            node_id: self._met(node_id, wants_news)
+            for node_id in node_ids
+            if node_id in self._heads or node_id not in self._released
+        }
+
+    async def release(self, node_ids: Collection[str]) -> None:
+        """Have no agents on these nodes, until a later call leaves them out. Each agent is a worker
+        that Ray has given away, and Ray takes no node that has one for idle."""
+        leaving = frozenset(node_ids) - self._released - self._heads
+        self._released = frozenset(node_ids)
+        ends = (asyncio.to_thread(_end_agent, n, self._nodes.pop(n, None)) for n in leaving)
+        for failure in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(failure, BaseException):
+                logger.warning("the agent of a released node was not seen to end: %r", failure)
 
     def get(self, node_id: str) -> JoinedNode:
         return self._nodes[node_id]
@@ -193,6 +220,12 @@ class NodeAgents:
 
     def _ping(self, agent: Any) -> asyncio.Future[float | None]:
         return asyncio.ensure_future(result(agent.ping.remote()))
+
+
+def _end_agent(node_id: str, known: JoinedNode | None) -> None:
+    """Blocking. known: None where another gateway may have made an agent."""
+    with contextlib.suppress(ValueError):  # there is none
+        end_actor(ray.get_actor(agent_name(node_id)) if known is None else known.agent)
 
 
 def _silence(process: str, since: float) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy import Executable, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from service.db.models import ClusterRow, DeploymentRow, NodeRow
+from service.db.models import AutoscalingRow, ClusterRow, DeploymentRow, NodeRow
 from service.domain.ids import new_deployment_id
 
 THE_CLUSTER = 1
@@ -32,6 +32,16 @@ def labels(session: Session, node_ids: Sequence[str]) -> dict[str, dict[str, str
 
 def put(session: Session, row: ClusterRow) -> None:
     _overwrite(session, [row])
+
+
+def autoscaling(session: Session) -> AutoscalingRow | None:
+    """The newest request to Ray's autoscaler; None before the first."""
+    return session.get(AutoscalingRow, THE_CLUSTER)
+
+
+def put_autoscaling(session: Session, row: AutoscalingRow) -> None:
+    row.id = THE_CLUSTER
+    session.merge(row)
 
 
 def replace_nodes(session: Session, rows: Sequence[NodeRow]) -> None:

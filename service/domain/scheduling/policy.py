@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from ray_workers.shared.contracts import Slice
+from service.config.node_types import LABEL
 from service.domain.scheduling import eviction, order, shares
 from service.domain.scheduling.dependencies import ArrayLimit, Dependency, waits_for
 from service.domain.scheduling.eviction import RunningJob as RunningJob
@@ -130,6 +131,9 @@ class Snapshot:
     """Number of jobs with slots, by array."""
     used_up: Mapping[str, str] = field(default_factory=dict)
     """By queue, why none of its jobs starts: its budget is used up."""
+    to_come: tuple[Node, ...] = ()
+    """Nodes that can't be used yet and may come: those that an autoscaler may add, and those that
+    are about to be accepted."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,9 @@ def can_ever_fit(request: Request, nodes: Sequence[Node]) -> Reason | None:
             f"{needs(request)}, and no single node of the cluster has all of it",
         )
     name, amount, best = missing[0]
+    if name.startswith(LABEL):
+        label = name.removeprefix(LABEL)
+        return Reason("unsatisfiable", f"no node of the cluster has the label {label}")
     if name.startswith("accelerator_type:"):
         kind = name.removeprefix("accelerator_type:")
         return Reason("unsatisfiable", f"no node of the cluster has the accelerator {kind}")
@@ -349,9 +356,10 @@ def _may_claim(job: WaitingJob, in_arrays: Counter[str], used_up: Collection[str
 def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | None:
     if not snapshot.connected:
         return Reason("cluster_unavailable", "waits for the Ray cluster, which does not answer")
-    if snapshot.nodes and not accepted:
+    may_come = bool(snapshot.to_come)
+    if snapshot.nodes and not accepted and not may_come:
         return Reason("no_nodes", "waits for a node: every node of the cluster is refused")
-    if not accepted:
+    if not accepted and not may_come:
         return Reason("no_nodes", "waits for a node: the cluster has none yet")
     if snapshot.storage_problem is not None:
         return Reason("storage_full", f"waits for room: {snapshot.storage_problem}")
@@ -401,7 +409,9 @@ class _Round:
             if limits is not None:
                 limits.take(group.job_id, gangs.of(group.request).kind, group.lacking)
         self._obstacles = Obstacles(self._stock, snapshot.holders, self._free)
+        self._to_come = snapshot.to_come
         self._impossible: dict[Gang, Reason | None] = {}
+        self._too_large: dict[Gang, Reason | None] = {}
         self._unevictable: dict[tuple[WorkerKind, bool], tuple[order.Rank, int]] = {}
         """Ranks, and how many workers would fit if all left that may be asked for these."""
         self._backing_off: list[tuple[WaitingJob, Gang]] = []
@@ -458,6 +468,8 @@ class _Round:
             self._count_in_array(job)
             return self._promise(job, gang, offer, most, position)
         reason, ahead = self._obstacles.why_waiting(job.job_id, gang)
+        if self._to_come and (lacks := self._lacks_nodes(gang)) is not None:
+            reason, ahead = lacks, ()
         self._set_aside(job.job_id, gang, most, job.waited_s > order.LONGEST_WAIT_S)
         return Wait(job.job_id, reason, position, ahead)
 
@@ -465,8 +477,22 @@ class _Round:
         if self._stock.whole(gang.kind) >= gang.least:
             return None
         if gang not in self._impossible:
-            self._impossible[gang] = can_ever_fit(gang.request, self._nodes)
+            nodes = [*self._nodes, *self._to_come]
+            self._impossible[gang] = can_ever_fit(gang.request, nodes)
         return self._impossible[gang]
+
+    def _lacks_nodes(self, gang: Gang) -> Reason | None:
+        """Why the nodes that are there could not run the gang even if they were empty."""
+        if self._stock.whole(gang.kind) >= gang.least:
+            return None
+        if gang not in self._too_large:
+            reason = can_ever_fit(gang.request, self._nodes)
+            if reason is not None:
+                why = reason.message if self._nodes else "there is none that it could use"
+                message = f"{gang.needs}, and waits for nodes: {why}"
+                reason = Reason("waiting_for_nodes", message)
+            self._too_large[gang] = reason
+        return self._too_large[gang]
 
     def _evict(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
         """Have running jobs leave slots for this one; False where not enough may be asked."""

@@ -1,6 +1,7 @@
 """Slots as plain data: the request of a gang, the resources of nodes, and how one fits the other.
 
-Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`.
+Resource names are Ray's: `CPU`, `GPU`, `memory`, `accelerator_type:H100`. Labels of nodes are
+treated as resources, too (`service.config.node_types`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from dray.spec import Elastic, Resources
 from ray_workers.shared.contracts import Slice
+from service.config.node_types import LABEL_SHARE, label_resources, labels_in, without_labels
 
 EPSILON = 1e-6
 """Ray counts resources in ten-thousandths; sums of floats are only nearly exact."""
@@ -76,6 +78,7 @@ def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
         bundle["memory"] = float(resources.memory_bytes)
     if resources.accelerator is not None:
         bundle[f"accelerator_type:{resources.accelerator}"] = ACCELERATOR_SHARE
+    bundle |= dict.fromkeys(label_resources(resources.node_labels), LABEL_SHARE)
     least = None if elastic is None else elastic.min_workers
     return Request(resources.num_workers, bundle, least)
 
@@ -183,7 +186,7 @@ def bundle_of(request: Request) -> str:
     """The bundle of one worker, for people."""
     parts = [
         amount_of(name, amount)
-        for name, amount in request.bundle.items()
+        for name, amount in without_labels(request.bundle).items()
         if not name.startswith("accelerator_type:")
     ]
     kinds = [
@@ -192,7 +195,9 @@ def bundle_of(request: Request) -> str:
         if name.startswith("accelerator_type:")
     ]
     what = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
-    return what + (f" on {kinds[0]}" if kinds else "")
+    labels = ", ".join(f"{key}={value}" for key, value in labels_in(request.bundle).items())
+    where = f" on nodes with {labels}" if labels else ""
+    return what + (f" on {kinds[0]}" if kinds else "") + where
 
 
 def amount_of(name: str, amount: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -309,6 +310,21 @@ def test_the_cluster_says_how_full_the_storage_is() -> None:
     floor = StorageState(free_bytes=5 << 30, min_free_bytes=1 << 30)
     assert _storage(floor) == "5.0 GiB free; 1.0 GiB must stay free"
     assert _storage(quota.model_copy(update={"problem": "it is full"})) == "it is full"
+
+
+def test_the_cluster_says_since_when_nodes_are_asked_for() -> None:
+    from dray.cli.commands.reading import DOUBTFUL, _autoscaling
+    from dray.views import AutoscalingState
+
+    at = datetime(2026, 1, 1, 14, 3, 7, tzinfo=UTC)
+    nothing = AutoscalingState(max_nodes=8)
+    assert _autoscaling(nothing, at) == "no more nodes are asked for now; there may be 8"
+    two = AutoscalingState(max_nodes=8, num_nodes=2, asked_at=at)
+    told = "Ray is asked for 2 more nodes since 2026-01-01 14:03:07 UTC"
+    assert _autoscaling(two, at) == told
+    late = _autoscaling(two.model_copy(update={"num_nodes": 1}), at + DOUBTFUL)
+    assert late.startswith("Ray is asked for 1 more node since ")
+    assert late.endswith("; if none comes, see whether an autoscaler runs (`ray status`)")
 
 
 def test_a_fault_of_the_server_names_the_request_in_its_log() -> None:

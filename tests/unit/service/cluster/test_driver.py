@@ -284,3 +284,24 @@ def test_an_error_of_drays_own_is_told_in_words_and_logged_once(
         assert str(told) == "TypeError: can't send the agent"
     assert str(driver.as_unavailable(TimeoutError())) == "TimeoutError: TimeoutError"
     assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+async def test_nodes_are_asked_for_by_resources_and_by_labels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(driver, "request_resources", lambda **named: asked.append(named))
+    cluster = RayCluster(CONFIG)
+    labelled = {"CPU": 1.0, "label:ray.io/market-type=on-demand": 0.001}
+    await cluster.request_nodes([({"CPU": 4.0}, 1), (labelled, 2)], [])
+    await cluster.request_nodes([({"CPU": 4.0}, 1)], [])
+    await cluster.request_nodes([], [])
+    on_demand = {"ray.io/market-type": "on-demand"}
+    assert asked == [
+        {
+            "bundles": [{"CPU": 4.0}, {"CPU": 1.0}, {"CPU": 1.0}],
+            "bundle_label_selectors": [{}, on_demand, on_demand],
+        },
+        {"bundles": [{"CPU": 4.0}]},
+        {"bundles": []},
+    ]

@@ -10,7 +10,7 @@ import pytest
 
 import dray
 from ray_workers.node.agent import NodeReport
-from ray_workers.shared.contracts import ProcessKind, SilentProcess
+from ray_workers.shared.contracts import ProcessKind, SilentProcess, agent_name
 from ray_workers.shared.processes.silence import AwakeClock, Silence
 from service.cluster.ray import node_agents
 from service.cluster.ray.node_agents import GatewayConfig, JoinedNode, NodeAgents, refusal
@@ -133,3 +133,38 @@ async def test_an_agent_that_was_ended_is_shown_as_silent_until_its_successor_an
         await node.ping
     agents._listen("n", node)
     assert node.silent_since is None
+
+
+@pytest.mark.anyio
+async def test_a_released_node_has_no_agent_and_gets_one_when_it_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[str] = []
+    unasked: Any = None
+    agents = NodeAgents(CONFIG)
+    met: list[str] = []
+
+    def meets(node_id: str, _: object) -> JoinedNode:
+        met.append(node_id)
+        return JoinedNode(f"agent of {node_id}", unasked, 0.0, unasked)
+
+    def elsewhere(name: str) -> str:
+        if name == agent_name("unseen"):
+            return "agent of unseen"
+        raise ValueError(name)
+
+    monkeypatch.setattr(agents, "_met", meets)
+    monkeypatch.setattr(node_agents, "end_actor", ended.append)
+    monkeypatch.setattr(node_agents.ray, "get_actor", elsewhere)
+    there = ["head", "n", "m"]
+    agents.meet(there, ["head"], wants_news=lambda _: False)
+    await agents.release(["head", "n", "unseen", "gone"])
+    assert sorted(ended) == ["agent of n", "agent of unseen"]
+    met.clear()
+    agents.meet(there, ["head"], wants_news=lambda _: False)
+    assert (met, agents.node_ids, "n" in agents) == (["head", "m"], ("head", "m"), False)
+    await agents.release(["n"])
+    assert len(ended) == 2, "it is ended once"
+    await agents.release([])
+    agents.meet(there, ["head"], wants_news=lambda _: False)
+    assert agents.node_ids == ("head", "n", "m")

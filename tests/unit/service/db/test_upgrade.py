@@ -115,6 +115,8 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     origin = InitFromCheckpoint(JOB, "latest", 1, 5, url, SHA)
     waiting = job(WAITING, JobState.QUEUED, attempt=0)
     yield models.JobRow, {**waiting, "init_from": origin.as_row(), "init_from_job": JOB}
+    asked = {"id": 1, "num_nodes": 1, "bundles": [[{"CPU": 1.0}, 2]], "asked_at": START}
+    yield models.AutoscalingRow, asked
     yield models.JobLabelRow, {"job_id": JOB, "key": "team", "value": "a"}
     dependency = {"waiter": WAITING, "after_id": "array-1", "on_success": True}
     yield models.JobDependencyRow, dependency

@@ -9,6 +9,7 @@ import pytest
 
 from dray.spec import Resources
 from ray_workers.shared.contracts import Slice
+from service.config.node_types import label_resources
 from service.domain.scheduling.policy import (
     Decision,
     Holder,
@@ -26,6 +27,7 @@ from service.domain.scheduling.policy import (
     plan,
     request_of,
 )
+from service.domain.scheduling.slots import needs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -166,6 +168,7 @@ def test_sums_of_fractions_fill_a_node_exactly() -> None:
         ({"cpus_per_worker": 5}, "each worker needs 5 CPU, but the largest node has 4 CPU"),
         ({"memory_bytes": 2**34}, "needs 16 GiB of memory, but the largest node has 8 GiB"),
         ({"accelerator": "H100"}, "no node of the cluster has the accelerator H100"),
+        ({"node_labels": {"zone": "b"}}, "no node of the cluster has the label zone=b"),
         ({"gpus_per_worker": 1, "memory_bytes": 2**33}, "no single node of the cluster has all"),
     ],
 )
@@ -177,6 +180,23 @@ def test_the_reason_names_what_is_missing(resources: dict[str, object], message:
     reason = can_ever_fit(request_of(Resources.model_validate(resources)), nodes)
     assert reason is not None
     assert message in reason.message
+
+
+def test_a_job_starts_on_nodes_that_have_all_labels_it_asks_for() -> None:
+    market = "ray.io/market-type"
+    resources = Resources(num_workers=2, node_labels={market: "on-demand", "zone": "b"})
+    request = request_of(resources)
+    assert needs(request) == (
+        "needs 2 workers of 1 CPU on nodes with ray.io/market-type=on-demand, zone=b"
+    )
+    nodes = [
+        node("spot", CPU=8.0, **label_resources({market: "spot", "zone": "b"})),
+        node("elsewhere", CPU=8.0, **label_resources({market: "on-demand", "zone": "a"})),
+        node("fits", CPU=8.0, **label_resources({market: "on-demand", "zone": "b", "x": "y"})),
+    ]
+    wants = WaitingJob("a", 0, 50, 0, request)
+    assert decide(wants, nodes=nodes) == [Start("a", (Slice("fits", 2),))]
+    assert started(decide(wants, job("any", 16), nodes=nodes)) == ["a", "any"]
 
 
 def test_what_others_use_and_what_we_claimed_are_both_respected() -> None:

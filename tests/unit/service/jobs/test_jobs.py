@@ -119,6 +119,7 @@ async def test_a_job_that_can_never_fit_is_refused_with_the_field_at_fault(
         "/resources/cpus_per_worker": {"cpus_per_worker": 8},
         "/resources/memory_bytes": {"memory_bytes": 1 << 40},
         "/resources/accelerator": {"accelerator": "H100"},
+        "/resources/node_labels": {"node_labels": {"zone": "b"}},
     }
     for pointer, resources in cases.items():
         with pytest.raises(Unsatisfiable) as caught:

@@ -121,6 +121,33 @@ async def test_a_service_that_died_between_claim_and_launch_leaves_the_job_to_th
     assert [spec.attempt for spec in world.fake.launches] == [2]
 
 
+async def test_a_service_that_is_told_to_stop_finishes_the_launches_that_are_under_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one would have to wait for a launch in doubt."""
+    world.set_timings(last_launches_s=60.0)
+    launch, asked = world.fake.launch, asyncio.Event()
+
+    async def comes_late(spec: AttemptSpec) -> None:
+        asked.set()
+        await world.gate.wait()
+        await launch(spec)
+
+    monkeypatch.setattr(world.fake, "launch", comes_late)
+    first = await world.open()
+    job_id = await world.submit(first)
+    await asked.wait()
+    waits = await world.submit(first)
+    dropping = asyncio.create_task(world.drop(first))
+    await asyncio.sleep(0)
+    world.gate.set()
+    await dropping
+    second = await world.open()
+    for each in (job_id, waits):
+        await comes_to(second, each, JobState.SUCCEEDED)
+        assert await causes(second, each) == ["succeeded"]
+
+
 async def test_a_reply_that_could_not_be_stored_is_asked_for_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ class World:
             joining_period_s=0.02,
             reply_period_s=0.02,
             unavailable_pause_s=0.02,
+            last_launches_s=0.2,
         )
         """Of the services that are opened from now on."""
 

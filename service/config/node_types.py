@@ -1,0 +1,87 @@
+"""The shapes of the nodes that an autoscaler may add, as a setting names them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dray import units
+
+LABEL = "label:"
+"""A node's label as if it were a resource, `label:KEY=VALUE`, of which each worker that asks for it
+takes `LABEL_SHARE` of 1. Ray itself knows no such resource."""
+LABEL_SHARE = 0.001
+MAX_NODES = 1000
+"""The most nodes of all types together."""
+_ENTRY = re.compile(r"(?P<most>[0-9]{1,6})\s*x\s+(?P<resources>\S.*)")
+_RESOURCE = re.compile(
+    r"(?P<name>CPU|GPU|memory|accelerator_type:[^\s=]+)=(?P<amount>[0-9.]+[A-Za-z]*)"
+)
+_LABEL = re.compile(r"label:[^\s=]+=[^\s=]+")
+EXAMPLE = "`4x CPU=8 memory=32GiB, 2x CPU=16 GPU=4 accelerator_type:H100=1`"
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """Nodes of one shape."""
+
+    resources: Mapping[str, float]
+    """Of each node, in Ray's names; and its labels."""
+    most: int
+    """Number of such nodes that there may be at once."""
+
+
+def label_resources(labels: Mapping[str, str]) -> dict[str, float]:
+    """The labels of a node as resources."""
+    return {f"{LABEL}{key}={value}": 1.0 for key, value in labels.items()}
+
+
+def without_labels(resources: Mapping[str, float]) -> dict[str, float]:
+    """The resources that Ray knows."""
+    return {name: n for name, n in resources.items() if not name.startswith(LABEL)}
+
+
+def labels_in(resources: Mapping[str, float]) -> dict[str, str]:
+    """The labels among the resources of a node or a worker."""
+    named = (name.removeprefix(LABEL) for name in resources if name.startswith(LABEL))
+    return dict(name.split("=", 1) for name in named)
+
+
+def parse(value: Any) -> Any:
+    """`4x CPU=8 memory=32GiB, 2x CPU=16 GPU=4` as node types; ValueError with what is wrong."""
+    if not isinstance(value, str):
+        return value
+    types = tuple(_node_type(entry.strip()) for entry in value.split(",") if entry.strip())
+    if sum(each.most for each in types) > MAX_NODES:
+        raise ValueError(f"names more than {MAX_NODES} nodes in all")
+    return types
+
+
+def _node_type(entry: str) -> NodeType:
+    found = _ENTRY.fullmatch(entry)
+    if found is None:
+        raise ValueError(f"{entry!r} is no number of nodes with their resources, as in {EXAMPLE}")
+    resources = dict(_resource(word) for word in found["resources"].split())
+    if not resources.get("CPU"):
+        raise ValueError(f"{entry!r} has no CPU, and every worker needs one")
+    return NodeType(resources, int(found["most"]))
+
+
+def _resource(word: str) -> tuple[str, float]:
+    if _LABEL.fullmatch(word):
+        return word, 1.0
+    found = _RESOURCE.fullmatch(word)
+    if found is None:
+        raise ValueError(
+            f"{word!r} is no resource: write CPU, GPU, memory or accelerator_type:NAME, "
+            f"`=` and an amount, as in {EXAMPLE}; or label:KEY=VALUE"
+        )
+    name, amount = found["name"], found["amount"]
+    if name == "memory" and not amount.isdigit():
+        return name, float(units.num_bytes(amount))
+    try:
+        return name, float(amount)
+    except ValueError:
+        raise ValueError(f"{word!r}: {amount!r} is no number") from None

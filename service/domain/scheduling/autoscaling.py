@@ -1,0 +1,183 @@
+"""The demand on Ray's autoscaler: a pure function of the plan, the nodes, and the types of nodes
+that may come.
+
+Ray's `request_resources` is a floor under the size of the cluster, and takes no account of what is
+in use: a bundle counts as there if the cluster has room for it when it is empty. So every node that
+is in use, or that a waiting job will use, is asked for whole, and besides these the bundles that no
+present node has room for. An autoscaler may do nothing at all for a request of which a part can't
+come; so a gang is asked for whole or not at all, and never more than the types of nodes allow.
+
+Jobs ask that wait for room, in the order of the queue. Those that are held, that a limit keeps back
+or that wait for others ask for nothing; nor do those for which others are about to leave.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from ray_workers.shared.contracts import Slice
+from service.config.node_types import NodeType
+from service.domain.scheduling.gangs import Gangs
+from service.domain.scheduling.policy import Decision, Grow, Snapshot, Start, Wait
+from service.domain.scheduling.pools import Pool, Stock, When
+from service.domain.scheduling.slots import (
+    ACCELERATOR_SHARE,
+    WHOLE_GPUS,
+    Kind,
+    Node,
+    Request,
+    count,
+    fits,
+)
+
+WAITING_FOR_ROOM = ("waiting_for_slots", "behind_in_queue", "waiting_for_nodes")
+ABOUT_TO_START = ("preparing_environment", "backing_off")
+"""They ask for nothing, and the nodes where they may start stay."""
+COUNTED = ("CPU", "GPU")
+"""Resources by which a whole node is asked for. Memory is not one of them: what a node has of it is
+never quite what its type promises."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The request to Ray; empty if no job waits for room that may come."""
+
+    bundles: tuple[tuple[Kind, int], ...] = ()
+    """The floor under the cluster's size: bundles, and how many of each."""
+    num_nodes: int = 0
+    """Number of nodes that are to come."""
+    nodes_of: Mapping[str, int] = field(default_factory=dict)
+    """By job, how many of these nodes it waits for."""
+    without_hope: frozenset[str] = frozenset()
+    """Jobs for which the types of nodes allow no more at present."""
+    needed: frozenset[str] = frozenset()
+    """Present nodes that a job may soon use."""
+
+
+NOTHING = Demand()
+
+
+def may_come(types: Sequence[NodeType], nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """The nodes that may still be added, with ids that no node has. nodes: those that are there."""
+    present = Counter(_type_of(node, types) for node in nodes)
+    return tuple(
+        Node(f"to-come:{number}:{index}", each.resources, each.resources)
+        for number, each in enumerate(types)
+        for index in range(each.most - present[number])
+    )
+
+
+def _type_of(node: Node, types: Sequence[NodeType]) -> int | None:
+    """The first type whose resources the node has, as far as they are counted."""
+    for number, each in enumerate(types):
+        has_kind = all(name in node.total for name in each.resources if name not in COUNTED)
+        if has_kind and all(node.total.get(n, 0.0) == each.resources.get(n, 0.0) for n in COUNTED):
+            return number
+    return None
+
+
+def demand(
+    snapshot: Snapshot,
+    decisions: Sequence[Decision],
+    present: Sequence[Node],
+    to_come: Sequence[Node],
+    in_use: Collection[str],
+) -> Demand:
+    """The demand after a plan.
+
+    present: all nodes; accepted are those that carry ranks or are about to, and not those that are
+    refused, or drained and still there: Ray counts these as room. to_come: see `may_come`. in_use:
+    ids of nodes that carry anything, whoever's it is.
+    """
+    asking = _Asking(snapshot, present, to_come)
+    for decision in decisions:
+        if isinstance(decision, Start | Grow):
+            asking.take(decision.job_id, decision.slices)
+            asking.stays |= {part.node_id for part in decision.slices}
+    for decision in decisions:
+        if isinstance(decision, Wait):
+            asking.consider(decision)
+    return asking.answer(present, in_use)
+
+
+class _Asking:
+    """The room that is left while one demand is made up."""
+
+    def __init__(
+        self, snapshot: Snapshot, present: Sequence[Node], to_come: Sequence[Node]
+    ) -> None:
+        self._requests = {job.job_id: job.request for job in snapshot.queue}
+        self._requests |= {group.job_id: group.request for group in snapshot.growing}
+        self._usable = [node for node in present if node.accepted]
+        self._gangs = Gangs({})
+        for request in self._requests.values():
+            self._gangs.of(request)
+        self._gangs.name_all(shares_gpus=any(WHOLE_GPUS in n.available_to_us for n in present))
+        self._present, self._to_come = Stock(self._usable, self._gangs), Stock(to_come, self._gangs)
+        self._free, self._new = Pool(self._present, When.FREE), Pool(self._to_come, When.FREE)
+        self._bundles: Counter[Kind] = Counter()
+        self._nodes: set[str] = set()
+        self._nodes_of: dict[str, int] = {}
+        self._without_hope: set[str] = set()
+        self._needed: set[str] = set()
+        """Nodes that jobs which wait for room will use."""
+        self.stays: set[str] = set()
+        """Nodes that jobs will use which wait for no room."""
+
+    def take(self, job_id: str, slices: Sequence[Slice]) -> None:
+        self._present.take(self._gangs.of(self._requests[job_id]).kind, slices)
+
+    def consider(self, wait: Wait) -> None:
+        request = self._requests[wait.job_id]
+        if wait.reason.code in ABOUT_TO_START:
+            self.stays |= {n.id for n in self._usable if fits(request.bundle, n.total)}
+        elif wait.reason.code in WAITING_FOR_ROOM:
+            self._ask(wait.job_id, request)
+
+    def _ask(self, job_id: str, request: Request) -> None:
+        """Ask for what the gang's least number lacks, unless that can't come."""
+        kind = self._gangs.of(request).kind
+        here = min(self._free.room(kind), request.least)
+        more = self._new.pack(kind, request.least - here) if here < request.least else ()
+        if more is None:
+            self._without_hope.add(job_id)
+            return
+        slices = (self._free.pack(kind, here) or ()) if here else ()
+        self.take(job_id, slices)
+        self._needed |= {part.node_id for part in slices}
+        if more:
+            self._to_come.take(kind, more)
+            self._bundles[request.kind] += count(more)
+            self._nodes |= {part.node_id for part in more}
+            self._nodes_of[job_id] = len(more)
+
+    def answer(self, present: Sequence[Node], in_use: Collection[str]) -> Demand:
+        """With all nodes that are in use, needed or refused, so that what is new comes besides."""
+        needed = self._needed | self.stays
+        kept = [n for n in present if n.id in in_use or n.id in needed or not n.accepted]
+        is_asking = bool(self._bundles or self._needed)
+        whole = Counter(_whole(node) for node in kept if is_asking)
+        del whole[()]
+        return Demand(
+            bundles=tuple(sorted((whole + self._bundles).items())),
+            num_nodes=len(self._nodes),
+            nodes_of=self._nodes_of,
+            without_hope=frozenset(self._without_hope),
+            needed=frozenset(needed),
+        )
+
+
+def _whole(node: Node) -> Kind:
+    """The bundle that only an empty node of this size has room for."""
+    counted = {name: amount for name in COUNTED if (amount := node.total.get(name, 0.0))}
+    kinds = {n: ACCELERATOR_SHARE for n in node.total if n.startswith("accelerator_type:")}
+    return tuple(sorted((counted | kinds).items())) if counted else ()
+
+
+def sentence(num_nodes: int, at: datetime) -> str:
+    """`Ray was asked for 2 more nodes at 14:03:07 UTC`."""
+    nodes = "1 more node" if num_nodes == 1 else f"{num_nodes} more nodes"
+    return f"Ray was asked for {nodes} at {at:%H:%M:%S} UTC"
