@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,7 +138,10 @@ def _number(text: str, kind: Callable[[str], float], option: str) -> float | Non
     if text == NONE:
         return None
     try:
-        return kind(text)
+        number = kind(text)
+        if not math.isfinite(number):
+            raise ValueError
+        return number
     except ValueError:
         what = "whole number" if kind is int else "number"
         message = f"{text!r} is no {what}, and not {NONE!r}"
