@@ -37,7 +37,8 @@ def list_queues(as_json: AsJson = False) -> None:
         headings,
         lambda queue: (
             *(queue.name, queue.num_waiting, queue.num_running, _amounts(queue.holds)),
-            *(_amounts(queue.limit), _amounts(queue.quota), queue.weight),
+            _limits(queue.limit, queue.max_running, queue.max_queued),
+            *(_amounts(queue.quota), queue.weight),
         ),
         flexible=("HOLDS", "LIMIT", "QUOTA"),
         optional=("QUOTA", "LIMIT", "WEIGHT"),

@@ -36,6 +36,9 @@ def test_a_queue_is_set_listed_shown_and_deleted(cli: Cli) -> None:
     (line,) = [line for line in lines if line.startswith("cli-night")]
     assert line.split() == ["cli-night", "0", "0", "-", "8", "GPU", "4", "GPU", "2"]
     assert cli.json("queue", "show", "cli-night")["limit"] == {"GPU": 8.0}
+    cli("queue", "set", "cli-night", "--max-running", "0")
+    (line,) = [one for one in cli("queue", "ls").splitlines() if one.startswith("cli-night")]
+    assert "8 GPU, 0 running" in line, "a list that hides why nothing starts misleads"
     assert "cli-night" in [queue["name"] for queue in cli.json("queue", "ls")]
     assert cli("queue", "delete", "cli-night") == "cli-night deleted\n"
     cli("queue", "show", "cli-night", exits=3)
