@@ -99,7 +99,7 @@ def _amount(name: str, value: Any, pointer: str) -> float | None:
         return None
     if name == "memory" and isinstance(value, str):
         try:
-            return float(units.num_bytes(value))
+            value = units.num_bytes(value)
         except ValueError as error:
             raise wrong(place, str(error)) from None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -56,16 +56,23 @@ def _states(given: States | None) -> list[JobState]:
     return [JobState(state) for state in ([given] if isinstance(given, str) else given)]
 
 
+_ARRAY = "array-[0-9a-z]{1,26}"
+"""An array's id, or how it begins."""
+
+
 def _not_found(reference: str) -> errors.JobNotFound:
     """The error that the server would answer for an id."""
     what = "there is no job of yours" if reference == "@last" else f"there is no job {reference}"
+    hint = "`dray ls` shows the jobs there are"
+    if re.fullmatch(_ARRAY, reference):
+        hint = f"that is the id of an array; {reference}/0 is its first job"
     problem = views.Problem(
         type="about:blank",
         title="Job not found",
         status=404,
         detail=what,
         code=errors.JobNotFound.code,
-        hint="`dray ls` shows the jobs there are",
+        hint=hint,
     )
     return errors.JobNotFound(problem)
 
@@ -110,7 +117,7 @@ def _meant(reference: str, arrays: bool) -> list[JobFilter]:
     """The lists in which the job is that is meant, and with `arrays` the array."""
     if reference == "@last":
         return [JobFilter(owner="@me", collapse_arrays=arrays)]
-    in_array = re.fullmatch(r"(array-[0-9a-z]{1,26})(?:/([0-9]{1,18}))?", reference)
+    in_array = re.fullmatch(rf"({_ARRAY})(?:/([0-9]{{1,18}}))?", reference)
     if in_array is not None and (arrays or in_array[2]):
         index = None if in_array[2] is None else int(in_array[2])
         return [JobFilter(array=in_array[1], array_index=index, collapse_arrays=index is None)]

@@ -123,9 +123,10 @@ class _Placing:
 
     def _move_first(self) -> None:
         row = self._row
-        first = queues_repository.first_waiting(self._session, row.queue, row.priority)
-        if first is not None and first.id != row.id:
-            row.rank = first.rank - 1
+        # The row that was submitted first is not the first of its rank: the work left decides that.
+        first = queues_repository.first_rank(self._session, row.queue, row.priority, but=row.id)
+        if first is not None and first <= row.rank:
+            row.rank = first - 1
             where = f"of priority {row.priority} in the queue {row.queue!r}"
             self._tell("moved_first", f"moved before all others {where}")
 

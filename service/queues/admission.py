@@ -73,7 +73,11 @@ def _refuse_if_full(session: Session, queue: Queue, owner: str, num_jobs: int) -
         raise QueueFull(
             f"{wait} in the queue {queue.name!r}, {most_of} {words}",
             pointer="/queue",
-            hint="submit it when one of them has started, or choose another queue",
+            hint=(
+                "submit fewer jobs, or choose another queue"
+                if num_jobs > most
+                else "submit it when one of them has started, or choose another queue"
+            ),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,7 +37,8 @@ def list_queues(as_json: AsJson = False) -> None:
         headings,
         lambda queue: (
             *(queue.name, queue.num_waiting, queue.num_running, _amounts(queue.holds)),
-            *(_amounts(queue.limit), _amounts(queue.quota), queue.weight),
+            _limits(queue.limit, queue.max_running, queue.max_queued),
+            *(_amounts(queue.quota), queue.weight),
         ),
         flexible=("HOLDS", "LIMIT", "QUOTA"),
         optional=("QUOTA", "LIMIT", "WEIGHT"),
@@ -137,7 +139,10 @@ def _number(text: str, kind: Callable[[str], float], option: str) -> float | Non
     if text == NONE:
         return None
     try:
-        return kind(text)
+        number = kind(text)
+        if not math.isfinite(number):
+            raise ValueError
+        return number
     except ValueError:
         what = "whole number" if kind is int else "number"
         message = f"{text!r} is no {what}, and not {NONE!r}"

@@ -69,11 +69,13 @@ def count_unfinished(session: Session, queue: str) -> int:
     return session.scalar(query) or 0
 
 
-def first_waiting(session: Session, queue: str, priority: int) -> Row[str, int] | None:
-    """(id, rank) of the first among the queue's waiting jobs of this priority."""
-    here = (*_waiting(), JobRow.queue == queue, JobRow.priority == priority)
-    query = select(JobRow.id, JobRow.rank).where(*here).order_by(JobRow.rank, JobRow.number)
-    return session.execute(query.limit(1)).one_or_none()
+def first_rank(session: Session, queue: str, priority: int, *, but: str) -> int | None:
+    """The lowest rank among the queue's waiting jobs of this priority; None if it is the only one.
+
+    but: id of the job that does not count.
+    """
+    here = (*_waiting(), JobRow.queue == queue, JobRow.priority == priority, JobRow.id != but)
+    return session.scalar(select(func.min(JobRow.rank)).where(*here))
 
 
 def waiting(session: Session, queue: str | None = None) -> Sequence[Row[str, str, int, int]]:

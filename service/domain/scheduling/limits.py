@@ -99,8 +99,11 @@ class AccountLimits:
     def keep_place(
         self, job_id: str, kind: WorkerKind, num_workers: int, under: Room = UNLIMITED
     ) -> None:
-        """The job waits for so many workers, for want of slots or `under` a limit."""
+        """The job waits for so many workers, for want of slots or `under` a limit. One that the
+        limits never allow, since they were lowered, keeps no place: nobody would start again."""
         wanted = [(name, num_workers * each) for name, each in kind.counted]
+        if under is not UNLIMITED and any(_never(scope, wanted) for scope in self._scopes):
+            return
         for scope in self._scopes:
             if under.code == USER_LIMIT and scope.code != USER_LIMIT:
                 continue
@@ -159,6 +162,11 @@ class QueueLimits:
             self._of_queues[name],
         )
         return of_user, of_queue
+
+
+def _never(scope: _Scope, wanted: Iterable[tuple[str, float]]) -> bool:
+    """Whether this is more than the limits allow where nothing else is held."""
+    return any(amount > scope.amounts.get(name, math.inf) + EPSILON for name, amount in wanted)
 
 
 def _left(scope: _Scope, job_id: str, kind: WorkerKind) -> tuple[int, str | None]:

@@ -39,6 +39,8 @@ def test_an_array_is_submitted_and_is_one_line_of_the_list(cli: Cli, document: s
     for reference in (array_id, array_id[:16], "sweep-1"):
         assert "states     3 QUEUED" in cli("get", reference).splitlines()
     cli("get", f"{array_id}/3", exits=Exit.REFUSED)
+    cli("hold", array_id, exits=Exit.REFUSED)
+    assert f"that is the id of an array; {array_id}/0 is its first job" in cli.err
     assert "means 3 jobs" in (cli("events", "sweep-1", exits=Exit.USAGE), cli.err)[1]
 
 

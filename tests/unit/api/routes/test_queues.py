@@ -82,6 +82,7 @@ BAD_RULES: list[tuple[Any, str, str]] = [
     ({"limit": {"a/b": 1}}, "/limit/a~1b", "there is no resource 'a/b'"),
     ({"quota": {"GPU": -1}}, "/quota/GPU", "number from 0"),
     ({"quota": {"memory": "8G"}}, "/quota/memory", "ambiguous"),
+    ({"limit": {"memory": "9999999999GiB"}}, "/limit/memory", "number from 0 to 2**60"),
     ({"quota": 3}, "/quota", "object"),
     ({"max_running": -1}, "/max_running", "greater than or equal to 0"),
     ({"max_priority": 101}, "/max_priority", "less than or equal to 100"),

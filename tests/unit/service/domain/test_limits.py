@@ -106,6 +106,20 @@ def test_a_limit_of_a_user_keeps_back_that_user_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    "night",
+    [
+        Queue("night", limit={"CPU": 4.0}),
+        Queue("night", user_limit={"CPU": 4.0}),
+        Queue("night", limit={"CPU": 4.0}, max_running=1),
+    ],
+)
+def test_a_job_that_a_lowered_limit_never_allows_keeps_no_place_from_others(night: Queue) -> None:
+    decisions = decide(job("a", 8, seq=1), job("b", 4, seq=2), queues=[night])
+    assert started(decisions) == ["b"]
+    assert wait(decisions[0])[0] in ("queue_limit", "user_limit")
+
+
+@pytest.mark.parametrize(
     ("queue", "message"),
     [
         (Queue("night", max_running=1), "the queue 'night' runs 1 job, its limit is 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -108,6 +109,22 @@ async def test_a_job_moves_before_all_others_of_its_priority(service: Service) -
     await service.change(b, priority=51)
     await service.change(b, priority=50)
     assert order(service) == [urgent, c, a, b, other]
+
+
+async def test_the_job_that_was_submitted_first_moves_before_those_with_less_work(
+    service: Service,
+) -> None:
+    long, other = await service.submit(), await service.submit()
+    for _ in range(2):
+        moved = await service.change(long, first=True)
+    assert [event.code for event in await events_of(service, long, "queue")] == ["moved_first"]
+    waiting, _ = service.database.read_sync(lambda s: queue_view.snapshot(s, service.now))
+    left_s = {long: 3600.0, other: None}
+    jobs = tuple(replace(job, left_s=left_s[job.job_id]) for job in waiting)
+    nodes = (policy.Node("n", {"CPU": 1.0}, {"CPU": 1.0}),)
+    starts = policy.plan(policy.Snapshot(jobs, nodes, connected=True), service.now)[0]
+    assert isinstance(starts, policy.Start)
+    assert starts.job_id == moved.id
 
 
 async def test_a_job_moves_to_another_queue_by_its_rules(service: Service) -> None:

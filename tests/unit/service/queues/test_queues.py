@@ -203,6 +203,14 @@ async def test_a_full_queue_takes_no_more_until_one_has_started(service: Service
     await service.submit(queue="night")
 
 
+async def test_an_array_that_a_queue_never_takes_is_told_to_be_smaller(service: Service) -> None:
+    await service.queue("night", max_queued=3)
+    with pytest.raises(QueueFull) as refused:
+        await service.submit(queue="night", array={"size": 4})
+    assert refused.value.hint == "submit fewer jobs, or choose another queue"
+    await service.submit(queue="night", array={"size": 3})
+
+
 async def test_a_job_that_a_limit_never_allows_is_refused(service: Service) -> None:
     await service.queue("night", limit={"CPU": 2})
     with pytest.raises(Unsatisfiable, match="has a limit of 2 CPU") as told:

@@ -11,6 +11,7 @@ from datetime import datetime
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling import order
 from service.domain.scheduling.eviction import CLEARLY_LESS, MIN_RUN_S
+from service.domain.scheduling.limits import why_never
 from service.domain.scheduling.policy import (
     Decision,
     Grow,
@@ -281,7 +282,8 @@ class Oracle:
         if min(limits) < request.least:
             assert code == ("user_limit" if limits[0] < request.least else "queue_limit")
             assert not asked
-            self.waiting_ahead.append((job, request.least, code))
+            if why_never(self.queues.get(job.queue, Queue(job.queue)), request) is None:
+                self.waiting_ahead.append((job, request.least, code))
             return
         most = min(request.num_workers, *limits)
         room = self.room(request, self.less_aside(self.now_free, passes=job.yields))
