@@ -34,6 +34,7 @@ from api.routes import (
     reference,
     schema,
     status,
+    sweeps,
 )
 from api.security.auth import Authority
 from api.security.gate import Gate, cors
@@ -46,6 +47,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     queues.router,
     costs.router,
     arrays.router,
+    sweeps.router,
     plan.router,
     metrics.router,
     logs.router,

@@ -219,20 +219,64 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Bodies of requests, by the name of their schema."""
 
+SWEEP: Mapping[str, Any] = {
+    "metric": "val/accuracy",
+    "trials": 20,
+    "max_running": 4,
+    "parameters": {
+        "train.optimizer.lr": {"min": 0.0001, "max": 0.1, "log": True},
+        "train.optimizer.name": {"choices": ["sgd", "adamw"]},
+    },
+    "early_stopping": {"min_steps": 20, "eta": 3},
+}
+TRIAL: Mapping[str, Any] = {
+    "index": 3,
+    "job_id": JOB_ID,
+    "state": "SUCCEEDED",
+    "reason": {"code": "succeeded", "message": "trained to its end"},
+    "parameters": {"train.optimizer.lr": 0.00316, "train.optimizer.name": "adamw"},
+    "value": 0.981,
+    "step": 60,
+    "last_step": 60,
+    "is_best": True,
+}
+
 VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Job": JOB,
     "JobPage": {"items": [JOB], "next_cursor": "n1K9sWvxeJyrVspMUbJSqgUADKkC0Q"},
     "JobArray": {
         "id": ARRAY_ID,
-        "name": "sweep",
+        "name": "repeats",
         "owner": "ann",
         "project": "default",
         "queue": "default",
         "size": 100,
         "max_running": 4,
         "counts": {"QUEUED": 90, "RUNNING": 4, "SUCCEEDED": 6},
+        "is_sweep": False,
+        "stopped_early": 0,
         "created_at": MADE,
     },
+    "JobSweep": {
+        "id": ARRAY_ID,
+        "name": "rates",
+        "owner": "ann",
+        "project": "default",
+        "queue": "default",
+        "size": 20,
+        "max_running": 4,
+        "counts": {"QUEUED": 10, "RUNNING": 3, "SUCCEEDED": 3, "CANCELLED": 4},
+        "is_sweep": True,
+        "stopped_early": 4,
+        "created_at": MADE,
+        "metric": "val/accuracy",
+        "mode": "max",
+        "by": "best",
+        "sampler": "random",
+        "sweep": SWEEP,
+        "best": TRIAL,
+    },
+    "TrialPage": {"items": [TRIAL], "next_cursor": None},
     "Metrics": {
         "series": {"train/loss": {"steps": [1, 2, 3], "values": [2.31, 1.87, "NaN"]}},
         "next_step": 3,
@@ -560,6 +604,21 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "the array has 10,000,000 jobs, and this server takes 10,000",
         "pointer": "/array/size",
         "hint": "divide it; the operator sets the limit by DRAY_MAX_ARRAY_SIZE",
+    },
+    "sweep_not_found": {
+        "detail": f"there is no sweep {ARRAY_ID}",
+        "hint": "`dray ls` shows the jobs and sweeps there are",
+    },
+    "invalid_trial": {
+        "detail": "trial 3 (train.optimizer.name=adamw, train.optimizer.momentum=0.9) is no valid "
+        "job: /train/optimizer momentum is an option of sgd, not of adamw",
+        "pointer": "/sweep/parameters",
+        "hint": "leave out the values that do not go together",
+    },
+    "sampler_unavailable": {
+        "detail": "this server has no Optuna",
+        "pointer": "/sweep/sampler",
+        "hint": "take random or grid; the operator installs it by pip install 'dray[optuna]'",
     },
     "dependency_not_found": {
         "detail": f"there is no job or array {OTHER_ID}",

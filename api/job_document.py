@@ -32,7 +32,7 @@ except where the field only modifies another setting.
 
 _SCRIPTS = frozenset(
     (
-        *("version", "name", "labels", "resources", "after", "array"),
+        *("version", "name", "labels", "resources", "after", "array", "sweep"),
         *("queue", "priority", "max_retries", "max_runtime_s"),
     )
 )

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import httpx
 
 from dray import functions, views
-from dray._http import costs, fault_injection, queues
+from dray._http import costs, fault_injection, queues, sweeps
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import AsyncDriver
@@ -163,6 +163,12 @@ class AsyncClient:
 
     async def delete_array(self, array_id: str) -> None:
         await self._driver.run(self._flows.delete_array(array_id))
+
+    async def sweep(self, sweep_id: str) -> views.JobSweep:
+        return await self._driver.run(sweeps.get(self._flows, sweep_id))
+
+    def trials(self, sweep_id: str, *, page_size: int = 100) -> AsyncGenerator[views.Trial, None]:
+        return self._driver.iterate(sweeps.trials(self._flows, sweep_id, page_size))
 
     async def wait(
         self,

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from dray import functions, views
-from dray._http import costs, fault_injection, queues
+from dray._http import costs, fault_injection, queues, sweeps
 from dray._http.code import OnUpload
 from dray._http.downloads import OnProgress
 from dray._http.drivers import SyncDriver
@@ -233,6 +233,16 @@ class Client:
     def delete_array(self, array_id: str) -> None:
         """Remove all jobs of an array with all their files; raises JobLive unless all are over."""
         self._driver.run(self._flows.delete_array(array_id))
+
+    def sweep(self, sweep_id: str) -> views.JobSweep:
+        """The sweep, by the id of the array of its trials, with the best trial so far. It is waited
+        for, cancelled and deleted as an array."""
+        return self._driver.run(sweeps.get(self._flows, sweep_id))
+
+    def trials(self, sweep_id: str, *, page_size: int = 100) -> Generator[views.Trial, None, None]:
+        """Yield the trials of a sweep by their index, with their values, fetched page by page; the
+        best is marked."""
+        return self._driver.iterate(sweeps.trials(self._flows, sweep_id, page_size))
 
     def wait(
         self,

@@ -26,6 +26,8 @@
           |   |   + OutOfMemory      out_of_memory
           |   + NotPlannable         not_plannable
           |   + ArrayTooLarge        array_too_large
+          |   + InvalidTrial         invalid_trial
+          |   + SamplerUnavailable   sampler_unavailable
           |   + DependencyNotFound   dependency_not_found
           |   + DependencyNeverSatisfied dependency_never_satisfied
           |   + InitFromNotFound     init_from_not_found
@@ -50,6 +52,7 @@
           |   + CodeNotFound         code_not_found
           |   + QueueNotFound        queue_not_found
           |   + ArrayNotFound        array_not_found
+          |   + SweepNotFound        sweep_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
           |   + JobLive              job_live
@@ -319,9 +322,21 @@ class InvalidQueue(BadRequest):
 
 
 class ArrayTooLarge(BadRequest):
-    """`array.size` is above the server's limit."""
+    """`array.size`, or the number of a sweep's trials, is above the server's limit."""
 
     code = "array_too_large"
+
+
+class InvalidTrial(BadRequest):
+    """Values of a sweep's parameters do not go together; the detail names the trial."""
+
+    code = "invalid_trial"
+
+
+class SamplerUnavailable(BadRequest):
+    """The sampler of the sweep is not installed on the server."""
+
+    code = "sampler_unavailable"
 
 
 class DependencyNotFound(BadRequest):
@@ -421,6 +436,12 @@ class ArrayNotFound(NotFound):
     """There is no such array, or none of its jobs is left."""
 
     code = "array_not_found"
+
+
+class SweepNotFound(NotFound):
+    """There is no such sweep, or none of its trials is left."""
+
+    code = "sweep_not_found"
 
 
 class RouteNotFound(NotFound):

@@ -6,6 +6,7 @@ Server and client use the same functions, so the client finds the same errors of
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -13,7 +14,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from dray.spec import JobSpec
+from dray.spec import JobSpec, Sweep
 from dray.spec.synonyms import MEANT, MEANT_VALUES, as_ours
 
 MAX_DEPTH = 32
@@ -52,7 +53,43 @@ class Fault(ValueError):
 
 def check(document: Mapping[str, Any]) -> JobSpec:
     """The document as a JobSpec; raises Fault with the first field at fault and the reason."""
-    return check_as(JobSpec, document)
+    spec = check_as(JobSpec, document)
+    if spec.sweep is not None:
+        _check_values_of(spec, spec.sweep)
+    return spec
+
+
+def _check_values_of(spec: JobSpec, sweep: Sweep) -> None:
+    """Raise Fault for a parameter of a sweep that is no field of the recipe's document, or has a
+    value that the field can never have. Whether values go together, each trial's document shows."""
+    if spec.recipe is None:
+        return
+    for name, parameter in sweep.parameters.items():
+        for value in parameter.extremes:
+            document = spec.of_trial({name: value})
+            try:
+                JobSpec.model_validate(document)
+            except ValidationError as error:
+                own = [e for e in error.errors(include_url=False) if _is_of(e, name, document)]
+                if not own:
+                    continue
+                fault = _first_of(own, document, JobSpec)
+                raise Fault(
+                    fault.code,
+                    f"with the value {_cut(json.dumps(value))}: {fault.detail}",
+                    f"/sweep/parameters/{_escaped(name)}",
+                    fault.hint,
+                ) from None
+
+
+def _is_of(error: Error, name: str, document: Mapping[str, Any]) -> bool:
+    """Whether an error is one of the field itself, whatever the others are."""
+    field, place = f"/{name.replace('.', '/')}", _pointer(error, document, JobSpec)
+    if error["type"] == "wrong_together":
+        return False
+    if error["type"] == "value_error":
+        return place == field
+    return f"{field}/".startswith(f"{place}/")
 
 
 def check_as(kind: type[D], document: Mapping[str, Any]) -> D:

@@ -35,6 +35,7 @@ def attempt_spec(**fields: Any) -> AttemptSpec:
         "worker_mtbf_s": WORKER_MTBF_S,
         "silence_limit_s": 60.0,
         "array_index": None,
+        "parameters": {},
     }
     return AttemptSpec(**{**plain, **fields})
 
@@ -74,6 +75,7 @@ def rank_task(**fields: Any) -> RankTask:
         "peers": (),
         "furthest_step": 0,
         "array_index": None,
+        "parameters": {},
     }
     return RankTask(**{**plain, **fields})
 

@@ -20,6 +20,8 @@ from dray.validation import TOO_DEEP, Fault
 D = TypeVar("D", bound=BaseModel)
 SMALL_BYTES = 64 << 10
 """A larger body, which no job needs, is parsed in a thread, so that other requests don't wait."""
+SWEEP = b'"sweep"'
+"""So is one with a sweep, of which each value is checked."""
 
 
 async def read_as(
@@ -44,7 +46,7 @@ async def read_spec(request: Request, limit_bytes: int) -> tuple[JobSpec, str]:
     """
     _check_content_type(request.headers.get("content-type", ""))
     body = await _read(request, limit_bytes)
-    if len(body) <= SMALL_BYTES:
+    if len(body) <= SMALL_BYTES and SWEEP not in body:
         return _understand(body)
     return await asyncio.to_thread(_understand, body)
 

@@ -92,6 +92,8 @@ class ListQuery(Query):
         "out_of_memory",
         "code_unfit",
         "array_too_large",
+        "invalid_trial",
+        "sampler_unavailable",
         "dependency_not_found",
         "dependency_never_satisfied",
         "init_from_not_found",
@@ -110,7 +112,7 @@ async def submit(
     owner: Caller,
     idempotency_key: KeyHeader = None,
 ) -> Response:
-    """Queue a job, or with `array` many, of which the answer is the one of index 0.
+    """Queue a job, or with `array` or `sweep` many, of which the answer is the one of index 0.
 
     With an `Idempotency-Key` (1 to 255 printable ASCII characters), sending the same document
     again answers with the job of the first request.

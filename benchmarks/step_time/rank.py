@@ -190,6 +190,7 @@ def rank_task(
         peers=(),
         furthest_step=0,
         array_index=None,
+        parameters={},
     )
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 ORDER = (
     *("init", "submit", "watch", "wait", "ls", "get", "explain", "metrics", "logs", "events"),
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
-    *("plan", "schema", "cluster", "queue", "costs", "hold", "release", "move", "priority"),
-    *("preempt", "drill", "hangs"),
+    *("sweep", "plan", "schema", "cluster", "queue", "costs", "hold", "release", "move"),
+    *("priority", "preempt", "drill", "hangs"),
 )
 """Commands in the order of the help: those needed first come first."""
 

@@ -38,6 +38,7 @@ from dray.spec.parallel import INNER, MAX_WORKERS, Parallel, written_out
 from dray.spec.profile import Profile
 from dray.spec.recipes import RECIPES, RecipeName
 from dray.spec.script import Script
+from dray.spec.sweep import Parameter, SuccessiveHalving, Sweep, Values, with_values
 from dray.spec.sync import Compression, Outer, Sync
 from dray.spec.train import (
     EarlyStopping,
@@ -79,12 +80,15 @@ __all__ = [
     "Optimizer",
     "Outer",
     "Parallel",
+    "Parameter",
     "Profile",
     "RecipeName",
     "ResNet",
     "Resources",
     "Schedule",
     "Script",
+    "SuccessiveHalving",
+    "Sweep",
     "Sync",
     "Train",
     "Unet",
@@ -196,6 +200,8 @@ class JobSpec(Document):
     """Jobs that must end before this one starts, each an object or the id alone."""
     array: Array | None = None
     """Makes many jobs of this document; unset, one."""
+    sweep: Sweep | None = None
+    """Makes many jobs of this document, which differ by the values of parameters; unset, one."""
     queue: QueueName = "default"
     """The queue in which the job waits, by whose rules it starts; `dray queue ls` lists them."""
     priority: Annotated[Int, Field(ge=0, le=100)] = 50
@@ -211,7 +217,14 @@ class JobSpec(Document):
     @property
     def num_jobs(self) -> int:
         """Number of jobs that the document makes."""
+        if self.sweep is not None:
+            return self.sweep.num_trials
         return 1 if self.array is None else self.array.size
+
+    def of_trial(self, values: Values) -> dict[str, Any]:
+        """The document of a trial of the sweep as the user would write it, not yet checked."""
+        own = self.model_dump(mode="json", exclude_unset=True, exclude={"sweep"})
+        return with_values(own, values)
 
     @property
     def is_exact(self) -> bool:
@@ -283,6 +296,7 @@ class JobSpec(Document):
         self._check_balance()
         self._check_profile()
         self._check_metrics()
+        self._check_sweep()
         if self.recipe is None:
             if self.init_from is not None:
                 raise wrong("/init_from", "is for recipes; a script loads what it wants itself")
@@ -328,6 +342,14 @@ class JobSpec(Document):
             if metric.rank != "all" and metric.rank >= num_workers:
                 message = f"must be below resources.num_workers, which is {num_workers}"
                 raise wrong(f"/metrics/{number}/rank", message)
+
+    def _check_sweep(self) -> None:
+        if self.sweep is None:
+            return
+        if self.array is not None:
+            raise wrong("/array", "is not for sweeps, which make their own jobs: leave it out")
+        metrics = RECIPES[self.recipe].metrics if self.recipe is not None else ()
+        self.sweep.check_program(self.recipe, metrics)
 
     def _check_balance(self) -> None:
         if self.parallel.balance == "even":

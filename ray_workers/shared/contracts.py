@@ -130,6 +130,8 @@ class AttemptSpec:
     """`ray_workers.shared.processes.silence.SilenceLimits.replace_s`."""
     array_index: int | None
     """The job's index in its array; None of one that is alone."""
+    parameters: Mapping[str, Any]
+    """Values of a sweep's trial, by name."""
 
     @property
     def world_size(self) -> int:
@@ -379,6 +381,7 @@ class RankTask(Seat):
     furthest_step: int
     """Optimizer steps that an earlier attempt has done: up to there, they are done again."""
     array_index: int | None
+    parameters: Mapping[str, Any]
 
     @classmethod
     def of(cls, attempt: AttemptSpec, seat: Seat) -> RankTask:
@@ -405,6 +408,7 @@ class RankTask(Seat):
             env={},
             furthest_step=attempt.furthest_step,
             array_index=attempt.array_index,
+            parameters=dict(attempt.parameters),
         )
 
     def to_json(self) -> str:

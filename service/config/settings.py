@@ -133,7 +133,7 @@ class Settings(BaseSettings):
     code_limit_bytes: int = Field(512 << 20, ge=1 << 20)
     """Most bytes that the files of one upload may have together."""
     max_array_size: int = Field(10_000, ge=1)
-    """Most jobs that one document may make by `array`."""
+    """Most jobs that one document may make by `array` or `sweep`."""
     takes_functions: bool = True
     """Whether jobs of `submit_function`, which are pickles, are taken."""
     log_limit_bytes: int = Field(256 << 20, ge=1024)

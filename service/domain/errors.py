@@ -11,6 +11,7 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
         CodeNotFound        code_not_found
         QueueNotFound       queue_not_found
         ArrayNotFound       array_not_found
+        SweepNotFound       sweep_not_found
       Conflict
         JobFinished         job_finished
         JobLive             job_live
@@ -33,6 +34,8 @@ to do, and `pointer` (a JSON pointer) which field of the document is at fault.
       PriorityTooHigh       priority_too_high
       InvalidQueue          invalid_queue
       ArrayTooLarge         array_too_large
+      InvalidTrial          invalid_trial
+      SamplerUnavailable    sampler_unavailable
       DependencyNotFound    dependency_not_found
       DependencyNeverSatisfied  dependency_never_satisfied
       InitFromNotFound      init_from_not_found
@@ -101,6 +104,12 @@ class ArrayNotFound(NotFound):
     """There is no array of this id, or none of its jobs is left."""
 
     code = "array_not_found"
+
+
+class SweepNotFound(NotFound):
+    """There is no sweep of this id, or none of its trials is left."""
+
+    code = "sweep_not_found"
 
 
 class Conflict(DomainError):
@@ -227,6 +236,18 @@ class ArrayTooLarge(DomainError):
     """The array has more jobs than the operator allows."""
 
     code = "array_too_large"
+
+
+class InvalidTrial(DomainError):
+    """The values of a trial do not go together: its document would be refused."""
+
+    code = "invalid_trial"
+
+
+class SamplerUnavailable(DomainError):
+    """The sampler of the sweep is not installed on this server."""
+
+    code = "sampler_unavailable"
 
 
 class DependencyNotFound(DomainError):

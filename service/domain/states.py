@@ -31,7 +31,7 @@ class Trigger(StrEnum):
     RETRY = "retry"
     """The attempt ended and the job is to be tried again."""
     CANCEL = "cancel"
-    """The user asked for it."""
+    """The user asked for it, or the sweep that the job is a trial of has no more use for it."""
     UNMET = "unmet"
     """A job after whose success it was to start ended otherwise."""
     STOPPED = "stopped"
@@ -39,6 +39,14 @@ class Trigger(StrEnum):
     IMPOSSIBLE = "impossible"
     """The cluster could not run the job even if it were empty."""
 
+
+CANCELLED_BY_USER = "cancelled_by_user"
+STOPPED_EARLY = "stopped_early"
+"""Other trials of the sweep are better at the same step."""
+TOO_MANY_FAILED = "too_many_failed"
+"""More trials of the sweep failed than it allows, and this one has not started."""
+STOP_CODES = frozenset({CANCELLED_BY_USER, STOPPED_EARLY})
+"""Why a job that has had slots is cancelled."""
 
 GIVE_UP_CODES = frozenset(
     {
@@ -86,7 +94,9 @@ def _table() -> Mapping[tuple[JobState, Trigger], Transition]:
     s, t = JobState, Trigger
     table = {
         (s.QUEUED, t.CLAIM): Transition(s.STARTING, frozenset({"claimed"})),
-        (s.QUEUED, t.CANCEL): Transition(s.CANCELLED, frozenset({"cancelled_by_user"})),
+        (s.QUEUED, t.CANCEL): Transition(
+            s.CANCELLED, frozenset({CANCELLED_BY_USER, TOO_MANY_FAILED})
+        ),
         (s.QUEUED, t.UNMET): Transition(s.CANCELLED, frozenset({"dependency_never_satisfied"})),
         (s.QUEUED, t.IMPOSSIBLE): Transition(s.FAILED, frozenset({"unsatisfiable"})),
         (s.QUEUED, t.FAIL): Transition(s.FAILED, UNFIT_CODES),
@@ -94,13 +104,13 @@ def _table() -> Mapping[tuple[JobState, Trigger], Transition]:
         (s.RECOVERING, t.STEP): Transition(s.RUNNING, frozenset({"recovered"})),
         (s.RUNNING, t.REFORM): Transition(s.RECOVERING, frozenset({"group_lost"})),
         (s.CANCELLING, t.SUCCEED): Transition(s.SUCCEEDED, frozenset({"succeeded"})),
-        (s.CANCELLING, t.STOPPED): Transition(s.CANCELLED, frozenset({"cancelled_by_user"})),
+        (s.CANCELLING, t.STOPPED): Transition(s.CANCELLED, STOP_CODES),
     }
     for live in (s.STARTING, s.RUNNING, s.RECOVERING):
         table[live, t.SUCCEED] = Transition(s.SUCCEEDED, frozenset({"succeeded"}))
         table[live, t.FAIL] = Transition(s.FAILED, GIVE_UP_CODES)
         table[live, t.RETRY] = Transition(s.QUEUED, RETRY_CODES)
-        table[live, t.CANCEL] = Transition(s.CANCELLING, frozenset({"cancelled_by_user"}))
+        table[live, t.CANCEL] = Transition(s.CANCELLING, STOP_CODES)
     return MappingProxyType(table)
 
 
@@ -162,8 +172,12 @@ def render_page() -> str:
             "```",
             "",
             "A job that is cancelling ends as SUCCEEDED if its training ended well before the stop",
-            "reached it; any other end is what the user asked for, so it is CANCELLED, and the",
-            "attempt keeps its own reason. SUCCEEDED, FAILED and CANCELLED absorb.",
+            "reached it; any other end is what was asked for, so it is CANCELLED, and the attempt",
+            "keeps its own reason. SUCCEEDED, FAILED and CANCELLED absorb.",
+            "",
+            "A trial of a [sweep](sweeps.md) that is worse than others is CANCELLED with the",
+            "reason `stopped_early`, and one that never starts because too many others failed with",
+            "`too_many_failed`: neither has failed itself.",
             "",
             "| from | trigger | to | reason codes |",
             "|---|---|---|---|",

@@ -33,9 +33,10 @@ from service.domain.attempts.retries import (
     decide,
 )
 from service.domain.costs.prices import Prices
-from service.domain.states import Trigger
+from service.domain.series import Points
+from service.domain.states import CANCELLED_BY_USER, STOPPED_EARLY, Trigger
 from service.domain.text import clean
-from service.ingest import fault_injection, goodput, resume_reports, silent_processes
+from service.ingest import fault_injection, goodput, resume_reports, silent_processes, trials
 from service.ingest.rank_frames import RankFrames
 from service.ingest.supervisor_frames import SupervisorFrames, generation, is_from_supervisor
 from service.lifecycle import resizing
@@ -85,14 +86,17 @@ def record(
         return Recorded(changed=False, live=True, cursor=row.cursor)
     before = (row.cursor, row.phase)
     told: list[Frame] = []
+    stored: Mapping[tuple[str, int], Points] = {}
     if dict(reply.cursor) != row.cursor:
         told = [frame for frame in reply.frames if is_from_supervisor(frame)]
         row.generation = max(row.generation, generation(told))
         reported = [frame for frame in reply.frames if not is_from_supervisor(frame)]
-        RankFrames(session, storage, job, row, now).take(reported)
+        stored = RankFrames(session, storage, job, row, now).take(reported)
         row.cursor = dict(reply.cursor)
     _follow_phase(session, job, row, reply, now)
     SupervisorFrames(session, job, row, now, prices).take(told)
+    has_succeeded = reply.outcome is not None and reply.outcome.cause is Cause.SUCCEEDED
+    trials.follow(session, job, stored, now, may_stop=not has_succeeded)
     if reply.outcome is not None:
         lost = _log_lines_lost(session, row, reply.outcome)
         LogStore(session, storage, job, row, now).note_lost(lost)
@@ -231,14 +235,15 @@ def _ran_s(attempt: AttemptRow, outcome: Outcome, ended_at: datetime) -> float:
 
 def _cancelled(session: Session, job: JobRow, outcome: Outcome, now: datetime) -> None:
     """End a job that is being cancelled; the attempt keeps its own reason."""
-    message = "cancelled by the user"
+    is_stopped_early = job.reason_code == STOPPED_EARLY
+    message = job.reason_message if is_stopped_early else "cancelled by the user"
     if outcome.cause is not Cause.STOPPED:
         message += f"; meanwhile: {clean(outcome.message)}"
     move(
         session,
         job,
         Trigger.STOPPED,
-        code="cancelled_by_user",
+        code=STOPPED_EARLY if is_stopped_early else CANCELLED_BY_USER,
         message=message,
         now=now,
         data=_details(job, outcome),

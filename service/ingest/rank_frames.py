@@ -29,6 +29,7 @@ from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
 from service.domain.ids import artifact_id
+from service.domain.series import Points
 from service.ingest import metric_columns, resume_reports
 from service.ingest.decoding import decode, metric_key, resumed_step
 from service.ingest.frame_checks import MAX_STEP, BadFrame, Refusals, time_of
@@ -65,7 +66,8 @@ class RankFrames:
         """Newest step of rank 0, and the frame that reported it."""
         self._watches_script = job.spec.get("script") is not None
 
-    def take(self, frames: Sequence[Frame]) -> None:
+    def take(self, frames: Sequence[Frame]) -> Mapping[tuple[str, int], Points]:
+        """Answers the points that were stored, by metric and rank."""
         refusals = Refusals()
         # A replacement's frames come after those of the rank before it.
         in_order = sorted(frames, key=lambda frame: frame.incarnation)
@@ -78,9 +80,10 @@ class RankFrames:
             step, frame = self._reached
             at = time_of(frame, self._now)
             self._job.progress = progress(self._attempt, self._said, step, at)
-        self._metrics.store()
+        stored = self._metrics.store()
         self._logs.store()
         refusals.tell(self._session, self._job, self._now)
+        return stored
 
     def _take_run(self, frames: Sequence[Frame]) -> bool:
         """Take frames of one form at once; False, and nothing is taken, if one is unusual."""

@@ -18,6 +18,7 @@ from service.config.settings import Settings
 from service.db.models import EventRow, JobRow
 from service.db.repositories import arrays as repository
 from service.db.repositories import jobs as jobs_repository
+from service.db.repositories import sweeps as sweeps_repository
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.session import Database
 from service.db.types import storable
@@ -28,6 +29,8 @@ from service.domain.states import Trigger
 from service.lifecycle import dependencies
 from service.lifecycle.transitions import move
 from service.storage.storage import Storage
+from service.sweeps import submitting
+from service.sweeps.submitting import Trials
 
 logger = logging.getLogger(__name__)
 
@@ -35,30 +38,58 @@ MAX_SEED = 2**63
 
 
 def refuse_too_large(spec: JobSpec, settings: Settings) -> None:
-    if spec.num_jobs > settings.max_array_size:
+    if spec.num_jobs <= settings.max_array_size:
+        return
+    limit = f"this server takes {settings.max_array_size:,}"
+    by = "the operator sets the limit by DRAY_MAX_ARRAY_SIZE"
+    if spec.sweep is None:
         raise ArrayTooLarge(
-            f"the array has {spec.num_jobs:,} jobs, and this server takes "
-            f"{settings.max_array_size:,}",
+            f"the array has {spec.num_jobs:,} jobs, and {limit}",
             pointer="/array/size",
-            hint="divide it; the operator sets the limit by DRAY_MAX_ARRAY_SIZE",
+            hint=f"divide it; {by}",
         )
+    is_grid = spec.sweep.sampler == "grid"
+    raise ArrayTooLarge(
+        f"the sweep has {spec.num_jobs:,} trials, and {limit}",
+        pointer="/sweep/parameters" if is_grid else "/sweep/trials",
+        hint=f"{'take fewer values, or random' if is_grid else 'take fewer'}; {by}",
+    )
 
 
-def insert(session: Session, row: JobRow, spec: JobSpec, event: EventRow, now: datetime) -> None:
-    """Store the job, and where the document has `array` its other jobs, which differ by their
-    index."""
-    if spec.array is not None:
+def insert(
+    session: Session,
+    row: JobRow,
+    spec: JobSpec,
+    trials: Trials | None,
+    event: EventRow,
+    now: datetime,
+) -> None:
+    """Store the job, and where the document has `array` or `sweep` its other jobs, which differ by
+    their index. trials: those of a sweep."""
+    many = spec.array or spec.sweep
+    if many is not None:
         row.array_id = row.array_head = new_array_id(now)
         row.array_index = 0
-        row.array_max_running = spec.array.max_running
+        row.array_max_running = many.max_running
     jobs_repository.insert(session, row, spec.labels)
     jobs_repository.add_event(session, event)
     copies = [
-        {"id": new_job_id(now), "array_index": index, **_seeded(row.spec, spec, index)}
+        {"id": new_job_id(now), "array_index": index, **_differing(row.spec, spec, trials, index)}
         for index in range(1, spec.num_jobs)
     ]
     session.flush()
     repository.insert_copies(session, row, copies)
+    if trials is not None and row.array_id is not None:
+        submitting.insert(session, row.array_id, trials, [row.id, *(one["id"] for one in copies)])
+
+
+def _differing(
+    document: dict[str, Any], spec: JobSpec, trials: Trials | None, index: int
+) -> dict[str, Any]:
+    """The columns of the job with this index that differ, besides those of all."""
+    if trials is None:
+        return _seeded(document, spec, index)
+    return {} if trials.documents is None else {"spec": trials.document(index)}
 
 
 def _seeded(document: dict[str, Any], spec: JobSpec, index: int) -> dict[str, Any]:
@@ -79,7 +110,7 @@ class Arrays:
         self._clock = clock
 
     async def get(self, array_id: str) -> views.JobArray:
-        return await self._database.read(lambda session: _view(session, array_id))
+        return await self._database.read(lambda session: view(session, array_id))
 
     async def cancel(self, array_id: str, *, actor: str = ANONYMOUS) -> views.JobArray:
         """Ask all jobs of the array to end that have not, in the name of `actor`. Harmless to
@@ -88,7 +119,7 @@ class Arrays:
         code, data = "cancelled_by_user", {ACTOR: actor}
 
         def work(session: Session) -> views.JobArray:
-            _view(session, array_id)
+            view(session, array_id)
             message = "cancelled by the user before it started"
             dependencies.cancel_unstarted(session, array_id, message=message, now=now, data=data)
             for job_id in repository.started(session, array_id):
@@ -98,7 +129,7 @@ class Arrays:
                 asked = "the user asked for it; its processes are being stopped"
                 why = message if row.state is JobState.QUEUED else asked
                 move(session, row, Trigger.CANCEL, code=code, message=why, now=now, data=data)
-            return _view(session, array_id)
+            return view(session, array_id)
 
         array = await self._database.write(work)
         logger.info("the array %s was cancelled by %s", array_id, actor)
@@ -115,7 +146,7 @@ class Arrays:
         def hide(session: Session) -> None:
             if hidden:
                 return  # this very call did it: the answer to its commit was lost
-            array = _view(session, array_id)
+            array = view(session, array_id)
             if not array.is_settled():
                 raise JobLive(
                     f"the array {array_id} has jobs that have not ended",
@@ -140,20 +171,23 @@ class Arrays:
         await self._database.write(lambda session: repository.erase(session, job_ids))
 
 
-def _view(session: Session, array_id: str) -> views.JobArray:
+def view(session: Session, array_id: str) -> views.JobArray:
     first = repository.first(session, array_id) if storable(array_id) else None
     if first is None:
         raise ArrayNotFound(
             f"there is no array {array_id}", hint="`dray ls` shows the jobs and arrays there are"
         )
+    sweep = sweeps_repository.get(session, array_id)
     return views.JobArray(
         id=array_id,
         name=first.name,
         owner=first.owner,
         project=first.project,
         queue=first.queue,
-        size=first.spec["array"]["size"],
+        size=first.spec["array"]["size"] if sweep is None else sweep.num_trials,
         max_running=first.array_max_running,
         counts=repository.counts(session, array_id),
+        is_sweep=sweep is not None,
+        stopped_early=0 if sweep is None else sweeps_repository.num_stopped(session, array_id),
         created_at=first.created_at,
     )

@@ -37,7 +37,7 @@ from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
 from service.domain.scheduling import policy
 from service.domain.states import Trigger
-from service.jobs import arrays, data_policy, listing, serializers
+from service.jobs import arrays, data_policy, listing, serializers, sweeps
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.jobs.listing import JobQuery
 from service.lifecycle import dependencies
@@ -48,6 +48,7 @@ from service.planning.service import Plans
 from service.queues import admission
 from service.storage.quota import StorageWatch, refuse_if_full
 from service.storage.storage import Storage
+from service.sweeps import submitting
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Jobs:
         self.storage_watch = StorageWatch(database, storage, settings)
         self.code = CodeUploads(database, storage, settings, clock=clock)
         self.arrays = arrays.Arrays(database, storage, self._clock)
+        self.sweeps = sweeps.Sweeps(database)
 
     async def submit(
         self,
@@ -85,7 +87,7 @@ class Jobs:
         idempotency: IdempotencyKey | None = None,
     ) -> tuple[views.Job, bool]:
         """The job and True; or, if the key was used for the same request, the first one and False.
-        Of an array, its job of index 0.
+        Of an array or a sweep, its job of index 0.
 
         DataSourceForbidden if it names data that nobody may read; UnknownQueue if there is no such
         queue, QueueFull if as many wait there as it takes, PriorityTooHigh for that queue;
@@ -94,6 +96,7 @@ class Jobs:
         InitFromNotFound if the checkpoint it starts from is not there, InitFromDiffers if that is
         of another model or, to be taken whole, of another training; QuotaExceeded while the storage
         is full; CodeUnfit if its code was not uploaded, or has no such program; ArrayTooLarge;
+        InvalidTrial and SamplerUnavailable of a sweep;
         DependencyNotFound, DependencyNeverSatisfied if it is to start after a job that is not there
         or has ended badly;
         IdempotencyMismatch if the key was used for another request.
@@ -104,6 +107,7 @@ class Jobs:
         unfit = await entrypoints.why_unfit(self.code, spec.script, owner)
         unfit = unfit or await models.why_unfit(self.code, spec, owner, self._settings.storage_url)
         arrays.refuse_too_large(spec, self._settings)
+        trials = await submitting.trials_of(spec)
         now = self._clock()
         job_id = new_job_id(now)  # made here, so that a transaction that is tried again finds it
 
@@ -121,7 +125,8 @@ class Jobs:
             queue = admission.admit(session, spec.queue, owner, request, spec.num_jobs)
             admission.refuse_priority(queue, spec.priority)
             _refuse_impossible(session, request, self._settings)
-            refuse_missing_precision(session, spec)
+            for one in submitting.with_each_precision(spec):
+                refuse_missing_precision(session, one)
             refuse_if_full(session)
             if unfit is not None:
                 raise unfit
@@ -129,8 +134,10 @@ class Jobs:
             origin = init_from.resolve(session, spec)
             after = dependencies.hold(session, spec)
             row = _new_row(job_id, spec, request, origin, owner, project, self._settings, now)
+            if trials is not None:
+                row.spec = trials.document(0)
             event = _submitted(row, resolved.explanation, actor, now)
-            arrays.insert(session, row, spec, event, now)
+            arrays.insert(session, row, spec, trials, event, now)
             dependencies_repository.insert_all(session, row.array_id or job_id, after)
             notify(session, job_id, QUEUE)
             session.flush()

@@ -21,7 +21,7 @@ from service.db.repositories import dependencies as repository
 from service.db.session import notify
 from service.domain.errors import DependencyNeverSatisfied, DependencyNotFound
 from service.domain.scheduling.dependencies import Prospect, never_satisfied, prospect
-from service.domain.states import Trigger, transition
+from service.domain.states import CANCELLED_BY_USER, Trigger, transition
 
 NEVER_SATISFIED = "dependency_never_satisfied"
 
@@ -33,6 +33,8 @@ class Ended:
     job_id: str
     array_id: str | None
     state: JobState
+    is_stopped_early: bool = False
+    """Of a sweep's trial that others are better than: its sweep may succeed all the same."""
 
 
 def hold(session: Session, spec: JobSpec) -> list[tuple[str, bool]]:
@@ -92,7 +94,18 @@ def cancel_unstarted(
     session: Session, array_id: str, *, message: str, now: datetime, data: Mapping[str, Any]
 ) -> None:
     """Cancel, as the user asked, all jobs of an array that have had no attempt."""
-    code = "cancelled_by_user"
+    end_unstarted(session, array_id, CANCELLED_BY_USER, message, now, data)
+
+
+def end_unstarted(
+    session: Session,
+    array_id: str,
+    code: str,
+    message: str,
+    now: datetime,
+    data: Mapping[str, Any],
+) -> None:
+    """Cancel all jobs of an array that have had no attempt, for this reason."""
     ended = _end(session, [array_id], Trigger.CANCEL, code, message, now, data)
     resolve(session, ended, now)
 
@@ -106,7 +119,7 @@ def _doomed(
     for one in ended:
         if one.state is not JobState.SUCCEEDED:
             culprits[one.job_id] = one
-            if one.array_id is not None:
+            if one.array_id is not None and not one.is_stopped_early:
                 culprits.setdefault(one.array_id, one)
     return {
         waiter: (after_id, culprits[after_id])

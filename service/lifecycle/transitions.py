@@ -27,6 +27,7 @@ from service.db.repositories import code as code_repository
 from service.db.repositories import dependencies as dependencies_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
+from service.db.repositories import sweeps as sweeps_repository
 from service.db.session import notify, touch
 from service.domain.attempts.retries import ROLLBACK_FACTOR
 from service.domain.documents import DocumentRefused, read
@@ -34,8 +35,8 @@ from service.domain.progress import without_rates
 from service.domain.scheduling import policy
 from service.domain.scheduling.limits import BUDGET_USED_UP, HELD
 from service.domain.scheduling.slots import workers
-from service.domain.states import Trigger, transition
-from service.lifecycle import dependencies, held_slots
+from service.domain.states import STOPPED_EARLY, Trigger, transition
+from service.lifecycle import dependencies, held_slots, sweeps
 
 
 def move(
@@ -89,7 +90,12 @@ def move(
         faults_repository.fail_drills(session, job.id, message, now)
         if before is JobState.QUEUED:
             dependencies_repository.withdraw(session, [job.id])
-        dependencies.resolve(session, [dependencies.Ended(job.id, job.array_id, after)], now)
+        ended = dependencies.Ended(
+            job.id, job.array_id, after, is_stopped_early=code == STOPPED_EARLY
+        )
+        dependencies.resolve(session, [ended], now)
+        if after is JobState.FAILED:
+            sweeps.trial_failed(session, job, now)
     notify(session, job.id, events_of(job.id), QUEUE)
     if job.array_id is not None:
         notify(session, events_of(job.array_id))
@@ -144,6 +150,8 @@ class Claimed:
     """The uploaded code that it runs."""
     owner: str
     array_index: int | None
+    parameters: Mapping[str, Any]
+    """Values of a sweep's trial, by name."""
 
 
 def claim(
@@ -227,7 +235,13 @@ def claim(
         code=code,
         owner=job.owner,
         array_index=job.array_index,
+        parameters=_parameters(session, job),
     )
+
+
+def _parameters(session: Session, job: JobRow) -> Mapping[str, Any]:
+    trial = None if job.array_id is None else sweeps_repository.trial(session, job.id)
+    return {} if trial is None else trial.parameters or {}
 
 
 def _rolled_back(spec: JobSpec, rollbacks: int) -> JobSpec:

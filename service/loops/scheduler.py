@@ -45,6 +45,7 @@ from service.loops.earlier_runs import EarlierRuns
 from service.loops.fencing import LoopDatabase
 from service.loops.launches import Launches
 from service.loops.timings import LoopTimings
+from service.loops.trial_values import TrialValues
 from service.loops.used_shares import UsedShares
 from service.nodes import quarantine
 
@@ -87,6 +88,7 @@ class Scheduler:
         self._budgets = UsedUpBudgets(prices)
         self._held: dict[tuple[str, int], int] = {}
         """Slots that attempts held in the last round."""
+        self._trial_values = TrialValues(database, signals)
         self._left_at: datetime | None = None
         self._gate = preparations.EnvironmentGate(
             database, preparations.Preparations(cluster, signals), settings
@@ -94,7 +96,11 @@ class Scheduler:
 
     async def run(self) -> None:
         """Until cancelled."""
-        with self._signals.subscribe(QUEUE) as woken, contextlib.closing(self._gate):
+        with (
+            self._signals.subscribe(QUEUE) as woken,
+            contextlib.closing(self._gate),
+            contextlib.closing(self._trial_values),
+        ):
             while True:
                 try:
                     await self.run_once()
@@ -129,10 +135,13 @@ class Scheduler:
                 await self._grow(growing[decision.job_id], decision)
         starts = [d for d in decisions if isinstance(d, policy.Start)]
         by_id = {job.job_id: job for job in waiting}
+        have_values = await self._trial_values.have([start.job_id for start in starts])
         launched = 0
         for start in starts:
             if self._halted.is_set():
                 break
+            if start.job_id not in have_values:
+                continue
             assert cluster is not None, "the plan starts nothing without a cluster"
             launched += await self._start(by_id[start.job_id], start, cluster.session)
         return launched
@@ -264,6 +273,7 @@ class Scheduler:
             worker_mtbf_s=await self._worker_mtbf_s(claimed),
             silence_limit_s=self._settings.silence_limit_s,
             array_index=claimed.array_index,
+            parameters=claimed.parameters,
         )
         try:
             await self._cluster.launch(spec)

@@ -7,7 +7,7 @@ stays, which after a recovery in place equals the second one anyway.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import lt
 from typing import Any
@@ -62,9 +62,11 @@ class MetricStore:
         if repeats:
             self._may_repeat.add(name)
 
-    def store(self) -> None:
+    def store(self) -> Mapping[tuple[str, int], Points]:
+        """Answers the points that were stored, by metric and rank."""
+        stored: dict[tuple[str, int], Points] = {}
         if not self._points:
-            return
+            return stored
         ranks = {rank for _, rank in self._points}
         open_ = open_chunks.newest(self._session, self._job.id, self._attempt.attempt, ranks)
         allowed = self._allowed_keys({key for key, _ in self._points}, {key for key, _ in open_})
@@ -78,11 +80,13 @@ class MetricStore:
             if not steps:
                 continue
             changed += appended(key, rank, chunk, steps, values)
+            stored[key, rank] = steps, values
             if rank == 0:
                 summary[key] = by_name(values[-1])
         open_chunks.store(self._session, self._job.id, self._attempt.attempt, changed)
         self._job.summary = summary
         self._points = {}
+        return stored
 
     def _allowed_keys(self, reported: set[str], known: set[str]) -> set[str]:
         if reported <= known:

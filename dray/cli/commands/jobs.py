@@ -54,9 +54,10 @@ def watch_job(client: Client, job_id: str, as_json: bool) -> None:
 def _exit_as(*done: Job | JobArray) -> None:
     from dray.views import JobArray, JobState
 
-    ends = [one.counts if isinstance(one, JobArray) else (one.state,) for one in done]
-    if any({JobState.FAILED, JobState.CANCELLED} & set(states) for states in ends):
-        raise typer.Exit(Exit.JOB_ENDED_BADLY)
+    bad = (JobState.FAILED, JobState.CANCELLED)
+    for one in done:
+        if one.has_bad_ends if isinstance(one, JobArray) else one.state in bad:
+            raise typer.Exit(Exit.JOB_ENDED_BADLY)
 
 
 @app.command()
@@ -121,7 +122,8 @@ def report(job: Job | JobArray) -> None:
     from dray.views import JobArray
 
     if isinstance(job, JobArray):
-        say(f"{job.id} {job.size} jobs: {job.state}")
+        early = f" ({job.stopped_early} stopped early)" if job.stopped_early else ""
+        say(f"{job.id} {job.size} {'trials' if job.is_sweep else 'jobs'}: {job.state}{early}")
     else:
         say(f"{job.id} {job.state}: {job.reason.message}")
 

@@ -104,7 +104,8 @@ def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -
             about = (j.id, j.name, j.state, j.position, steps(j), _metric(j, metric))
             return (*about, *asked(j), j.attempt, age(j.created_at), j.reason.message)
         running = f", {array.max_running} at a time" if array.max_running else ""
-        size = f"{array.size} job{'' if array.size == 1 else 's'}{running}"
+        what = "trial" if array.is_sweep else "job"
+        size = f"{array.size} {what}{'' if array.size == 1 else 's'}{running}"
         nothing = (None, None, None)
         created = age(array.created_at)
         return (array.id, array.name, array.state, *nothing, *asked(j), None, created, size)

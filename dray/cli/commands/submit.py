@@ -113,12 +113,12 @@ def submit(
     document = apply_settings(document, [*given, *(settings or [])])
     document = _with_environment(document, requirements, env or [])
     if git is None and commit is None:
-        packed = _packed(document, source, code, include or [])
+        packed = packed_folder(document, source, code, include or [])
     else:
         packed = None
         document = _with_git(document, git, commit, uploads=bool(code or include))
-    if watch and document.get("array"):
-        raise typer.BadParameter("--watch shows one job, not an array: use dray wait ARRAY")
+    if watch and (document.get("array") or document.get("sweep")):
+        raise typer.BadParameter("--watch shows one job, not many: use dray wait ARRAY")
     others = [
         *((one, "success") for one in after or ()),
         *((one, "end") for one in after_any or ()),
@@ -127,14 +127,21 @@ def submit(
         _check(document, source, packed, as_json)
         return
     with connect() as client:
-        if packed is not None:
-            _upload(client, document, packed)
         _name_others(client, document, others)
-        job = client.submit(document, idempotency_key=key)
+        job = send(client, document, packed, key)
         if watch:
             watch_job(client, job.id, as_json)
         else:
             write_json(job) if as_json else _report(client, job)
+
+
+def send(
+    client: Client, document: dict[str, Any], packed: PackedCode | None, key: str | None
+) -> Job:
+    """Upload the folder, if there is one, and submit the document that runs it."""
+    if packed is not None:
+        _upload(client, document, packed)
+    return client.submit(document, idempotency_key=key)
 
 
 def _name_others(
@@ -212,7 +219,7 @@ def _document(words: list[str]) -> tuple[dict[str, Any], str]:
     return load_document(first), first
 
 
-def _packed(
+def packed_folder(
     document: dict[str, Any], source: str, code: Path | None, include: list[str]
 ) -> PackedCode | None:
     """The folder to upload; None of a document, unless --code names one."""
@@ -314,6 +321,7 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
     workers = spec.resources.num_workers
     on = f"{workers} worker" if workers == 1 else f"{workers} workers"
     kind = "a job" if spec.array is None else f"an array of {spec.array.size}"
+    kind = kind if spec.sweep is None else f"a sweep of {spec.num_jobs} trials"
     say(f"{source} is {kind}: {what} on {on}. Nothing was sent.")
     if packed is not None:
         for file in packed.files:

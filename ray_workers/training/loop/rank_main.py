@@ -17,6 +17,7 @@ import torch
 
 from dray import train
 from dray.spec import Imported, JobSpec, Script
+from dray.spec.sweep import as_text, variable
 from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
@@ -126,9 +127,11 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
     if task.device == "cpu" and _is_loopback(task.master_addr):
         # All ranks are here: keep gloo from looking its interface up by the host's name.
         variables["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    if spec.array is not None and task.array_index is not None:
+    if task.array_index is not None:
         variables["DRAY_ARRAY_INDEX"] = str(task.array_index)
+    if spec.array is not None:
         variables["DRAY_ARRAY_SIZE"] = str(spec.array.size)
+    variables |= {variable(name): as_text(value) for name, value in task.parameters.items()}
     if spec.script is not None:
         folders = Path(task.folders_dir)
         variables["DRAY_OUTPUT_DIR"] = str(output_dir(folders))

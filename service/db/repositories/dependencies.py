@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, Select, delete, func, insert, select
+from sqlalchemy import Row, Select, and_, case, delete, func, insert, literal, select
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import JobDependencyRow, JobRow
 from service.db.repositories.arrays import by_unit
 from service.db.repositories.bulk import CHUNK, in_chunks
+from service.domain.states import STOPPED_EARLY
 
 
 def insert_all(session: Session, waiter: str, after: Iterable[tuple[str, bool]]) -> None:
@@ -78,9 +79,13 @@ def states(session: Session, ids: Sequence[str]) -> dict[str, dict[JobState, str
     nothing of an id that is unknown or is being deleted."""
     c = JobRow.__table__.c
     found: dict[str, dict[JobState, str]] = {}
-    for column in (c.id, c.array_id):
-        query = select(column, c.state, func.min(c.id)).where(c.deleted_at.is_(None))
-        grouped = query.where(column.in_(ids)).group_by(column, c.state)
+    stopped_early = and_(c.reason_code == STOPPED_EARLY, c.state == JobState.CANCELLED)
+    # A sweep succeeds also if trials were stopped early because others are better.
+    in_array = case((stopped_early, literal(JobState.SUCCEEDED, c.state.type)), else_=c.state)
+    for column, state in ((c.id, c.state), (c.array_id, in_array)):
+        query = select(column.label("unit"), state.label("state"), c.id)
+        rows = query.where(c.deleted_at.is_(None), column.in_(ids)).subquery().c
+        grouped = select(rows.unit, rows.state, func.min(rows.id)).group_by(rows.unit, rows.state)
         for one, state, job_id in session.execute(grouped):
             found.setdefault(one, {})[state] = job_id
     return found

@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from service.db.models import AttemptRow, ClusterRow, EventRow, JobLabelRow, JobRow
+from service.db.repositories import sweeps
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 
 
@@ -315,9 +316,14 @@ def marked_deleted(session: Session, before: datetime | None = None) -> list[str
 
 def erase(session: Session, job_id: str) -> None:
     """Delete the row, and by its foreign keys everything that belongs to the job."""
-    session.execute(
-        delete(JobRow).where(JobRow.id == job_id).execution_options(synchronize_session=False)
+    array_id = session.scalar(
+        delete(JobRow)
+        .where(JobRow.id == job_id)
+        .returning(JobRow.array_id)
+        .execution_options(synchronize_session=False)
     )
+    if array_id is not None:
+        sweeps.drop_empty(session, [array_id])
 
 
 def newest_succeeded(session: Session, limit: int) -> Sequence[Row[str, dict[str, Any]]]:

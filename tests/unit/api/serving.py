@@ -21,9 +21,11 @@ from api.app import create_app
 from api.context import Context
 from api.http import connections
 from api.http.connections import Limits
+from dray.views import JobState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, attempt_prefix
 from service.config.settings import Settings
 from service.db.notifications import events_of
+from service.db.repositories import jobs
 from tests.unit.service.helpers import Service
 
 Refused = Callable[..., str]
@@ -122,6 +124,10 @@ class LiveServer:
         now = self.hands.now.timestamp()
         self.hands.report(job_id, 1, [Frame(0, 0, FrameKind.METRICS, now, body)])
         return job_id
+
+    def state_of(self, job_id: str) -> JobState | None:
+        """As it is stored."""
+        return self.hands.database.read_sync(lambda s: jobs.state_of(s, job_id))
 
     def succeed(self, job_id: str, *frames: Frame) -> None:
         self.hands.end(job_id, 1, Cause.SUCCEEDED, "trained to its end", frames)

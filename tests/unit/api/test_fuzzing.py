@@ -54,7 +54,10 @@ def ids(server: LiveServer) -> dict[str, str | int]:
     server.succeed(job_id)
     items = server.ask("GET", f"/v1/jobs/{job_id}/artifacts").json()["items"]
     of_array = server.submit(array={"size": 2})
+    swept = {"metric": "val/loss", "sampler": "grid", "parameters": {"train.seed": [1, 2]}}
+    of_sweep = server.submit(sweep=swept)
     return {
+        "sweep_id": server.ask("GET", f"/v1/jobs/{of_sweep}").json()["array_id"],
         "array_id": server.ask("GET", f"/v1/jobs/{of_array}").json()["array_id"],
         "job_id": job_id,
         "artifact_id": items[0]["id"],

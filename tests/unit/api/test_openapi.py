@@ -41,6 +41,8 @@ def test_the_surface_is_what_the_design_says(document: dict[str, Any]) -> None:
         "/v1/code",
         "/v1/arrays/{array_id}",
         "/v1/arrays/{array_id}/cancel",
+        "/v1/sweeps/{sweep_id}",
+        "/v1/sweeps/{sweep_id}/trials",
         "/v1/code/parts",
         job,
         *(

@@ -120,6 +120,12 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     yield models.JobLabelRow, {"job_id": JOB, "key": "team", "value": "a"}
     dependency = {"waiter": WAITING, "after_id": "array-1", "on_success": True}
     yield models.JobDependencyRow, dependency
+    sweep = {"array_id": "array-1", "sweep": {"metric": "x"}, "base": {"a": 1}, "num_trials": 2}
+    yield models.SweepRow, sweep
+    trial = {"job_id": JOB, "array_id": "array-1", "array_index": 1, "parameters": {"lr": 0.1}}
+    yield models.TrialRow, {**trial, "value": 0.5, "value_step": 3, "last_step": 4, "rung": 1}
+    rung = {"array_id": "array-1", "rung": 1, "job_id": JOB, "value": 0.5}
+    yield models.TrialRungRow, rung
     yield (
         models.IdempotencyRow,
         {

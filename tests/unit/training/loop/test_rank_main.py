@@ -301,6 +301,16 @@ def test_a_job_of_an_array_finds_its_index_and_the_size(tmp_path: Path) -> None:
     assert (env["DRAY_ARRAY_INDEX"], env["DRAY_ARRAY_SIZE"]) == ("3", "5")
 
 
+def test_a_trial_finds_its_index_and_its_values(tmp_path: Path) -> None:
+    alone = make_task(tmp_path, RECIPE)
+    parameters = {"train.optimizer.lr": 1e-05, "name": "a b", "layers": [64, 32]}
+    env = variables(RankTask(**{**vars(alone), "parameters": parameters, "array_index": 3}))
+    assert env["DRAY_PARAM_TRAIN_OPTIMIZER_LR"] == "1e-05"
+    assert env["DRAY_PARAM_NAME"] == "a b"
+    assert env["DRAY_PARAM_LAYERS"] == "[64, 32]"
+    assert env["DRAY_ARRAY_INDEX"] == "3"
+
+
 def test_a_rank_with_a_gpu_of_its_own_finds_it_at_index_0(tmp_path: Path) -> None:
     task = make_task(tmp_path, RECIPE, rank=1, world_size=2)
     env = variables(RankTask(**{**task.__dict__, "device": "cuda"}))

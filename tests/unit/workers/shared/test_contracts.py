@@ -93,6 +93,7 @@ def test_a_rank_gets_all_that_its_attempt_says_of_it() -> None:
         furthest_step=12,
         worker_mtbf_s=345.0,
         array_index=5,
+        parameters={"lr": 0.1},
     )
     own = {f.name: getattr(rank_task(), f.name) for f in fields(Seat)}
     seat = Seat(**{**own, "rank": 3, "page_prefix": "/p", "generation": contracts.AWAITING})

@@ -1,0 +1,77 @@
+"""/v1/sweeps: the trials that one document with `sweep` made, and the best of them.
+
+A sweep is an array: `/v1/arrays` cancels and deletes it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Query as QueryParameters
+from pydantic import Field
+
+from api.context import Caller, Query, TheContext, TheJobs
+from api.http.caching import answer
+from api.http.waiting import MAX_WAIT_S, long_poll
+from api.problems import declare
+from dray import views
+from service.db.notifications import events_of
+
+router = APIRouter(prefix="/v1/sweeps", tags=["jobs"])
+
+
+class SweepQuery(Query):
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, allow_inf_nan=False)] = 0.0
+    """Answer when all trials are over, or after this many seconds."""
+
+
+class TrialQuery(Query):
+    limit: Annotated[int, Field(ge=1, le=500)] = 100
+    cursor: str | None = None
+    """`next_cursor` of the previous page."""
+
+
+@router.get(
+    "/{sweep_id}",
+    operation_id="get_sweep",
+    response_model=views.JobSweep,
+    responses=declare("invalid_parameter", "sweep_not_found"),
+)
+async def get(
+    request: Request,
+    context: TheContext,
+    jobs: TheJobs,
+    _: Caller,
+    sweep_id: str,
+    query: Annotated[SweepQuery, QueryParameters()],
+) -> Response:
+    """Show a sweep with its best trial, at once or when all trials are over. Its id is that of the
+    array of its jobs, the `array_id` of each."""
+    sweep = await long_poll(
+        context,
+        request,
+        events_of(sweep_id),
+        query.wait_s,
+        lambda: jobs.sweeps.get(sweep_id),
+        lambda sweep: sweep.is_settled(),
+    )
+    return answer(request, sweep)
+
+
+@router.get(
+    "/{sweep_id}/trials",
+    operation_id="list_trials",
+    response_model=views.TrialPage,
+    responses=declare("invalid_parameter", "sweep_not_found", "bad_cursor"),
+)
+async def trials(
+    request: Request,
+    jobs: TheJobs,
+    _: Caller,
+    sweep_id: str,
+    query: Annotated[TrialQuery, QueryParameters()],
+) -> Response:
+    """List the trials of a sweep by their index, with their values; the best is marked."""
+    page = await jobs.sweeps.trials(sweep_id, limit=query.limit, cursor=query.cursor)
+    return answer(request, page)

@@ -1,0 +1,392 @@
+"""Sweeps: many jobs (trials) of one document, which differ by the values of some parameters and are
+compared by a metric."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
+
+from dray.names import unfit
+from dray.spec.fields import MAX_STEPS, Document, Int, wrong
+from dray.spec.metrics import MetricKey
+from dray.spec.recipes import MINIMISED
+
+MAX_PARAMETERS: Final = 32
+MAX_CHOICES: Final = 256
+"""Values that all lists of one sweep may have together."""
+MAX_LIST: Final = 64
+"""Items of a value that is a list itself."""
+MAX_NUMBER: Final = 2**53
+"""Bounds and whole numbers are at most this: a double holds each of them exactly."""
+SWEPT_PARTS: Final = ("train", "model", "sync")
+"""Parts of a recipe's document whose fields a sweep may vary."""
+FIXED: Final = ("model.code", "model.import")
+"""Fields of those that it may not: they name code, which is checked once, when it is submitted."""
+RECIPE_METRICS: Final = ("train/loss", "perf/samples_per_s", "perf/step_time_s")
+"""Metrics of all recipes, besides those of their evaluations."""
+_LESS_IS_BETTER: Final = MINIMISED | {"train/loss", "perf/step_time_s"}
+
+Value = Any
+"""The value of a parameter in a trial: true, false, null, a number, a text, or a list of these."""
+Values = Mapping[str, Value]
+"""By the parameter's name."""
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, str):
+        if (found := unfit(value)) is not None or len(value) > 4096:
+            raise ValueError(f"has a text with {found or 'more than 4096 characters'}")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError("has a number that is not finite")
+    elif isinstance(value, int):
+        if abs(value) > MAX_NUMBER:
+            raise ValueError("has a whole number beyond 2**53")
+    elif value is not None:
+        raise ValueError("has an object as a value: list the values of one field each")
+    return value
+
+
+def _choice(value: Any) -> Any:
+    if not isinstance(value, list):
+        return _scalar(value)
+    if len(value) > MAX_LIST:
+        raise ValueError(f"has a list of more than {MAX_LIST} items as a value")
+    return [_scalar(item) for item in value]
+
+
+def _bound(value: Any) -> Any:
+    """A whole number stays one: it says that the values are whole numbers too."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("must be a number")
+    if not (isinstance(value, int) or math.isfinite(value)):
+        raise ValueError("must be a finite number")
+    if abs(value) > MAX_NUMBER and not (isinstance(value, float) and abs(value) <= 1e300):
+        raise ValueError("must be at most 2**53, or a decimal number up to 1e300")
+    return value
+
+
+def _written_out(given: Any) -> Any:
+    return {"choices": given} if isinstance(given, list) else given
+
+
+_SCALARS: Final = [{"type": kind} for kind in ("number", "string", "boolean", "null")]
+_CHOICES: Final = [*_SCALARS, {"type": "array", "items": {"anyOf": _SCALARS}}]
+Choice = Annotated[Any, AfterValidator(_choice), WithJsonSchema({"anyOf": _CHOICES})]
+Bound = Annotated[int | float, BeforeValidator(_bound), WithJsonSchema({"type": "number"})]
+
+
+class Parameter(Document):
+    """The values that one field, or argument, may have: a list of `choices`, or a range."""
+
+    choices: Annotated[list[Choice], Field(min_length=1)] | None = None
+    """The values, each a number, text, true, false, null, or a list of these."""
+    min: Bound | None = None
+    """Least value of a range."""
+    max: Bound | None = None
+    """Greatest value of a range."""
+    step: Bound | None = None
+    """Distance between the values of a range, from `min` on; unset, any value, and of whole numbers
+    each."""
+    log: StrictBool = False
+    """Draw the logarithm of the value evenly, for values of different magnitudes."""
+    type: Literal["int", "float"] | None = None
+    """Kind of the values of a range; unset, whole numbers if `min`, `max` and `step` are."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the values of the range are whole numbers."""
+        bounds = [bound for bound in (self.min, self.max, self.step) if bound is not None]
+        return self.type == "int" or (
+            self.type is None and all(isinstance(bound, int) for bound in bounds)
+        )
+
+    @property
+    def num_values(self) -> int | None:
+        """How many values there are; None if there is one between any two."""
+        if self.choices is not None:
+            return len(self.choices)
+        assert self.min is not None
+        assert self.max is not None
+        if self.step is None and not self.is_whole:
+            return None
+        steps = (self.max - self.min) / (self.step or 1)
+        # The last step may be lost in the rounding of decimal fractions.
+        return math.floor(min(steps, MAX_NUMBER) * (1 + 1e-12) + 1e-9) + 1
+
+    @property
+    def extremes(self) -> list[Value]:
+        """The values to check: all choices, or the ends of the range."""
+        return self.choices if self.choices is not None else [self.number(0.0), self.number(1.0)]
+
+    def value(self, number: int) -> Value:
+        """One of the `num_values`, by its number from 0."""
+        if self.choices is not None:
+            return self.choices[number]
+        assert self.min is not None
+        return self._written(self.min + number * (self.step or 1))
+
+    def number(self, share: float) -> float | int:
+        """The number of a range without `step` at this share of it, 0 to 1."""
+        assert self.min is not None
+        assert self.max is not None
+        low, high = float(self.min), float(self.max)
+        if self.log:
+            found = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+        else:
+            found = low + share * (high - low)
+        # Six figures read well, and tell the numbers of all but narrow ranges apart.
+        figures = 6 if high - low > 1e-3 * max(abs(low), abs(high)) else 15
+        return self._written(min(max(float(f"{found:.{figures}g}"), low), high))
+
+    def _written(self, number: float) -> float | int:
+        return round(number) if self.is_whole else float(f"{number:.15g}")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        ranges = (self.min, self.max, self.step, self.type)
+        if self.choices is not None:
+            if self.log or any(one is not None for one in ranges):
+                raise ValueError("has choices, which have no min, max, step, log or type")
+            texts = [json.dumps(choice, sort_keys=True) for choice in self.choices]
+            twice = next((text for text in texts if texts.count(text) > 1), None)
+            if twice is not None:
+                raise ValueError(f"lists the value {twice} twice")
+            return self
+        if self.min is None or self.max is None:
+            raise ValueError("needs a list of values, or a range: {min: 0.1, max: 1.0}")
+        self._check_range(self.min, self.max)
+        return self
+
+    def _check_range(self, low: float, high: float) -> None:
+        if low >= high:
+            raise ValueError(f"has a min of {low}, which must be below max, {high}")
+        if self.log and low <= 0:
+            raise ValueError(f"has log with a min of {low}: a logarithm needs a min above 0")
+        if self.log and self.step is not None:
+            raise ValueError("has log and step, which exclude each other: list the values instead")
+        if self.step is not None and self.step <= 0:
+            raise ValueError(f"has a step of {self.step}, which must be above 0")
+        whole = (low, high, self.step or 0)
+        if self.type == "int" and any(number != round(number) for number in whole):
+            raise ValueError("has the type int, and min, max and step must be whole numbers too")
+
+
+class SuccessiveHalving(Document):
+    """Stops trials early that are worse than others at the same step: asynchronous successive
+    halving (ASHA, arXiv:1810.05934)."""
+
+    min_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)]
+    """Steps after which a trial is judged for the first time, then after `eta` times as many, and
+    so on."""
+    max_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)] | None = None
+    """Steps from which on no trial is judged any more; unset, there is no such step."""
+    eta: Annotated[Int, Field(ge=2, le=100)] = 3
+    """Each time the best of `eta` goes on, and the others are stopped."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.max_steps is not None and self.min_steps > self.max_steps:
+            raise wrong(
+                "/sweep/early_stopping/min_steps",
+                f"is {self.min_steps}, more than max_steps, {self.max_steps}",
+            )
+        return self
+
+
+ParameterName = Annotated[
+    str,
+    StringConstraints(
+        max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*$"
+    ),
+]
+
+
+class Sweep(Document):
+    """Makes many jobs of this document, the trials, which differ by the values of `parameters`, and
+    finds the best by a metric."""
+
+    metric: MetricKey
+    """Metric by which trials are compared, such as `val/loss`; of rank 0."""
+    mode: Literal["min", "max"] | None = None
+    """Whether a lower or a higher value is better; needed for metrics that dray does not know."""
+    by: Literal["best", "last"] = "best"
+    """The value of a trial: the best that it has reported, or the last."""
+    sampler: Literal["grid", "random", "optuna"] = "random"
+    """grid: all combinations, the last parameter changing first. random: drawn independently.
+    optuna: asked of Optuna (TPE) when a trial starts, by the values of the trials before it."""
+    trials: Annotated[Int, Field(ge=1, le=10**9)] | None = None
+    """Number of trials, for random and optuna."""
+    seed: Annotated[Int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the sampler: the same seed draws the same values."""
+    max_running: Annotated[Int, Field(ge=1, le=10**6)] | None = None
+    """Trials that may run at a time; unset, as many as have slots."""
+    max_failed: Annotated[Int, Field(ge=0, le=10**9)] | None = None
+    """Trials that may fail: with one more, those that wait are cancelled. Unset, any number."""
+    parameters: Annotated[
+        dict[
+            ParameterName,
+            Annotated[
+                Parameter,
+                BeforeValidator(_written_out, json_schema_input_type=Parameter | list[Choice]),
+            ],
+        ],
+        Field(min_length=1, max_length=MAX_PARAMETERS),
+    ]
+    """The values by name, each a list or a range. Of a recipe, the name is a field's, such as
+    `train.optimizer.lr`. Of a script, it is `NAME` for `${NAME}` in `script.args`. All ranks have
+    it as `DRAY_PARAM_NAME`."""
+    early_stopping: SuccessiveHalving | None = None
+    """Stop trials early that are worse than others; unset, each trains to its end."""
+
+    @property
+    def maximises(self) -> bool:
+        return (self.mode or ("min" if self.metric in _LESS_IS_BETTER else "max")) == "max"
+
+    @property
+    def num_trials(self) -> int:
+        if self.trials is not None:
+            return self.trials
+        return math.prod(one.num_values or 0 for one in self.parameters.values())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_metric(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("metric") is None:
+            raise wrong(
+                "/sweep/metric",
+                "is missing: name the metric by which trials are compared, such as "
+                "metric: val/loss",
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.sampler == "grid":
+            self._check_grid()
+        elif self.trials is None:
+            raise wrong(
+                "/sweep/trials", f"is missing: say how many trials {self.sampler} is to make"
+            )
+        if sum(len(one.choices or ()) for one in self.parameters.values()) > MAX_CHOICES:
+            message = f"list more than {MAX_CHOICES} values together: give ranges, as {{min, max}}"
+            raise wrong("/sweep/parameters", message)
+        named: dict[str, str] = {}
+        for name in self.parameters:
+            other = named.setdefault(variable(name), name)
+            if other != name:
+                message = f"and {other} would both be the variable {variable(name)}: rename one"
+                raise wrong(_place(name), message)
+        return self
+
+    def _check_grid(self) -> None:
+        if self.trials is not None:
+            raise wrong(
+                "/sweep/trials",
+                "is for random and optuna: a grid makes a trial of each combination",
+            )
+        for name, parameter in self.parameters.items():
+            if parameter.log or parameter.num_values is None:
+                raise wrong(
+                    _place(name),
+                    "has no single values for a grid: list them, or give a range a step, without "
+                    "log",
+                )
+
+    def check_program(self, recipe: str | None, metrics: tuple[str, ...]) -> None:
+        """Raise the error of `wrong` for what does not fit the recipe, which evaluates these
+        metrics, or the script if there is no recipe."""
+        if recipe is None:
+            self._check_script()
+            return
+        known = (*metrics, *RECIPE_METRICS)
+        if self.metric not in known:
+            raise wrong(
+                "/sweep/metric",
+                f"is {self.metric}, which {recipe} never reports: take one of {', '.join(known)}",
+            )
+        for name in self.parameters:
+            part, dot, _ = name.partition(".")
+            if not dot or part not in SWEPT_PARTS or name in FIXED:
+                raise wrong(
+                    _place(name),
+                    f"is no field of {', '.join(SWEPT_PARTS)} that a sweep may vary, such as "
+                    "train.optimizer.lr",
+                )
+
+    def _check_script(self) -> None:
+        if self.mode is None and self.metric not in _LESS_IS_BETTER:
+            raise wrong(
+                "/sweep/mode",
+                f"is missing: dray does not know whether a lower {self.metric} is better, so write "
+                "mode: min or mode: max",
+            )
+        dotted = next((name for name in self.parameters if "." in name), None)
+        if dotted is not None:
+            raise wrong(
+                _place(dotted), "is a field of recipes: a script's parameters have names without ."
+            )
+
+
+def _place(name: str) -> str:
+    return f"/sweep/parameters/{name}"
+
+
+def variable(name: str) -> str:
+    """The environment variable with the value of a parameter."""
+    return f"DRAY_PARAM_{re.sub('[.-]', '_', name).upper()}"
+
+
+def as_text(value: Value) -> str:
+    """A value as an argument or a variable has it: a text as it is, others as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def with_values(document: Mapping[str, Any], values: Values) -> dict[str, Any]:
+    """A copy of a job document in which a recipe's fields, or `${NAME}` in a script's arguments,
+    have these values."""
+    script = document.get("script")
+    if script is None:
+        changed = dict(document)
+        for name, value in values.items():
+            changed = _with_field(changed, name.split("."), value)
+        return changed
+    script = _with_arguments(script, values)
+    if script.get("roles"):
+        roles = {name: _with_arguments(role, values) for name, role in script["roles"].items()}
+        script["roles"] = roles
+    return {**document, "script": script}
+
+
+def _with_field(part: Any, names: list[str], value: Value) -> dict[str, Any]:
+    fields = dict(part) if isinstance(part, Mapping) else {}
+    first, *rest = names
+    fields[first] = _with_field(fields.get(first), rest, value) if rest else value
+    return fields
+
+
+def _with_arguments(program: Mapping[str, Any], values: Values) -> dict[str, Any]:
+    arguments = program.get("args")
+    if not arguments:
+        return dict(program)
+
+    def filled(match: re.Match[str]) -> str:
+        return as_text(values[match[1]]) if match[1] in values else match[0]
+
+    return {
+        **program,
+        "args": [re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_-]*)\}", filled, one) for one in arguments],
+    }

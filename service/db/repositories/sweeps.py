@@ -1,0 +1,170 @@
+"""SQL on sweeps and their trials."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, delete, exists, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from dray.views import JobState
+from service.db.models import JobRow, SweepRow, TrialRow, TrialRungRow
+from service.db.repositories.bulk import CHUNK, in_chunks, table_of
+from service.domain.states import STOPPED_EARLY
+
+
+def insert_sweep(session: Session, row: SweepRow, trials: Sequence[Mapping[str, Any]]) -> None:
+    session.add(row)
+    session.flush()
+    session.execute(insert(table_of(TrialRow)), list(trials))
+
+
+def get(session: Session, array_id: str) -> SweepRow | None:
+    return session.get(SweepRow, array_id)
+
+
+def lock(session: Session, array_id: str) -> SweepRow | None:
+    """The sweep; no other trial of it is judged before this transaction ends."""
+    query = select(SweepRow).where(SweepRow.array_id == array_id).with_for_update()
+    return session.scalar(query)
+
+
+def trial(session: Session, job_id: str) -> TrialRow | None:
+    return session.get(TrialRow, job_id)
+
+
+def add_rung(session: Session, array_id: str, rung: int, job_id: str, value: float | None) -> None:
+    session.add(TrialRungRow(array_id=array_id, rung=rung, job_id=job_id, value=value))
+    session.flush()
+
+
+def rank_on_rung(
+    session: Session, array_id: str, rung: int, value: float | None, *, maximises: bool
+) -> tuple[int, int]:
+    """How many trials were judged on the rung, and how many of them are better than this value."""
+    better = func.count().filter(_is_better(value, maximises))
+    query = select(func.count(), better).where(
+        TrialRungRow.array_id == array_id, TrialRungRow.rung == rung
+    )
+    num_judged, num_better = session.execute(query).one()
+    return num_judged, num_better
+
+
+def _is_better(value: float | None, maximises: bool) -> ColumnElement[bool]:
+    if value is None:
+        return TrialRungRow.value.is_not(None)
+    return TrialRungRow.value > value if maximises else TrialRungRow.value < value
+
+
+def num_failed(session: Session, array_id: str) -> int:
+    query = select(func.count()).select_from(JobRow)
+    query = query.where(JobRow.array_id == array_id, JobRow.state == JobState.FAILED)
+    return session.scalar(query) or 0
+
+
+def num_stopped(session: Session, array_id: str) -> int:
+    query = select(func.count()).select_from(JobRow)
+    query = query.where(
+        JobRow.array_id == array_id,
+        JobRow.state == JobState.CANCELLED,
+        JobRow.reason_code == STOPPED_EARLY,
+        JobRow.deleted_at.is_(None),
+    )
+    return session.scalar(query) or 0
+
+
+TrialOfJob = Row[Any]
+"""A row with the columns of `_trials`."""
+
+
+def _trials(array_id: str) -> Select[Any]:
+    t, j = TrialRow.__table__.c, JobRow.__table__.c
+    return (
+        select(
+            *(t.job_id, t.array_index, t.parameters, t.value, t.value_step, t.last_step, t.rung),
+            *(j.state, j.reason_code, j.reason_message, j.started_at, j.finished_at),
+        )
+        .join_from(TrialRow, JobRow, t.job_id == j.id)
+        .where(t.array_id == array_id, j.deleted_at.is_(None))
+    )
+
+
+def best(session: Session, array_id: str, *, maximises: bool) -> TrialOfJob | None:
+    """The trial with the best value, of several the first one; none that failed or was stopped
+    early."""
+    t, j = TrialRow.__table__.c, JobRow.__table__.c
+    query = _trials(array_id).where(
+        t.value.is_not(None), j.state != JobState.FAILED, j.reason_code != STOPPED_EARLY
+    )
+    by_value = t.value.desc() if maximises else t.value
+    return session.execute(query.order_by(by_value, t.array_index).limit(1)).one_or_none()
+
+
+def page(session: Session, array_id: str, after_index: int, limit: int) -> Sequence[TrialOfJob]:
+    """Up to `limit` trials with a higher index, by their index."""
+    index = TrialRow.__table__.c.array_index
+    query = _trials(array_id).where(index > after_index).order_by(index).limit(limit)
+    return session.execute(query).all()
+
+
+ToldRow = Row[Any, Any, Any, Any, Any, Any]
+
+
+def told(session: Session, array_id: str) -> Sequence[ToldRow]:
+    """(index, parameters, value, last_step, state, reason_code) of all trials that have their
+    values."""
+    t, j = TrialRow.__table__.c, JobRow.__table__.c
+    query = (
+        select(
+            *(t.array_index, t.parameters, t.value, t.last_step),
+            *(j.state, j.reason_code),
+        )
+        .join_from(TrialRow, JobRow, t.job_id == j.id)
+        .where(t.array_id == array_id, t.parameters.is_not(None))
+        .order_by(t.array_index)
+    )
+    return session.execute(query).all()
+
+
+def without_values(session: Session, job_ids: Collection[str]) -> set[str]:
+    """Those of these jobs that are trials whose values the sampler was not asked for yet."""
+    query = select(TrialRow.job_id).where(
+        TrialRow.job_id.in_(job_ids), TrialRow.parameters.is_(None)
+    )
+    return set(session.scalars(query))
+
+
+def set_values(
+    session: Session, job_id: str, parameters: Mapping[str, Any], document: Mapping[str, Any]
+) -> bool:
+    """Give a trial its values, unless it has some; False if it has, or no longer waits for its
+    first start."""
+    waits = select(JobRow.id).where(
+        JobRow.id == job_id, JobRow.state == JobState.QUEUED, JobRow.attempt == 0
+    )
+    if session.scalar(waits.with_for_update()) is None:
+        return False
+    took = session.execute(
+        update(TrialRow)
+        .where(TrialRow.job_id == job_id, TrialRow.parameters.is_(None))
+        .values(parameters=dict(parameters))
+        .returning(TrialRow.job_id)
+        .execution_options(synchronize_session=False)
+    ).one_or_none()
+    if took is None:
+        return False
+    session.execute(
+        update(JobRow)
+        .where(JobRow.id == job_id)
+        .values(spec=dict(document))
+        .execution_options(synchronize_session=False)
+    )
+    return True
+
+
+def drop_empty(session: Session, array_ids: Collection[str]) -> None:
+    """Delete those of these sweeps that have no trial left."""
+    for some in in_chunks(sorted(array_ids), CHUNK):
+        has_trial = exists().where(TrialRow.array_id == SweepRow.array_id)
+        session.execute(delete(SweepRow).where(SweepRow.array_id.in_(some), ~has_trial))

@@ -1,0 +1,1 @@
+"""Rules of sweeps: the values of each trial, which trials stop early, and which is the best."""

@@ -1,0 +1,100 @@
+"""Asynchronous successive halving (ASHA, Li et al. 2020, arXiv:1810.05934), in the form that stops
+trials instead of pausing them: no trial waits for the others to reach its rung.
+
+A rung is a number of steps. A trial is judged once on each, by its value at its first report there,
+against all that were judged on that rung before it. Reports may be late or missing: a trial that
+passes several rungs between two reports is judged on the highest of them alone, because its value
+belongs to no lower one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from dray.spec import SuccessiveHalving, Sweep
+
+
+@dataclass(frozen=True)
+class TrialStanding:
+    """The state of a trial, by the metric that it has reported so far."""
+
+    value: float | None = None
+    """Its value, by the sweep's `by`; None while there is no finite number."""
+    value_step: int | None = None
+    """The step at which it was reported."""
+    last_step: int | None = None
+    """The highest step of a report."""
+    rung: int | None = None
+    """Number of the highest rung on which it was judged."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A rung that a trial has reached, and the value by which it is judged there."""
+
+    rung: int
+    step: int
+    value: float | None
+
+
+def rung_at(rules: SuccessiveHalving, step: int) -> int | None:
+    """Number of the highest rung at or below a step; None below the first."""
+    if rules.max_steps is not None:
+        step = min(step, rules.max_steps - 1)
+    found, of_next = None, rules.min_steps
+    while of_next <= step:
+        found = 0 if found is None else found + 1
+        of_next *= rules.eta
+    return found
+
+
+def follow(
+    sweep: Sweep, standing: TrialStanding, points: Iterable[tuple[int, float]]
+) -> tuple[TrialStanding, list[Reached]]:
+    """The standing after these points (step, value) of the metric, and the rungs that the trial
+    reached by them. A step that is not above all before it, as after a retry, counts for
+    nothing."""
+    reached = []
+    for step, value in points:
+        if standing.last_step is not None and step <= standing.last_step:
+            continue
+        standing = _after(sweep, standing, step, value)
+        rung = None if sweep.early_stopping is None else rung_at(sweep.early_stopping, step)
+        if rung is not None and (standing.rung is None or rung > standing.rung):
+            standing = replace(standing, rung=rung)
+            reached.append(Reached(rung, step, standing.value))
+    return standing, reached
+
+
+def _after(sweep: Sweep, standing: TrialStanding, step: int, value: float) -> TrialStanding:
+    standing = replace(standing, last_step=step)
+    number = value if math.isfinite(value) else None
+    if sweep.by == "best" and not _is_better(sweep, number, standing.value):
+        return standing
+    return replace(standing, value=number, value_step=step)
+
+
+def _is_better(sweep: Sweep, number: float | None, than: float | None) -> bool:
+    if number is None or than is None:
+        return number is not None
+    return number > than if sweep.maximises else number < than
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The place of a trial among those that were judged on a rung, itself included."""
+
+    num_judged: int
+    num_better: int
+    """Of a trial without a number, all that have one are better."""
+
+    def kept(self, eta: int) -> int:
+        """As many of them go on: one of `eta`, and always the best."""
+        return max(1, self.num_judged // eta)
+
+    def goes_on(self, eta: int, value: float | None) -> bool:
+        """Whether the trial trains on. One without a number (NaN) does so only while no trial has
+        one; of equals, none is worse."""
+        return self.num_better < (1 if value is None else self.kept(eta))

@@ -1,0 +1,1 @@
+"""Sweeps: making their trials, asking Optuna for values, and showing trials with the best."""

@@ -1,0 +1,157 @@
+"""Optuna as the sampler of a sweep (ask and tell).
+
+The study is built anew from the trials in the database each time that it is asked. So nothing of it
+is lost with a process, and any service that runs the loops goes on with it. The sampler's seed is
+the sweep's and the trial's index: the same trials before it give the same values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from dray.spec import Parameter, Sweep
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+
+MAX_TOLD = 1000
+"""Most trials of which the study is made."""
+NUM_BEST_TOLD = 200
+"""Of these, the best of all."""
+
+
+class Told(StrEnum):
+    """The state of a trial, as Optuna tells states apart."""
+
+    ENDED = "ended"
+    STOPPED_EARLY = "stopped_early"
+    RUNNING = "running"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class EarlierTrial:
+    """A trial that has its values."""
+
+    parameters: Mapping[str, Any]
+    told: Told
+    value: float | None
+    last_step: int | None
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("optuna") is not None
+
+
+def ask(sweep: Sweep, index: int, earlier: Sequence[EarlierTrial]) -> dict[str, Any]:
+    """The values of the trial with this index. ImportError where Optuna is not installed."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with warnings.catch_warnings():
+        # `constant_liar`, by which trials that run at a time differ, is called experimental.
+        warnings.simplefilter("ignore")
+        sampler = optuna.samplers.TPESampler(seed=_seed(sweep, index), constant_liar=True)
+        directions = optuna.study.StudyDirection
+        study = optuna.create_study(
+            direction=directions.MAXIMIZE if sweep.maximises else directions.MINIMIZE,
+            sampler=sampler,
+        )
+        space = {name: _distribution(one) for name, one in sweep.parameters.items()}
+        told = _most_telling(sweep, earlier)
+        study.add_trials([_frozen(sweep, space, trial) for trial in told])
+        drawn = study.ask(space).params
+    return {name: _value(one, drawn[name]) for name, one in sweep.parameters.items()}
+
+
+def _most_telling(sweep: Sweep, earlier: Sequence[EarlierTrial]) -> list[EarlierTrial]:
+    """All trials, or of very many the best and the newest, so that an answer takes no second."""
+    if len(earlier) <= MAX_TOLD:
+        return list(earlier)
+
+    def rank(number: int) -> float:
+        value = earlier[number].value
+        return math.inf if value is None else -value if sweep.maximises else value
+
+    by_value = sorted(range(len(earlier)), key=rank)
+    newest = range(len(earlier) - MAX_TOLD + NUM_BEST_TOLD, len(earlier))
+    return [earlier[number] for number in sorted({*by_value[:NUM_BEST_TOLD], *newest})]
+
+
+def _seed(sweep: Sweep, index: int) -> int:
+    digest = hashlib.sha256(f"{sweep.seed} {index}".encode()).digest()
+    return int.from_bytes(digest[:4])
+
+
+def _distribution(parameter: Parameter) -> BaseDistribution:
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    if parameter.choices is not None:  # by their number, since a value may be a list
+        return CategoricalDistribution(range(len(parameter.choices)))
+    assert parameter.min is not None
+    assert parameter.max is not None
+    if parameter.is_whole:
+        low, step = round(parameter.min), round(parameter.step or 1)
+        high = low + step * ((parameter.num_values or 1) - 1)
+        return IntDistribution(low, high, log=parameter.log, step=step)
+    if parameter.step is None:
+        return FloatDistribution(parameter.min, parameter.max, log=parameter.log)
+    return IntDistribution(0, (parameter.num_values or 1) - 1)
+
+
+def _value(parameter: Parameter, drawn: Any) -> Any:
+    """The value that a number of the distribution stands for."""
+    if parameter.choices is not None or (parameter.step is not None and not parameter.is_whole):
+        return parameter.value(drawn)
+    return drawn
+
+
+def _drawn(parameter: Parameter, value: Any) -> Any:
+    """The number of the distribution that stands for a value: as `_value`, backwards."""
+    if parameter.choices is not None:
+        texts = [json.dumps(choice) for choice in parameter.choices]  # true is not 1
+        return texts.index(json.dumps(value))
+    if parameter.step is not None and not parameter.is_whole:
+        assert parameter.min is not None
+        return round((value - parameter.min) / parameter.step)
+    return value
+
+
+def _frozen(
+    sweep: Sweep, space: Mapping[str, BaseDistribution], trial: EarlierTrial
+) -> FrozenTrial:
+    from optuna.trial import TrialState, create_trial
+
+    state = {
+        Told.ENDED: TrialState.COMPLETE,
+        Told.STOPPED_EARLY: TrialState.PRUNED,
+        Told.RUNNING: TrialState.RUNNING,
+        Told.FAILED: TrialState.FAIL,
+    }[trial.told]
+    if trial.value is None and state is TrialState.COMPLETE:
+        state = TrialState.FAIL  # NaN, or no report: Optuna takes no such value
+    reported = {}
+    if trial.value is not None and trial.last_step is not None:
+        reported[trial.last_step] = trial.value
+    params = {name: _drawn(one, trial.parameters[name]) for name, one in sweep.parameters.items()}
+    return create_trial(
+        state=state,
+        params=params,
+        distributions=dict(space),
+        value=trial.value if state is TrialState.COMPLETE else None,
+        intermediate_values=reported,
+    )

@@ -1,0 +1,124 @@
+"""A sweep at its submit: the document of each trial, checked before anything is stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from dray.spec import JobSpec, Sweep
+from dray.validation import Fault, check
+from service.db.models import SweepRow
+from service.db.repositories import sweeps as repository
+from service.domain.errors import InvalidTrial, SamplerUnavailable
+from service.domain.sweeps.sampling import values_of
+from service.sweeps import optuna_sampler
+
+NUM_TRIED = 16
+"""Trials to draw at random of a sweep whose values are not known yet."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The trials that a sweep makes, by their index."""
+
+    sweep: Sweep
+    base: Mapping[str, Any]
+    """The document without `sweep`, as the user wrote it."""
+    values: Sequence[Mapping[str, Any]] | None
+    """None of a sampler that is asked when a trial starts."""
+    documents: Sequence[dict[str, Any]] | None
+    """Of each trial; None if all have `base` until the sampler is asked."""
+
+    def document(self, index: int) -> dict[str, Any]:
+        return dict(self.base) if self.documents is None else self.documents[index]
+
+
+async def trials_of(spec: JobSpec) -> Trials | None:
+    """The trials of a document with `sweep`; None without.
+
+    InvalidTrial if the document of one would be refused, SamplerUnavailable if the sampler is not
+    installed here.
+    """
+    sweep = spec.sweep
+    if sweep is None:
+        return None
+    if sweep.sampler == "optuna":
+        refuse_without_optuna()
+        await asyncio.to_thread(_refuse_hopeless, spec, sweep)
+        return Trials(sweep, spec.of_trial({}), None, None)
+    return await asyncio.to_thread(_all, spec, sweep)  # ten thousand documents take seconds
+
+
+def refuse_without_optuna() -> None:
+    if not optuna_sampler.is_installed():
+        raise SamplerUnavailable(
+            "this server has no Optuna",
+            pointer="/sweep/sampler",
+            hint="take random or grid; the operator installs it by pip install 'dray[optuna]'",
+        )
+
+
+def _all(spec: JobSpec, sweep: Sweep) -> Trials:
+    values = [values_of(sweep, index) for index in range(sweep.num_trials)]
+    documents = [_document(spec, one, index) for index, one in enumerate(values)]
+    return Trials(sweep, spec.of_trial({}), values, documents)
+
+
+def _refuse_hopeless(spec: JobSpec, sweep: Sweep) -> None:
+    """InvalidTrial if the values of none of some trials drawn at random go together: those of a
+    sampler that is asked later will hardly do so either."""
+    refused = None
+    for index in range(NUM_TRIED):
+        try:
+            _document(spec, values_of(sweep, index), index)
+        except InvalidTrial as error:
+            refused = refused or error
+        else:
+            return
+    if refused is not None:
+        raise refused
+
+
+def _document(spec: JobSpec, values: Mapping[str, Any], index: int) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = check(spec.of_trial(values)).model_dump(mode="json")
+    except Fault as fault:
+        drawn = ", ".join(f"{name}={value}" for name, value in values.items())
+        raise InvalidTrial(
+            f"trial {index} ({drawn}) is no valid job: {fault.pointer or ''} {fault.detail}",
+            pointer="/sweep/parameters",
+            hint=fault.hint or "leave out the values that do not go together",
+        ) from None
+    return document
+
+
+def with_each_precision(spec: JobSpec) -> Iterator[JobSpec]:
+    """The document as it is, and with each precision that its sweep may draw."""
+    yield spec
+    drawn = spec.sweep and spec.sweep.parameters.get("train.precision")
+    for precision in (drawn.choices or ()) if drawn else ():
+        yield JobSpec.model_validate(spec.of_trial({"train.precision": precision}))
+
+
+def insert(session: Session, array_id: str, trials: Trials, job_ids: Sequence[str]) -> None:
+    """Store the sweep of an array whose jobs are stored. job_ids: by their index."""
+    row = SweepRow(
+        array_id=array_id,
+        sweep=trials.sweep.model_dump(mode="json"),
+        base=dict(trials.base),
+        num_trials=len(job_ids),
+    )
+    rows = [
+        {
+            "job_id": job_id,
+            "array_id": array_id,
+            "array_index": index,
+            "parameters": None if trials.values is None else dict(trials.values[index]),
+        }
+        for index, job_id in enumerate(job_ids)
+    ]
+    repository.insert_sweep(session, row, rows)

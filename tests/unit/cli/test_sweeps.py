@@ -1,0 +1,86 @@
+"""Sweeps on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dray.cli.exits import Exit
+from ray_workers.shared.contracts import Cause
+from tests.unit.api.serving import LiveServer
+from tests.unit.cli.running import Cli
+from tests.unit.service.helpers import metrics
+
+DOCUMENT = """
+name: {name}
+recipe: image_classification
+sweep:
+  metric: val/loss
+  sampler: grid
+  max_running: 2
+  parameters:
+    train.optimizer.lr: [0.1, 0.01, 0.001]
+    train.schedule.name: [constant]
+  early_stopping: {{min_steps: 10, eta: 2}}
+"""
+
+
+@pytest.fixture
+def document(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(DOCUMENT.format(name=request.node.name))
+    return str(path)
+
+
+def trial_ids(cli: Cli, sweep_id: str) -> list[str]:
+    trials = cli.json("sweep", "show", sweep_id, "--by-index")["trials"]
+    return [trial["job_id"] for trial in trials]
+
+
+def test_a_sweep_is_submitted_shown_and_cancelled(cli: Cli, document: str) -> None:
+    said = cli("sweep", "submit", document)
+    sweep_id = said.split()[0]
+    assert said == f"{sweep_id} 3 trials: 3 QUEUED\n"
+    lines = cli("sweep", "show", sweep_id[:18]).splitlines()
+    assert lines[1] == "by the best val/loss, lower is better; values from grid"
+    headings = lines[2].split()
+    assert headings[:4] == ["TRIAL", "BEST", "STATE", "VALUE"]
+    assert headings[5:7] == ["train.optimizer.lr", "train.schedule.name"]
+    assert [line.split()[0] for line in lines[3:]] == ["0", "1", "2"]
+    assert "3 trials, 2 at a time" in cli("ls")
+    name = cli.json("get", f"{sweep_id}/0")["name"]
+    assert cli("sweep", "cancel", name) == f"{sweep_id} 3 trials: 3 CANCELLED\n"
+    assert cli("wait", sweep_id, exits=Exit.JOB_ENDED_BADLY)
+
+
+def test_the_best_comes_first_and_early_stops_are_no_bad_end(
+    cli: Cli, server: LiveServer, document: str
+) -> None:
+    sweep_id = cli("sweep", "submit", document).split()[0]
+    for job_id, loss in zip(trial_ids(cli, sweep_id), (2.0, 3.0, 1.0), strict=True):
+        server.train(job_id, metrics(10, {"val/loss": loss}))
+        server.hands.end(job_id, 1, Cause.STOPPED if loss == 3.0 else Cause.SUCCEEDED)
+    said = cli("wait", sweep_id)
+    assert said == f"{sweep_id} 3 trials: 2 SUCCEEDED, 1 CANCELLED (1 stopped early)\n"
+    best, second, third = (line.split() for line in cli("sweep", "show", sweep_id).splitlines()[3:])
+    assert best[:5] == ["2", "best", "SUCCEEDED", "1", "10"]
+    assert second[:5] == ["0", "-", "SUCCEEDED", "2", "10"]
+    assert third[:5] == ["1", "-", "CANCELLED", "3", "10"]
+    assert "stopped early at step 10" in " ".join(third)
+    found = cli.json("sweep", "show", sweep_id)
+    assert found["best"]["index"] == found["trials"][0]["index"] == 2
+
+
+def test_a_document_without_a_sweep_is_told_so(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("recipe: image_classification\n")
+    cli("sweep", "submit", str(path), exits=Exit.USAGE)
+    assert "job.yaml has no sweep (at /sweep)" in cli.err
+    cli("sweep", "show", "array-none", exits=Exit.REFUSED)
+
+
+def test_a_dry_run_counts_the_trials(cli: Cli, document: str) -> None:
+    assert "is a sweep of 3 trials" in cli("submit", document, "--dry-run")
+    cli("submit", document, "--watch", exits=Exit.USAGE)
+    assert "--watch shows one job, not many" in cli.err
