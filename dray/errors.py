@@ -49,6 +49,7 @@
           |   + DrillNotFound        drill_not_found
           |   + CodeNotFound         code_not_found
           |   + QueueNotFound        queue_not_found
+          |   + DecisionNotFound     decision_not_found
           |   + ArrayNotFound        array_not_found
           |   + RouteNotFound        not_found
           + Conflict            conflict
@@ -415,6 +416,12 @@ class QueueNotFound(NotFound):
     """There is no queue of this name."""
 
     code = "queue_not_found"
+
+
+class DecisionNotFound(NotFound):
+    """No round of the scheduler of this number is kept."""
+
+    code = "decision_not_found"
 
 
 class ArrayNotFound(NotFound):

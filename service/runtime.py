@@ -41,7 +41,9 @@ from service.jobs.service import Jobs
 from service.jobs.status_cache import StatusCache
 from service.lifecycle import preemption
 from service.loops.cluster_watcher import NOT_ASKED, ClusterWatcher
+from service.loops.decision_recorder import DecisionRecorder
 from service.loops.fencing import LoopDatabase
+from service.loops.forecaster import Forecaster
 from service.loops.launches import Launches
 from service.loops.leader import Leader, Loops
 from service.loops.reconciler import Reconciler
@@ -170,6 +172,7 @@ class Runtime:
         signals, settings, timings = self.signals, self.settings, self._timings
         launches = Launches()
         self.watch = watch = ClusterWatcher(database, cluster, signals, settings, timings)
+        recorder = DecisionRecorder(database)
         scheduler = Scheduler(
             database,
             cluster,
@@ -181,16 +184,20 @@ class Runtime:
             deployment_id,
             self._halted,
             self.prices,
+            recorder,
         )
         reconciler = Reconciler(
             *(database, cluster, self.storage, launches, signals, settings, timings),
             self.prices,
         )
+        forecaster = Forecaster(database, lambda: scheduler.view, signals, timings)
         retention = Retention(self.database, self.jobs.storage_watch, self.jobs, settings, timings)
         return [
             ("cluster watch", watch.run()),
             ("scheduler", scheduler.run()),
             ("reconciler", reconciler.run()),
+            ("forecaster", forecaster.run()),
+            ("decision recorder", recorder.run()),
             ("retention", retention.run()),
         ]
 
