@@ -27,7 +27,17 @@ from service.domain.scheduling.obstacles import Reason
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.resizing import spare
 from service.domain.scheduling.shares import Account, Standings, Turn
-from service.domain.scheduling.slots import Holder, Node, Request, add, count
+from service.domain.scheduling.slots import (
+    NUM_GPUS,
+    WHOLE_GPUS,
+    Holder,
+    Node,
+    Request,
+    add,
+    count,
+    parts_on,
+    with_shared_gpus,
+)
 
 UNKNOWN_S = 3600.0
 """How long a job is assumed to run where nothing tells, not even other jobs."""
@@ -157,7 +167,8 @@ class Simulation:
         self._held = {job.job_id: job.held for job in snapshot.queue if job.held is not None}
         self._num_held = len(self._held.keys() & self._asked.keys())
         self._nodes = [node for node in snapshot.nodes if node.accepted]
-        self._free = {node.id: dict(node.available_to_us) for node in self._nodes}
+        self._free = {node.id: _without_shares(node) for node in self._nodes}
+        self._shares_gpus = any(WHOLE_GPUS in node.available_to_us for node in self._nodes)
         self._totals = {node.id: node.total for node in self._nodes}
         self._total = order.total_of(node.total for node in self._nodes)
         self._used_s = dict(snapshot.used_s)
@@ -201,19 +212,27 @@ class Simulation:
     def _plan(self, queue: Sequence[WaitingJob]) -> list[policy.Decision]:
         self._plans_left -= 1
         running = [active.at(self._now) for active in self._active.values()]
-        holders = (Holder(j.job_id, j.slices, j.request.bundle, j.queue, j.owner) for j in running)
-        nodes = (Node(node.id, node.total, self._free[node.id]) for node in self._nodes)
+        holders = tuple(
+            Holder(j.job_id, j.slices, j.request.bundle, j.queue, j.owner) for j in running
+        )
+        nodes = (Node(node.id, node.total, self._offered(node, holders)) for node in self._nodes)
         snapshot = replace(
             self._snapshot,
             queue=tuple(self._as_of_now(job) for job in queue),
             nodes=tuple(nodes),
-            holders=tuple(holders),
+            holders=holders,
             growing=(),
             running=tuple(running),
             used_s=self._used_s,
             running_of_arrays=self._running_of_arrays,
         )
         return policy.plan(snapshot, self._now)
+
+    def _offered(self, node: Node, holders: Sequence[Holder]) -> Mapping[str, float]:
+        free = self._free[node.id]
+        if not self._shares_gpus or not node.total.get("GPU"):
+            return free
+        return with_shared_gpus(free, node.total, parts_on(node.id, holders))
 
     def _as_of_now(self, job: WaitingJob) -> WaitingJob:
         passed_s = (self._now - self._began).total_seconds()
@@ -404,6 +423,15 @@ class Simulation:
 
 
 NOTHING_ENDS = Reason("behind_in_queue", "jobs ahead of it do not start, whatever ends")
+
+
+def _without_shares(node: Node) -> dict[str, float]:
+    """The resources that a node has free, without those that follow from who shares its GPUs."""
+    return {
+        name: amount
+        for name, amount in node.available_to_us.items()
+        if name not in (NUM_GPUS, WHOLE_GPUS)
+    }
 
 
 def _waiting_again(job: RunningJob) -> WaitingJob:

@@ -37,6 +37,7 @@ from service.domain.scheduling.policy import (
     plan,
 )
 from service.domain.scheduling.queues import Queue
+from service.domain.scheduling.slots import with_shared_gpus
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 HOUR = 3600.0
@@ -208,6 +209,17 @@ def test_an_elastic_group_gives_slots_back_and_takes_longer() -> None:
     assert in_s(found, "b") >= 9e4
     narrow = starts([queue[0], waits("c", 2, left_s=9e5, seq=3)], [wide], {"n1": 2.0, "n2": 2.0})
     assert in_s(narrow, "c") == pytest.approx(ends_s, rel=RESOLUTION)
+
+
+def test_a_gpu_is_whole_again_once_all_that_share_it_have_ended() -> None:
+    part = Request(2, {"GPU": 0.5})
+    shares = replace(runs("shares", {"n": 2}, 600.0), request=part)
+    there = situation([waits("a", 4)], [shares])
+    (node,) = there.snapshot.nodes
+    free = with_shared_gpus(node.available_to_us, node.total, [(0.5, 2)])
+    nodes = (replace(node, available_to_us=free),)
+    there = replace(there, snapshot=replace(there.snapshot, nodes=nodes))
+    assert in_s(Simulation(there, NOW).run(), "a") == 600.0
 
 
 def test_slots_of_a_job_that_has_ended_come_back_soon() -> None:
